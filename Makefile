@@ -1,0 +1,40 @@
+# Two commands do all the set-up: `make demo` and `make test`. They need python3 with venv, and make.
+.PHONY: install demo test test-system lint bench clean
+SHELL := /bin/bash -o pipefail
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[all]' --group dev
+	touch $@
+
+# The main job on real input: raw digits -> shards -> model -> evaluated checkpoints -> report.
+demo: install
+	$(BIN)/tarmac example digits
+	$(BIN)/tarmac run configs/digits-clip.yaml
+
+# Needs only Python.
+test: install
+	$(BIN)/pytest -m "not system"
+
+# Needs a browser, installed by .ci/run: a real Prefect server with a real worker.
+test-system: install
+	$(BIN)/pytest -m system
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Ratios beside the peers, measured in one run; they take minutes and are read by people.
+bench: install
+	for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf .venv build dist

@@ -1,0 +1,119 @@
+"""Reads a config file and says what is wrong with it in one line a mistake.
+
+OmegaConf reads the YAML, resolves interpolations and applies `--set` overrides; the models in
+`tasks.core.schema` check the values; this module turns their errors into the key, the reason and the fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from tasks.core.errors import UsageError
+from tasks.core.schema import Config
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config in `path` with `overrides` such as `train.lr=1e-4` applied; UsageError names key and fix."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be read ({error.strerror}); give the path of a config file"
+        ) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: is not UTF-8 text; give the path of a YAML config") from None
+    try:
+        tree: Any = OmegaConf.create(text)
+        if not OmegaConf.is_dict(tree):
+            raise UsageError(f"{path}: holds no keys; it starts with `name:` and `dataset:`")
+        for override in overrides:
+            _check_override(override)
+            tree = OmegaConf.merge(tree, OmegaConf.from_dotlist([override]))
+        values = OmegaConf.to_container(tree, resolve=True)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}:" if mark is not None else ""
+        raise UsageError(f"{path}:{line} {getattr(error, 'problem', error)}; this is no valid YAML") from None
+    except OmegaConfBaseException as error:
+        raise UsageError(f"{path}: {error.full_key or 'config'}: {str(error).splitlines()[0]}") from None
+    return validate(values, str(path))
+
+
+def validate(values: Any, origin: str) -> Config:
+    """The config in plain values; `origin` stands at the start of the error's line."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UsageError(_worded(error, origin)) from None
+
+
+def _check_override(override: str) -> None:
+    if "=" not in override or not override.split("=", 1)[0].strip():
+        raise UsageError(f"--set {override}: needs KEY=VALUE, such as --set train.lr=1e-4")
+
+
+def _worded(error: ValidationError, origin: str) -> str:
+    """The first mistaken key in one line, and how many more there are."""
+    reasons: dict[str, list[str]] = {}
+    for mistake in error.errors(include_url=False):
+        key = ".".join(str(part) for part in mistake["loc"] if not _is_branch(part))
+        reasons.setdefault(key, []).append(_reason(mistake))
+    key, why = next(iter(reasons.items()))
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return f"{origin}: " + (f"{key}: " if key else "") + " or ".join(dict.fromkeys(why)) + more
+
+
+def _reason(mistake: Any) -> str:
+    if mistake["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(
+            str(mistake["loc"][-1]), _known_keys(mistake["loc"]), n=1, cutoff=0.5
+        )
+        return "unknown key" + (f"; did you mean {near[0]}?" if near else "")
+    if mistake["type"] == "missing":
+        return "is required and missing"
+    if mistake["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        return f"kind must be one of {mistake['ctx'].get('expected_tags', 'the known kinds')}"
+    if mistake["type"] == "model_type":
+        return "must be a block of keys"
+    message = str(mistake["msg"]).removeprefix("Value error, ")
+    message = message.replace("Input should", "should").replace("String should", "should")
+    shown = mistake["input"]
+    return message + (f", not {shown!r}" if isinstance(shown, str | int | float) else "")
+
+
+def _is_branch(part: Any) -> bool:
+    """Whether pydantic put the name of a union's branch into the location, or a key that nobody writes."""
+    branches = ("table", "npz", "int", "float", "shares")
+    return isinstance(part, str) and (part in branches or "[" in part or "-" in part)
+
+
+def _known_keys(location: Sequence[Any]) -> list[str]:
+    """The keys of the block that holds the location's last part."""
+    blocks: list[type[BaseModel]] = [Config]
+    for part in location[:-1]:
+        within = [block.model_fields[part].annotation for block in blocks if part in block.model_fields]
+        if within:
+            blocks = [block for annotation in within for block in _models_in(annotation)]
+        elif isinstance(part, str):
+            blocks = [
+                block for block in blocks if part in typing.get_args(block.model_fields["kind"].annotation)
+            ]
+    return [name for block in blocks for name in block.model_fields]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is not None:
+        return [model for part in typing.get_args(annotation) for model in _models_in(part)]
+    return []

@@ -1,0 +1,108 @@
+"""Files that are either there whole or not there at all.
+
+Every file that somebody else reads is written to a temporary name in the same folder, flushed to disk and
+renamed. Append-only files (JSON lines) take one `write` a line, so that a killed writer leaves at most one
+torn last line, which readers skip. The price is one fsync a file, paid where losing it would cost more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+CHUNK = 1 << 20
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in a folder durable: a rename is on disk only after this."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Replace `path` by `content` in one step, durably; its folder is made if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def link_atomic(link: Path, target: str) -> None:
+    """Point the symbolic link `link` at `target` by rename, so that a reader sees the old or the new one."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)
+    fsync_directory(link.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomic` of readable JSON; NaN and Infinity are refused (ValueError), as JSON has none."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The parsed file; FileNotFoundError or ValueError (json.JSONDecodeError) as they come."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line by a single `write`, which survives SIGKILL of this process."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line.rstrip("\n").encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """The JSON objects from byte `offset` on, and the offset after the last whole line.
+
+    A missing file is empty. A last line without its newline is still being written and stays unread; a whole
+    line that is no JSON object was torn by a crash and is skipped.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return [], offset
+    end = data.rfind(b"\n") + 1
+    rows = []
+    for line in data[:end].splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows, offset + end
+
+
+def sha256_file(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content, read in chunks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(value: Any) -> str:
+    """Hexadecimal SHA-256 of a JSON value in canonical form (sorted keys, no spaces)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,56 @@
+"""A finding says what is wrong, where, how it is known and what to do; a report holds all of them.
+
+Every command that judges something speaks in these, so that a person, a script and a page read the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "info"]
+MARKS: Mapping[Severity, str] = {"error": "✗", "warning": "!", "info": "·"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause. `where` names split, shard, key, member, rank, worker or source line where it applies."""
+
+    code: str
+    severity: Severity
+    remedy: str
+    where: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    flags: Mapping[str, Any] | None = None
+    command: str | None = None
+
+    def lines(self) -> list[str]:
+        """The finding as the terminal shows it."""
+        where = " ".join(str(value) for value in self.where.values())
+        evidence = ", ".join(f"{key} {value}" for key, value in self.evidence.items())
+        head = f"{MARKS[self.severity]} {self.code:<22} {where}"
+        return [head.rstrip(), *([f"    found  {evidence}"] if evidence else []), f"    fix    {self.remedy}"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings of one judgement, with what was ruled out and what could not be seen."""
+
+    findings: Sequence[Finding] = ()
+    ruled_out: Sequence[Mapping[str, Any]] = ()
+    not_seen: Sequence[str] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return {
+            "ok": self.ok,
+            "findings": [asdict(finding) for finding in self.findings],
+            "ruled_out": [dict(entry) for entry in self.ruled_out],
+            "not_seen": list(self.not_seen),
+        }

@@ -1,0 +1,151 @@
+"""One writer a thing: a lease file that says who holds it and is taken over when the holder is dead.
+
+The holder is told by host, boot id, pid and start time. On the same host death is certain and noticed at
+once; a holder on another host counts as dead when its heartbeat is older than STALE_S. Creation is by hard
+link, which is atomic on local disks and NFS alike; a takeover goes through the same door, so of two that
+try, one wins.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tasks.core.errors import TarmacError
+from tasks.core.files import read_json, write_json
+from tasks.core.process import Identity
+
+HEARTBEAT_S = 10.0
+STALE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease, since when (Unix seconds), and when it last said so."""
+
+    identity: Identity
+    since: float
+    heartbeat: float
+
+    def is_alive(self) -> bool:
+        if self.identity.is_of_this_host:
+            return self.identity.is_alive()
+        return time.time() - self.heartbeat < STALE_S
+
+    def __str__(self) -> str:
+        since = time.strftime("%H:%M:%S", time.localtime(self.since))
+        return f"process {self.identity.pid} on {self.identity.host} (since {since})"
+
+
+class Held(TarmacError):
+    """Somebody else holds the lease; `holder` says who."""
+
+    def __init__(self, path: Path, holder: Holder | None) -> None:
+        self.holder = holder
+        super().__init__(f"{path.parent} is in use by {holder or 'a process that is just taking it'}")
+
+
+def holder_of(path: Path) -> Holder | None:
+    """The holder named in the lease file, dead or alive; None without a readable lease."""
+    try:
+        value = read_json(path)
+        return Holder(Identity.from_json(value), float(value["since"]), float(value["heartbeat"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class Lease:
+    """A lease on whatever lies beside `path`; use it as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._mine = Identity.mine()
+        self._since = time.time()
+
+    def acquire(self) -> None:
+        """Take the lease; Held when a live holder has it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._create():
+            holder = holder_of(self.path)
+            if holder is not None and holder.is_alive():
+                raise Held(self.path, holder)
+            self._remove_dead()
+            if not self._create():
+                raise Held(self.path, holder_of(self.path))
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._beat, name=f"lease-{self.path.name}", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None, poll_s: float = 1.0) -> None:
+        """Take the lease as soon as its holder gives it back or dies; Held after `timeout_s` seconds."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            try:
+                return self.acquire()
+            except Held:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise
+                time.sleep(poll_s)
+
+    def release(self) -> None:
+        """Give the lease back; harmless when somebody has taken it over meanwhile."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        holder = holder_of(self.path)
+        if holder is not None and holder.identity == self._mine:
+            self.path.unlink(missing_ok=True)
+
+    def _create(self) -> bool:
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.{threading.get_ident()}")
+        self._since = time.time()
+        write_json(draft, self._content())
+        try:
+            os.link(draft, self.path)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
+    def _remove_dead(self) -> None:
+        """Move a dead lease away. Rename has one winner; whoever moved a live one by mistake puts it back."""
+        grave = self.path.with_name(f".{self.path.name}.dead.{os.getpid()}.{threading.get_ident()}")
+        try:
+            os.rename(self.path, grave)
+        except FileNotFoundError:
+            return
+        holder = holder_of(grave)
+        if holder is not None and holder.is_alive():
+            try:
+                os.link(grave, self.path)
+            except FileExistsError:
+                pass  # its heartbeat has already rewritten it
+        grave.unlink(missing_ok=True)
+
+    def _content(self) -> dict[str, Any]:
+        return {**self._mine.to_json(), "since": self._since, "heartbeat": time.time()}
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S):
+            holder = holder_of(self.path)
+            if holder is None or holder.identity != self._mine:
+                return  # taken over while this process could not beat
+            write_json(self.path, self._content())
+
+    def __enter__(self) -> Lease:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

@@ -1,0 +1,115 @@
+"""Who a process is, whether it still lives, and how its life is tied to its starter's.
+
+A pid alone identifies nothing: pids come again. Host, boot id, pid and start time together do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import psutil
+
+
+@cache
+def boot_id() -> str:
+    """The kernel's id of this boot; the boot time where there is none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return str(int(psutil.boot_time()))
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One process, unmistakably. `started` is its start time in Unix seconds."""
+
+    host: str
+    boot_id: str
+    pid: int
+    started: float
+
+    @classmethod
+    def of(cls, pid: int) -> Identity:
+        """The identity of a live process; psutil.NoSuchProcess when there is none."""
+        return cls(socket.gethostname(), boot_id(), pid, round(psutil.Process(pid).create_time(), 2))
+
+    @classmethod
+    def mine(cls) -> Identity:
+        return cls.of(os.getpid())
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Identity:
+        return cls(value["host"], value["boot_id"], int(value["pid"]), float(value["started"]))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def is_local(self) -> bool:
+        return self.host == socket.gethostname() and self.boot_id == boot_id()
+
+    @property
+    def is_of_this_host(self) -> bool:
+        return self.host == socket.gethostname()
+
+    def is_alive(self) -> bool:
+        """Whether this very process runs here; a zombie is dead, and so is one from before a reboot.
+
+        A process of another host cannot be seen from here and counts as not alive; callers that meet other
+        hosts judge by heartbeat.
+        """
+        if not self.is_local:
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < 0.05
+            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
+
+def kill_tree(identity: Identity, grace_s: float = 5.0) -> None:
+    """End a process, its group and its descendants: SIGTERM, then SIGKILL after `grace_s` seconds.
+
+    Does nothing when the process is not this very one any more.
+    """
+    if not identity.is_alive():
+        return
+    process = psutil.Process(identity.pid)
+    try:
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for member in family:
+            try:
+                member.send_signal(sign)
+            except psutil.NoSuchProcess:
+                continue
+        _, family = psutil.wait_procs(family, timeout=grace_s)
+        if not family:
+            return
+
+
+def die_with_parent() -> None:
+    """In a process started by multiprocessing: end at once when the starter ends, however it ends.
+
+    The starter's sentinel is a pipe that the kernel closes, so nothing polls and SIGKILL is noticed too.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="die-with-parent", daemon=True).start()

@@ -1,0 +1,28 @@
+"""What every block of the config shares: strictness, durations and sizes with units, shares, `auto`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from tasks.core.units import parse_duration, parse_size
+
+Duration = Annotated[
+    int, BeforeValidator(parse_duration, json_schema_input_type=str), PlainSerializer(lambda s: f"{s}s")
+]
+"""Seconds; written with a unit, such as `90s` or `48h`."""
+
+Size = Annotated[
+    int, BeforeValidator(parse_size, json_schema_input_type=str), PlainSerializer(lambda b: f"{b}B")
+]
+"""Bytes; written with a unit, such as `256MB`."""
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Auto = Annotated[int, Field(ge=0)] | Literal["auto"]
+
+
+class Block(BaseModel):
+    """A block of the config: immutable, and an unknown key in it is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

@@ -1,0 +1,114 @@
+"""The `dataset` block: raw data, its rules, and how it becomes shards and splits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_serializer, model_validator
+
+from tasks.core.schema.block import Block, Share, Size
+from tasks.core.schema.source import NpzSource, Source, TableSource
+
+
+class ImageRules(Block):
+    """What an image must be, and how it is stored."""
+
+    max_side: Annotated[int, Field(ge=1)] | None = None
+    """Longer images are scaled down to this many pixels on the longer side."""
+    min_side: Annotated[int, Field(ge=1)] = 1
+    """Images with a shorter side are rejected as `image.too_small`."""
+    max_pixels: Annotated[int, Field(ge=1)] = 100_000_000
+    """Images with more pixels are rejected as `image.too_large` before they are decoded."""
+    encode: Literal["keep", "jpg", "png", "webp"] = "keep"
+    """`keep` stores the source's bytes, unless `max_side` makes the image smaller."""
+
+
+class ShardRules(Block):
+    """How samples are cut into shards; the number is a maximum."""
+
+    samples: Annotated[int, Field(ge=1)] | None = None
+    bytes: Size | None = None
+    order: Literal["hash", "source"] = "hash"
+    """`hash`: shuffled once and for all, a change rewrites few shards. `source`: the source's own order."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_maximum(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("samples") is not None and value.get("bytes") is not None:
+            raise ValueError("takes samples or bytes, not both")
+        if isinstance(value, dict) and value.get("samples") is None and value.get("bytes") is None:
+            return {**value, "samples": 256}
+        return value
+
+
+class Splits(Block):
+    """Shares of the samples held out, by key hash or by group; or the column that names the split."""
+
+    shares: dict[str, Share] = {}
+    group_by: str | None = None
+    column: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_flat(cls, value: Any) -> Any:
+        """`{val: 0.05, group_by: patient}` or `{from: split}`, as a person writes it."""
+        if not isinstance(value, dict) or "shares" in value:
+            return value
+        rest = {key: entry for key, entry in value.items() if key not in ("group_by", "from")}
+        if "from" in value and (rest or "group_by" in value):
+            raise ValueError("from: COLUMN names every sample's split, so it stands alone")
+        for name in rest:
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", str(name)) or name == "train":
+                raise ValueError(
+                    f"{name!r} cannot be held out; a split is a word such as val, and train is the rest"
+                )
+        return {"shares": rest, "group_by": value.get("group_by"), "column": value.get("from")}
+
+    @model_validator(mode="after")
+    def _leave_some_to_train(self) -> Self:
+        if sum(self.shares.values()) >= 1:
+            raise ValueError("the shares held out leave nothing to train on")
+        return self
+
+    @model_serializer
+    def _to_flat(self) -> dict[str, Any]:
+        named = {"group_by": self.group_by, "from": self.column}
+        return {**self.shares, **{key: value for key, value in named.items() if value is not None}}
+
+
+class Dataset(Block):
+    """Raw data and what becomes of it."""
+
+    output: Path
+    """Folder of the dataset."""
+    modality: Literal["image_text", "volume_report"]
+    private: bool = False
+    """Keeps samples and keys out of every page and tracker: counts only."""
+    source: Source | None = None
+    sources: list[Source] | None = None
+    filter: dict[str, Any] = {}
+    """Your own rules on a sample's fields: a number is a minimum, a text must be equal, a list holds all
+    allowed values. What they leave out counts as filtered, not rejected."""
+    image: ImageRules = ImageRules()
+    shard: ShardRules = ShardRules(samples=256)
+    splits: Splits = Splits(shares={"val": 0.15})
+    reject_budget: Share = 0.05
+    """A build stops when it is certain to reject more than this share."""
+    keep: Annotated[int, Field(ge=1)] = 3
+    """Versions kept, the current one among them."""
+
+    @model_validator(mode="after")
+    def _one_or_more_sources(self) -> Self:
+        if (self.source is None) == (not self.sources):
+            raise ValueError("needs either source or a list of sources")
+        kinds = {"image_text": TableSource, "volume_report": NpzSource}
+        for source in self.all_sources:
+            if not isinstance(source, kinds[self.modality]):
+                raise ValueError(f"modality {self.modality} cannot come from a source of kind {source.kind}")
+        return self
+
+    @property
+    def all_sources(self) -> list[TableSource | NpzSource]:
+        return [self.source] if self.source is not None else list(self.sources or ())

@@ -1,0 +1,95 @@
+"""The blocks `loader`, `train`, `evaluate` and `track`: from shards to judged checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.core.schema.block import Auto, Block
+
+
+class Loader(Block):
+    """How training reads the shards. Nothing here changes what the model sees but `reader` and `shuffle`."""
+
+    reader: Literal["indexed", "streaming"] = "indexed"
+    """`streaming` reads whole tars in order, where random reads are slow or an index is missing."""
+    workers: Auto = "auto"
+    prefetch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Batches each worker keeps ready."""
+    shuffle: Literal["windows", "samples", "none"] = "windows"
+    on_bad: Literal["raise"] = "raise"
+
+
+class Train(Block):
+    """One training run."""
+
+    recipe: Literal["clip"]
+    model: dict[str, Any]
+    """What the recipe builds; `name` is `tarmac/digits` or any open_clip model."""
+    batch_size: Annotated[int, Field(ge=2)]
+    """Samples an optimizer step, over all ranks."""
+    steps: Annotated[int, Field(ge=1)] | None = None
+    epochs: Annotated[int, Field(ge=1)] | None = None
+    lr: Annotated[float, Field(gt=0)]
+    warmup: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=1)] = 0
+    """Steps of linear warm-up, or their share of all steps."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.2
+    precision: Literal["fp32", "bf16"] = "fp32"
+    seed: Annotated[int, Field(ge=0)] = 0
+    checkpoint_every: Annotated[int, Field(ge=1)]
+    threads: Annotated[int, Field(ge=1)] = 2
+    """Threads of the arithmetic on a CPU; part of the run's identity, because it changes rounding."""
+    log_every: Annotated[int, Field(ge=1)] = 10
+    """Steps a row of metrics.jsonl averages over."""
+
+    @model_validator(mode="after")
+    def _steps_or_epochs(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("needs either steps or epochs")
+        return self
+
+
+class TaskSpec(BaseModel):
+    """One evaluation: its kind, and the evaluator's own arguments beside it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    kind: str
+    name: str = ""
+    """Names the results; the kind unless two tasks share it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_word(cls, value: Any) -> Any:
+        value = {"kind": value} if isinstance(value, str) else value
+        if isinstance(value, dict) and not value.get("name"):
+            value = {**value, "name": value.get("kind", "")}
+        return value
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Evaluate(Block):
+    """Which checkpoints are judged, and how."""
+
+    every: Annotated[int, Field(ge=1)]
+    """Steps between evaluated checkpoints, a multiple of `train.checkpoint_every`; the last always is one."""
+    tasks: Annotated[list[TaskSpec], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [task.name for task in self.tasks]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"tasks: two are named {sorted(twice)[0]!r}; give each a name of its own")
+        return self
+
+
+class Track(Block):
+    """The wandb run."""
+
+    project: str = "tarmac"
+    mode: Literal["offline", "online", "disabled"] = "offline"
