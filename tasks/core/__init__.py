@@ -1,1 +1,1 @@
-"""What every other package stands on: config, findings, files, leases, processes, engines. Imports no sibling."""
+"""What every other package stands on: config, findings, files, leases, processes and engines."""

@@ -9,6 +9,7 @@ can be mistaken for one.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -96,10 +97,8 @@ def _converse(
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Close the child's input, by which it ends with its group, and reap it."""
     if process.stdin is not None:
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended already
             process.stdin.close()
-        except BrokenPipeError:
-            pass  # it has ended already
     try:
         process.wait(timeout=10)
     except subprocess.TimeoutExpired:
@@ -108,10 +107,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_starter() -> None:
-    """Kill this process group when standard input reaches its end: the starter is gone or has what it wants."""
+    """Kill this process group when standard input ends: the starter is gone, or has what it wants."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 1 << 16):
+            continue
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
     threading.Thread(target=wait, name="end-with-starter", daemon=True).start()
@@ -134,7 +134,8 @@ def main(target: str, descriptor: int) -> int:
             last = now
             send({"progress": [done, total, note]})
 
-    arguments = json.loads(sys.stdin.buffer.readline())
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:  # a buffer's lock would outlive the thread
+        arguments = json.loads(stdin.readline())
     _end_with_starter()
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)

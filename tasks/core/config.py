@@ -37,8 +37,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         if not OmegaConf.is_dict(tree):
             raise UsageError(f"{path}: holds no keys; it starts with `name:` and `dataset:`")
         for override in overrides:
-            _check_override(override)
-            tree = OmegaConf.merge(tree, OmegaConf.from_dotlist([override]))
+            _override(tree, override)
         values = OmegaConf.to_container(tree, resolve=True)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -57,9 +56,14 @@ def validate(values: Any, origin: str) -> Config:
         raise UsageError(_worded(error, origin)) from None
 
 
-def _check_override(override: str) -> None:
-    if "=" not in override or not override.split("=", 1)[0].strip():
+def _override(tree: Any, override: str) -> None:
+    """Replace one key's value; a block given as a value replaces the whole block."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
         raise UsageError(f"--set {override}: needs KEY=VALUE, such as --set train.lr=1e-4")
+    value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+    assert isinstance(value, dict)
+    OmegaConf.update(tree, key.strip(), value["value"], merge=False, force_add=True)
 
 
 def _worded(error: ValidationError, origin: str) -> str:

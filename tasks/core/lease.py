@@ -8,6 +8,7 @@ try, one wins.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -125,10 +126,8 @@ class Lease:
             return
         holder = holder_of(grave)
         if holder is not None and holder.is_alive():
-            try:
+            with contextlib.suppress(FileExistsError):  # its heartbeat may have rewritten it already
                 os.link(grave, self.path)
-            except FileExistsError:
-                pass  # its heartbeat has already rewritten it
         grave.unlink(missing_ok=True)
 
     def _content(self) -> dict[str, Any]:

@@ -1,0 +1,21 @@
+"""Raw data to a verified version of the dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows.parameters import Overrides, configured
+from tasks.build import build, publish
+from tasks.stage import StageResult
+from tasks.verify import verify
+
+
+@flow(name="build", result_serializer="json")
+def build_flow(config: Path, overrides: Overrides | None = None) -> list[StageResult]:
+    """Build the dataset of a config; what is up to date is left as it is."""
+    plan = configured(config, overrides)
+    built = build(plan)
+    version = Path(built["details"]["version"])
+    return [built, verify(version), publish(plan, version)]

@@ -1,0 +1,121 @@
+"""The front door: reads the command line, calls the command, and words every mistake in one line.
+
+Nothing heavy is imported here: flows, torch and Prefect come in with the command that needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+from tasks.core.errors import TarmacError
+
+INTERRUPTED = 130
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("the whole pipeline: build, tune, train, evaluate, report", "CONFIG --set --fresh"),
+    "build": ("raw data to verified shards with a manifest", "CONFIG --set"),
+    "train": ("train and evaluate on a built dataset", "CONFIG --set --fresh"),
+    "evaluate": ("complete a run's evaluations, or do one again", "RUN --step --task --runs"),
+    "verify": ("is a dataset sound?", "DATASET --quick --full"),
+    "bench": ("measure loader settings and choose", "CONFIG --set"),
+    "status": ("what runs, what needs you", "--runs"),
+    "cancel": ("stop a run at its next step, with a checkpoint", "RUN --runs"),
+    "gather": ("results into the wandb run, now or late", "RUN --sync --runs"),
+    "report": ("write a run's report again", "RUN --runs"),
+    "example": ("write a small raw dataset to start from", "NAME PATH"),
+    "schema": ("the config's JSON Schema, for editors", ""),
+    "deploy": ("register flows and schedules with a Prefect server", "CONFIGS"),
+}
+"""Each command: what it is for, and its arguments out of ARGUMENTS. Its code is `flows.commands:<name>`."""
+
+ARGUMENTS: dict[str, dict[str, object]] = {
+    "CONFIG": {"metavar": "CONFIG", "help": "a config file, such as configs/digits-clip.yaml"},
+    "CONFIGS": {
+        "metavar": "CONFIG",
+        "nargs": "*",
+        "help": "configs to register; without one, deploy/prefect.yaml",
+    },
+    "RUN": {"metavar": "RUN", "help": "a run's folder, or the start of its id or name"},
+    "DATASET": {"metavar": "DATASET", "help": "a dataset's folder or a version's"},
+    "NAME": {"metavar": "NAME", "help": "digits"},
+    "PATH": {"metavar": "PATH", "nargs": "?", "help": "where to; data/raw/NAME unless given"},
+    "--set": {
+        "metavar": "KEY=VALUE",
+        "action": "append",
+        "default": [],
+        "help": "change a key of the config",
+    },
+    "--fresh": {"action": "store_true", "help": "start anew; the run that is there moves to runs/archive"},
+    "--step": {"metavar": "N", "type": int, "help": "only the checkpoint of this step"},
+    "--task": {"metavar": "T", "help": "only this evaluation"},
+    "--runs": {"metavar": "FOLDER", "default": "runs", "help": "where run folders lie (default: runs)"},
+    "--quick": {"action": "store_true", "help": "sizes, end blocks, counts and index only"},
+    "--full": {"action": "store_true", "help": "decode and check every member too"},
+    "--sync": {"action": "store_true", "help": "then upload the run's offline files to wandb"},
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes take one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser() -> Parser:
+    """The command line, from the two tables above."""
+    top = Parser(prog="tarmac", description="From raw files to an evaluated model, without a silent stall.")
+    top.add_argument("--version", action="version", version=f"tarmac {version('tarmac')}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, (purpose, arguments) in COMMANDS.items():
+        command = commands.add_parser(name, help=purpose, description=purpose)
+        for argument in arguments.split():
+            options = dict(ARGUMENTS[argument])
+            if not argument.startswith("--"):
+                argument = argument.lower()
+            command.add_argument(argument, **options)  # type: ignore[arg-type]
+        command.add_argument("--json", action="store_true", help="print one JSON object instead")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (0 success, 1 failure, 2 usage, 130 interrupted)."""
+    arguments = parser().parse_args(argv)
+    commands = importlib.import_module("flows.commands")
+    try:
+        return int(getattr(commands, arguments.command)(arguments))
+    except TarmacError as error:
+        if arguments.json:
+            sys.stdout.write(json.dumps({"ok": False, "findings": [], "error": str(error)}) + "\n")
+        else:
+            sys.stderr.write(f"✗ {error}\n")
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        extra = EXTRAS.get(missing)
+        if extra is None:
+            raise
+        sys.stderr.write(f"✗ tarmac {arguments.command} needs {missing}: pip install 'tarmac[{extra}]'\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return INTERRUPTED
+
+
+EXTRAS = {
+    **dict.fromkeys(
+        ("torch", "torchvision", "open_clip", "webdataset", "safetensors", "sklearn", "submitit"), "train"
+    ),
+    "prefect": "prefect",
+    "wandb": "wandb",
+}
+"""Which extra brings which package."""
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""The commands behind `tarmac`, one function a name in `flows.cli.COMMANDS`; each returns its exit code.
+
+A command that a person waits for calls the library directly. Only run, build, train and evaluate are flows,
+and they find out first whether there is anything to do, because Prefect takes longer to start than that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from flows import start
+from tasks.core import config, screen
+from tasks.core.errors import UsageError
+from tasks.core.findings import Report
+from tasks.core.units import format_duration
+
+
+def run(arguments: Namespace) -> int:
+    """The whole pipeline."""
+    from flows import outcome
+
+    settings = config.load(Path(arguments.config), arguments.set)
+    if settings.train is None:
+        raise UsageError(f"{arguments.config}: train: is required and missing; for data alone: tarmac build")
+    began = time.monotonic()
+    done = None if arguments.fresh else outcome.of_finished(settings)
+    if done is not None:
+        return outcome.show_up_to_date(done, began, arguments.json)
+    stages = start.flow("pipeline", arguments, settings)
+    return outcome.show(settings, stages, began, arguments.json)
+
+
+def build(arguments: Namespace) -> int:
+    """Raw data to a verified version."""
+    from flows import outcome
+    from tasks.dataset.freshness import is_up_to_date
+
+    settings = config.load(Path(arguments.config), arguments.set)
+    began = time.monotonic()
+    version = is_up_to_date(settings)
+    if version is not None:
+        return outcome.show_dataset(settings, version, began, arguments.json, up_to_date=True)
+    stages = start.flow("build", arguments, settings)
+    version = Path(stages[0]["details"]["version"])
+    return outcome.show_dataset(settings, version, began, arguments.json, up_to_date=False)
+
+
+def train(arguments: Namespace) -> int:
+    """Training and evaluation on a built dataset."""
+    from flows import outcome
+
+    settings = config.load(Path(arguments.config), arguments.set)
+    if settings.train is None:
+        raise UsageError(f"{arguments.config}: train: is required and missing")
+    began = time.monotonic()
+    stages = start.flow("train", arguments, settings)
+    return outcome.show(settings, stages, began, arguments.json)
+
+
+def evaluate(arguments: Namespace) -> int:
+    """What is missing, or what `--step` and `--task` name, again."""
+    from flows import outcome
+    from tasks.runs.folder import find
+    from tasks.supervision.status import config_of, look
+
+    folder = find(Path(arguments.runs), arguments.run)
+    chosen = [
+        entry
+        for entry in look(folder).evaluations
+        if arguments.step in (None, entry.step) and arguments.task in (None, entry.task)
+    ]
+    if not chosen:
+        asked = ", ".join(f"step {entry.step} {entry.task}" for entry in look(folder).evaluations) or "none"
+        raise UsageError(f"--step, --task: {folder.name} has no such evaluation; it has {asked}")
+    if arguments.step is not None or arguments.task is not None:
+        for entry in chosen:
+            folder.evaluation(entry.step, entry.task).unlink(missing_ok=True)
+    began = time.monotonic()
+    stages = start.evaluation(folder)
+    return outcome.show(config_of(folder), stages, began, arguments.json)
+
+
+def verify(arguments: Namespace) -> int:
+    """Is a dataset sound?"""
+    from tasks.dataset import versions
+    from tasks.dataset.verify import verify as judge
+
+    if arguments.quick and arguments.full:
+        raise UsageError("--quick, --full: choose one")
+    level = "quick" if arguments.quick else "full" if arguments.full else "default"
+    path = Path(arguments.dataset)
+    began = time.monotonic()
+    with screen.running("verify") as progress:
+        report = judge(path, level, progress)  # type: ignore[arg-type]
+    return _tell(report, f"{versions.resolve(path)} is sound at level {level}", began, arguments.json)
+
+
+def bench(arguments: Namespace) -> int:
+    """Loader settings, measured and chosen; kept nowhere."""
+    from tasks.dataset.versions import resolve
+    from tasks.diagnosis.bench import tune
+
+    settings = config.load(Path(arguments.config), arguments.set)
+    with screen.running("bench") as progress:
+        chosen = tune(settings, resolve(settings.dataset.output), progress)
+    if arguments.json:
+        return _print({"ok": True, "findings": [], **chosen.model_dump(mode="json")})
+    for one in chosen.measurements:
+        mark = "✓" if one.workers == chosen.workers else " "
+        rate = f"{one.samples_per_s:>9,.0f} samples/s"
+        _say(f"{mark} {one.workers} workers  {rate}  first batch {one.first_batch_s:.2f} s")
+    _say(f"loader: {{workers: {chosen.workers}, prefetch: {chosen.prefetch}}}   # {chosen.reason}")
+    return 0
+
+
+def status(arguments: Namespace) -> int:
+    """What runs, and what needs somebody."""
+    from flows import listing
+
+    return listing.show(Path(arguments.runs), arguments.json)
+
+
+def cancel(arguments: Namespace) -> int:
+    """Stop a run at its next step."""
+    from tasks.runs.folder import find
+    from tasks.supervision.launch import cancel as ask
+
+    folder = find(Path(arguments.runs), arguments.run)
+    obeys = ask(folder)
+    text = "stops at its next step, with a checkpoint" if obeys else "is not running"
+    if arguments.json:
+        return _print({"ok": True, "findings": [], "run": folder.name, "stopping": obeys})
+    _say(f"{folder.name} {text}")
+    return 0
+
+
+def gather(arguments: Namespace) -> int:
+    """Results into the wandb run."""
+    from tasks.runs.folder import find
+    from tasks.supervision import gathering
+
+    folder = find(Path(arguments.runs), arguments.run)
+    gathering.complete(folder)
+    if arguments.sync:
+        gathering.sync(folder)
+    if arguments.json:
+        return _print({"ok": True, "findings": [], "run": folder.name, "wandb": str(folder.wandb)})
+    _say(f"✓ gathered {len(gathering.results_of(folder))} evaluations and the metrics: {folder.wandb}")
+    return 0
+
+
+def report(arguments: Namespace) -> int:
+    """Write a run's report again."""
+    from tasks.runs.folder import find
+    from tasks.supervision.report import write_report
+
+    page = write_report(find(Path(arguments.runs), arguments.run))
+    return _print({"ok": True, "findings": [], "report": str(page)}) if arguments.json else _say(str(page))
+
+
+def example(arguments: Namespace) -> int:
+    """A small raw dataset to start from."""
+    from tasks.dataset import examples
+
+    if arguments.name not in examples.EXAMPLES:
+        raise UsageError(
+            f"NAME: no example is named {arguments.name!r}; there are: {', '.join(examples.EXAMPLES)}"
+        )
+    path = Path(arguments.path or f"data/raw/{arguments.name}")
+    count = examples.EXAMPLES[arguments.name](path)
+    if arguments.json:
+        return _print({"ok": True, "findings": [], "path": str(path), "samples": count})
+    return _say(f"✓ example   {count:,} samples in {path}" if count else f"{path} is there already: left alone")
+
+
+def schema(arguments: Namespace) -> int:
+    """The config's JSON Schema."""
+    from tasks.core.schema import Config
+
+    return _print(Config.model_json_schema())
+
+
+def deploy(arguments: Namespace) -> int:
+    """Register flows and schedules."""
+    from flows import environment
+
+    environment.prepare(quiet=True)
+    from flows.deployments import deploy as register
+
+    made = register([Path(path) for path in arguments.configs])
+    if arguments.json:
+        return _print({"ok": True, "findings": [], "deployments": [entry.__dict__ for entry in made]})
+    for entry in made:
+        _say(f"✓ {entry.name:<32} {entry.schedule or 'on demand':<16} {entry.url}")
+    return 0
+
+
+def _tell(report: Report, sound: str, began: float, as_json: bool) -> int:
+    """Print a report's findings; the exit code says whether all is well."""
+    code = 0 if report.ok else 1
+    if as_json:
+        _print(report.to_json())
+        return code
+    for finding in report.findings:
+        _say("\n".join(finding.lines()))
+    took = format_duration(time.monotonic() - began)
+    _say(f"✓ {sound}, {took}" if report.ok else f"✗ {len(report.findings)} findings, {took}")
+    return code
+
+
+def _say(text: str) -> int:
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def _print(value: Any) -> int:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    return 0

@@ -1,0 +1,73 @@
+"""`tarmac status`: the runs that need somebody first, then those at work, then the rest in a line each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tasks.supervision.status import RunStatus, list_status
+
+
+def show(runs: Path, as_json: bool) -> int:
+    """Print every run under `runs`; always exit code 0, because looking is not judging."""
+    found = list_status(runs)
+    if as_json:
+        sys.stdout.write(
+            json.dumps({"ok": True, "findings": [], "runs": [_row(one) for one in found]}) + "\n"
+        )
+        return 0
+    needing = [one for one in found if one.is_abandoned or one.state == "failed" or one.evaluations_missing]
+    working = [one for one in found if one not in needing and one.agent_is_alive]
+    rest = [one for one in found if one not in needing and one not in working]
+    lines = []
+    for title, group, say in (
+        ("NEEDS YOU", needing, _needs),
+        ("RUNNING", working, _works),
+        ("RESTING", rest, _works),
+    ):
+        if group:
+            lines += [title, *(line for one in group for line in say(one))]
+    sys.stdout.write("\n".join(lines or [f"no runs in {runs}"]) + "\n")
+    return 0
+
+
+def _works(one: RunStatus) -> list[str]:
+    loss = "" if one.loss is None else f"  loss {one.loss:.3f}"
+    done = f"  {one.evaluations_done} of {len(one.evaluations)} evaluations" if one.evaluations else ""
+    mark = "✓" if one.is_complete else " "
+    return [f"{mark} {one.run.name}  {one.state}  {one.step:,}/{one.steps:,}{loss}{done}"]
+
+
+def _needs(one: RunStatus) -> list[str]:
+    lines = []
+    if one.is_abandoned:
+        lines.append(
+            f"✗ {one.run.name}  was {one.state}, but its agent is gone at step {one.step:,} of {one.steps:,}"
+        )
+        lines.append("    start it again, it resumes: tarmac run CONFIG")
+    elif one.state == "failed":
+        lines.append(f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {one.reason}")
+        lines.append(f"    log {one.log}")
+    for missing in one.evaluations_missing:
+        reason = missing.entry.reason if missing.entry is not None else "never started"
+        lines.append(
+            f"✗ {one.run.name}  evaluation without a result: step {missing.step} {missing.task}: {reason}"
+        )
+        lines.append(f"    tarmac evaluate {one.run.id} --step {missing.step} --task {missing.task}")
+    return lines
+
+
+def _row(one: RunStatus) -> dict[str, object]:
+    return {
+        "run": one.run.name,
+        "id": one.run.id,
+        "state": one.state,
+        "reason": one.reason,
+        "step": one.step,
+        "steps": one.steps,
+        "loss": one.loss,
+        "evaluations": len(one.evaluations),
+        "evaluations_done": one.evaluations_done,
+        "agent_is_alive": one.agent_is_alive,
+    }

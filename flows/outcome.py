@@ -1,0 +1,144 @@
+"""The last screen of a command: what came out, and where it lies. Nothing here starts any work."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.core import screen
+from tasks.core.schema import Config
+from tasks.dataset.freshness import is_up_to_date
+from tasks.dataset.manifest import read_manifest
+from tasks.runs.folder import RunFolder
+from tasks.runs.plan import locate
+from tasks.supervision import gathering
+from tasks.supervision.report import is_current, read_headline
+from tasks.supervision.status import look
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A pipeline in which every stage is up to date."""
+
+    settings: Config
+    version: Path
+    run: RunFolder
+
+
+def of_finished(settings: Config) -> Finished | None:
+    """The finished pipeline of a config, found on disk alone; None when any stage has something to do."""
+    version = is_up_to_date(settings)
+    if version is None:
+        return None
+    run = locate(settings, version)
+    if not run.record.exists() or not run.loader.exists() or not look(run).is_complete:
+        return None
+    is_gathered = settings.track.mode == "disabled" or gathering.is_complete(run)
+    return Finished(settings, version, run) if is_gathered and is_current(run) else None
+
+
+def show_up_to_date(done: Finished, began: float, as_json: bool) -> int:
+    """The screen of a pipeline in which nothing was to be done."""
+    if not as_json:
+        manifest = read_manifest(done.version)
+        says = f"up to date: version {done.version.name}, {manifest.accepted:,} samples, run {done.run.name}"
+        screen.finished("pipeline", says, time.monotonic() - began)
+    return show(done.settings, [], began, as_json, done.run)
+
+
+def show(
+    settings: Config,
+    stages: Sequence[dict[str, Any]],
+    began: float,
+    as_json: bool,
+    run: RunFolder | None = None,
+) -> int:
+    """The result of a run: its headline and its paths. Always exit code 0; failures were raised before."""
+    if run is None:
+        path = next(stage["details"]["run"] for stage in stages if "run" in stage["details"])
+        run = RunFolder(Path(path))
+    first = read_headline(run)
+    if as_json:
+        _print(
+            {
+                "ok": True,
+                "findings": [],
+                "run": run.id,
+                "folder": str(run.path),
+                "report": str(run.report),
+                "metrics": {} if first is None else {f"{first.task}_{first.metric}": first.value},
+                "stages": stages,
+                "seconds": round(time.monotonic() - began, 2),
+            }
+        )
+        return 0
+    lines = [
+        "",
+        str(first) if first is not None else "No evaluation was asked for.",
+        f"  report  {_near(run.report)}",
+    ]
+    if run.best.exists():
+        lines.append(f"  model   {_near(run.best)}")
+    if settings.track.mode == "offline":
+        lines.append(f"  wandb   tarmac gather {run.id[:4]} --sync")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def show_dataset(settings: Config, version: Path, began: float, as_json: bool, *, up_to_date: bool) -> int:
+    """The result of a build: the counts, the rejects by reason, and where they are listed."""
+    manifest = read_manifest(version)
+    if as_json:
+        _print(
+            {
+                "ok": True,
+                "findings": [],
+                "up_to_date": up_to_date,
+                "version": version.name,
+                "path": str(version),
+                **manifest.model_dump(
+                    mode="json", include={"read", "accepted", "filtered", "rejects", "splits"}
+                ),
+                "seconds": round(time.monotonic() - began, 2),
+            }
+        )
+        return 0
+    if up_to_date:
+        screen.finished("build", f"up to date: version {version.name}", time.monotonic() - began)
+    lines = [
+        f"{manifest.read:,} read = {manifest.accepted:,} accepted + {manifest.filtered:,} filtered "
+        f"+ {manifest.rejected:,} rejected"
+    ]
+    lines += [
+        f"  {count:>6,} {reason}" for reason, count in sorted(manifest.rejects.items(), key=_most_first)
+    ]
+    if manifest.rejected:
+        where = _near(version / "rejects.parquet")
+        lines.append(f"  rejects  {where}; mend the sources and run again: only these are redone")
+    for name, split in manifest.splits.items():
+        lines.append(
+            f"  {name:<8} {split.samples:,} samples in {split.shards} shards, {split.bytes / 1e6:,.1f} MB"
+        )
+    lines.append(f"  data     {_near(settings.dataset.output / 'current')}")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _most_first(pair: tuple[str, int]) -> tuple[int, str]:
+    return -pair[1], pair[0]
+
+
+def _near(path: Path) -> str:
+    """The path as a person in this folder would type it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _print(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")

@@ -1,0 +1,45 @@
+"""What a flow takes: a config file and changes to it. The model is the form that Prefect's UI shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.core.config import load
+from tasks.core.schema import Config
+
+
+class Overrides(BaseModel):
+    """Changes to the config for this run only; what is left empty stays as the file says."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    steps: Annotated[int, Field(ge=1, title="Steps")] | None = None
+    """Optimizer steps of the training (train.steps)."""
+    batch_size: Annotated[int, Field(ge=2, title="Batch size")] | None = None
+    """Samples an optimizer step (train.batch_size)."""
+    lr: Annotated[float, Field(gt=0, title="Learning rate")] | None = None
+    """Peak learning rate (train.lr)."""
+    seed: Annotated[int, Field(ge=0, title="Seed")] | None = None
+    """Seed of initialisation, order and augmentation (train.seed)."""
+    set: Annotated[list[str], Field(title="Further keys")] = []
+    """Any key, as KEY=VALUE, such as `loader.workers=4`."""
+
+    def as_pairs(self) -> list[str]:
+        """The changes as KEY=VALUE."""
+        named = {
+            "train.steps": self.steps,
+            "train.batch_size": self.batch_size,
+            "train.lr": self.lr,
+            "train.seed": self.seed,
+        }
+        given = [f"{key}={value}" for key, value in named.items() if value is not None]
+        cleared = ["train.epochs=null"] if self.steps is not None else []
+        return [*cleared, *given, *self.set]
+
+
+def configured(path: Path, overrides: Overrides | None) -> Config:
+    """The config in `path` with the changes applied."""
+    return load(path, overrides.as_pairs() if overrides is not None else ())

@@ -1,0 +1,33 @@
+"""The whole pipeline: raw files to a report of evaluated checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows.parameters import Overrides, configured
+from tasks.build import build, publish
+from tasks.evaluate import evaluate, require
+from tasks.gather import gather
+from tasks.report import report
+from tasks.runs.plan import plan
+from tasks.stage import StageResult
+from tasks.train import train
+from tasks.tune import tune
+from tasks.verify import verify
+
+
+@flow(name="pipeline", result_serializer="json")
+def pipeline(config: Path, overrides: Overrides | None = None, fresh: bool = False) -> list[StageResult]:
+    """Build, tune, train, evaluate, gather and report a config; what is up to date is left as it is."""
+    settings = configured(config, overrides)
+    built = build(settings)
+    version = Path(built["details"]["version"])
+    prepared = [built, verify(version), publish(settings, version)]
+    run = plan(settings, version, fresh=fresh)
+    trained = [tune(settings, version, run), train(run)]
+    evaluated = evaluate(run)
+    results = [*prepared, *trained, evaluated, gather(run), report(run)]
+    require(evaluated)
+    return results

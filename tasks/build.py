@@ -1,0 +1,57 @@
+"""Raw data to a new version of the dataset, and the switch that makes it current."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.core import child
+from tasks.core.schema import Config
+from tasks.dataset import versions
+from tasks.stage import StageResult, is_transient, shown
+
+
+@task(
+    name="build",
+    retries=2,
+    retry_delay_seconds=[5, 60],
+    retry_condition_fn=is_transient,
+    cache_policy=NO_CACHE,
+)
+def build(config: Config) -> StageResult:
+    """Convert what has changed and assemble a version; `details.version` is its folder."""
+    with shown("build") as stage:
+        built = child.call(
+            "tasks.dataset.build:build", {"config": config.model_dump(mode="json")}, stage.progress
+        )
+        create_table_artifact(
+            [{"what": what, "samples": built[what]} for what in ("read", "accepted", "filtered", "rejected")]
+            + [{"what": reason, "samples": count} for reason, count in built["rejects"].items()],
+            key="build",
+            description=f"Samples of {config.dataset.output}",
+        )
+        return stage.result(_summary(built), **built)
+
+
+def _summary(built: dict[str, object]) -> str:
+    count = f"{built['read']:,} read = {built['accepted']:,} accepted"
+    if built["filtered"]:
+        count += f" + {built['filtered']:,} filtered"
+    if built["rejected"]:
+        count += f" + {built['rejected']:,} rejected"
+    if built["up_to_date"]:
+        return f"up to date: {count}"
+    return f"{count}; {built['shards_rewritten']} of {built['shards']} shards written"
+
+
+@task(name="publish", cache_policy=NO_CACHE)
+def publish(config: Config, version: Path) -> StageResult:
+    """Switch the dataset to a verified version; readers of the old one are not disturbed."""
+    with shown("publish") as stage:
+        before = versions.current(config.dataset.output)
+        versions.publish(config.dataset.output, version, config.dataset.keep)
+        was = "" if before is None or before == version else f" (was {before.name})"
+        return stage.result(f"version {version.name}{was}", version=str(version))

@@ -1,0 +1,181 @@
+"""Line charts as SVG inside a page: geometry here, drawing in `templates/parts.html`, colours in `style.css`.
+
+A chart drawn with the page's own colours follows light, dark and paper, its text is text, and no plotting
+library has to be imported. The price is a small vocabulary: lines, marks with intervals, levels.
+Series differ in dash and mark as well as in colour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.core.formats import number, percent
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The whole and the plot's area in user units; labels fit the margins in larger type, too."""
+
+    width: int = 520
+    height: int = 280
+    left: int = 66
+    right: int = 504
+    top: int = 36
+    bottom: int = 228
+
+
+FRAME = Frame()
+
+Point = tuple[float, float | None]
+Interval = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points (x, y) in the order of x; a y of None breaks the line. `intervals` are (x, low, high)."""
+
+    label: str
+    points: Sequence[Point]
+    intervals: Sequence[Interval] = ()
+    marked: bool = False
+    """A mark at each point, and intervals as bars; otherwise they are an area behind the line."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What a chart shows. `description` says in words what one sees, for those who cannot see it."""
+
+    title: str
+    description: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    levels: Sequence[tuple[str, float]] = ()
+    """Horizontal lines with their labels."""
+    x_low: float | None = 0.0
+    x_high: float | None = None
+    """Where the axes begin and end at the latest; None leaves it to the data."""
+    y_low: float | None = 0.0
+    y_high: float | None = None
+    y_unit: Literal["number", "share"] = "number"
+    note: str = ""
+    """How to read it, where that is not obvious."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A series in user units: SVG paths, marks (x, y, text) and bars (x, low, high)."""
+
+    label: str
+    line: str
+    area: str
+    marks: Sequence[tuple[float, float, str]]
+    bars: Sequence[tuple[float, float, float]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A chart in user units, ready to be drawn."""
+
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    shapes: Sequence[Shape]
+    levels: Sequence[tuple[float, str]]
+
+
+def layout(chart: Chart) -> Layout:
+    """Places a chart that has at least one point with a value (ValueError without)."""
+    places = [x for series in chart.series for x, y in series.points if y is not None]
+    heights = [y for series in chart.series for _, y in series.points if y is not None]
+    heights += [end for series in chart.series for _, *ends in series.intervals for end in ends]
+    if not places:
+        raise ValueError(f"the chart {chart.title!r} has no points")
+    x_low, x_high = _range(places, chart.x_low, chart.x_high)
+    heights += [value for _, value in chart.levels]
+    y_marks = ticks(*_range(heights, chart.y_low, chart.y_high), outside=True)
+    y_low, y_high = y_marks[0], y_marks[-1]
+
+    def to_x(value: float) -> float:
+        return round(FRAME.left + (value - x_low) / (x_high - x_low) * (FRAME.right - FRAME.left), 1)
+
+    def to_y(value: float) -> float:
+        return round(FRAME.bottom - (value - y_low) / (y_high - y_low) * (FRAME.bottom - FRAME.top), 1)
+
+    def shape(series: Series) -> Shape:
+        marks = [
+            (to_x(x), to_y(y), f"{chart.x_label} {number(x, 9)}: {_label(y, chart)}")
+            for x, y in series.points
+            if y is not None and series.marked
+        ]
+        bounds = [(to_x(x), to_y(low), to_y(high)) for x, low, high in series.intervals]
+        line = _path([(to_x(x), None if y is None else to_y(y)) for x, y in series.points])
+        around = [(x, high) for x, _, high in bounds] + [(x, low) for x, low, _ in reversed(bounds)]
+        area = "" if series.marked or not bounds else _path(around) + "Z"
+        return Shape(series.label, line, area, marks, bounds if series.marked else [])
+
+    x_marks = ticks(x_low, x_high, outside=False)
+    return Layout(
+        x_ticks=[(to_x(value), tick_text(value, x_marks)) for value in x_marks],
+        y_ticks=[(to_y(value), tick_text(value, y_marks, chart.y_unit)) for value in y_marks],
+        shapes=[shape(series) for series in chart.series],
+        levels=[(to_y(value), label) for label, value in chart.levels],
+    )
+
+
+def ticks(low: float, high: float, outside: bool, about: int = 5) -> list[float]:
+    """Values 1, 2 or 5 times a power of ten apart that lie in [low, high] or, `outside`, enclose it."""
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first, last = low / step, high / step
+    near = 1e-6
+    start = math.floor(first + near) if outside else math.ceil(first - near)
+    end = math.ceil(last - near) if outside else math.floor(last + near)
+    return [index * step for index in range(start, end + 1)]
+
+
+def tick_text(value: float, marks: Sequence[float], unit: Literal["number", "share"] = "number") -> str:
+    """A tick's label, with the decimals that tell neighbours apart: `0.2`, `1,500`, `20k`, `5e-7`, `40 %`."""
+    step = marks[1] - marks[0] if len(marks) > 1 else abs(value) or 1.0
+    if unit == "share":
+        return percent(value, _decimals(step * 100))
+    largest = max(abs(marks[0]), abs(marks[-1]))
+    if value == 0:
+        return "0"
+    if largest < 1e-3:
+        return number(value, 2)
+    for limit, suffix, factor in ((1e10, "G", 1e9), (1e7, "M", 1e6), (1e4, "k", 1e3)):
+        if largest >= limit:
+            return f"{value / factor:,.{_decimals(step / factor)}f}{suffix}"
+    return f"{value:,.{_decimals(step)}f}"
+
+
+def _decimals(step: float) -> int:
+    return max(0, -math.floor(math.log10(step) + 1e-9))
+
+
+def _label(value: float, chart: Chart) -> str:
+    return percent(value) if chart.y_unit == "share" else number(value)
+
+
+def _range(values: Sequence[float], low: float | None, high: float | None) -> tuple[float, float]:
+    """From the lowest to the highest, extended to `low` and `high`, and never empty."""
+    lowest = min([*values, *([] if low is None else [low])])
+    highest = max([*values, *([] if high is None else [high])])
+    if highest > lowest:
+        return lowest, highest
+    return (0.0, 1.0) if lowest == 0 else (lowest - abs(lowest) / 2, lowest + abs(lowest) / 2)
+
+
+def _path(points: Sequence[Point]) -> str:
+    """SVG path data through the points, interrupted where a y is None."""
+    parts = []
+    pen_is_down = False
+    for x, y in points:
+        if y is not None:
+            parts.append(f"{'L' if pen_is_down else 'M'}{x:g} {y:g}")
+        pen_is_down = y is not None
+    return "".join(parts)

@@ -1,0 +1,48 @@
+"""The evaluations: jobs of their own, started by the run's agent; this waits until all are final."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.core.errors import DataError
+from tasks.runs.folder import RunFolder
+from tasks.stage import StageResult, shown
+from tasks.supervision import launch
+from tasks.supervision.status import RunStatus
+
+
+@task(name="evaluate", cache_policy=NO_CACHE)
+def evaluate(run: RunFolder) -> StageResult:
+    """Have every evaluation done that the run's config asks for; `details.missing` names what has no result."""
+    with shown("evaluate") as stage:
+
+        def progress(status: RunStatus) -> None:
+            stage.progress(status.evaluations_done, len(status.evaluations), "evaluations")
+
+        started = launch.start_or_adopt(run, "evaluate")
+        status = launch.wait_for_evaluations(run, progress)
+        steps = {evaluation.step for evaluation in status.evaluations}
+        summary = f"{len(steps)} checkpoints, {status.evaluations_done} of {len(status.evaluations)} results"
+        return stage.result(
+            f"up to date: {summary}" if started.is_up_to_date else summary,
+            run=str(run.path),
+            missing=[
+                _lost(run, status, evaluation.step, evaluation.task)
+                for evaluation in status.evaluations_missing
+            ],
+        )
+
+
+def require(evaluated: StageResult) -> None:
+    """DataError that names each evaluation without a result, why, and the command that does it again."""
+    missing = evaluated["details"]["missing"]
+    if missing:
+        raise DataError("\n  ".join([f"{len(missing)} evaluations have no result", *missing]))
+
+
+def _lost(run: RunFolder, status: RunStatus, step: int, task_name: str) -> str:
+    entry = next(e.entry for e in status.evaluations if (e.step, e.task) == (step, task_name))
+    reason = entry.reason if entry is not None and entry.reason else "no job of it was started"
+    again = f"tarmac evaluate {run.id} --step {step} --task {task_name}"
+    return f"step {step} {task_name}: {reason}; again: {again}"

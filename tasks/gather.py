@@ -1,0 +1,25 @@
+"""Every result in one wandb run: the agent's gatherer did most of it, this completes and checks it."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.runs.folder import RunFolder
+from tasks.stage import StageResult, is_transient, shown
+from tasks.supervision import gathering
+from tasks.supervision.status import config_of
+
+
+@task(name="gather", retries=2, retry_delay_seconds=5, retry_condition_fn=is_transient, cache_policy=NO_CACHE)
+def gather(run: RunFolder) -> StageResult:
+    """TarmacError when the gatherer fails; nothing of the training is lost by it."""
+    with shown("gather") as stage:
+        track = config_of(run).track
+        if track.mode == "disabled":
+            return stage.result("tracking is disabled (track.mode)")
+        was_complete = gathering.is_complete(run)
+        gathering.complete(run)
+        evaluations = len(gathering.results_of(run))
+        summary = f"metrics and {evaluations} evaluations in wandb run {run.id} ({track.mode})"
+        return stage.result(f"up to date: {summary}" if was_complete else summary)

@@ -1,0 +1,31 @@
+"""Measures loader settings for a run and keeps the chosen ones in its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.core import child
+from tasks.core.lease import Held, Lease
+from tasks.core.schema import Config
+from tasks.loader.settings import LoaderSettings, read_settings, write_settings
+from tasks.runs.folder import RunFolder
+from tasks.stage import StageResult, is_transient, shown
+
+
+@task(name="tune", retries=1, retry_condition_fn=is_transient, cache_policy=NO_CACHE)
+def tune(config: Config, version: Path, run: RunFolder) -> StageResult:
+    """Settings that are there stay; a run that somebody works on keeps the ones it started with."""
+    with shown("tune") as stage:
+        if run.loader.exists():
+            return stage.result(f"kept: {read_settings(run.loader).reason}")
+        try:
+            with Lease(run.lease):
+                arguments = {"config": config.model_dump(mode="json"), "version": str(version)}
+                measured = child.call("tasks.diagnosis.bench:tune", arguments, stage.progress)
+                write_settings(run.loader, LoaderSettings.model_validate(measured))
+        except Held as held:
+            return stage.result(f"left alone: {held}")
+        return stage.result(measured["reason"], **measured)

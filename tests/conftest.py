@@ -1,0 +1,36 @@
+"""What many tests share: the digits, raw and built once a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.core.config import load
+from tasks.core.schema import Config
+from tasks.dataset import examples, versions
+from tasks.dataset.build import build
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def raw_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the example's PNG files and its caption table; nobody may change it."""
+    folder = tmp_path_factory.mktemp("raw") / "digits"
+    examples.digits(folder)
+    return folder
+
+
+def digits_config(raw: Path, folder: Path, *overrides: str) -> Config:
+    """configs/digits-clip.yaml over `raw`, with its outputs in `folder`."""
+    paths = [f"dataset.source.path={raw}/captions.csv", f"dataset.output={folder}/data", f"runs={folder}/runs"]
+    return load(ROOT / "configs/digits-clip.yaml", [*paths, *overrides])
+
+
+@pytest.fixture(scope="session")
+def digits_dataset(raw_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built and published digits; nobody may change them."""
+    config = digits_config(raw_digits, tmp_path_factory.mktemp("digits"))
+    versions.publish(config.dataset.output, build(config).version, keep=3)
+    return config.dataset.output

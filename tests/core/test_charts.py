@@ -1,0 +1,109 @@
+import re
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import pytest
+
+from tasks.core.charts import FRAME, Chart, Series, layout, tick_text, ticks
+from tasks.core.pages import _environment
+
+
+def chart(*series: Series, **changes: Any) -> Chart:
+    return Chart(
+        "Loss", "falls", "step", "loss", series or [Series("train", [(0, 4.0), (600, 1.0)])], **changes
+    )
+
+
+def draw(given: Chart) -> ElementTree.Element:
+    """The figure as the page shows it, parsed."""
+    macro = '{% from "core/parts.html" import figure %}{{ figure(chart) }}'
+    return ElementTree.fromstring(_environment().from_string(macro).render(chart=given).strip())
+
+
+def labels(figure: ElementTree.Element) -> list[str]:
+    return [text.text or "" for text in figure.iter("text")]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0, 600, [0, 200, 400, 600]), (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (0, 4.16, [0, 1, 2, 3, 4, 5])],
+)
+def test_ticks_are_round_and_enclose_the_data(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high, outside=True) == pytest.approx(expected)
+
+
+def test_ticks_within_do_not_pass_the_ends() -> None:
+    assert ticks(20, 610, outside=False) == [200, 400, 600]
+
+
+@pytest.mark.parametrize(
+    ("marks", "texts"),
+    [
+        ([0, 0.2, 0.4], ["0", "0.2", "0.4"]),
+        ([0, 500, 1000], ["0", "500", "1,000"]),
+        ([0, 20_000, 40_000], ["0", "20k", "40k"]),
+        ([0, 5e-7, 1e-6], ["0", "5e-7", "1e-6"]),
+        ([0, 5e5, 1e6, 1e7], ["0", "0.5M", "1.0M", "10.0M"]),
+    ],
+)
+def test_tick_labels_tell_neighbours_apart(marks: list[float], texts: list[str]) -> None:
+    assert [tick_text(value, marks) for value in marks] == texts
+
+
+def test_the_line_spans_the_plot_and_falls_downwards() -> None:
+    drawing = layout(chart())
+    (start_x, start_y), (end_x, end_y) = [
+        map(float, p.split()) for p in re.findall(r"[\d.]+ [\d.]+", drawing.shapes[0].line)
+    ]
+    assert (start_x, end_x) == (FRAME.left, FRAME.right)
+    assert FRAME.top <= start_y < end_y <= FRAME.bottom
+
+
+def test_a_missing_value_breaks_the_line() -> None:
+    points = [(0, 1.0), (1, None), (2, 1.0), (3, 2.0)]
+    assert layout(chart(Series("train", points))).shapes[0].line.count("M") == 2
+
+
+def test_one_point_and_equal_values_can_be_drawn() -> None:
+    for points in ([(600, 0.5)], [(0, 0.0)], [(1, 3.0), (2, 3.0)], [(0, -1.0)]):
+        for low in (0.0, None):
+            drawing = layout(chart(Series("train", points, marked=True), x_low=low, y_low=low))
+            assert all(FRAME.top <= y <= FRAME.bottom for _, y, _ in drawing.shapes[0].marks)
+            assert all(FRAME.left <= x <= FRAME.right for x, _, _ in drawing.shapes[0].marks)
+
+
+def test_a_chart_without_a_value_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match="Loss"):
+        layout(chart(Series("train", [(0, None)])))
+
+
+def test_the_figure_has_words_for_those_who_cannot_see_it_and_labels_its_axes() -> None:
+    figure = draw(chart(y_unit="share", levels=[("guessing: 0.10", 0.1)]))
+    svg = next(figure.iter("svg"))
+    assert svg.get("role") == "img" and svg.get("aria-label") == "falls"
+    assert {"step", "loss", "guessing: 0.10"} <= set(labels(figure))
+
+
+def test_two_series_differ_without_colour_and_have_a_legend() -> None:
+    figure = draw(
+        chart(Series("train", [(0, 1.0), (1, 2.0)]), Series("val", [(0, 1.5), (1, 2.5)], marked=True))
+    )
+    legends = [span for span in figure.iter("span") if "legend" in (span.get("class") or "")]
+    assert ["".join(span.itertext()).strip() for span in legends] == ["train", "val"]
+    assert len(list(figure.iter("circle"))) == 3, "two marks and the one in the legend"
+
+
+def test_intervals_are_bars_of_marks_and_an_area_behind_a_line() -> None:
+    intervals = [(0.0, 0.5, 1.5), (1.0, 1.0, 3.0)]
+    points = [(0, 1.0), (1, 2.0)]
+    bars = layout(chart(Series("val", points, intervals, marked=True))).shapes[0]
+    area = layout(chart(Series("train", points, intervals))).shapes[0]
+    assert len(bars.bars) == 2 and not bars.area
+    assert area.area.endswith("Z") and not area.bars
+
+
+def test_hostile_labels_stay_text() -> None:
+    figure = draw(
+        chart(Series("<script>", [(0, 1.0), (1, 1.0)]), Series("b", [(0, 1.0)]), levels=[('"><script>', 0.5)])
+    )
+    assert not list(figure.iter("script")) and '"><script>' in labels(figure)

@@ -1,0 +1,103 @@
+"""A mistake in a config is one line that names the key and the fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasks.core.config import load
+from tasks.core.errors import UsageError
+from tasks.core.schema import Config
+
+DIGITS = Path(__file__).parents[2] / "configs/digits-clip.yaml"
+
+
+def complaint(*overrides: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(DIGITS, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message.removeprefix(f"{DIGITS}: ")
+
+
+def test_defaults_are_the_ones_that_the_digits_config_spells_out() -> None:
+    spelled = load(DIGITS)
+    needed = {"name": "digits-clip", "dataset": {"output": "data/digits", "modality": "image_text"}}
+    needed["dataset"]["source"] = spelled.model_dump(mode="json")["dataset"]["source"]  # type: ignore[index]
+    short = Config.model_validate(needed)
+    for block in ("dataset", "loader", "track", "engine", "runs"):
+        assert getattr(short, block) == getattr(spelled, block), block
+
+
+def test_a_dumped_config_loads_as_the_same() -> None:
+    config = load(DIGITS, ["dataset.shard={bytes: 2GB}", "engine.train.time=90m"])
+    assert config.engine.train.time == 5400
+    assert config.dataset.shard.bytes == 2_000_000_000
+    assert Config.model_validate(json.loads(config.model_dump_json())) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("train.lrr=3", "train.lrr: unknown key; did you mean lr?"),
+        ("dataset.source.imge=x", "dataset.source.imge: unknown key; did you mean image?"),
+        ("trainn.steps=3", "trainn: unknown key; did you mean train?"),
+        ("train.lr=-1", "train.lr: should be greater than 0, not -1"),
+        ("train.batch_size=1", "train.batch_size: should be greater than or equal to 2, not 1"),
+        ("dataset.source.kind=tabel", "dataset.source: kind must be one of 'table', 'npz'"),
+        ("engine.train.time=30", "engine.train.time: 30 needs a number and a unit (s, m, h, d), such as 48h"),
+        (
+            "dataset.shard={bytes: 256}",
+            "dataset.shard.bytes: 256 needs a number and a unit (B, KB, MB, GB, TB)",
+        ),
+        ("dataset.shard={bytes: 1MB, samples: 3}", "dataset.shard: takes samples or bytes, not both"),
+        (
+            "dataset.splits={val: 0.6, test: 0.5}",
+            "dataset.splits: the shares held out leave nothing to train on",
+        ),
+        ("dataset.splits.val=2", "dataset.splits.val: should be less than 1, not 2"),
+        ("dataset.splits.train=0.5", "dataset.splits: 'train' cannot be held out"),
+        ("train.steps=null", "train: needs either steps or epochs"),
+        ("evaluate.every=150", "evaluate.every (150) must be a multiple of train.checkpoint_every (200)"),
+        ("evaluate.tasks=[zero_shot, zero_shot]", "evaluate: tasks: two are named 'zero_shot'"),
+        ("loader.workers=many", "loader.workers: should be a valid integer"),
+        ("name=a b", "name: should match pattern"),
+        ("train=3", "train: must be a block of keys"),
+        ("train.lr=${nowhere}", "train.lr: Interpolation key 'nowhere' not found"),
+        ("dataset.modality=volume_report", "modality volume_report cannot come from a source of kind table"),
+    ],
+)
+def test_each_mistake_names_its_key_and_fix(override: str, says: str) -> None:
+    assert says in complaint(override)
+
+
+def test_an_override_without_a_value_is_refused() -> None:
+    assert "needs KEY=VALUE" in complaint("train.lr")
+
+
+def test_a_missing_key_is_named() -> None:
+    message = complaint("dataset.source={kind: table, image: file, caption: caption}")
+    assert message.startswith("dataset.source.path: is required and missing")
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    for content, says in [
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (b"name: [", "is no valid YAML"),
+        (b"- a\n- b\n", "holds no keys"),
+        (b"", "name: is required and missing"),
+    ]:
+        path = tmp_path / "config.yaml"
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=says):
+            load(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        load(tmp_path / "nowhere.yaml")
+
+
+def test_interpolation_and_overrides_reach_the_values() -> None:
+    config = load(DIGITS, ["train.checkpoint_every=100", "evaluate.every=${train.checkpoint_every}"])
+    assert config.evaluate is not None
+    assert config.evaluate.every == 100

@@ -1,0 +1,100 @@
+"""The command line: every mistake is one line with its fix, every command speaks JSON on request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import cli, commands
+from tests.conftest import ROOT
+
+
+def tarmac(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def complaint(*arguments: str | Path, cwd: Path) -> str:
+    """The one line on standard error of a command that must end with exit code 2."""
+    result = tarmac(*arguments, cwd=cwd)
+    assert result.returncode == 2, result
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr
+
+
+def test_every_command_has_code_and_every_argument_a_meaning() -> None:
+    for name, (_, arguments) in cli.COMMANDS.items():
+        assert callable(getattr(commands, name))
+        assert set(arguments.split()) <= set(cli.ARGUMENTS)
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    shown = tarmac("--help", cwd=tmp_path).stdout
+    assert all(name in shown for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "required: COMMAND; see tarmac --help"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["build"], "required: CONFIG; see tarmac build --help"),
+        (["build", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["build", "digits-clip.yaml", "--set", "dataset.sorce=1"], "dataset.sorce: unknown key; did you mean source?"),
+        (["build", "digits-clip.yaml"], "dataset.source.path: there is no file data/raw/digits/captions.csv"),
+        (["run", "digits-clip.yaml", "--set", "train=null", "--set", "evaluate=null"], "train: is required"),
+        (["report", "3f9a"], "no run in runs starts with '3f9a'"),
+        (["cancel", "3f9a", "--runs", "elsewhere"], "no run in elsewhere starts with '3f9a'"),
+        (["evaluate", "3f9a", "--step", "x"], "invalid int value: 'x'"),
+        (["verify", "nowhere"], "nowhere"),
+        (["example", "dogs"], "no example is named 'dogs'; there are: digits"),
+    ],
+)
+def test_a_wrong_command_is_one_line(arguments: list[str], says: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "configs/digits-clip.yaml", tmp_path)
+    assert says in complaint(*arguments, cwd=tmp_path)
+
+
+def test_an_error_as_json_stays_json(tmp_path: Path) -> None:
+    result = tarmac("build", "nowhere.yaml", "--json", cwd=tmp_path)
+    assert result.returncode == 2
+    told = json.loads(result.stdout)
+    assert told["ok"] is False
+    assert "nowhere.yaml" in told["error"]
+
+
+def test_a_dead_prefect_server_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    assert tarmac("example", "digits", cwd=tmp_path).returncode == 0
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    says = complaint("build", "configs/digits-clip.yaml", cwd=tmp_path)
+    assert "http://127.0.0.1:9/api: no Prefect server answers there" in says
+
+
+def test_the_schema_names_every_block(tmp_path: Path) -> None:
+    schema = json.loads(tarmac("schema", cwd=tmp_path).stdout)
+    assert set(schema["properties"]) >= {"name", "dataset", "loader", "train", "evaluate", "track", "engine"}
+    assert "decoded" in schema["$defs"]["ImageRules"]["properties"]["max_pixels"]["description"]
+
+
+def test_verify_speaks_both_ways(digits_dataset: Path, tmp_path: Path) -> None:
+    told = tarmac("verify", digits_dataset, "--quick", "--json", cwd=tmp_path)
+    assert (json.loads(told.stdout)["ok"], json.loads(told.stdout)["findings"]) == (True, [])
+    copy = shutil.copytree(digits_dataset / "current", tmp_path / "copy")
+    (copy / "val/000001.tar").unlink()
+    broken = tarmac("verify", copy, "--quick", cwd=tmp_path)
+    assert broken.returncode == 1
+    assert "shard.missing" in broken.stdout
+    assert "val/000001.tar" in broken.stdout
+    assert "Traceback" not in broken.stderr
+
+
+def test_the_example_is_left_alone_when_it_is_there(tmp_path: Path) -> None:
+    assert "1,797 samples" in tarmac("example", "digits", cwd=tmp_path).stdout
+    assert "left alone" in tarmac("example", "digits", cwd=tmp_path).stdout
