@@ -1,0 +1,117 @@
+"""What became of every raw sample of a run's datasets: the counts of the manifest, and the rejects by reason.
+
+A version may have been pruned or moved since the run; then the account says so instead of failing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tasks.core.errors import TarmacError
+from tasks.core.formats import shorten
+from tasks.dataset.manifest import Manifest, read_manifest
+from tasks.runs.identity import DataRef
+from tasks.runs.plan import version_path
+
+EXAMPLES = 3
+MEANINGS: Mapping[str, str] = {
+    "source.unreadable": "the file could not be read",
+    "member.missing": "a part of the sample is missing, such as its image file",
+    "key.duplicate": "another sample has the same key",
+    "image.undecodable": "the image is damaged",
+    "image.empty": "the image file has no bytes",
+    "image.not_an_image": "the file is no image, whatever its name says",
+    "image.too_large": "the image has more pixels than dataset.image.max_pixels",
+    "image.too_small": "a side is shorter than dataset.image.min_side",
+    "caption.missing": "there is no caption",
+    "caption.empty": "the caption has no characters",
+    "caption.encoding": "the caption is not UTF-8",
+    "volume.undecodable": "the volume is damaged",
+    "volume.pickle": "the file holds Python objects, which are never loaded",
+    "volume.shape": "the volume does not have three dimensions",
+    "volume.dtype": "the volume's numbers are of a type that cannot be taken",
+    "volume.nonfinite": "the volume holds values that are not finite",
+    "volume.hu_range": "the values cannot be Hounsfield units",
+    "volume.spacing": "the distance between slices cannot be right",
+    "report.missing": "there is no report",
+    "labels.missing": "there are no labels",
+    "archive.bomb": "the archive unpacks to more than is allowed",
+    "archive.unsafe": "the archive holds paths or links that could escape",
+}
+
+
+@dataclass(frozen=True)
+class Rejects:
+    """The rejects of one reason; `examples` are (key, detail) of the first, none for a private dataset."""
+
+    reason: str
+    count: int
+    examples: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def meaning(self) -> str:
+        return MEANINGS.get(self.reason, "")
+
+
+@dataclass(frozen=True)
+class Account:
+    """One dataset of a run. `manifest` is None when the version cannot be read; `why_none` says why."""
+
+    name: str
+    version: str
+    path: Path
+    manifest: Manifest | None = None
+    rejects: tuple[Rejects, ...] = ()
+    why_none: str = ""
+    why_no_examples: str = ""
+
+    @property
+    def held_out(self) -> str | None:
+        """The split that is not trained on: `val` where there is one."""
+        names = [name for name in (self.manifest.splits if self.manifest else ()) if name != "train"]
+        return "val" if "val" in names else next(iter(names), None)
+
+
+def read_account(ref: DataRef, private: bool) -> Account:
+    """The account of one dataset of a run; examples of rejects only where it is not private."""
+    path = version_path(ref)
+    name = Path(ref.dataset).name
+    try:
+        manifest = read_manifest(path)
+    except (TarmacError, OSError, ValueError) as error:
+        why = f"Version {ref.version} cannot be read: {str(error).splitlines()[0]}"
+        return Account(name, ref.version, path, why_none=why)
+    counts = {reason: number for reason, number in manifest.rejects.items() if number}
+    examples: dict[str, list[tuple[str, str]]] = {}
+    why_no_examples = ""
+    if counts and not private:
+        try:
+            examples = _examples(path / "rejects.parquet", counts)
+        except (OSError, ValueError) as error:
+            why_no_examples = f"rejects.parquet cannot be read: {str(error).splitlines()[0]}"
+    rejects = [Rejects(reason, number, tuple(examples.get(reason, ()))) for reason, number in counts.items()]
+    rejects.sort(key=lambda reject: (-reject.count, reject.reason))
+    return Account(name, ref.version, path, manifest, tuple(rejects), why_no_examples=why_no_examples)
+
+
+def _examples(table: Path, counts: Mapping[str, int]) -> dict[str, list[tuple[str, str]]]:
+    """The first rejects of each reason, read no further than needed."""
+    found: dict[str, list[tuple[str, str]]] = {reason: [] for reason in counts}
+    with pq.ParquetFile(table) as file:
+        for batch in file.iter_batches(columns=["reason", "original_key", "detail", "source"]):
+            wanting = {r: min(EXAMPLES, counts[r]) - len(rows) for r, rows in found.items()}
+            wanting = {reason: number for reason, number in wanting.items() if number > 0}
+            if not wanting:
+                break
+            for reason, number in wanting.items():
+                first = batch.filter(pc.field("reason") == reason).slice(0, number)
+                found[reason] += [
+                    (shorten(row["original_key"], 80), shorten(f"{row['detail']} ({row['source']})"))
+                    for row in first.to_pylist()
+                ]
+    return found

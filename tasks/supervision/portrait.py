@@ -1,0 +1,147 @@
+"""Who a run is, in the words of its report: what made its weights, when and where it was started.
+
+Pure. The facts come from `identity` in run.json, which is what the weights hang on; a field that it does not
+have is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.core.formats import count, counted, duration, percent, when
+from tasks.runs.folder import RunFolder
+from tasks.runs.record import Attempt, RunRecord
+
+MARKS: Mapping[str, tuple[str, str]] = {
+    "succeeded": ("good", "✓"),
+    "failed": ("bad", "✗"),
+    "stalled": ("bad", "✗"),
+    "cancelled": ("warn", "!"),
+}
+"""Tone and sign of a state; any other is still going on."""
+Pairs = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class AttemptLine:
+    """A line of the table of attempts; `lasted` is in seconds, None while it lives."""
+
+    number: int
+    started: float
+    lasted: float | None
+    host: str
+    job: str
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """What the page says of the run itself."""
+
+    id: str
+    name: str
+    folder: str
+    state: str = "unknown"
+    summary: str = "Its record, run.json, is missing."
+    steps: int | None = None
+    facts: Pairs = ()
+    attempts: Sequence[AttemptLine] = ()
+    versions: Pairs = ()
+
+    @property
+    def tone(self) -> str:
+        return MARKS.get(self.state, ("", "·"))[0]
+
+    @property
+    def sign(self) -> str:
+        return MARKS.get(self.state, ("", "·"))[1]
+
+
+def portrait(run: RunFolder, record: RunRecord | None) -> Portrait:
+    """The portrait of a run; without its record only what the folder's name says."""
+    if record is None:
+        return Portrait(run.id, run.name, run.name)
+    last = record.attempts[-1] if record.attempts else None
+    steps = record.identity.get("steps")
+    return Portrait(
+        id=record.id,
+        name=record.name,
+        folder=run.name,
+        state=record.state,
+        summary=_summary(record),
+        steps=steps if isinstance(steps, int) else None,
+        facts=_facts(record),
+        attempts=[_line(position, attempt) for position, attempt in enumerate(record.attempts, 1)],
+        versions=sorted(last.versions.items()) if last else [],
+    )
+
+
+def _summary(record: RunRecord) -> str:
+    fields = record.identity
+    parts = [_model(fields)]
+    steps, batch_size = fields.get("steps"), fields.get("batch_size")
+    if isinstance(steps, int) and isinstance(batch_size, int):
+        parts.append(f"{counted(steps, 'step')} of {counted(batch_size, 'sample')}")
+    lasted = [attempt.ended - attempt.started for attempt in record.attempts if attempt.ended is not None]
+    if lasted:
+        parts.append(f"ran {duration(sum(lasted))} in {counted(len(record.attempts), 'attempt')}")
+    if record.attempts:
+        parts.append(when(record.attempts[0].started))
+    return ", ".join(part for part in parts if part)
+
+
+def _facts(record: RunRecord) -> Pairs:
+    fields = record.identity
+    last = record.attempts[-1] if record.attempts else None
+    weighted = len(record.data) > 1
+    data = [
+        f"{ref.dataset}, version {ref.version}" + (f", weight {ref.weight:g}" if weighted else "")
+        for ref in record.data
+    ]
+    facts = [
+        ("Run", record.id),
+        ("Model", _model(fields)),
+        ("Data", "; ".join(data)),
+        ("Seed", _text(fields, "seed")),
+        ("Steps", _text(fields, "steps")),
+        ("Batch", _text(fields, "batch_size", "{} samples a step")),
+        ("Learning rate", _learning_rate(fields)),
+        ("Weight decay", _text(fields, "weight_decay")),
+        ("Precision", _text(fields, "precision")),
+        ("CPU threads", _text(fields, "threads")),
+        ("Shuffle", _text(fields, "shuffle")),
+        ("Identity", _text(fields, "digest")),
+        ("Code", last.code_digest if last else ""),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _model(fields: Mapping[str, Any]) -> str:
+    model = fields.get("model")
+    if not isinstance(model, dict):
+        return str(fields.get("recipe", ""))
+    named = [str(model["name"])] if "name" in model else []
+    named += [f"{key} {value}" for key, value in model.items() if key != "name"]
+    return f"{fields.get('recipe', 'model')}: {', '.join(named)}"
+
+
+def _learning_rate(fields: Mapping[str, Any]) -> str:
+    rate, warmup = fields.get("lr"), fields.get("warmup")
+    if not isinstance(rate, int | float):
+        return str(rate or "")
+    if not warmup or not isinstance(warmup, int | float):
+        return f"{rate:g}, falling as a cosine"
+    steps = f"{count(warmup)} steps" if warmup >= 1 else f"{percent(warmup)} of the steps"
+    return f"{rate:g} after a warm-up of {steps}, then falling as a cosine"
+
+
+def _text(fields: Mapping[str, Any], key: str, words: str = "{}") -> str:
+    return words.format(fields[key]) if fields.get(key) is not None else ""
+
+
+def _line(position: int, attempt: Attempt) -> AttemptLine:
+    lasted = None if attempt.ended is None else attempt.ended - attempt.started
+    outcome = attempt.outcome or ("no outcome recorded" if attempt.ended is not None else "not over")
+    return AttemptLine(position, attempt.started, lasted, attempt.host, attempt.job or "", outcome)

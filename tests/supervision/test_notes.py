@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+
+from tasks.core.schema import Config
+from tasks.runs.folder import RunFolder
+from tasks.runs.ledger import Entry
+from tasks.runs.record import RunRecord, State
+from tasks.supervision.evidence import Evidence
+from tasks.supervision.notes import Note, notes
+from tests.supervision.finished_run import make_config
+from tests.supervision.test_scores import result
+
+RUN = RunFolder(Path("runs/digits-clip-0123456789ab"))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return make_config(tmp_path, ["a"])
+
+
+def kinds(evidence: Evidence) -> list[str]:
+    return [note.kind for note in notes(evidence)]
+
+
+def evidence(config: Config | None, state: State = "running", **changes: object) -> Evidence:
+    state_record = RunRecord(
+        id=RUN.id, name="digits-clip", identity={}, data=[], state=state, reason="because"
+    )
+    values = {"rows": [{}], "results": [result(200, 0.9)], **changes}
+    return Evidence(RUN, state_record, config, **values)  # type: ignore[arg-type]
+
+
+def test_each_evaluation_without_a_result_is_told_by_where_it_stands(config: Config) -> None:
+    entry = Entry("u", 400, "zero_shot", "submitted", None, 1, 0.0)
+    found = kinds(evidence(config, ledger={entry.key: entry}, last_checkpoint=400))
+    assert "Evaluation under way: zero_shot at step 400" in found
+    assert "1 evaluation to come" in found
+    assert not [kind for kind in found if "step 200" in kind]
+    assert "Evaluation not started: zero_shot at step 600" in kinds(evidence(config, last_checkpoint=600))
+
+
+def test_done_without_a_result_counts_as_lost(config: Config) -> None:
+    entry = Entry("u", 400, "zero_shot", "done", None, 1, 0.0)
+    (note,) = [note for note in notes(evidence(config, ledger={entry.key: entry})) if "lost" in note.kind]
+    assert note.tone == "bad" and "The ledger says done" in note.lines[0]
+
+
+def test_the_gravest_note_comes_first(config: Config) -> None:
+    findings = [
+        {"code": "a", "severity": "info"},
+        {"code": "b", "severity": "warning"},
+        {"code": "c", "severity": "error"},
+    ]
+    found = notes(evidence(config, "failed", findings=findings), [Note("warn", "more")])
+    tones = [note.tone for note in found]
+    assert tones == sorted(tones, key=["bad", "warn", ""].index)
+    assert found[0].kind == "The run failed" and found[0].lines[0] == "because"
+    assert "more" in [note.kind for note in found]
+
+
+def test_many_notes_do_not_bury_the_page(config: Config) -> None:
+    many = config.model_copy(
+        update={"train": config.train and config.train.model_copy(update={"steps": 100_000})}
+    )
+    (note,) = [note for note in notes(evidence(many)) if "to come" in note.kind]
+    assert note.kind == "499 evaluations to come" and note.lines[0].endswith("zero_shot at step 1,000, …")
+    found = notes(evidence(config, findings=[{"code": "a"}] * 1000))
+    assert len(found) == 41 and "more notes" in found[-1].kind
+
+
+def test_a_config_without_evaluations_misses_none(config: Config) -> None:
+    alone = config.model_copy(update={"evaluate": None})
+    assert not [kind for kind in kinds(evidence(alone, "succeeded", results=[])) if "Evaluation" in kind]
+
+
+def test_a_config_in_epochs_expects_nothing_yet(config: Config) -> None:
+    assert config.train is not None
+    train = config.train.model_copy(update={"steps": None, "epochs": 3})
+    assert not [
+        kind for kind in kinds(evidence(config.model_copy(update={"train": train}))) if "Evaluation" in kind
+    ]
