@@ -1,0 +1,1 @@
+"""Raw data to versions of a dataset: sources, samples and their checks, plan, shards, manifest, verify."""

@@ -1,0 +1,41 @@
+"""The user's own rules on a sample's fields: a number is a minimum, a text equal, a list one of its values.
+
+A table's cell may be a text that holds a number; it is compared as the rule's type asks. What cannot be
+compared does not meet the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def passes(rules: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    """Whether the fields meet every rule."""
+    return all(_meets(rule, fields.get(name)) for name, rule in rules.items())
+
+
+def _meets(rule: Any, value: Any) -> bool:
+    if isinstance(rule, list):
+        return any(_equals(allowed, value) for allowed in rule)
+    if isinstance(rule, int | float) and not isinstance(rule, bool):
+        number = _number(value)
+        return number is not None and number >= rule
+    return _equals(rule, value)
+
+
+def _equals(rule: Any, value: Any) -> bool:
+    if isinstance(rule, bool):
+        return value is rule or (isinstance(value, str) and value.lower() == str(rule).lower())
+    if isinstance(rule, int | float):
+        return _number(value) == rule
+    return value is not None and str(value) == str(rule)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None

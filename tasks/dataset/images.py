@@ -1,0 +1,115 @@
+"""Images as shards hold them: decoded whole to prove them sound, stored as given or re-encoded.
+
+Formats are told by their first bytes and handed to that format's decoder alone, not to `Image.open`: a file
+is never tried as PostScript or the like, the pixel count is checked before anything is decoded, and Pillow's
+process-wide limits and warnings stay untouched.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+from PIL import Image, ImageOps
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from tasks.core.schema import ImageRules
+from tasks.dataset.reasons import Reject
+
+MEMBERS = ("jpg", "png", "webp")
+"""Suffixes an image may have in a shard; the others are only read, to be re-encoded."""
+
+DECODERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
+    "jpg": JpegImageFile,
+    "png": PngImageFile,
+    "webp": WebPImageFile,
+    "bmp": BmpImageFile,
+    "gif": GifImageFile,
+    "tiff": TiffImageFile,
+}
+ENCODERS: dict[str, dict[str, object]] = {
+    "jpg": {"format": "JPEG", "quality": 92},
+    "png": {"format": "PNG"},
+    "webp": {"format": "WEBP", "quality": 90},
+}
+PNG_END = b"IEND\xaeB`\x82"
+
+
+def kind_of(data: bytes) -> str | None:
+    """The format's name by its signature; None when it is no known image."""
+    if data.startswith(b"\xff\xd8\xff"):
+        return "jpg"
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    if data.startswith((b"II*\0", b"MM\0*")):
+        return "tiff"
+    return "bmp" if data.startswith(b"BM") else None
+
+
+def decode(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
+    """The image's format and its decoded pixels; Reject when it is not sound or not within the limits."""
+    if not data:
+        raise Reject("image.empty", "0 bytes")
+    kind = kind_of(data)
+    if kind is None:
+        start = data[:16].decode("ascii", "replace")
+        raise Reject("image.not_an_image", f"starts with {start!r}, like no image format")
+    try:
+        image = DECODERS[kind](io.BytesIO(data))
+    except Exception as error:  # noqa: BLE001 - decoders raise whatever a torn header leads them to
+        raise _undecodable(kind, error) from None
+    _check_size(image, rules)
+    try:
+        image.load()
+    except Exception as error:  # noqa: BLE001 - as above, for torn pixels
+        raise _undecodable(kind, error) from None
+    if kind == "png" and PNG_END not in data[-4096:] and PNG_END not in data:
+        raise Reject("image.undecodable", "png: ends before its last chunk")
+    return kind, image
+
+
+def _undecodable(kind: str, error: Exception) -> Reject:
+    return Reject("image.undecodable", f"{kind}: {type(error).__name__}: {str(error)[:200]}")
+
+
+def _check_size(image: ImageFile, rules: ImageRules) -> None:
+    width, height = image.size
+    if width * height > rules.max_pixels:
+        raise Reject("image.too_large", f"{width} x {height}, more than {rules.max_pixels:,} pixels")
+    if min(width, height) < rules.min_side:
+        raise Reject("image.too_small", f"{width} x {height}, shorter than {rules.min_side}")
+
+
+def store(data: bytes, rules: ImageRules) -> tuple[str, bytes, tuple[int, int]]:
+    """Suffix, bytes and (width, height) of the image as the rules want it stored; Reject as `decode`."""
+    kind, image = decode(data, rules)
+    fits = rules.max_side is None or max(image.size) <= rules.max_side
+    if fits and kind in MEMBERS and rules.encode in ("keep", kind):
+        return kind, data, image.size
+    if rules.encode == "keep" and kind not in MEMBERS:
+        fix = "set dataset.image.encode"
+        raise Reject("image.undecodable", f"shards hold {', '.join(MEMBERS)}, not {kind}: {fix}")
+    suffix = kind if rules.encode == "keep" else rules.encode
+    return suffix, *_encode(image, suffix, rules.max_side)
+
+
+def _encode(image: Image.Image, suffix: str, max_side: int | None) -> tuple[bytes, tuple[int, int]]:
+    """Upright, scaled down to `max_side` and encoded; a palette or CMYK becomes RGB."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode not in ("L", "RGB", "RGBA") or (suffix == "jpg" and image.mode == "RGBA"):
+        image = image.convert("RGB")
+    if max_side is not None:
+        image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    image.save(file, **ENCODERS[suffix])  # type: ignore[arg-type]
+    return file.getvalue(), image.size

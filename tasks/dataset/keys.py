@@ -1,0 +1,42 @@
+"""Keys of samples and the hash bits that place them.
+
+A key is the sample's name in tars, tables and findings: it must survive every file system, tar reader and
+the first-dot rule of webdataset, so it is cut down to `A-Z a-z 0-9 _ -`. Shards and splits use independent
+bits, so that the held-out samples are not those of some shards.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+
+LONGEST = 80
+HASH_BITS = 64
+_SUFFIX = re.compile(r"\.(?:nii\.gz|nii|npz|npy|b2nd|jpe?g|jfif|png|webp|bmp|gif|tiff?)\Z", re.IGNORECASE)
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def stem(path: str) -> str:
+    """The path without its known suffix: `a/b.nii.gz` -> `a/b`."""
+    return _SUFFIX.sub("", path)
+
+
+def key_of(original: str) -> str:
+    """The key of a relative path; a short hash tells apart what the cleaning would make equal."""
+    name = stem(original)
+    key = _OTHER.sub("_", name)
+    if key == name and 0 < len(key) <= LONGEST:
+        return key
+    mark = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{key[: LONGEST - len(mark) - 1]}-{mark}"
+
+
+def position(key: str) -> int:
+    """Where the key stands among all keys: 64 bits that cut samples into shards and order them within."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=8, person=b"tarmac-shard").digest(), "big")
+
+
+def lot(text: str) -> float:
+    """A number in [0, 1) that a key or group draws for its split."""
+    drawn = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, person=b"tarmac-split").digest()
+    return (int.from_bytes(drawn, "big") >> 11) / (1 << 53)

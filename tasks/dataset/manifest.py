@@ -1,0 +1,99 @@
+"""`manifest.json`: what a version of a dataset holds.
+
+Nothing in it depends on time, host, workers or path, so the same input gives the same file, and the version
+is named by its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tasks.core.errors import DataError
+
+NAME_DIGITS = 12
+Count = Annotated[int, Field(ge=0)]
+
+
+class SplitSummary(BaseModel):
+    """The size of one split; `bytes` counts its tars."""
+
+    model_config = ConfigDict(frozen=True)
+
+    shards: Count
+    samples: Count
+    bytes: Count
+
+
+class SourceSummary(BaseModel):
+    """Where the samples came from: `digest` covers their keys and content, not times or paths."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str
+    digest: str
+
+
+class Manifest(BaseModel):
+    """The whole file. read = accepted + filtered + rejected."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format: Literal["tarmac/1"]
+    name: str
+    modality: str
+    digest: str
+    """SHA-256 of `content_lines`."""
+    splits: dict[str, SplitSummary]
+    read: Count
+    accepted: Count
+    filtered: Count
+    rejects: dict[str, Count]
+    source: SourceSummary
+    config_digest: str
+
+    @property
+    def rejected(self) -> int:
+        return sum(self.rejects.values())
+
+    @property
+    def shards(self) -> int:
+        return sum(split.shards for split in self.splits.values())
+
+    def to_bytes(self) -> bytes:
+        return (json.dumps(self.model_dump(), indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def content_digest(shards: Iterable[tuple[str, str]]) -> str:
+    """SHA-256 over the sorted lines `split/000000.tar sha256`, each ended by a newline."""
+    lines = sorted(f"{name} {sha256}\n" for name, sha256 in shards)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def version_name(manifest: bytes) -> str:
+    """The name of the version's folder: the first digits of the SHA-256 of its manifest's bytes."""
+    return hashlib.sha256(manifest).hexdigest()[:NAME_DIGITS]
+
+
+def read_manifest(version: Path) -> Manifest:
+    """The version's manifest; DataError when it is missing, torn, or of a newer format."""
+    path = version / "manifest.json"
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: {version} is no version of a dataset") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise DataError(f"{path} is damaged or newer than this program: {_worded(error)}") from None
+
+
+def _worded(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]

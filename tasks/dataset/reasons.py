@@ -1,0 +1,46 @@
+"""Why a raw sample could not be taken. A reject is counted and recorded by reason; it never stops a build."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Reason = Literal[
+    "source.unreadable",
+    "member.missing",
+    "key.duplicate",
+    "image.undecodable",
+    "image.empty",
+    "image.not_an_image",
+    "image.too_large",
+    "image.too_small",
+    "caption.missing",
+    "caption.empty",
+    "caption.encoding",
+    "volume.undecodable",
+    "volume.pickle",
+    "volume.shape",
+    "volume.dtype",
+    "volume.nonfinite",
+    "volume.hu_range",
+    "report.missing",
+    "labels.missing",
+    "archive.bomb",
+]
+
+
+class Reject(Exception):
+    """One raw sample cannot be taken.
+
+    `detail` is for a person and must be the same wherever and whenever the sample is read: no addresses, no
+    absolute paths, no line numbers.
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason: Reason = reason
+        self.detail = detail
+
+
+def printable(text: str) -> str:
+    """The text with whatever is not valid Unicode (bytes that were not UTF-8) written out as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()

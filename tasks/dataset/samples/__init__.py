@@ -1,0 +1,16 @@
+"""Modalities. A new one is a file beside these and a line in MODALITIES."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tasks.dataset.samples.image_text import IMAGE_TEXT
+from tasks.dataset.samples.sample import Fault, Modality, Taken, missing
+from tasks.dataset.samples.volume_report import VOLUME_REPORT
+
+__all__ = ["MODALITIES", "Fault", "Modality", "Taken", "missing"]
+
+MODALITIES: Mapping[str, Modality] = {
+    "image_text": IMAGE_TEXT,
+    "volume_report": VOLUME_REPORT,
+}

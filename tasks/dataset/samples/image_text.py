@@ -1,0 +1,64 @@
+"""Image-text pairs: an image that decodes whole, a caption that says something, further fields as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from tasks.core.schema import ImageRules
+from tasks.dataset import images
+from tasks.dataset.reasons import Reject
+from tasks.dataset.samples.sample import Fault, Modality, Taken
+from tasks.dataset.tar import Members
+
+ANY_SIZE = ImageRules(max_pixels=1 << 29)
+"""What the build allowed is not known here; a torn header must still not ask for all the memory."""
+
+
+def take(raw: Members, rules: ImageRules) -> Taken:
+    caption = bytes(raw["txt"]).decode()
+    if not caption.strip():
+        raise Reject("caption.empty", "the caption is blank" if caption else "the caption is empty")
+    suffix, image, (width, height) = images.store(bytes(raw["image"]), rules)
+    members = {suffix: image, "txt": raw["txt"]}
+    if "json" in raw:
+        members["json"] = raw["json"]
+    return Taken(members, {"width": width, "height": height, "caption_length": len(caption)})
+
+
+def judge(members: Mapping[str, bytes]) -> list[Fault]:
+    faults = []
+    for suffix in images.MEMBERS:
+        if suffix in members:
+            try:
+                kind, _ = images.decode(members[suffix], ANY_SIZE)
+                if kind != suffix:
+                    faults.append(Fault("member.undecodable", suffix, f"holds a {kind}"))
+            except Reject as reject:
+                faults.append(Fault("member.undecodable", suffix, str(reject)))
+    return faults + judge_text(members) + judge_json(members)
+
+
+def judge_text(members: Mapping[str, bytes]) -> list[Fault]:
+    try:
+        text = members.get("txt", b"-").decode()
+    except UnicodeDecodeError as error:
+        return [Fault("member.undecodable", "txt", f"not UTF-8: {error.reason} at byte {error.start}")]
+    return [] if text.strip() else [Fault("member.empty", "txt", "the text is blank")]
+
+
+def judge_json(members: Mapping[str, bytes]) -> list[Fault]:
+    try:
+        value = json.loads(members.get("json", b"{}"))
+    except (ValueError, RecursionError) as error:
+        return [Fault("member.undecodable", "json", str(error))]
+    return [] if isinstance(value, dict) else [Fault("member.undecodable", "json", "no JSON object")]
+
+
+IMAGE_TEXT = Modality(
+    take=take,
+    judge=judge,
+    required=(images.MEMBERS, ("txt",)),
+    statistics=("width", "height", "caption_length"),
+    undecodable="image.undecodable",
+)

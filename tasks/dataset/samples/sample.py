@@ -1,0 +1,49 @@
+"""What the rules of every modality do: take a raw sample in, and judge one that is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.core.schema import ImageRules
+from tasks.dataset.reasons import Reason
+from tasks.dataset.tar import Buffer, Members
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A sample as it goes into a shard, and its cheap statistics."""
+
+    members: Mapping[str, Buffer]
+    statistics: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a stored member."""
+
+    code: str
+    member: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Modality:
+    """The rules of one modality.
+
+    `take` checks raw members and returns what is stored, or raises Reject. `judge` checks stored members
+    whole. `required` holds the member sets of which one of each must be there. `statistics` names the columns
+    that `take` returns. `undecodable` is the reason of whatever no rule foresaw.
+    """
+
+    take: Callable[[Members, ImageRules], Taken]
+    judge: Callable[[Mapping[str, bytes]], list[Fault]]
+    required: tuple[tuple[str, ...], ...]
+    statistics: tuple[str, ...]
+    undecodable: Reason
+
+
+def missing(required: tuple[tuple[str, ...], ...], there: Mapping[str, Any]) -> list[str]:
+    """The required members that are not there, as `jpg|png|webp` where one of several would do."""
+    return ["|".join(choices) for choices in required if not any(choice in there for choice in choices)]

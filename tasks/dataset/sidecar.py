@@ -1,0 +1,111 @@
+"""What is known of a converted shard, one row for each of its raw samples, taken or rejected, in order.
+
+A sidecar is written last, so its presence says that the shard is done. The version keeps the sidecars of all
+its shards in one table, `inputs.parquet`, from which a later build takes over whatever has not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.dataset.listing import Entry
+from tasks.dataset.reasons import Reject, printable
+from tasks.dataset.samples import MODALITIES
+from tasks.dataset.tar import Span
+
+LEAF_COLUMNS: Mapping[str, Any] = {
+    "leaf": pa.string(),
+    "tar": pa.string(),
+    "sha256": pa.string(),
+    "bytes": pa.int64(),
+}
+SAMPLE_COLUMNS: Mapping[str, Any] = {
+    "key": pa.string(),
+    "original_key": pa.string(),
+    "group": pa.string(),
+    "file": pa.string(),
+    "size": pa.int64(),
+    "mtime_ns": pa.int64(),
+    "reason": pa.string(),
+    "detail": pa.string(),
+    "content": pa.binary(16),
+    "offset": pa.uint64(),
+    "length": pa.uint64(),
+    "crc32c": pa.uint32(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one raw sample: a span in the tar with content digest and statistics, or a reject."""
+
+    entry: Entry
+    span: Span | None
+    content: bytes | None
+    statistics: Mapping[str, int]
+    reject: Reject | None
+
+
+def schema(modality: str) -> Any:
+    statistics = dict.fromkeys(MODALITIES[modality].statistics, pa.int32())
+    return pa.schema({**LEAF_COLUMNS, **SAMPLE_COLUMNS, **statistics}.items())
+
+
+def sidecar(
+    modality: str, leaf: str, sha256: str | None, size_bytes: int, outcomes: Sequence[Outcome]
+) -> Any:
+    """The table of one shard; `sha256` is None where every sample was rejected and there is no tar."""
+    count = len(outcomes)
+    columns: dict[str, list[Any]] = {
+        "leaf": [leaf] * count,
+        "tar": [None] * count,
+        "sha256": [sha256] * count,
+        "bytes": [size_bytes] * count,
+        "key": [outcome.entry.key for outcome in outcomes],
+        "original_key": [printable(outcome.entry.original_key) for outcome in outcomes],
+        "group": [_printable(outcome.entry.group) for outcome in outcomes],
+        "file": [printable(outcome.entry.file) for outcome in outcomes],
+        "size": [outcome.entry.size for outcome in outcomes],
+        "mtime_ns": [outcome.entry.mtime_ns for outcome in outcomes],
+        "reason": [outcome.reject and outcome.reject.reason for outcome in outcomes],
+        "detail": [outcome.reject and printable(outcome.reject.detail) for outcome in outcomes],
+        "content": [outcome.content for outcome in outcomes],
+        "offset": [outcome.span and outcome.span.offset for outcome in outcomes],
+        "length": [outcome.span and outcome.span.length for outcome in outcomes],
+        "crc32c": [outcome.span and outcome.span.crc32c for outcome in outcomes],
+    }
+    for name in MODALITIES[modality].statistics:
+        columns[name] = [outcome.statistics.get(name) for outcome in outcomes]
+    return pa.table(columns, schema(modality))
+
+
+def _printable(text: str | None) -> str | None:
+    return None if text is None else printable(text)
+
+
+def by_leaf(inputs: Any) -> dict[str, Any]:
+    """The sidecars in a version's `inputs.parquet`, by leaf; its rows stand leaf by leaf."""
+    names = inputs.column("leaf").to_numpy()
+    if not len(names):
+        return {}
+    starts = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]]))
+    stops = np.append(starts[1:], len(names))
+    return {
+        names[start]: inputs.slice(start, stop - start) for start, stop in zip(starts, stops, strict=True)
+    }
+
+
+def first(table: Any, column: str) -> Any:
+    """A fact of the whole shard, which every row repeats."""
+    return table.column(column)[0].as_py()
+
+
+def accepted(table: Any) -> Any:
+    """The rows of samples that are in the tar."""
+    return table.filter(pc.is_null(table.column("reason")))

@@ -1,0 +1,1 @@
+"""What `tasks.dataset.verify` looks at: tables, files, index, and the inside of each shard."""

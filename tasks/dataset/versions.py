@@ -1,0 +1,103 @@
+"""The versions of a dataset: which is current, the switch to another, and which may go.
+
+A version is complete and never changes, so a reader of one is not disturbed by a build or a switch. A run
+that uses one pins it (`pins/<run id>` holds its name), and a pinned version is never pruned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+from tasks.core.errors import UsageError
+from tasks.core.files import link_atomic
+from tasks.core.lease import Held, Lease
+from tasks.dataset.manifest import Manifest, read_manifest
+
+__all__ = ["Manifest", "current", "is_intact", "listed", "publish", "read_manifest", "resolve"]
+
+_NAME = re.compile(r"[0-9a-f]{12}")
+_DOOMED = ".pruned-"
+
+
+def current(dataset: Path) -> Path | None:
+    """The folder of the current version; None before the first one is published."""
+    try:
+        version = dataset / os.readlink(dataset / "current")
+    except OSError:
+        return None
+    return version if (version / "manifest.json").is_file() else None
+
+
+def resolve(path: Path) -> Path:
+    """The version's folder of a dataset, its `current`, or a version wherever it lies; else UsageError."""
+    if path.is_symlink():
+        path = path.parent / os.readlink(path)
+    if (path / "manifest.json").is_file():
+        return path
+    version = current(path)
+    if version is None:
+        there = "holds no version of a dataset" if path.is_dir() else "is no folder"
+        raise UsageError(f"{path} {there}; give DATASET or DATASET/versions/VERSION, or build it first")
+    return version
+
+
+def listed(dataset: Path) -> list[Path]:
+    """All versions, the most recently built first."""
+    folder = dataset / "versions"
+    found = [entry for entry in folder.glob("*") if _NAME.fullmatch(entry.name)]
+    return sorted(found, key=lambda version: (_built(version), version.name), reverse=True)
+
+
+def _built(version: Path) -> int:
+    try:
+        return (version / "build.json").stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def is_intact(version: Path, manifest: Manifest) -> bool:
+    """Whether every split has its tars in number and total size, its index and its samples; a quick look."""
+    for split, summary in manifest.splits.items():
+        try:
+            sizes = [e.stat().st_size for e in os.scandir(version / split) if e.name.endswith(".tar")]
+        except OSError:
+            return False
+        if len(sizes) != summary.shards or sum(sizes) != summary.bytes:
+            return False
+        beside = (f"index/{split}.npy", f"samples/{split}.parquet", f"{split}/sizes.json")
+        if not all((version / name).is_file() for name in beside):
+            return False
+    return all((version / name).is_file() for name in ("shards.parquet", "rejects.parquet", "inputs.parquet"))
+
+
+def publish(dataset: Path, version: Path, keep: int) -> None:
+    """Make the version current by one rename, then prune all but the newest `keep`.
+
+    While somebody else builds, nothing is pruned, because that build may link shards of any version; the
+    next publication prunes.
+    """
+    link_atomic(dataset / "current", f"versions/{version.name}")
+    with contextlib.suppress(Held), Lease(dataset / "lease.json"):
+        _prune(dataset, keep)
+
+
+def _prune(dataset: Path, keep: int) -> None:
+    now = current(dataset)
+    others = [version for version in listed(dataset) if version != now]
+    pinned = {_pin(path) for path in (dataset / "pins").glob("*")}
+    for version in others[max(keep - 1, 0) :]:
+        if version.name not in pinned:
+            doomed = version.with_name(_DOOMED + version.name)
+            os.rename(version, doomed)  # a version is there whole or not at all
+            shutil.rmtree(doomed)
+
+
+def _pin(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,111 @@
+"""Small raw data for the tests of this folder, and configs that read it."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tasks.core.config import validate
+from tasks.core.schema import Config
+
+VOLATILE = ("build.json", "inputs.parquet")
+
+
+def png(seed: int, side: int = 12, kind: str = "PNG") -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def write_table(
+    folder: Path, rows: list[tuple[Any, ...]], header: tuple[str, ...] = ("file", "caption", "label")
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "captions.csv"
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+    return path
+
+
+def table(folder: Path, count: int, side: int = 12) -> list[tuple[str, str, str]]:
+    """`count` images with captions; returns the table's rows."""
+    rows = [(f"{number:04d}.png", f"picture {number}", f"label {number % 3}") for number in range(count)]
+    write_table(folder, rows)
+    for number, (name, _, _) in enumerate(rows):
+        (folder / name).write_bytes(png(number, side))
+    return rows
+
+
+def config(folder: Path, output: Path, workers: int = 1, **dataset: Any) -> Config:
+    block = {
+        "output": str(output),
+        "modality": "image_text",
+        "source": {
+            "kind": "table",
+            "path": str(folder / "captions.csv"),
+            "image": "file",
+            "caption": "caption",
+        },
+        "shard": {"samples": 16},
+        **dataset,
+    }
+    return validate(
+        {"name": "test", "dataset": block, "engine": {"build": {"kind": "local", "workers": workers}}}, "test"
+    )
+
+
+def volume(seed: int, shape: tuple[int, ...] = (4, 6, 5)) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-1000, 1000, shape).astype(np.int16)
+
+
+def volumes(folder: Path, count: int, **arguments: Any) -> None:
+    """`count` NPZ files of two scans a patient, with reports and labels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"p{number // 2}_scan_{number % 2}" for number in range(count)]
+    for number, name in enumerate(names):
+        np.savez_compressed(folder / f"{name}.npz", arr_0=volume(number))
+    (folder / "reports.csv").write_text(
+        "VolumeName,Findings,Impression\n"
+        + "".join(f"{name}.nii.gz,Clear lungs.,Healthy {name}.\n" for name in names)
+    )
+    (folder / "labels.csv").write_text(
+        "VolumeName,effusion,nodule\n" + "".join(f"{name}.nii.gz,0,1\n" for name in names)
+    )
+
+
+def volume_config(folder: Path, output: Path, workers: int = 1, source: Any = None, **dataset: Any) -> Config:
+    block = {
+        "output": str(output),
+        "modality": "volume_report",
+        "source": {
+            "kind": "npz",
+            "path": str(folder),
+            "fields": {"patient": r"(p\d+)_"},
+            "reports": {"path": "reports.csv", "key": "VolumeName", "text": ["Findings", "Impression"]},
+            "labels": {"path": "labels.csv", "key": "VolumeName"},
+            **(source or {}),
+        },
+        "shard": {"samples": 4},
+        **dataset,
+    }
+    return validate(
+        {"name": "test", "dataset": block, "engine": {"build": {"kind": "local", "workers": workers}}}, "test"
+    )
+
+
+def contents(version: Path, without: tuple[str, ...] = VOLATILE) -> dict[str, str]:
+    """The SHA-256 of every file of a version that must not depend on time, host or workers."""
+    return {
+        path.relative_to(version).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(version.rglob("*"))
+        if path.is_file() and path.name not in without
+    }

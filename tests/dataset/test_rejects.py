@@ -1,0 +1,140 @@
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.core.errors import DataError
+from tasks.dataset import versions
+from tasks.dataset.build import build
+from tasks.dataset.verify import verify
+from tests.dataset import raw
+
+
+def bad_table(folder: Path) -> dict[str, str]:
+    """40 sound samples and one of each fault; returns the reason by the fault's file."""
+    rows = raw.table(folder, 40)
+    html, torn, empty, latin, missing = "html.png", "torn.png", "empty.png", "latin.png", "missing.png"
+    nothing = "nothing.png"
+    (folder / html).write_text("<!doctype html><html>404</html>")
+    (folder / torn).write_bytes(raw.png(1, 40)[:500])
+    (folder / nothing).write_bytes(b"")
+    for name in (empty, latin):
+        (folder / name).write_bytes(raw.png(2))
+    raw.write_table(
+        folder,
+        [
+            *rows,
+            (missing, "a missing image", "x"),
+            (empty, "  ", "x"),
+            (html, "a web page", "x"),
+            ("0003.png", "a duplicate key", "x"),
+            (torn, "a truncated image", "x"),
+            (latin, "gr\udcfcn", "x"),  # the byte FC, which is no UTF-8
+            (nothing, "0 bytes", "x"),
+        ],
+    )
+    return {
+        missing: "member.missing",
+        empty: "caption.empty",
+        html: "image.not_an_image",
+        "0003.png": "key.duplicate",
+        torn: "image.undecodable",
+        latin: "caption.encoding",
+        nothing: "image.empty",
+    }
+
+
+def test_each_bad_input_is_accounted_for(tmp_path: Path) -> None:
+    expected = bad_table(tmp_path / "raw")
+    result = build(raw.config(tmp_path / "raw", tmp_path / "out", workers=2, reject_budget=0.2))
+    rows = pq.read_table(result.version / "rejects.parquet").to_pylist()
+    assert {row["file"]: row["reason"] for row in rows} == expected
+    assert [row["source"] for row in rows] == [f"captions.csv:{line}" for line in range(42, 49)]
+    assert all(row["detail"] and str(tmp_path) not in row["detail"] for row in rows)
+    assert result.rejects == dict.fromkeys(sorted(expected.values()), 1)
+    assert (result.read, result.accepted, result.filtered, result.rejected) == (47, 40, 0, 7)
+    assert verify(result.version, "full").findings == []
+
+
+def test_a_pickle_in_an_npz_is_accounted_for(tmp_path: Path) -> None:
+    raw.volumes(tmp_path / "ct", 8)
+    np.savez(tmp_path / "ct" / "p0_scan_0.npz", arr_0=np.array([{"a": 1}], dtype=object))
+    config = raw.volume_config(tmp_path / "ct", tmp_path / "out", reject_budget=0.2)
+    result = build(config)
+    rows = pq.read_table(result.version / "rejects.parquet").to_pylist()
+    assert [(row["file"], row["reason"]) for row in rows] == [("p0_scan_0.npz", "volume.pickle")]
+    assert (result.read, result.accepted) == (8, 7)
+
+
+def test_above_the_budget_the_old_version_stays(tmp_path: Path) -> None:
+    folder, output = tmp_path / "raw", tmp_path / "out"
+    raw.table(folder, 40)
+    first = build(raw.config(folder, output))
+    versions.publish(output, first.version, 3)
+    expected = bad_table(folder)
+    with pytest.raises(DataError) as caught:
+        build(raw.config(folder, output, workers=2, reject_budget=0.1))
+    message = str(caught.value)
+    assert "dataset.reject_budget (10.0%)" in message
+    rejects = pq.read_table(output / "staging" / "rejects.parquet").to_pylist()
+    told = {row["reason"] for row in rejects}
+    assert len(rejects) >= 5 and told <= set(expected.values())
+    assert all(f"1 {reason}" in message for reason in told)
+    assert versions.current(output) == first.version
+    assert [path.name for path in (output / "versions").iterdir()] == [first.version.name]
+    assert verify(output, "full").ok
+
+
+def test_the_work_of_a_failed_build_is_not_lost(tmp_path: Path) -> None:
+    folder, output = tmp_path / "raw", tmp_path / "out"
+    bad_table(folder)
+    with pytest.raises(DataError):
+        build(raw.config(folder, output, reject_budget=0.05))
+    staged = {path.name: path.stat().st_ino for path in (output / "staging").glob("*.tar")}
+    result = build(raw.config(folder, output, reject_budget=0.5))
+    kept = {path.stat().st_ino for path in result.version.glob("*/*.tar")}
+    assert staged and set(staged.values()) <= kept
+    assert not (output / "staging").exists()
+
+
+def test_a_build_stops_as_soon_as_it_must_fail(tmp_path: Path) -> None:
+    folder, output = tmp_path / "raw", tmp_path / "out"
+    rows = [(f"{number}.png", "absent", "") for number in range(400)]
+    raw.write_table(folder, rows)
+    with pytest.raises(DataError, match=r"member\.missing"):
+        build(raw.config(folder, output, workers=2, reject_budget=0.05))
+    assert 0 < len(list((output / "staging").glob("*.parquet"))) < 20
+
+
+def test_private_data_shows_in_no_message(tmp_path: Path) -> None:
+    bad_table(tmp_path / "raw")
+    with pytest.raises(DataError) as caught:
+        build(raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0, private=True))
+    assert "captions.csv:" not in str(caught.value)
+    assert "key.duplicate" in str(caught.value)
+
+
+def test_a_mended_reject_rewrites_one_shard(tmp_path: Path) -> None:
+    folder, output = tmp_path / "raw", tmp_path / "out"
+    bad_table(folder)
+    config = raw.config(folder, output, reject_budget=0.5)
+    versions.publish(output, build(config).version, 3)
+    (folder / "missing.png").write_bytes(raw.png(5))
+    mended = build(config)
+    assert mended.shards_rewritten == 1
+    assert "member.missing" not in mended.rejects
+    fresh = build(raw.config(folder, tmp_path / "fresh", reject_budget=0.5))
+    assert raw.contents(mended.version) == raw.contents(fresh.version)
+
+
+def test_a_shard_of_rejects_only_takes_no_number(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    raw.table(folder, 60)
+    config = raw.config(folder, tmp_path / "out", shard={"samples": 1}, reject_budget=0.9, splits={})
+    for number in range(0, 60, 2):
+        (folder / f"{number:04d}.png").write_bytes(b"no image")
+    result = build(config)
+    names = sorted(path.name for path in (result.version / "train").glob("*.tar"))
+    assert names == [f"{number:06d}.tar" for number in range(30)]
+    assert verify(result.version, "full").ok

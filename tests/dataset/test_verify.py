@@ -1,0 +1,370 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.core.errors import UsageError
+from tasks.core.findings import Finding
+from tasks.dataset import verify as verify_module
+from tasks.dataset import versions
+from tasks.dataset.build import build
+from tasks.dataset.manifest import Manifest, SplitSummary, content_digest
+from tasks.dataset.shards import INDEX, read_index
+from tasks.dataset.tar import END, ShardWriter, padding
+from tasks.dataset.verify import verify
+from tests.dataset import raw
+
+SHARD = "train/000001.tar"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound")
+    raw.table(folder / "raw", 120)
+    result = build(raw.config(folder / "raw", folder / "out"))
+    versions.publish(folder / "out", result.version, 3)
+    return folder / "out"
+
+
+@pytest.fixture
+def dataset(sound: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(sound, tmp_path / "out", symlinks=True))
+
+
+@pytest.fixture
+def version(dataset: Path) -> Path:
+    return versions.resolve(dataset)
+
+
+def codes(path: Path, level: Any = "default") -> set[str]:
+    return {finding.code for finding in verify(path, level).findings}
+
+
+def find(path: Path, code: str, level: Any = "default") -> Finding:
+    found = [finding for finding in verify(path, level).findings if finding.code == code]
+    assert len(found) == 1, f"{code} should be reported once, not {len(found)} times"
+    return found[0]
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 0x40]))
+
+
+@pytest.mark.parametrize("level", ["quick", "default", "full"])
+def test_a_sound_dataset_has_no_findings(sound: Path, level: Any) -> None:
+    for path in (sound, sound / "current", versions.resolve(sound)):
+        report = verify(path, level)
+        assert report.ok and report.findings == []
+    assert (report.not_seen == []) is (level == "full")
+
+
+def test_a_flipped_byte_names_shard_and_sample(version: Path) -> None:
+    entry = [row for row in read_index(version, "train") if row["shard"] == 1][3]
+    key = (
+        pq.read_table(version / "samples" / "train.parquet")
+        .filter(pa.compute.field("shard") == 1)["key"][3]
+        .as_py()
+    )
+    flip(version / SHARD, int(entry["offset"] + 600))
+    assert codes(version, "quick") == set(), "quick reads no content"
+    assert codes(version) == {"shard.checksum", "member.checksum"}
+    assert find(version, "member.checksum").where == {"split": "train", "shard": SHARD, "key": key}
+    assert json.loads(json.dumps(verify(version).to_json()))["ok"] is False
+
+
+def test_a_flipped_header_still_names_the_sample_and_sees_those_behind(version: Path) -> None:
+    rows = [row for row in read_index(version, "train") if row["shard"] == 1]
+    flip(version / SHARD, int(rows[2]["offset"]))
+    flip(version / SHARD, int(rows[5]["offset"] + 700))
+    found = [
+        finding.where["key"] for finding in verify(version).findings if finding.code == "member.checksum"
+    ]
+    keys = pq.read_table(version / "samples" / "train.parquet").filter(pa.compute.field("shard") == 1)["key"]
+    assert found == [keys[2].as_py(), keys[5].as_py()]
+
+
+@pytest.mark.parametrize(
+    "where", ["mid-member", "member boundary", "sample boundary", "end blocks", "one end block", "all"]
+)
+@pytest.mark.parametrize("level", ["quick", "default", "full"])
+def test_every_truncation_is_seen_at_every_level(version: Path, where: str, level: Any) -> None:
+    rows = [row for row in read_index(version, "train") if row["shard"] == 1]
+    size = (version / SHARD).stat().st_size
+    first_member = 512 + len(raw.png(0)) + padding(len(raw.png(0)))
+    offset = int(rows[4]["offset"])
+    at = {
+        "mid-member": offset + 700,
+        "member boundary": offset + 512 + (first_member - 512) // 512 * 512,
+        "sample boundary": offset,
+        "end blocks": size - len(END),
+        "one end block": size - len(END) // 2,
+        "all": 0,
+    }
+    os.truncate(version / SHARD, at[where])
+    finding = find(version, "shard.truncated", level)
+    assert finding.where["shard"] == SHARD and finding.remedy
+    assert codes(version, level) == {"shard.truncated"}
+
+
+def test_lost_end_blocks_are_seen_although_the_size_fits(version: Path) -> None:
+    with (version / SHARD).open("r+b") as file:
+        file.seek(-len(END), os.SEEK_END)
+        file.write(b"x" * len(END))
+    assert codes(version, "quick") == {"shard.truncated"}
+
+
+def test_a_missing_and_an_extra_shard(version: Path) -> None:
+    os.rename(version / SHARD, version / "train" / "000099.tar")
+    report = verify(version, "quick")
+    assert [(finding.code, finding.where["shard"]) for finding in report.findings] == [
+        ("shard.missing", SHARD),
+        ("shard.extra", "train/000099.tar"),
+    ]
+    assert codes(version, "full") == {"shard.missing", "shard.extra"}
+
+
+def test_swapped_shards_name_each_other(version: Path) -> None:
+    other = version / "train" / "000002.tar"
+    aside = version / "aside"
+    os.rename(version / SHARD, aside)
+    os.rename(other, version / SHARD)
+    os.rename(aside, other)
+    found = [finding for finding in verify(version).findings if finding.code == "shard.checksum"]
+    assert {finding.where["shard"]: finding.evidence.get("problem") for finding in found} == {
+        SHARD: "holds the content of train/000002.tar",
+        "train/000002.tar": f"holds the content of {SHARD}",
+    }
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:100]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_bytes(b"\xff\xfe\x00garbage"),
+        lambda path: path.unlink(),
+        lambda path: path.write_text(path.read_text().replace("tarmac/1", "tarmac/2")),
+        lambda path: path.write_text(path.read_text().replace('"read": 120', '"read": 121')),
+    ],
+)
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_a_torn_manifest_is_a_finding(dataset: Path, damage: Callable[[Path], Any], level: Any) -> None:
+    damage(versions.resolve(dataset) / "manifest.json")
+    assert codes(dataset, level) == {"manifest.invalid"}
+
+
+@pytest.mark.parametrize(
+    "name", ["shards.parquet", "rejects.parquet", "samples/train.parquet", "train/sizes.json"]
+)
+@pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "gone", "flipped"])
+def test_a_torn_table_is_a_finding(version: Path, name: str, damage: str) -> None:
+    path = version / name
+    data = path.read_bytes()
+    if damage == "flipped":
+        for offset in range(4, len(data), max(1, len(data) // 40)):
+            flip(path, offset)
+    else:
+        path.write_bytes(
+            {"cut": data[: len(data) // 2], "garbage": b"no table" * 9, "empty": b"", "gone": b""}[damage]
+        )
+    if damage == "gone":
+        path.unlink()
+    for level in ("quick", "default"):
+        assert codes(version, level) == {"manifest.invalid"}
+
+
+def test_tables_at_odds_with_the_manifest(version: Path) -> None:
+    table = pq.read_table(version / "shards.parquet")
+    pq.write_table(table.slice(0, table.num_rows - 1), version / "shards.parquet")
+    assert {"manifest.invalid", "shard.extra"} <= codes(version, "quick")
+    pq.write_table(table, version / "shards.parquet")
+    assert codes(version, "quick") == set()
+    sizes = json.loads((version / "train" / "sizes.json").read_text())
+    (version / "train" / "sizes.json").write_text(json.dumps({**sizes, "000000.tar": 1}))
+    assert codes(version, "quick") == {"manifest.invalid"}
+
+
+def _drop(index: np.ndarray) -> np.ndarray:
+    return index[:-1]
+
+
+def _shift(index: np.ndarray) -> np.ndarray:
+    index["offset"][7] += 512
+    return index
+
+
+def _swap(index: np.ndarray) -> np.ndarray:
+    index[[3, 4]] = index[[4, 3]]
+    return index
+
+
+def _renumber(index: np.ndarray) -> np.ndarray:
+    index["shard"][0] = 2
+    return index
+
+
+def _retype(index: np.ndarray) -> np.ndarray:
+    return index["offset"].copy()
+
+
+@pytest.mark.parametrize("change", [_drop, _shift, _swap, _renumber, _retype])
+def test_a_wrong_index_is_seen_at_once(version: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    path = version / "index" / "train.npy"
+    np.save(path, change(np.load(path)))
+    assert codes(version, "quick") == {"index.mismatch"}
+    assert codes(version) == {"index.mismatch"}
+
+
+def test_an_index_with_a_wrong_checksum_needs_the_content(version: Path) -> None:
+    path = version / "index" / "train.npy"
+    index = np.load(path)
+    index["crc32c"][7] ^= 1
+    np.save(path, index)
+    assert codes(version, "quick") == set()
+    assert codes(version) == {"index.mismatch"}
+    for data in (b"", b"garbage", path.read_bytes()[:200]):
+        path.write_bytes(data)
+        assert codes(version, "quick") == {"index.mismatch"}
+
+
+def forge(version: Path, samples: list[tuple[str, dict[str, bytes]]], extra: bytes = b"") -> None:
+    """Replace the dataset by one shard of these samples, with tables that agree with it."""
+    for path in [
+        *version.glob("*/*.tar"),
+        *version.glob("*/sizes.json"),
+        *version.glob("samples/*"),
+        *version.glob("index/*"),
+    ]:
+        path.unlink()
+    path = version / "train" / "000000.tar"
+    with ShardWriter(path) as writer:
+        spans = [writer.add(key, members) for key, members in samples]
+        if extra:
+            writer._append(extra)
+        sha256 = writer.finish()
+    index = np.array([(0, span.offset, span.length, span.crc32c) for span in spans], INDEX)
+    np.save(version / "index" / "train.npy", index)
+    keys = [key for key, _ in samples]
+    rows = {"key": keys, "original_key": keys, "shard": [0] * len(keys), "row": list(range(len(keys)))}
+    pq.write_table(pa.table(rows), version / "samples" / "train.parquet")
+    (version / "train" / "sizes.json").write_text(json.dumps({"000000.tar": len(keys)}))
+    shard = {
+        "name": "train/000000.tar",
+        "split": "train",
+        "sha256": sha256,
+        "bytes": writer.size_bytes,
+        "samples": len(keys),
+    }
+    pq.write_table(pa.Table.from_pylist([shard]), version / "shards.parquet")
+    manifest = versions.read_manifest(version)
+    update = {
+        "splits": {"train": SplitSummary(shards=1, samples=len(keys), bytes=writer.size_bytes)},
+        "digest": content_digest([("train/000000.tar", sha256)]),
+        "read": len(keys),
+        "accepted": len(keys),
+    }
+    (version / "manifest.json").write_bytes(manifest.model_copy(update=update).to_bytes())
+
+
+GOOD = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
+
+
+@pytest.fixture
+def loose(version: Path, tmp_path: Path) -> Path:
+    """A version outside of any dataset, whose name says nothing about its content."""
+    return version.rename(tmp_path / "loose")
+
+
+def test_a_forged_dataset_is_sound_by_itself(loose: Path) -> None:
+    forge(loose, [("a", GOOD), ("b", GOOD)])
+    assert verify(loose, "full").findings == []
+    assert isinstance(versions.read_manifest(loose), Manifest)
+
+
+@pytest.mark.parametrize(
+    ("samples", "level", "expected"),
+    [
+        ([("a", GOOD), ("b", {"png": GOOD["png"]})], "default", {"sample.missing_member"}),
+        ([("a", GOOD), ("b", {**GOOD, "png": b""})], "default", {"member.empty"}),
+        ([("a", GOOD), ("b", GOOD), ("a", GOOD)], "quick", {"sample.duplicate_key"}),
+        ([("a", GOOD), ("b", {"png": GOOD["png"]}), ("a", {"txt": b"x"})], "default",
+         {"sample.duplicate_key", "sample.split_members", "sample.missing_member"}),
+        ([("a", GOOD), ("b", {**GOOD, "png": b"<html>"})], "full", {"member.undecodable"}),
+        ([("a", GOOD), ("b", {**GOOD, "png": GOOD["png"][:-30]})], "full", {"member.undecodable"}),
+        ([("a", GOOD), ("b", {**GOOD, "txt": b"\xff\xfe"})], "full", {"member.undecodable"}),
+        ([("a", GOOD), ("b", {**GOOD, "txt": b"  "})], "full", {"member.empty"}),
+        ([("a", GOOD), ("b", {**GOOD, "json": b"{torn"})], "full", {"member.undecodable"}),
+        ([("a", GOOD), ("../b", GOOD)], "default", {"member.unsafe"}),
+        ([("a", GOOD), ("/etc/b", GOOD)], "default", {"member.unsafe"}),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_samples(loose: Path, samples: Any, level: Any, expected: set[str]) -> None:
+    forge(loose, samples)
+    assert codes(loose, level) == expected
+
+
+def test_bytes_behind_the_end_are_seen(loose: Path) -> None:
+    forge(loose, [("a", GOOD)], extra=END + b"x" * 512)
+    assert "shard.truncated" in codes(loose)
+
+
+def test_many_faults_of_a_kind_are_summed_up(loose: Path) -> None:
+    forge(loose, [(f"{number}", {"txt": b"x"}) for number in range(30)])
+    found = [finding for finding in verify(loose).findings if finding.code == "sample.missing_member"]
+    assert len(found) == 5
+    assert found[-1].evidence["and_more_of_its_kind"] == 25
+
+
+def test_a_group_in_two_splits_is_seen(tmp_path: Path) -> None:
+    raw.volumes(tmp_path / "ct", 12)
+    splits = {"val": 0.5, "group_by": "patient"}
+    version = build(raw.volume_config(tmp_path / "ct", tmp_path / "out", splits=splits)).version
+    assert codes(version, "full") == set()
+    path = version / "samples" / "val.parquet"
+    table = pq.read_table(path)
+    leaked = pq.read_table(version / "samples" / "train.parquet")["group"][0].as_py()
+    column = table.schema.get_field_index("group")
+    pq.write_table(table.set_column(column, "group", pa.array([leaked] * table.num_rows)), path)
+    assert leaked in find(version, "manifest.invalid", "quick").evidence["problem"]
+
+
+def test_workers_find_the_same(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip(version / SHARD, 700)
+    alone = verify(version, "full")
+    monkeypatch.setattr(verify_module, "WORTH_WORKERS_BYTES", 0)
+    assert verify(version, "full") == alone
+    assert not alone.ok
+
+
+def test_a_path_that_is_no_folder_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        verify(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert codes(tmp_path / "empty") == {"manifest.invalid"}
+
+
+def test_the_fast_paths_import_little(sound: Path) -> None:
+    script = "import sys; import {}; print([name for name in {!r} if name in sys.modules])"
+    heavy = {
+        "tasks.dataset.verify": ["torch", "prefect", "wandb", "sklearn"],
+        "tasks.dataset.build": ["torch", "prefect", "wandb", "sklearn"],
+        "tasks.dataset.freshness": ["torch", "PIL", "pyarrow"],
+    }
+    for module, names in heavy.items():
+        command = [sys.executable, "-c", script.format(module, names)]
+        assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "[]"

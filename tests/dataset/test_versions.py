@@ -1,0 +1,98 @@
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.lease import Lease
+from tasks.dataset import versions
+from tasks.dataset.build import build
+from tests.dataset import raw
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five versions, built and published one after the other, none pruned."""
+    tmp_path = tmp_path_factory.mktemp("five")
+    folder = tmp_path / "raw"
+    rows = raw.table(folder, 8)
+    for number in range(5):
+        rows[0] = (rows[0][0], f"caption {number}", "")
+        raw.write_table(folder, rows)
+        result = build(raw.config(folder, tmp_path / "out"))
+        versions.publish(tmp_path / "out", result.version, keep=9)
+        os.utime(result.version / "build.json", ns=(number, number))
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def output(five: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(five, tmp_path / "out", symlinks=True))
+
+
+def names(output: Path) -> list[str]:
+    return [version.name for version in versions.listed(output)]
+
+
+def test_publish_switches_by_a_relative_link(output: Path) -> None:
+    newest, older = versions.listed(output)[:2]
+    assert versions.current(output) == newest
+    assert os.readlink(output / "current") == f"versions/{newest.name}"
+    versions.publish(output, older, keep=9)
+    assert versions.current(output) == older
+    moved = output.rename(output.with_name("moved"))
+    assert versions.current(moved) == moved / "versions" / older.name
+
+
+def test_prune_keeps_the_newest(output: Path) -> None:
+    all_names = names(output)
+    versions.publish(output, output / "versions" / all_names[0], keep=3)
+    assert names(output) == all_names[:3]
+    assert sorted(path.name for path in (output / "versions").iterdir()) == sorted(all_names[:3])
+
+
+def test_prune_never_takes_the_current_or_a_pinned_version(output: Path) -> None:
+    all_names = names(output)
+    (output / "pins").mkdir()
+    (output / "pins" / "a1b2c3").write_text(all_names[3] + "\n")
+    versions.publish(output, output / "versions" / all_names[4], keep=1)
+    assert names(output) == [all_names[3], all_names[4]]
+    (output / "pins" / "a1b2c3").unlink()
+    versions.publish(output, output / "versions" / all_names[4], keep=1)
+    assert names(output) == [all_names[4]]
+
+
+def test_nothing_is_pruned_while_somebody_builds(output: Path) -> None:
+    all_names = names(output)
+    with Lease(output / "lease.json"):
+        versions.publish(output, output / "versions" / all_names[0], keep=1)
+        assert names(output) == all_names
+    versions.publish(output, output / "versions" / all_names[0], keep=1)
+    assert names(output) == all_names[:1]
+
+
+def test_resolve_takes_dataset_link_and_version(output: Path, tmp_path: Path) -> None:
+    version = versions.current(output)
+    assert version is not None
+    for path in (output, output / "current", version):
+        assert versions.resolve(path) == version
+    elsewhere = version.rename(tmp_path / "elsewhere")
+    assert versions.resolve(elsewhere) == elsewhere
+    (tmp_path / "empty").mkdir()
+    for path in (output, tmp_path / "empty", tmp_path / "nowhere"):
+        with pytest.raises(UsageError, match=path.name):
+            versions.resolve(path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "tarmac/2"}', "\udcff"])
+def test_a_manifest_that_cannot_be_read_says_so(output: Path, content: str) -> None:
+    version = versions.resolve(output)
+    path = version / "manifest.json"
+    text = path.read_text()
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(DataError, match=r"manifest\.json"):
+        versions.read_manifest(version)
+    path.write_text(text.replace("tarmac/1", "tarmac/9"))
+    with pytest.raises(DataError, match="newer"):
+        versions.read_manifest(version)

@@ -1,0 +1,215 @@
+import io
+import json
+import pickle
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.schema import ImageRules
+from tasks.dataset import volumes
+from tasks.dataset.reasons import Reject
+from tasks.dataset.samples.volume_report import VOLUME_REPORT
+from tasks.dataset.sources import archive
+from tasks.dataset.sources.npz import NpzVolumes
+from tests.dataset import raw
+
+
+class Bomb:
+    """Unpickling it would leave a file behind."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, ("unpickled", "w"))
+
+
+def source(folder: Path, **keys: Any) -> NpzVolumes:
+    config = raw.volume_config(folder, folder / "out", source=keys)
+    return NpzVolumes(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
+
+
+def take(folder: Path, **keys: Any) -> Any:
+    npz = source(folder, **keys)
+    item = next(npz.items())
+    return VOLUME_REPORT.take(npz.read(item.file, item.content), ImageRules())
+
+
+def reason(folder: Path, **keys: Any) -> str:
+    with pytest.raises(Reject) as caught:
+        take(folder, **keys)
+    return caught.value.reason
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    raw.volumes(tmp_path / "ct", 1)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "ct"
+
+
+def save(folder: Path, **arrays: Any) -> None:
+    np.savez(folder / "p0_scan_0.npz", **arrays)
+
+
+def test_a_volume_is_stored_as_given(folder: Path) -> None:
+    taken = take(folder)
+    stored = np.load(io.BytesIO(bytes(taken.members["volume.npy"])), allow_pickle=False)
+    assert stored.dtype == np.int16
+    np.testing.assert_array_equal(stored, raw.volume(0))
+    assert bytes(taken.members["txt"]).decode() == "Clear lungs. Healthy p0_scan_0."
+    facts = json.loads(taken.members["json"])
+    assert facts["patient"] == "p0"
+    assert facts["volume_name"] == "p0_scan_0.npz"
+    assert facts["labels"] == {"effusion": 0, "nodule": 1}
+    assert len(facts["slice_crc32c"]) == 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", ">i4", "uint16", "float16"])
+def test_whole_numbers_of_any_type_are_cast(folder: Path, dtype: str) -> None:
+    values = (raw.volume(0) % 1000).astype(dtype)
+    save(folder, arr_0=np.asfortranarray(values))
+    stored = volumes.parse(take(folder).members["volume.npy"]).voxels
+    np.testing.assert_array_equal(stored, values.astype(np.int16))
+
+
+def test_scale_multiplies_and_rounds(folder: Path) -> None:
+    save(folder, arr_0=(raw.volume(0) / 1000).astype(np.float32))
+    stored = volumes.parse(take(folder, scale=1000).members["volume.npy"]).voxels
+    np.testing.assert_array_equal(stored, raw.volume(0))
+
+
+def test_statistics_are_exact(folder: Path) -> None:
+    statistics = take(folder).statistics
+    values = np.sort(raw.volume(0).ravel())
+    assert (statistics["depth"], statistics["height"], statistics["width"]) == (4, 6, 5)
+    assert (statistics["hu_min"], statistics["hu_max"]) == (values[0], values[-1])
+    assert statistics["hu_p50"] == values[len(values) // 2 - 1]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ({"arr_0": np.array({"a": 1}, dtype=object)}, "volume.pickle"),
+        ({"arr_0": np.full((2, 2, 2), Bomb(), dtype=object)}, "volume.pickle"),
+        ({"arr_0": np.zeros((4, 4))}, "volume.shape"),
+        ({"arr_0": np.zeros((1, 4, 4, 4))}, "volume.shape"),
+        ({"arr_0": np.zeros((0, 4, 4))}, "volume.shape"),
+        ({"a": np.zeros((2, 2, 2)), "b": np.zeros((2, 2, 2))}, "volume.shape"),
+        ({"arr_0": np.full((2, 2, 2), np.nan)}, "volume.nonfinite"),
+        ({"arr_0": np.full((2, 2, 2), np.inf)}, "volume.nonfinite"),
+        ({"arr_0": np.full((2, 2, 2), 0.5)}, "volume.dtype"),
+        ({"arr_0": np.full((2, 2, 2), "x")}, "volume.dtype"),
+        ({"arr_0": np.zeros((2, 2, 2), complex)}, "volume.dtype"),
+        ({"arr_0": np.full((2, 2, 2), 40000)}, "volume.hu_range"),
+        ({"arr_0": np.full((2, 2, 2), -2024)}, "volume.hu_range"),
+    ],
+)
+def test_rejects_of_an_array(folder: Path, arrays: dict[str, Any], expected: str) -> None:
+    save(folder, **arrays)
+    assert reason(folder) == expected
+    assert not Path("unpickled").exists()
+
+
+def test_nothing_is_ever_unpickled(folder: Path) -> None:
+    (folder / "p0_scan_0.npz").write_bytes(pickle.dumps(Bomb()))
+    assert reason(folder) == "volume.pickle"
+    assert not Path("unpickled").exists()
+
+
+def test_a_named_array_and_the_only_volume_are_found(folder: Path) -> None:
+    save(folder, spacing=np.ones(3), volume=raw.volume(7), meta=np.array({"a": 1}, dtype=object))
+    for keys in ({}, {"array": "volume"}):
+        np.testing.assert_array_equal(
+            volumes.parse(take(folder, **keys).members["volume.npy"]).voxels, raw.volume(7)
+        )
+    assert reason(folder, array="volumes") == "member.missing"
+
+
+def _npy(shape: tuple[int, ...], data: bytes, dtype: str = "<i2") -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue() + data
+
+
+@pytest.mark.parametrize(
+    ("member", "expected"),
+    [
+        (_npy((100_000, 100_000, 100_000), b""), "archive.bomb"),
+        (_npy((2, 2, 2), bytes(16 + 50_000_000)), "archive.bomb"),
+        (_npy((2, 2, 2), bytes(7)), "volume.undecodable"),
+        (_npy((-1, 2, 2), bytes(16)), "volume.undecodable"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b" " * 50_000_000, "volume.undecodable"),
+        (b"no array", "volume.undecodable"),
+    ],
+)
+def test_what_a_header_claims_is_not_believed(folder: Path, member: bytes, expected: str) -> None:
+    with zipfile.ZipFile(folder / "p0_scan_0.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("arr_0.npy", member)
+    tracemalloc.start()
+    assert reason(folder) == expected
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000, "nor is memory taken for it"
+    tracemalloc.stop()
+
+
+def _cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _flip(data: bytes) -> bytes:
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", [_cut, _flip])
+def test_a_damaged_archive_is_a_reject(folder: Path, damage: Callable[[bytes], bytes]) -> None:
+    save(folder, arr_0=raw.volume(0, (20, 20, 20)))
+    path = folder / "p0_scan_0.npz"
+    path.write_bytes(damage(path.read_bytes()))
+    assert reason(folder) == "volume.undecodable"
+
+
+def test_reports_and_labels_must_be_there(folder: Path) -> None:
+    reports, labels = folder / "reports.csv", folder / "labels.csv"
+    labels.write_text("VolumeName,effusion\np0_scan_0,\n")
+    assert reason(folder) == "labels.missing"
+    labels.write_text("VolumeName,effusion\nother,1\n")
+    assert reason(folder) == "labels.missing"
+    reports.write_text("VolumeName,Findings,Impression\np0_scan_0, ,\n")
+    assert reason(folder, labels=None) == "report.missing"
+    reports.write_text("VolumeName,Findings,Impression\np0_scan_0,a,\np0_scan_0.npz,b,\n")
+    assert reason(folder) == "report.missing"
+    reports.write_text("VolumeName,Findings,Impression\nother,a,b\n")
+    assert reason(folder) == "report.missing"
+    reports.write_bytes(b"VolumeName,Findings,Impression\np0_scan_0,gr\xfcn,b\n")
+    assert reason(folder, labels=None) == "caption.encoding"
+
+
+def test_a_config_that_does_not_fit_names_the_key(folder: Path) -> None:
+    reports = {"path": "reports.csv", "key": "VolumeName", "text": ["Finding"]}
+    with pytest.raises(UsageError, match=r"dataset\.source\.reports\.text.*'Findings'"):
+        list(source(folder, reports=reports).items())
+    with pytest.raises(UsageError, match=r"dataset\.source\.labels\.path"):
+        list(source(folder, labels={"path": "none.csv", "key": "VolumeName"}).items())
+    (folder / "p0_scan_0.npz").unlink()
+    with pytest.raises(DataError, match=r"no \.npz"):
+        list(source(folder).items())
+
+
+def test_peek_tells_the_size_without_reading(folder: Path) -> None:
+    save(folder, arr_0=raw.volume(0, (3, 4, 5)))
+    assert archive.peek(folder / "p0_scan_0.npz", None).shape == (3, 4, 5)
+
+
+def test_a_flipped_voxel_shows_in_its_slice(folder: Path) -> None:
+    members = {suffix: bytes(content) for suffix, content in take(folder).members.items()}
+    assert VOLUME_REPORT.judge(members) == []
+    voxels = bytearray(members["volume.npy"])
+    voxels[-1] ^= 0x01
+    faults = VOLUME_REPORT.judge({**members, "volume.npy": bytes(voxels)})
+    assert [fault.code for fault in faults] == ["member.checksum"]
+    faults = VOLUME_REPORT.judge({**members, "volume.npy": members["volume.npy"][:-2]})
+    assert [fault.code for fault in faults] == ["member.undecodable"]
