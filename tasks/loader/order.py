@@ -1,0 +1,173 @@
+"""Which sample stands at which position of the endless sequence that training reads.
+
+The sequence is the concatenation of epochs, and each epoch holds every sample once. Every order is computed
+per position in constant memory: resuming needs the position and nothing else, and 10^9 samples cost no more
+than ten. Plain functions from arrays to arrays. The price beside a shuffled list is some microseconds of
+arithmetic a sample, far below what decoding it costs.
+
+The permutations are Feistel networks with cycle walking (Black and Rogaway, Ciphers with Arbitrary Finite
+Domains, CT-RSA 2002), keyed by the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). They are not
+ciphers to keep a secret by: they only have to look random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.core.errors import UsageError
+
+Integers = NDArray[np.int64]
+Keys = NDArray[np.uint64]
+Shuffle = Literal["windows", "samples", "none"]
+
+ROUNDS = 8
+WINDOW = 4096
+GOLDEN = 0x9E3779B97F4A7C15
+WORD = 0xFFFFFFFFFFFFFFFF
+ORDER, WITHIN, SHIFT, AUGMENT = range(4)
+"""What a key is for, so that no two uses share their random numbers."""
+
+
+class Order(Protocol):
+    """One way to go through the samples of every epoch."""
+
+    def indices(self, positions: Integers, count: int, seed: int) -> Integers:
+        """The sample, in 0..count-1, at each position >= 0; both of shape [n]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Storage:
+    """As the samples lie in the shards, in every epoch."""
+
+    def indices(self, positions: Integers, count: int, seed: int) -> Integers:
+        return positions % count
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A new permutation of all samples in every epoch: for storage where seeking costs nothing."""
+
+    def indices(self, positions: Integers, count: int, seed: int) -> Integers:
+        epochs, offsets = np.divmod(positions, count)
+        return permute(offsets, count, _keys(seed, ORDER, epochs))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of `size` neighbouring samples in a random order, shuffled within.
+
+    Reads stay inside one stretch of the shards at a time, which disks and page caches like. The windows are
+    cut at another place in every epoch, so that samples do not always meet the same others.
+    """
+
+    size: int = WINDOW
+
+    def indices(self, positions: Integers, count: int, seed: int) -> Integers:
+        epochs, offsets = np.divmod(positions, count)
+        size = min(self.size, count)
+        windows = -(-count // size)
+        last = count - (windows - 1) * size
+        order = _keys(seed, ORDER, epochs)
+        # The last window is short. Where it stands in this epoch's order follows from the inverse; what comes
+        # after it is numbered as if it were full.
+        place = invert(np.full_like(offsets, windows - 1), windows, order)
+        offsets = np.where(offsets >= place * size + last, offsets + (size - last), offsets)
+        slots, within = np.divmod(offsets, size)
+        window = permute(slots, windows, order)
+        keys = _mix(order ^ _keys(seed, WITHIN, window))
+        short = window == windows - 1
+        within[short] = permute(within[short], last, keys[short])
+        within[~short] = permute(within[~short], size, keys[~short])
+        shift = (_keys(seed, SHIFT, epochs) % np.uint64(count)).astype(np.int64)
+        return (window * size + within + shift) % count
+
+
+ORDERS: Mapping[Shuffle, Order] = {"windows": Windows(), "samples": Samples(), "none": Storage()}
+"""`loader.shuffle` in the config."""
+
+
+def index(order: Order, position: int, count: int, seed: int) -> int:
+    """The sample at one position."""
+    return int(order.indices(np.array([position]), count, seed)[0])
+
+
+def sample_seeds(positions: Integers, seed: int) -> Integers:
+    """A seed of 63 bits for the augmentation at each position, which counts on through the epochs."""
+    return (_keys(seed, AUGMENT, positions) >> np.uint64(1)).astype(np.int64)
+
+
+def rank_positions(step: int, batch_size: int, rank: int, world_size: int) -> range:
+    """The positions that one rank reads for a step, whose global batch has `batch_size` samples.
+
+    The ranks' slices are even, do not overlap and make up [step * batch_size, (step + 1) * batch_size).
+    """
+    if batch_size % world_size:
+        raise UsageError(
+            f"train.batch_size: {batch_size} samples do not divide evenly among {world_size} ranks; "
+            f"take {max(batch_size // world_size, 1) * world_size}"
+        )
+    share = batch_size // world_size
+    start = step * batch_size + rank * share
+    return range(start, start + share)
+
+
+def permute(values: Integers, count: int, keys: Keys | int) -> Integers:
+    """The image of each value in 0..count-1 under the permutation of 0..count-1 that its key names.
+
+    `values` has shape [n]; `keys` is one seed for all, or an array of shape [n].
+    """
+    return _walk(values, count, keys, forward=True)
+
+
+def invert(values: Integers, count: int, keys: Keys | int) -> Integers:
+    """The inverse of `permute`."""
+    return _walk(values, count, keys, forward=False)
+
+
+def _walk(values: Integers, count: int, keys: Keys | int, forward: bool) -> Integers:
+    """Apply the network, and again to whatever falls outside of 0..count-1: at most twice on average."""
+    if count == 1:
+        return np.zeros_like(values)
+    if isinstance(keys, int):
+        keys = _keys(keys, ORDER, np.zeros_like(values))
+    bits = max((count - 1).bit_length(), 2)
+    result = _feistel(values.astype(np.uint64), bits, keys, forward)
+    outside = np.flatnonzero(result >= count)
+    while outside.size:
+        result[outside] = _feistel(result[outside], bits, keys[outside], forward)
+        outside = outside[result[outside] >= count]
+    return result.astype(np.int64)
+
+
+def _feistel(values: Keys, bits: int, keys: Keys, forward: bool) -> Keys:
+    """A permutation of 0..2^bits-1. With an odd number of bits the halves differ by one and take turns."""
+    low = np.uint64(bits - bits // 2)
+    masks = [np.uint64((1 << (bits // 2)) - 1), np.uint64((1 << int(low)) - 1)]
+    left, right = values >> low, values & masks[1]
+    for number in range(ROUNDS) if forward else reversed(range(ROUNDS)):
+        key = keys + np.uint64((number + 1) * GOLDEN & WORD)
+        mask = masks[number % 2]
+        if forward:
+            left, right = right, left ^ (_mix(right ^ key) >> np.uint64(32) & mask)
+        else:
+            left, right = right ^ (_mix(left ^ key) >> np.uint64(32) & mask), left
+    return left << low | right
+
+
+def _keys(seed: int, use: int, numbers: Integers) -> Keys:
+    """A key of 64 bits for each number; different seeds and uses give unrelated ones."""
+    base = _mix(np.array([seed & WORD], np.uint64)) + np.uint64((use + 1) * GOLDEN & WORD)
+    return _mix(_mix(base) ^ (numbers.astype(np.uint64) * np.uint64(GOLDEN)))
+
+
+def _mix(values: Keys) -> Keys:
+    """The finalizer of SplitMix64: a bijection of 64-bit words in which every bit hangs on every other."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,127 @@
+"""Turns a dataset of batches into an iterator that worker processes run ahead of.
+
+A DataLoader does the work; what this adds is what a long training needs: workers that end with the training
+process however it ends, errors that arrive as they were raised, a killed worker that is named within seconds
+instead of waited for, and no draw from the caller's random numbers.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Iterator
+from multiprocessing import connection
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from tasks.core.errors import TarmacError
+from tasks.core.process import die_with_parent
+from tasks.loader import forkserver
+from tasks.loader.collate import Batch, Failure, Packed, unpack
+
+
+class Transform(Protocol):
+    """A sample's members by suffix to its tensors, numbers and strings by name; picklable.
+
+    `generator_seed` is all the randomness it may use; None asks for the plain, unaugmented form.
+    """
+
+    def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]: ...
+
+
+class Batches(Iterator[Batch]):
+    """The batches of one pass, in order. Closing it, also by `with`, ends its workers at once."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Packed | Failure],
+        name: str,
+        sampler: Iterable[range] | None,
+        transform: Transform,
+        workers: int,
+        prefetch: int,
+        pin_memory: bool,
+    ) -> None:
+        self.name = name
+        loader: DataLoader[Packed | Failure] = DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=sampler,
+            num_workers=workers,
+            prefetch_factor=prefetch if workers else None,
+            collate_fn=_as_it_is,
+            worker_init_fn=_prepare_worker,
+            multiprocessing_context=forkserver.start(transform.__module__) if workers else None,
+            pin_memory=pin_memory,
+            # Without one of its own it draws from the global generator, and a resumed run would differ.
+            generator=torch.Generator(),
+        )
+        self._source: Any = iter(loader)
+        self._processes = list(getattr(self._source, "_workers", ()))
+        self.worker_pids: tuple[int, ...] = tuple(process.pid for process in self._processes)
+
+    def __next__(self) -> Batch:
+        """The next batch. TarmacError of whatever kind a worker raised, or when a worker died."""
+        if self._source is None:
+            raise StopIteration
+        try:
+            packed = next(self._source)
+        except BaseException as error:
+            self._name_the_dead(error)
+            self.close()
+            raise
+        if isinstance(packed, Failure):
+            self.close()
+            raise packed.kind(packed.text)
+        return unpack(packed)
+
+    def _name_the_dead(self, error: BaseException) -> None:
+        """Raise in place of `error` when that is how the loss of a worker shows: a broken pipe or socket."""
+        if not isinstance(error, RuntimeError | OSError | EOFError) or not self._processes:
+            return
+        connection.wait([process.sentinel for process in self._processes], timeout=1.0)
+        dead = [process for process in self._processes if process.exitcode]
+        if dead:
+            self.close()
+            raise TarmacError(_describe_death(self.name, dead[0].pid, dead[0].exitcode)) from error
+
+    def close(self) -> None:
+        """End the workers and wait for them; further calls do nothing."""
+        source, self._source = self._source, None
+        if self._processes and source is not None:
+            source._shutdown_workers()  # dropping the last reference does the same, but no one knows when
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def worker_pids(batches: Iterator[Batch]) -> tuple[int, ...]:
+    """The pids of the processes that load for this iterator; none when it loads in this process."""
+    return batches.worker_pids if isinstance(batches, Batches) else ()
+
+
+def _describe_death(name: str, pid: int, code: int) -> str:
+    if code >= 0:
+        return f"a loader worker (pid {pid}) of {name} ended with exit code {code}; its log says why"
+    sign = signal.Signals(-code)
+    causes = {
+        signal.SIGKILL: "most often memory is short: lower loader.workers or loader.prefetch",
+        signal.SIGBUS: "most often /dev/shm is full: enlarge it, or lower loader.workers or loader.prefetch",
+    }
+    cause = causes.get(sign, "its log says more")
+    return f"a loader worker (pid {pid}) of {name} was killed by {sign.name}; {cause}"
+
+
+def _prepare_worker(number: int) -> None:
+    die_with_parent()
+
+
+def _as_it_is(packed: Any) -> Any:
+    return packed

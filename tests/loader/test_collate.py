@@ -1,0 +1,33 @@
+import pickle
+
+import pytest
+import torch
+
+from tasks.loader.collate import pack, unpack
+
+
+def test_a_batch_survives_the_journey() -> None:
+    samples = [
+        {"image": torch.full((2, 2), float(n)), "label": n, "caption": f"Käfer {n}\n"} for n in range(3)
+    ]
+    batch = unpack(pack(samples))
+    assert batch["image"].shape == (3, 2, 2)
+    assert torch.equal(batch["label"], torch.tensor([0, 1, 2]))
+    assert batch["caption"] == ["Käfer 0\n", "Käfer 1\n", "Käfer 2\n"]
+
+
+def test_texts_cross_as_one_tensor() -> None:
+    """A long message through the workers' pipe could be torn; handles of tensors are short."""
+    packed = pack([{"caption": "x" * 100_000, "key": "y" * 100_000}] * 10)
+    assert all(isinstance(value, torch.Tensor) for value in packed.values())
+    assert len(packed) == 1
+
+
+def test_other_values_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="'raw' neither tensor, number nor string: b'bytes'"):
+        pack([{"raw": b"bytes"}])
+
+
+def test_packed_batches_pickle() -> None:
+    packed = pack([{"a": 1, "key": "k"}])
+    assert unpack(pickle.loads(pickle.dumps(packed)))["key"] == ["k"]

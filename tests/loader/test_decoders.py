@@ -1,0 +1,135 @@
+import io
+import pickle
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks.core.errors import DataError
+from tasks.loader.decoders import decode_array, decode_image, decode_json, decode_text, image_of
+
+
+def saved(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def npy(array: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_common_pictures_become_rgb(kind: str, mode: str) -> None:
+    picture = decode_image(saved(Image.new(mode, (6, 4), 200 if mode == "L" else (200, 200, 200)), kind))
+    assert (picture.mode, picture.size) == ("RGB", (6, 4))
+    assert abs(picture.getpixel((1, 1))[0] - 200) <= 2
+
+
+def test_transparency_lies_on_white() -> None:
+    hidden = Image.new("RGBA", (2, 2), (255, 0, 0, 0))
+    assert decode_image(saved(hidden)).getpixel((0, 0)) == (255, 255, 255)
+    palette = Image.new("P", (2, 2), 1)
+    palette.putpalette([0, 0, 0, 255, 0, 0])
+    assert decode_image(saved(palette)).getpixel((0, 0)) == (255, 0, 0)
+    assert decode_image(saved(palette, transparency=1)).getpixel((0, 0)) == (255, 255, 255)
+    assert decode_image(saved(Image.new("LA", (2, 2), (10, 0)))).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_sixteen_bits_are_scaled_and_not_clipped() -> None:
+    levels = np.array([[0, 0x8000, 0xFFFF]], np.uint16)
+    picture = decode_image(saved(Image.fromarray(levels)))
+    assert [picture.getpixel((x, 0))[0] for x in range(3)] == [0, 128, 255]
+
+
+def test_cmyk_jpeg_is_converted() -> None:
+    assert decode_image(saved(Image.new("CMYK", (8, 8), (0, 0, 0, 0)), "JPEG")).getpixel((3, 3)) == (255,) * 3
+
+
+def test_the_cameras_orientation_is_applied() -> None:
+    picture = Image.new("RGB", (16, 8))
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    assert decode_image(saved(picture, "JPEG", exif=exif)).size == (8, 16)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"<html>not found</html>",
+        saved(Image.new("RGB", (64, 64)), "BMP"),
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+    ],
+    ids=["empty", "html", "other kind", "postscript"],
+)
+def test_what_is_no_picture_is_a_data_error(data: bytes) -> None:
+    with pytest.raises(DataError, match="picture cannot be decoded"):
+        decode_image(data)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_a_truncated_picture_is_a_data_error(kind: str) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+    data = saved(noise, kind)
+    with pytest.raises(DataError, match="picture cannot be decoded"):
+        decode_image(data[: len(data) // 2])
+
+
+def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(DataError, match="picture refused"):
+        decode_image(saved(Image.new("L", (100, 100))))
+
+
+def test_a_sample_without_a_picture_says_what_it_has() -> None:
+    with pytest.raises(DataError, match="no member jpg, png or webp; it has json, txt"):
+        image_of({"txt": b"", "json": b""})
+
+
+def test_text_is_utf8_or_an_error() -> None:
+    assert decode_text("Käfer".encode()) == "Käfer"
+    with pytest.raises(DataError, match="not UTF-8: byte 1 is 0xe4"):
+        decode_text("Käfer".encode("latin-1"))
+
+
+def test_json() -> None:
+    assert decode_json(b'{"a": [1]}') == {"a": [1]}
+    with pytest.raises(DataError, match="JSON cannot be read"):
+        decode_json(b"{")
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3, 4)])
+def test_arrays_come_back_as_they_were(shape: tuple[int, ...], order: Any) -> None:
+    array = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape), np.int16, order=order)
+    assert np.array_equal(decode_array(npy(array)), array)
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        raise AssertionError("unpickled")
+
+
+def test_a_pickle_is_never_loaded() -> None:
+    with pytest.raises(DataError, match="pickled objects"):
+        decode_array(npy(np.array([{"a": 1}], dtype=object), allow_pickle=True))
+    with pytest.raises(DataError, match="array cannot be read"):
+        decode_array(pickle.dumps({"a": 1}))
+
+
+def test_a_header_that_lies_allocates_nothing() -> None:
+    header = b"{'descr': '<i2', 'fortran_order': False, 'shape': (99999999999, 99999999999), }\n"
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(100)
+    with pytest.raises(DataError, match="does not fit its 100 bytes"):
+        decode_array(data)
+
+
+def test_a_truncated_array_is_an_error() -> None:
+    with pytest.raises(DataError, match="array cannot be read"):
+        decode_array(npy(np.arange(100))[:-1])
