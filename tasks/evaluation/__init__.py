@@ -1,0 +1,1 @@
+"""What a checkpoint is worth: evaluators, their statistics, and the results they leave."""

@@ -1,0 +1,130 @@
+"""Zero-shot classification as CLIP does it: the class whose prompts lie nearest to the image.
+
+Each class is put into several prompts; the mean of their unit embeddings, scaled to length 1 again, stands
+for it. Source: A. Radford et al., "Learning transferable visual models from natural language supervision"
+(2021), section 3.1.4, and open_clip's zero_shot_classifier.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from tasks.core.errors import DataError, UsageError
+from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject
+from tasks.evaluation.results import Prediction
+from tasks.evaluation.statistics import wilson_interval
+from tasks.loader.decoders import decode_json
+
+TEMPLATES = ("a photo of a {}.", "an image of a {}.", "a picture of a {}.", "{}")
+"""Fit things of any kind. The name alone stands among them for classes that are no countable things."""
+KEPT_PREDICTIONS = 24
+TOP = 5
+
+
+class ZeroShot(Evaluator):
+    """The arguments of a task of kind `zero_shot`."""
+
+    label: str = "label"
+    """The field of a sample's `json` member that names its class."""
+    split: str | None = None
+    """The held-out one unless given."""
+    classes: Annotated[list[str], Field(min_length=2)] | None = None
+    """The names to choose from; every label that occurs in the split unless given."""
+    templates: Annotated[list[Annotated[str, Field(pattern=r"\{\}")]], Field(min_length=1)] = list(TEMPLATES)
+    """Prompts with `{}` where the class stands."""
+
+    def evaluate(self, subject: Subject) -> Outcome:
+        """Accuracy, accuracy among the five nearest, and the mean of the accuracies by class.
+
+        DataError for a sample without a label, or with one that is none of the classes.
+        """
+        split = self.split or subject.held_out()
+        keys, labels, images = self._samples(subject, split)
+        classes = self._classes(split, keys, labels)
+        truth = np.array([classes.index(label) for label in labels])
+        prompts = subject.embed_texts([t.replace("{}", name) for name in classes for t in self.templates])
+        ranked = rank_classes(images, class_embeddings(prompts, len(classes)))
+        return summarise(split, keys, classes, truth, ranked)
+
+    def _samples(self, subject: Subject, split: str) -> tuple[list[str], list[str], Embeddings]:
+        batches = list(subject.embed_images(split, Label(self.label)))
+        keys = [key for batch in batches for key in batch.keys]
+        labels = [label for batch in batches for label in batch.extracted]
+        if "" in labels:
+            raise DataError(
+                f"{split}: sample {keys[labels.index('')]!r} has no label: its json member lacks the field "
+                f"{self.label!r}; give the source's table such a column, or name the right one by "
+                "evaluate.tasks: [{kind: zero_shot, label: COLUMN}]"
+            )
+        return keys, labels, np.concatenate([batch.embeddings for batch in batches])
+
+    def _classes(self, split: str, keys: Sequence[str], labels: Sequence[str]) -> list[str]:
+        classes = self.classes or sorted(set(labels))
+        if len(classes) < 2:
+            raise UsageError(
+                f"evaluate.tasks: zero_shot: {split} holds one class only, {classes[0]!r}; name what "
+                "there is to choose from by classes: [...]"
+            )
+        unknown = next((place for place, label in enumerate(labels) if label not in classes), None)
+        if unknown is not None:
+            raise DataError(
+                f"{split}: sample {keys[unknown]!r} has the label {labels[unknown]!r}, which is none of the "
+                f"{len(classes)} classes; add it to evaluate.tasks: zero_shot: classes"
+            )
+        return classes
+
+
+@dataclass(frozen=True)
+class Label:
+    """Reads the class from a sample's `json` member; empty when there is none."""
+
+    field: str
+
+    def __call__(self, members: Members) -> str:
+        fields = decode_json(members["json"]) if "json" in members else None
+        value = fields.get(self.field) if isinstance(fields, dict) else None
+        return "" if value is None else str(value)
+
+
+def class_embeddings(prompts: Embeddings, classes: int) -> Embeddings:
+    """[classes * templates, width] -> [classes, width]: the mean over templates, scaled to length 1."""
+    means = prompts.reshape(classes, -1, prompts.shape[-1]).mean(axis=1)
+    scaled: Embeddings = means / np.linalg.norm(means, axis=1, keepdims=True)
+    return scaled
+
+
+def rank_classes(images: Embeddings, classes: Embeddings) -> NDArray[np.intp]:
+    """[samples, classes]: the classes of each image from nearest to farthest."""
+    return np.argsort(-(images @ classes.T), axis=1, kind="stable")
+
+
+def summarise(
+    split: str,
+    keys: Sequence[str],
+    classes: Sequence[str],
+    truth: NDArray[np.intp],
+    ranked: NDArray[np.intp],
+) -> Outcome:
+    """The metrics of ranked classes; `truth` holds the place of each sample's class."""
+    hits = ranked == truth[:, None]
+    first = hits[:, 0]
+    metrics, intervals, chance = {}, {}, {}
+    for name, within in (("top1", 1), ("top5", TOP)):
+        if within < len(classes):
+            right = int(hits[:, :within].sum())
+            metrics[name] = right / len(truth)
+            intervals[name] = wilson_interval(right, len(truth))
+            chance[name] = within / len(classes)
+    metrics["mean_per_class"] = float(np.mean([first[truth == place].mean() for place in np.unique(truth)]))
+    chance["mean_per_class"] = 1 / len(classes)
+    shown = [
+        Prediction(key=key, label=classes[right], predicted=classes[said])
+        for key, right, said in zip(keys[:KEPT_PREDICTIONS], truth, ranked[:, 0], strict=False)
+    ]
+    return Outcome(metrics, split, len(truth), intervals, chance, shown)

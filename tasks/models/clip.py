@@ -1,0 +1,193 @@
+"""CLIP: an image tower and a text tower that meet in one space, by open_clip's models, loss and transforms.
+
+Source: A. Radford et al., "Learning transferable visual models from natural language supervision" (2021).
+What open_clip's trainer does to a CLIP model is done here too: symmetric contrastive loss over the batch,
+temperature held below 100, no weight decay on biases, norms and temperature.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from tasks.core.errors import DataError, UsageError
+from tasks.loader.decoders import decode_text, image_of
+from tasks.loader.workers import Transform
+from tasks.models.openclip import open_clip
+
+open_clip.add_model_config(Path(__file__).with_name("tarmac-digits.json"))
+"""`tarmac/digits`: 2 M parameters, most of them the token table; learns the digits in half a minute."""
+
+HIGHEST_LOGIT_SCALE = math.log(100)
+BETAS = (0.9, 0.98)
+EPSILON = 1e-6
+"""As for open_clip's vision transformers."""
+KEYS = ("name", "pretrained")
+MOST_NAMED = 10
+UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, SafetensorError)
+"""What open_clip lets through when weights cannot be fetched, parsed or fitted."""
+
+
+@dataclass(frozen=True)
+class ClipRecipe:
+    """`name` is one of open_clip's; `pretrained` a tag it knows for that model, or a file of weights."""
+
+    name: str
+    pretrained: str | None = None
+    modality = "image_text"
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any]) -> Self:
+        """The recipe of a config's `train.model`."""
+        for key in model:
+            if key not in KEYS:
+                raise UsageError(f"train.model.{key}: unknown key; {_instead(key, KEYS)}")
+        if not isinstance(model.get("name"), str):
+            raise UsageError(
+                "train.model.name: is required: tarmac/digits, or one of open_clip such as ViT-B-32"
+            )
+        if not isinstance(model.get("pretrained"), str | None):
+            raise UsageError("train.model.pretrained: must be a tag or the path of a file")
+        recipe = cls(model["name"], model.get("pretrained"))
+        recipe._check_name()
+        recipe._check_pretrained()
+        return recipe
+
+    def build_model(self, *, pretrained: bool = True) -> nn.Module:
+        weights = self.pretrained if pretrained else None
+        try:
+            with _without_notices():
+                model: nn.Module = open_clip.create_model(self.name, pretrained=weights)
+        except UNREADABLE as error:
+            if weights is None:
+                raise
+            raise DataError(
+                f"train.model.pretrained: {weights} does not load into {self.name}: {error}"
+            ) from error
+        return model
+
+    def transform(self, is_train: bool) -> Transform:
+        return ClipTransform(self.name, self._preprocessing(), is_train)
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        options = {"betas": BETAS, "eps": EPSILON}
+        return [
+            {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay, **options},
+            {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0, **options},
+        ]
+
+    def loss(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
+        images = model.encode_image(batch["image"], normalize=True)
+        texts = model.encode_text(batch["text"], normalize=True)
+        loss: Tensor = open_clip.ClipLoss()(images, texts, model.logit_scale.exp())
+        return loss
+
+    def after_step(self, model: Any) -> None:
+        with torch.no_grad():
+            model.logit_scale.clamp_(0, HIGHEST_LOGIT_SCALE)
+
+    def embed_images(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
+        embeddings: Tensor = model.encode_image(batch["image"], normalize=True)
+        return embeddings
+
+    def embed_texts(self, model: Any, texts: Sequence[str]) -> Tensor:
+        tokens = open_clip.get_tokenizer(self._registered)(list(texts)).to(model.logit_scale.device)
+        embeddings: Tensor = model.encode_text(tokens, normalize=True)
+        return embeddings
+
+    @property
+    def _registered(self) -> str:
+        """The name in open_clip's registry, whose names are those of files."""
+        return self.name.replace("/", "-")
+
+    def _preprocessing(self) -> dict[str, Any]:
+        """Fields of open_clip's PreprocessCfg: the model's image size, and what its weights are used to."""
+        size = open_clip.get_model_config(self._registered)["vision_cfg"]["image_size"]
+        known = open_clip.get_pretrained_cfg(self._registered, self.pretrained) if self.pretrained else {}
+        defaults = asdict(open_clip.transform.PreprocessCfg())
+        merged: dict[str, Any] = open_clip.transform.merge_preprocess_dict(defaults, {**known, "size": size})
+        return merged
+
+    def _check_name(self) -> None:
+        config = open_clip.get_model_config(self._registered) if ":" not in self.name else None
+        if config is None:
+            names = ["tarmac/digits", *open_clip.list_models()]
+            raise UsageError(f"train.model.name: unknown model {self.name!r}; {_instead(self.name, names)}")
+        for part, reason in {
+            "multimodal_cfg": "it also writes captions (CoCa)",
+            "init_logit_bias": "it is made for a sigmoid loss (SigLIP)",
+            "hf_model_name": "its text tower is one of Hugging Face's",
+            "hf_tokenizer_name": "its tokenizer is one of Hugging Face's",
+        }.items():
+            if part in config or part in config["text_cfg"]:
+                raise UsageError(
+                    f"train.model.name: recipe clip cannot train {self.name}: {reason}; try ViT-B-32"
+                )
+
+    def _check_pretrained(self) -> None:
+        if self.pretrained is None or os.path.isfile(self.pretrained):
+            return
+        tags = open_clip.list_pretrained_tags_by_model(self._registered)
+        if self.pretrained not in tags:
+            raise UsageError(
+                f"train.model.pretrained: {self.pretrained!r} is no file, and no weights of {self.name} have "
+                f"that name; {_instead(self.pretrained, tags)}"
+            )
+
+
+class ClipTransform:
+    """Members to `image` [3, height, width] float32 and `text` [context length] int64.
+
+    For training the image is cropped at random as by open_clip's trainer, by a generator that starts from the
+    sample's seed, so that the crop depends neither on the worker nor on what it did before.
+    """
+
+    def __init__(self, name: str, preprocessing: Mapping[str, Any], is_train: bool) -> None:
+        settings = open_clip.transform.PreprocessCfg(**preprocessing)
+        self._image = open_clip.transform.image_transform_v2(settings, is_train)
+        self._tokenize = open_clip.get_tokenizer(name.replace("/", "-"))
+
+    def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
+        if "txt" not in sample:
+            raise DataError(f"no member txt among {', '.join(sorted(sample))}; recipe clip needs a caption")
+        text = self._tokenize(decode_text(sample["txt"]))[0]
+        picture = image_of(sample)
+        if generator_seed is None:
+            return {"image": self._image(picture), "text": text}
+        generator = torch.default_generator  # torchvision's transforms draw from no other
+        before = generator.get_state()
+        generator.manual_seed(generator_seed)
+        try:
+            return {"image": self._image(picture), "text": text}
+        finally:
+            generator.set_state(before)
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """open_clip warns of random weights when it loads none, also where a checkpoint's are about to follow."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _instead(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"there are: {', '.join(known[:MOST_NAMED]) or 'none'}{', …' if len(known) > MOST_NAMED else ''}"

@@ -1,0 +1,13 @@
+"""Which split a model is judged on when nobody names one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def held_out(splits: Iterable[str]) -> str | None:
+    """`val`, or else the only split beside `train`; None when there is none, or no telling which."""
+    others = [name for name in splits if name != "train"]
+    if "val" in others:
+        return "val"
+    return others[0] if len(others) == 1 else None

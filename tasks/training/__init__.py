@@ -1,0 +1,1 @@
+"""From batches to checkpoints: the loop, its schedule, what it measures, and how it resumes."""

@@ -1,0 +1,55 @@
+"""Where a rank computes: the GPU when there is one, else the CPU with a fixed number of threads.
+
+Everything is set to give the same bits again, because a resumed run must end where an undisturbed one does.
+That costs some speed on a GPU; an operation that has no deterministic form warns in the log and goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasks.core.schema import Train
+
+
+@dataclass(frozen=True)
+class Device:
+    """A torch device, and the precision of the arithmetic on it."""
+
+    torch: torch.device
+    precision: str
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.torch.type == "cuda"
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """bf16 where it is asked for; weights and optimizer stay in fp32."""
+        if self.precision == "bf16":
+            return torch.autocast(self.torch.type, torch.bfloat16)
+        return nullcontext()
+
+    def put(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The batch with its tensors on the device; from pinned memory the copy runs beside the host."""
+        return {
+            name: value.to(self.torch, non_blocking=True) if isinstance(value, Tensor) else value
+            for name, value in batch.items()
+        }
+
+    def memory(self) -> dict[str, int]:
+        """`system/gpu_bytes`, the most that tensors have taken of a GPU; empty on a CPU."""
+        return {"system/gpu_bytes": torch.cuda.max_memory_allocated(self.torch)} if self.is_cuda else {}
+
+
+def choose(train: Train) -> Device:
+    """The device of this process, with threads and determinism set for it."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; see torch's notes
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_num_threads(train.threads)
+    return Device(torch.device("cuda" if torch.cuda.is_available() else "cpu"), train.precision)

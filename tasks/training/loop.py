@@ -1,0 +1,126 @@
+"""The training loop. Everything it needs comes in, everything it finds out goes to the run's folder.
+
+It talks to no network and to no other process: it appends metrics, writes checkpoints by rename and says what
+it is doing. Whatever kills it, at most the steps since the last checkpoint are done again, with one result.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tasks.core.errors import UsageError
+from tasks.core.schema import Config, Train
+from tasks.dataset.versions import Manifest, read_manifest
+from tasks.loader.batches import train_batches
+from tasks.loader.settings import LoaderSettings
+from tasks.models import recipes
+from tasks.models.recipes import Recipe
+from tasks.runs.folder import RunFolder
+from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
+from tasks.runs.phases import PhaseWriter
+from tasks.training import checkpoints, devices
+from tasks.training.devices import Device
+from tasks.training.meter import Meter, check_finite
+from tasks.training.schedule import learning_rate, warmup_steps
+from tasks.training.validation import Validation
+
+logger = logging.getLogger(__name__)
+
+
+def train(run: RunFolder, config: Config, version: Path, settings: LoaderSettings) -> int:
+    """Train from the newest sound checkpoint to the last step, in one piece because it is read as one.
+
+    Ends earlier, at the next step, once `run.stop` is there. Returns the step reached, of which there is a
+    checkpoint. TarmacError for whatever a person can mend.
+    """
+    options = config.train
+    if options is None or options.steps is None:
+        raise UsageError(f"{run.config}: needs a train block with its steps; plan the run again")
+    phases, metrics = PhaseWriter(run), MetricsWriter(run.metrics)
+    phases.set("start", 0)
+    recipe, manifest = recipes.load(options), read_manifest(version)
+    _check(options, recipe, manifest)
+    device = devices.choose(options)
+    model, optimizer, step = _take_up(run, options, recipe, device)
+    validation = Validation.of(recipe, version, manifest.splits, options.batch_size, settings.workers)
+    warmup = warmup_steps(options.warmup, options.steps)
+    logger.info("%s: from step %d of %d, on %s", run.name, step, options.steps, device.torch)
+
+    phases.set("first_batch", step)
+    stopping = run.stop.exists()
+    meter = Meter(options.batch_size)
+    with train_batches(
+        version,
+        recipe.transform(is_train=True),
+        batch_size=options.batch_size,
+        seed=options.seed,
+        shuffle=config.loader.shuffle,
+        workers=settings.workers,
+        prefetch=settings.prefetch,
+        start_step=step,
+        pin_memory=device.is_cuda,
+        reader=config.loader.reader,
+    ) as batches:
+        while step < options.steps and not stopping:
+            with meter.waiting():
+                batch = next(batches)
+            rate = learning_rate(step, peak=options.lr, warmup=warmup, steps=options.steps)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            with device.autocast():
+                loss = recipe.loss(model, device.put(batch))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            recipe.after_step(model)
+            step += 1
+            meter.add(loss)
+            phases.set("step", step, batches.worker_pids)
+
+            stopping = run.stop.exists()
+            saving = stopping or step == options.steps or step % options.checkpoint_every == 0
+            if saving or step == 1 or step % options.log_every == 0:
+                values = {"train/lr": rate, **meter.values(), **device.memory()}
+                metrics.append(make_row(TRAIN_AXIS, step, "train", values))
+                check_finite(meter.losses(), step)
+                meter.restart()
+            if saving:
+                val_loss = None
+                if validation is not None:
+                    val_loss = validation.loss(
+                        model, device, lambda: phases.set("validate", step, batches.worker_pids)
+                    )
+                    metrics.append(make_row(TRAIN_AXIS, step, "val", {"val/loss": val_loss}))
+                    check_finite([val_loss], step)
+                phases.set("checkpoint", step, batches.worker_pids)
+                checkpoints.save(run, step, model, optimizer, val_loss)
+                logger.info("step %d: loss %.4f, validation loss %s", step, values["train/loss"], val_loss)
+                meter.restart()
+    phases.set("end", step)
+    return step
+
+
+def _check(options: Train, recipe: Recipe, manifest: Manifest) -> None:
+    if manifest.modality != recipe.modality:
+        raise UsageError(
+            f"train.recipe: {options.recipe} takes datasets of modality {recipe.modality}, "
+            f"and {manifest.name} is one of {manifest.modality}"
+        )
+
+
+def _take_up(
+    run: RunFolder, options: Train, recipe: Recipe, device: Device
+) -> tuple[nn.Module, torch.optim.Optimizer, int]:
+    """Model and optimizer as the newest sound checkpoint has them, or new, and the step they are at."""
+    found = checkpoints.newest(run)
+    torch.manual_seed(options.seed)
+    model = recipe.build_model(pretrained=found is None).to(device.torch).train()
+    optimizer = torch.optim.AdamW(recipe.parameter_groups(model, options.weight_decay), fused=True)
+    if found is None:
+        return model, optimizer, 0
+    checkpoints.restore(found, model, optimizer)
+    return model, optimizer, found.step

@@ -1,0 +1,74 @@
+"""`python -m tasks.training.rank RUN_FOLDER`: one rank's process, started by the run's agent.
+
+It ends with exit code 0 when it reached the last step or obeyed `stop`, else with the error's code and one
+line on standard error. When its standard input is a pipe that closes, whoever started it is gone, and it
+leaves at once: a training nobody watches would hold the cores and race with its own successor. Nothing is
+torn by that, as every file appears by rename.
+
+torch is imported late: the loader's forkserver does the same imports on another core meanwhile, and torch
+reads then what the environment says of threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasks.core import config as configs
+from tasks.core.errors import TarmacError
+from tasks.loader import forkserver
+from tasks.loader.settings import read_settings
+from tasks.models import recipes
+from tasks.runs import record
+from tasks.runs.folder import RunFolder
+from tasks.runs.plan import version_path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train the run in the folder given; returns the exit code."""
+    leave_with_starter()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("tasks").setLevel(logging.INFO)
+    try:
+        run_rank(RunFolder(Path(arguments[0])))
+    except TarmacError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def run_rank(run: RunFolder) -> None:
+    """Train the run by what stands in its folder."""
+    config = configs.load(run.config)
+    settings = read_settings(run.loader)
+    if config.train is not None and settings.workers:
+        forkserver.start(recipes.module_of(config.train))
+    # Threads that spin while they wait for each other take the core from the very one they wait for once
+    # anything else runs on the machine, such as an evaluation; a step then takes more than ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from tasks.training.loop import train
+
+    version = version_path(record.load(run).data[0])
+    train(run, config, version, settings)
+
+
+def leave_with_starter() -> None:
+    """End this process when its standard input, if it is a pipe, comes to its end."""
+    if not stat.S_ISFIFO(os.fstat(0).st_mode):
+        return
+
+    def wait() -> None:
+        while os.read(0, 1 << 12):
+            continue
+        os._exit(1)
+
+    threading.Thread(target=wait, name="leave-with-starter", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""An evaluation of a real checkpoint, from the run's folder to its result."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.core.errors import DataError, UsageError
+from tasks.dataset import versions
+from tasks.evaluation import results
+from tasks.evaluation.checkpoint import LoadedCheckpoint
+from tasks.evaluation.job import evaluate_checkpoint
+from tasks.evaluation.zero_shot import TEMPLATES, class_embeddings
+from tasks.models.openclip import open_clip
+from tasks.runs.folder import RunFolder
+from tests.training.helpers import make_run, train_here
+
+STEPS = 90
+
+
+@pytest.fixture(scope="module")
+def trained(digits_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A short training, whose model is far from good and far from guessing."""
+    run = make_run(digits_dataset, tmp_path_factory.mktemp("trained"), "train.batch_size=64", "train.lr=2e-3")
+    train_here(run)
+    return run
+
+
+@pytest.fixture
+def run(trained: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy that a test may change."""
+    copy = RunFolder(tmp_path / trained.name)
+    shutil.copytree(trained.path, copy.path, symlinks=True)
+    return copy
+
+
+def test_leaves_a_result_that_a_reader_understands(run: RunFolder, digits_dataset: Path) -> None:
+    evaluate_checkpoint(run.path, STEPS, "zero_shot")
+    result = results.read(run.evaluation(STEPS, "zero_shot"))
+    assert result is not None
+    assert (result.task, result.step, result.checkpoint) == (
+        "zero_shot",
+        STEPS,
+        f"checkpoints/step_{STEPS:08d}",
+    )
+    assert result.samples == versions.read_manifest(versions.resolve(digits_dataset)).splits["val"].samples
+    low, high = result.intervals["top1"]
+    assert low < result.metrics["top1"] < high and result.chance["top1"] == pytest.approx(0.1)
+    assert result.metrics["top1"] > 0.3, "a model that has learnt something beats guessing"
+    assert result.metrics["top5"] > result.metrics["top1"]
+    assert {"torch", "open_clip_torch", "evaluator"} <= set(result.versions)
+
+    said = results.read_predictions(run, STEPS, "zero_shot")
+    assert len(said) == 24 and all(key == prediction.key for key, prediction in said.items())
+    assert len({prediction.label for prediction in said.values()}) > 5
+
+
+def test_says_the_same_again(run: RunFolder) -> None:
+    texts = []
+    for _ in range(2):
+        evaluate_checkpoint(run.path, STEPS, "zero_shot")
+        result = results.read(run.evaluation(STEPS, "zero_shot"))
+        assert result is not None
+        texts.append(result.model_copy(update={"seconds": 0}).model_dump_json())
+        shutil.rmtree(run.evaluations)
+    assert texts[0] == texts[1]
+
+
+def test_prompts_are_put_together_as_by_open_clip(trained: RunFolder) -> None:
+    from tasks.core import config as configs
+
+    subject = LoadedCheckpoint.open(trained, configs.load(trained.config), STEPS)
+    names = ["three", "seven", "nine"]
+    ours = class_embeddings(subject.embed_texts([t.replace("{}", n) for n in names for t in TEMPLATES]), 3)
+    theirs = open_clip.build_zero_shot_classifier(
+        subject.model, open_clip.get_tokenizer("tarmac-digits"), names, TEMPLATES, device=subject.device
+    )
+    assert torch.allclose(torch.from_numpy(ours), theirs.T.cpu(), atol=1e-5)
+
+
+def test_a_torn_checkpoint_is_not_judged(run: RunFolder) -> None:
+    os.truncate(run.checkpoint(STEPS) / "model.safetensors", 100)
+    with pytest.raises(DataError, match=rf"step_{STEPS:08d}: missing or torn"):
+        evaluate_checkpoint(run.path, STEPS, "zero_shot")
+    assert not run.evaluation(STEPS, "zero_shot").exists()
+
+
+def test_a_step_without_checkpoint_and_an_unknown_task_are_named(run: RunFolder) -> None:
+    with pytest.raises(DataError, match="step_00000031"):
+        evaluate_checkpoint(run.path, 31, "zero_shot")
+    with pytest.raises(UsageError, match="'retrieval', but: zero_shot"):
+        evaluate_checkpoint(run.path, STEPS, "retrieval")
+
+
+def test_a_label_that_is_nowhere_names_a_sample(digits_dataset: Path, run: RunFolder) -> None:
+    text = run.config.read_text()
+    assert "kind: zero_shot\n" in text
+    run.config.write_text(text.replace("kind: zero_shot\n", "kind: zero_shot\n    label: species\n"))
+    with pytest.raises(DataError, match=r"val: sample 'digit_\d+' has no label.*'species'"):
+        evaluate_checkpoint(run.path, STEPS, "zero_shot")
+
+
+def test_a_result_that_does_not_parse_is_none(tmp_path: Path) -> None:
+    assert results.read(tmp_path / "missing.json") is None
+    for content in ("", "{", "{}", '{"task": "zero_shot"}'):
+        (tmp_path / "torn.json").write_text(content)
+        assert results.read(tmp_path / "torn.json") is None
+    assert results.read_predictions(RunFolder(tmp_path), 1, "zero_shot") == {}

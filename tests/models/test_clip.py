@@ -1,0 +1,107 @@
+"""What is CLIP's own: names, weights, temperature, and agreement with open_clip."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_model
+
+from tasks.core.errors import DataError, UsageError
+from tasks.models import recipes
+from tasks.models.clip import ClipRecipe
+from tasks.models.openclip import open_clip
+from tests.models.test_recipes import picture, train_block
+
+DIGITS = ClipRecipe("tarmac/digits")
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (
+            {"name": "tarmac/digit"},
+            r"train\.model\.name: unknown model 'tarmac/digit'; did you mean tarmac/digits\?",
+        ),
+        ({"name": "ViT-B32"}, r"did you mean ViT-B-32\?"),
+        ({"name": "hf-hub:someone/something"}, "unknown model"),
+        ({"pretrained": "openai"}, r"train\.model\.name: is required"),
+        ({"name": "ViT-B-32", "pretrained": "openaj"}, r"train\.model\.pretrained.*did you mean openai\?"),
+        ({"name": "ViT-B-32", "pretrained": 7}, r"train\.model\.pretrained: must be"),
+        ({"name": "coca_ViT-B-32"}, "CoCa"),
+        ({"name": "ViT-B-16-SigLIP"}, "SigLIP"),
+        ({"name": "roberta-ViT-B-32"}, "Hugging Face"),
+    ],
+)
+def test_a_wrong_model_is_told_with_the_fix(model: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        recipes.load(train_block("clip", **model))
+
+
+def test_training_crops_as_open_clip_and_judging_does_not() -> None:
+    sample = {"png": picture(0), "txt": b"a photo of a seven"}
+    crops = [DIGITS.transform(True)(sample, seed)["image"] for seed in range(8)]
+    assert all(crop.shape == (3, 32, 32) for crop in crops)
+    plain = DIGITS.transform(False)(sample, None)
+    spread = torch.stack([(crop - plain["image"]).abs().mean() for crop in crops])
+    assert spread.min() > 0 and spread.max() < 0.5, "crops keep 90 % of the picture and more"
+    reference = open_clip.tokenize(["a photo of a seven"], context_length=16)[0]
+    assert torch.equal(plain["text"], reference)
+
+
+def test_a_sample_without_caption_is_a_data_error() -> None:
+    with pytest.raises(DataError, match="txt"):
+        DIGITS.transform(False)({"png": picture(0)}, None)
+
+
+def test_pictures_are_normalised_as_for_the_pretrained_weights() -> None:
+    """MobileCLIP's take values from 0 to 1 as they are; the usual ones subtract CLIP's mean."""
+    sample = {"png": picture(0), "txt": b"x"}
+    name, tag = "MobileCLIP-B", "datacompdr"
+    plain = ClipRecipe(name, tag).transform(False)(sample, None)["image"]
+    usual = ClipRecipe(name).transform(False)(sample, None)["image"]
+    assert plain.shape == (3, 224, 224) and 0 <= plain.min() < plain.max() <= 1
+    assert usual.min() < -1.5
+
+
+def test_pretrained_file_is_taken_up(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    weights = DIGITS.build_model()
+    save_model(weights, str(tmp_path / "model.safetensors"))
+    recipe = recipes.load(
+        train_block("clip", name="tarmac/digits", pretrained=str(tmp_path / "model.safetensors"))
+    )
+    loaded = recipe.build_model().state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in weights.state_dict().items())
+    fresh = recipe.build_model(pretrained=False).state_dict()
+    assert not torch.equal(fresh["text_projection"], loaded["text_projection"])
+
+
+def test_pretrained_file_that_is_none_or_of_another_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text.pt").write_text("no weights")
+    save_model(torch.nn.Linear(2, 2), str(tmp_path / "other.safetensors"))
+    for name in ("text.pt", "other.safetensors"):
+        recipe = ClipRecipe("tarmac/digits", str(tmp_path / name))
+        with pytest.raises(DataError, match=rf"train\.model\.pretrained: .*{name}"):
+            recipe.build_model()
+
+
+def test_temperature_stays_below_a_hundred() -> None:
+    model: Any = DIGITS.build_model()
+    with torch.no_grad():
+        model.logit_scale.fill_(9.0)
+    DIGITS.after_step(model)
+    assert model.logit_scale.item() == pytest.approx(math.log(100))
+
+
+def test_loss_is_the_symmetric_cross_entropy() -> None:
+    torch.manual_seed(0)
+    model: Any = DIGITS.build_model().eval()
+    samples = [DIGITS.transform(False)({"png": picture(n), "txt": f"{n}".encode()}, None) for n in range(4)]
+    batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+    logits = model.get_logits(batch["image"], batch["text"])[0]
+    diagonal = (logits.log_softmax(0).diagonal() + logits.log_softmax(1).diagonal()) / 2
+    assert DIGITS.loss(model, batch).item() == pytest.approx(-diagonal.mean().item(), rel=1e-5)

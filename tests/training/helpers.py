@@ -1,0 +1,90 @@
+"""Small runs on the digits: planned, trained in this process or in one of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.core import config as configs
+from tasks.dataset import versions
+from tasks.loader.settings import LoaderSettings, read_settings, write_settings
+from tasks.runs import metrics, phases, record
+from tasks.runs.checkpoints import list_checkpoints
+from tasks.runs.folder import RunFolder
+from tasks.runs.plan import plan, version_path
+from tasks.training.loop import train
+from tests.conftest import ROOT, digits_config
+
+STEPS = 90
+EVERY = 30
+SMALL = (
+    "train.batch_size=32",
+    f"train.steps={STEPS}",
+    "train.warmup=5",
+    f"train.checkpoint_every={EVERY}",
+    "train.log_every=5",
+    "train.threads=1",
+    f"evaluate.every={EVERY}",
+)
+PATIENCE_S = 60.0
+
+
+def make_run(dataset: Path, folder: Path, *overrides: str, workers: int = 0) -> RunFolder:
+    """A planned run in `folder` on the built digits."""
+    config = digits_config(folder / "raw", folder, *SMALL, *overrides)
+    run = plan(config, versions.resolve(dataset))
+    set_workers(run, workers)
+    return run
+
+
+def set_workers(run: RunFolder, workers: int) -> None:
+    write_settings(run.loader, LoaderSettings(workers=workers, prefetch=2, reason="for a test"))
+
+
+def train_here(run: RunFolder) -> int:
+    """Train in this process; the step reached."""
+    version = version_path(record.load(run).data[0])
+    return train(run, configs.load(run.config), version, read_settings(run.loader))
+
+
+def start_rank(run: RunFolder) -> subprocess.Popen[bytes]:
+    """The training process as the agent starts it: a session of its own, its input a pipe."""
+    with (run.path / "rank.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tasks.training.rank", str(run.path)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], run: RunFolder) -> None:
+    """Until it holds; fails with the log when the process ends before that, or takes too long."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, (run.path / "rank.log").read_text()
+        time.sleep(0.01)
+
+
+def is_beyond_checkpoint(run: RunFolder) -> bool:
+    """Whether it has a checkpoint and has gone on since."""
+    saved = list_checkpoints(run)
+    phase = phases.read(run.phase())
+    return bool(saved) and phase is not None and phase.step > saved[-1].step
+
+
+def model_bytes(run: RunFolder, step: int) -> bytes:
+    return (run.checkpoint(step) / "model.safetensors").read_bytes()
+
+
+def rows(run: RunFolder, kind: str) -> dict[int, dict[str, float]]:
+    """The rows of a kind by step; fails when a step has two."""
+    found = metrics.rows_of(metrics.read(run.metrics)[0], kind)
+    by_step = {row["train/step"]: row for row in found}
+    assert len(by_step) == len(found)
+    return by_step

@@ -1,0 +1,116 @@
+"""What a checkpoint holds, who can read it, and what a full disk leaves."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tasks.core.errors import TarmacError
+from tasks.core.files import read_json
+from tasks.runs.checkpoints import is_sound, list_checkpoints
+from tasks.runs.folder import RunFolder
+from tasks.training import checkpoints
+from tests.training.helpers import STEPS
+
+
+class Tied(nn.Module):
+    """Two layers that share their weight, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+
+def one_step(model: Tied) -> torch.optim.AdamW:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    output: torch.Tensor = model.second(model.first(torch.rand(3, 4)))
+    output.square().sum().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return optimizer
+
+
+def test_takes_up_weights_optimizer_and_generator(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    torch.manual_seed(1)
+    model = Tied()
+    optimizer = one_step(model)
+    checkpoints.save(run, 7, model, optimizer, val_loss=None)
+    expected = torch.rand(4)
+
+    found = checkpoints.newest(run)
+    assert found is not None and found.step == 7
+    other = Tied()
+    again = torch.optim.AdamW(other.parameters(), lr=0.1)
+    checkpoints.restore(found, other, again)
+    assert torch.equal(torch.rand(4), expected)
+    assert all(
+        torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), other.parameters(), strict=True)
+    )
+    assert other.second.weight is other.first.weight
+    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    assert all(torch.equal(a, s["exp_avg"]) for a, s in zip(moments, again.state.values(), strict=True))
+
+
+def test_is_whole_and_named_by_latest(undisturbed: RunFolder) -> None:
+    checkpoint = list_checkpoints(undisturbed)[-1]
+    assert checkpoint.step == STEPS and is_sound(checkpoint)
+    assert undisturbed.latest.resolve() == checkpoint.path.resolve()
+    meta = read_json(checkpoint.path / "meta.json")
+    assert set(meta) == {"step", "files", "val_loss", "time"} and 0 < meta["val_loss"] < 4
+    assert {path.name for path in checkpoint.path.iterdir()} == {"meta.json", *meta["files"]}
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in checkpoint.path.iterdir())
+
+
+def test_others_read_it_without_tarmac_and_without_running_code(undisturbed: RunFolder) -> None:
+    folder = undisturbed.checkpoint(STEPS)
+    weights = load_file(folder / "model.safetensors")
+    assert weights["visual.conv1.weight"].dtype == torch.float32 and "logit_scale" in weights
+    state = torch.load(folder / "state.pt", weights_only=True)
+    assert set(state) == {"optimizer", "random"}
+
+
+def test_a_state_that_would_run_code_is_refused(undisturbed: RunFolder, tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path(tmp_path / "sprung").touch, ())  # type: ignore[return-value]
+
+    run = RunFolder(tmp_path)
+    checkpoints.save(run, 1, Tied(), torch.optim.AdamW(Tied().parameters()), None)
+    torch.save(Trap(), run.checkpoint(1) / "state.pt")
+    model = Tied()
+    with pytest.raises(pickle.UnpicklingError):
+        checkpoints.restore(list_checkpoints(run)[0], model, torch.optim.AdamW(model.parameters()))
+    assert not (tmp_path / "sprung").exists()
+
+
+@contextmanager
+def files_no_larger_than(size_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size_bytes", [10, 1500], ids=["model", "state"])
+def test_a_disk_that_takes_no_more_leaves_the_last_checkpoint(tmp_path: Path, size_bytes: int) -> None:
+    run = RunFolder(tmp_path)
+    model = Tied()
+    optimizer = one_step(model)
+    checkpoints.save(run, 1, model, optimizer, None)
+    with files_no_larger_than(size_bytes), pytest.raises(TarmacError, match=r"step_00000002.*disk"):
+        checkpoints.save(run, 2, model, optimizer, None)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["latest", "step_00000001"]
+    found = checkpoints.newest(run)
+    assert found is not None and found.step == 1

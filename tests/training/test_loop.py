@@ -1,0 +1,179 @@
+"""What a training leaves behind, and how it fails."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.files import read_json, write_json
+from tasks.dataset import versions
+from tasks.models.clip import ClipRecipe
+from tasks.runs import phases
+from tasks.runs.checkpoints import list_checkpoints
+from tasks.runs.folder import RunFolder
+from tasks.training import rank
+from tests.conftest import ROOT
+from tests.training.helpers import EVERY, STEPS, make_run, model_bytes, rows, train_here
+
+FEW = ("train.steps=6", "train.checkpoint_every=6", "evaluate.every=6", "train.log_every=4")
+
+
+def test_metrics_hold_the_means_of_their_intervals(undisturbed: RunFolder) -> None:
+    found = rows(undisturbed, "train")
+    assert list(found) == [1, *range(5, STEPS + 1, 5)]
+    for row in found.values():
+        assert 0 < row["train/data_wait"] < 1
+        assert row["train/samples_per_s"] == pytest.approx(32 / row["train/step_s"])
+        assert row["system/rss_bytes"] > 1e8
+        assert abs(row["t"] - found[1]["t"]) < 300
+    assert found[5]["train/lr"] == pytest.approx(1e-3)
+    assert 0 < found[STEPS]["train/lr"] < 1e-5
+    assert found[1]["train/loss"] == pytest.approx(math.log(32), abs=0.5), "an untrained model guesses"
+    assert found[STEPS]["train/loss"] < found[5]["train/loss"] - 0.3
+
+
+def test_validation_stands_at_each_checkpoint(undisturbed: RunFolder) -> None:
+    found = rows(undisturbed, "val")
+    assert list(found) == [EVERY, 2 * EVERY, STEPS]
+    for checkpoint in list_checkpoints(undisturbed):
+        assert read_json(checkpoint.path / "meta.json")["val_loss"] == found[checkpoint.step]["val/loss"]
+    assert found[STEPS]["val/loss"] < found[EVERY]["val/loss"]
+
+
+def test_phases_are_told_in_order(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int]] = []
+    say = phases.PhaseWriter.set
+
+    def listen(writer: phases.PhaseWriter, phase: Any, step: int, workers: Any = ()) -> None:
+        if not told or told[-1] != (phase, step):
+            told.append((phase, step))
+        say(writer, phase, step, workers)
+
+    monkeypatch.setattr(phases.PhaseWriter, "set", listen)
+    run = make_run(digits_dataset, tmp_path, *FEW, "train.checkpoint_every=3")
+    assert train_here(run) == 6
+    steps = [("step", step) for step in range(1, 7)]
+    saved = [[("validate", step), ("checkpoint", step)] for step in (3, 6)]
+    assert told == [
+        ("start", 0),
+        ("first_batch", 0),
+        *steps[:3],
+        *saved[0],
+        *steps[3:],
+        *saved[1],
+        ("end", 6),
+    ]
+    last = phases.read(run.phase())
+    assert last is not None and (last.phase, last.pid) == ("end", os.getpid())
+
+
+def test_seed_decides(digits_dataset: Path, tmp_path: Path) -> None:
+    runs = [
+        make_run(digits_dataset, tmp_path / str(place), *FEW, f"train.seed={seed}")
+        for place, seed in enumerate((3, 3, 4))
+    ]
+    for run in runs:
+        train_here(run)
+    same, again, other = (model_bytes(run, 6) for run in runs)
+    assert same == again != other
+
+
+def test_bf16_computes_in_bf16_and_keeps_fp32(digits_dataset: Path, tmp_path: Path) -> None:
+    run = make_run(digits_dataset, tmp_path, *FEW, "train.precision=bf16")
+    train_here(run)
+    weights = load_file(run.checkpoint(6) / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    plain = make_run(digits_dataset, tmp_path, *FEW)
+    train_here(plain)
+    assert rows(run, "train")[1]["train/loss"] == pytest.approx(
+        rows(plain, "train")[1]["train/loss"], abs=0.05
+    )
+    assert rows(run, "train")[1]["train/loss"] != rows(plain, "train")[1]["train/loss"]
+
+
+def test_streaming_reader_trains_too(digits_dataset: Path, tmp_path: Path) -> None:
+    run = make_run(digits_dataset, tmp_path, *FEW, "loader.reader=streaming")
+    assert train_here(run) == 6
+
+
+def test_a_loss_that_is_not_finite_ends_it_naming_the_step(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss, calls = ClipRecipe.loss, iter(range(1, 100))
+
+    def broken_at_three(recipe: ClipRecipe, model: Any, batch: Any) -> torch.Tensor:
+        return loss(recipe, model, batch) * (math.nan if next(calls) == 3 else 1)
+
+    monkeypatch.setattr(ClipRecipe, "loss", broken_at_three)
+    run = make_run(digits_dataset, tmp_path, *FEW)
+    with pytest.raises(DataError, match=r"loss is nan at step 3.*train\.lr"):
+        train_here(run)
+    assert rows(run, "train")[4]["train/loss"] is None
+    assert not list_checkpoints(run), "weights that are lost must not be saved"
+
+
+def test_a_damaged_sample_is_named(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = tmp_path / "dataset"
+    version = dataset / "versions" / versions.resolve(digits_dataset).name
+    shutil.copytree(versions.resolve(digits_dataset), version)
+    for shard in (version / "train").glob("*.tar"):
+        content = bytearray(shard.read_bytes())
+        content[600] ^= 1
+        shard.unlink()
+        shard.write_bytes(content)
+    run = make_run(
+        version, tmp_path, *FEW, "train.steps=60", "train.checkpoint_every=60", "evaluate.every=60"
+    )
+    monkeypatch.setattr(rank, "leave_with_starter", lambda: None)
+    assert rank.main([str(run.path)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Traceback" not in error
+    assert "train/00000" in error and "digit_" in error
+
+
+def test_a_dataset_of_another_kind_is_refused(digits_dataset: Path, tmp_path: Path) -> None:
+    version = tmp_path / "version"
+    shutil.copytree(versions.resolve(digits_dataset), version)
+    manifest = read_json(version / "manifest.json")
+    write_json(version / "manifest.json", {**manifest, "modality": "volume_report"})
+    run = make_run(version, tmp_path, *FEW)
+    with pytest.raises(UsageError, match=r"train\.recipe.*image_text.*volume_report"):
+        train_here(run)
+
+
+def test_errors_of_the_user_are_one_line(digits_dataset: Path, tmp_path: Path) -> None:
+    run = make_run(digits_dataset, tmp_path, *FEW)
+    run.loader.unlink()
+    ended = subprocess.run(
+        [sys.executable, "-m", "tasks.training.rank", str(run.path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1 and "loader.json" in ended.stderr
+
+
+def test_a_wrong_model_is_a_usage_error(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rank, "leave_with_starter", lambda: None)
+    run = make_run(digits_dataset, tmp_path, *FEW, "train.model.name=tarmac/digit")
+    assert rank.main([str(run.path)]) == 2
+    assert "did you mean tarmac/digits?" in capsys.readouterr().err

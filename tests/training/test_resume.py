@@ -1,0 +1,139 @@
+"""A run that was killed, stopped or torn ends in the very bits of one that was left alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.core.files import read_json
+from tasks.core.process import Identity
+from tasks.models.clip import ClipRecipe
+from tasks.runs import phases
+from tasks.runs.checkpoints import is_sound, list_checkpoints
+from tasks.runs.folder import RunFolder
+from tests.training.helpers import (
+    EVERY,
+    STEPS,
+    is_beyond_checkpoint,
+    make_run,
+    model_bytes,
+    rows,
+    set_workers,
+    start_rank,
+    train_here,
+    wait_for,
+)
+
+
+def assert_same_end(run: RunFolder, undisturbed: RunFolder) -> None:
+    """Weights, optimizer and every measured loss; speed and times may differ."""
+    last = undisturbed.checkpoint(STEPS)
+    assert model_bytes(run, STEPS) == model_bytes(undisturbed, STEPS)
+    assert (run.checkpoint(STEPS) / "state.pt").read_bytes() == (last / "state.pt").read_bytes()
+    for kind, name in (("train", "train/loss"), ("val", "val/loss")):
+        losses = {step: row[name] for step, row in rows(run, kind).items()}
+        assert losses == {step: row[name] for step, row in rows(undisturbed, kind).items()}
+
+
+def copy_until(undisturbed: RunFolder, folder: Path, last: int) -> RunFolder:
+    """The undisturbed run as it was when the checkpoint of step `last` had just been written."""
+    run = RunFolder(folder / undisturbed.name)
+    shutil.copytree(undisturbed.path, run.path, symlinks=True)
+    for checkpoint in list_checkpoints(run):
+        if checkpoint.step > last:
+            shutil.rmtree(checkpoint.path)
+    return run
+
+
+def test_killed_and_resumed_with_other_workers(
+    digits_dataset: Path, tmp_path: Path, undisturbed: RunFolder
+) -> None:
+    run = make_run(digits_dataset, tmp_path, workers=2)
+    process = start_rank(run)
+    wait_for(lambda: is_beyond_checkpoint(run), process, run)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert all(is_sound(checkpoint) for checkpoint in list_checkpoints(run))
+    assert not run.checkpoint(STEPS).exists(), "it was too fast to be disturbed"
+    set_workers(run, 0)
+    assert train_here(run) == STEPS
+    assert_same_end(run, undisturbed)
+
+
+def test_leaves_with_its_starter(digits_dataset: Path, tmp_path: Path) -> None:
+    run = make_run(digits_dataset, tmp_path, workers=2)
+    process = start_rank(run)
+    assert process.stdin is not None
+    wait_for(lambda: is_beyond_checkpoint(run), process, run)
+    phase = phases.read(run.phase())
+    assert phase is not None and phase.pid == process.pid and len(phase.workers) == 2
+    workers = [Identity.of(pid) for pid in phase.workers]
+    process.stdin.close()
+    assert process.wait(timeout=5) == 1
+    deadline = time.monotonic() + 5
+    while any(worker.is_alive() for worker in workers):
+        assert time.monotonic() < deadline, "its workers stay behind"
+        time.sleep(0.05)
+    assert all(is_sound(checkpoint) for checkpoint in list_checkpoints(run))
+
+
+def test_torn_checkpoint_is_passed_over(
+    undisturbed: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = copy_until(undisturbed, tmp_path, 2 * EVERY)
+    os.truncate(run.checkpoint(2 * EVERY) / "state.pt", 1000)
+    assert train_here(run) == STEPS
+    assert str(run.checkpoint(2 * EVERY)) in caplog.text
+    assert str(run.checkpoint(EVERY)) not in caplog.text
+    assert_same_end(run, undisturbed)
+    assert [found.step for found in list_checkpoints(run) if is_sound(found)] == [EVERY, 2 * EVERY, STEPS]
+
+
+def test_latest_is_mended_after_a_kill_before_its_switch(undisturbed: RunFolder, tmp_path: Path) -> None:
+    run = copy_until(undisturbed, tmp_path, STEPS)
+    run.latest.unlink()
+    run.latest.symlink_to(run.checkpoint(EVERY).name)
+    began = time.time()
+    assert train_here(run) == STEPS
+    assert run.latest.resolve() == run.checkpoint(STEPS).resolve()
+    assert read_json(run.checkpoint(STEPS) / "meta.json")["time"] < began, "nothing was to be trained"
+
+
+def test_draft_of_a_killed_save_is_cleared_away(undisturbed: RunFolder, tmp_path: Path) -> None:
+    run = copy_until(undisturbed, tmp_path, STEPS)
+    before = sorted(path.name for path in run.checkpoints.iterdir())
+    shutil.copytree(run.checkpoint(EVERY), run.checkpoints / ".draft_step_00000095")
+    assert train_here(run) == STEPS
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == before
+
+
+def test_stop_is_obeyed_at_the_next_step(
+    undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copy_until(undisturbed, tmp_path, 0)
+    run.metrics.unlink()
+    after_step = ClipRecipe.after_step
+    done = iter(range(1, STEPS))
+
+    def stop_at_seven(recipe: ClipRecipe, model: Any) -> None:
+        after_step(recipe, model)
+        if next(done) == 7:
+            run.stop.write_text("a test asks for it")
+
+    monkeypatch.setattr(ClipRecipe, "after_step", stop_at_seven)
+    assert train_here(run) == 7
+    phase = phases.read(run.phase())
+    assert phase is not None and (phase.phase, phase.step) == ("end", 7)
+    assert run.latest.resolve() == run.checkpoint(7).resolve()
+
+    monkeypatch.undo()
+    assert train_here(run) == 7, "the sentinel is still there"
+    run.stop.unlink()
+    assert train_here(run) == STEPS
+    assert model_bytes(run, STEPS) == model_bytes(undisturbed, STEPS)

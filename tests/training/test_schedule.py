@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from open_clip_train.scheduler import cosine_lr  # type: ignore[import-untyped]
+
+from tasks.training.schedule import learning_rate, warmup_steps
+
+
+def test_rises_in_a_line_and_falls_to_nothing() -> None:
+    rates = [learning_rate(step, peak=1.0, warmup=10, steps=110) for step in range(110)]
+    assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
+    assert rates[10] == 1.0
+    assert rates[60] == pytest.approx(0.5)
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[10:]))
+    assert 0 < rates[-1] < 0.001
+
+
+def test_no_warmup_starts_at_the_peak() -> None:
+    assert learning_rate(0, peak=0.3, warmup=0, steps=5) == 0.3
+
+
+def test_is_the_one_of_open_clip() -> None:
+    optimizer = SimpleNamespace(param_groups=[{}])
+    set_rate = cosine_lr(optimizer, base_lr=5e-4, warmup_length=100, steps=1000)
+    for step in (0, 50, 99, 100, 101, 550, 999):
+        assert set_rate(step) == pytest.approx(learning_rate(step, peak=5e-4, warmup=100, steps=1000))
+
+
+def test_warmup_is_a_number_of_steps_or_a_share() -> None:
+    assert warmup_steps(50, 600) == 50
+    assert warmup_steps(0.03, 40_000) == 1200
+    assert warmup_steps(0, 600) == 0
