@@ -1,0 +1,1 @@
+"""A run on disk: its folder, identity, record, metrics, phases, checkpoints and jobs. Without torch."""

@@ -1,0 +1,81 @@
+"""Which checkpoints a run has and whether they are whole, told from the files alone, without torch.
+
+A checkpoint appears by rename, complete; its `meta.json` names the SHA-256 of its files, which shows a file
+that was damaged later. Reading them all costs the checkpoint's size once, at a resume and at the end.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tasks.core.files import read_json, sha256_file
+from tasks.runs.folder import RunFolder
+
+META = "meta.json"
+
+
+class CheckpointMeta(BaseModel):
+    """`meta.json`: `files` maps file names to SHA-256; `val_loss` is None when none was measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    files: dict[str, str]
+    val_loss: float | None = None
+    time: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after `step` optimizer steps, in the folder `path`."""
+
+    step: int
+    path: Path
+
+
+def list_checkpoints(folder: RunFolder) -> list[Checkpoint]:
+    """Every checkpoint by step, sound or not."""
+    found = []
+    for path in folder.checkpoints.glob("step_*"):
+        match = re.fullmatch(r"step_(\d+)", path.name)
+        if match is not None and path.is_dir():
+            found.append(Checkpoint(int(match.group(1)), path))
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def read_meta(checkpoint: Checkpoint) -> CheckpointMeta | None:
+    """The checkpoint's `meta.json`; None when it is missing or unreadable."""
+    try:
+        return CheckpointMeta.model_validate(read_json(checkpoint.path / META))
+    except (OSError, ValueError, ValidationError):
+        return None
+
+
+def is_sound(checkpoint: Checkpoint) -> bool:
+    """Whether `meta.json` is there, of this step, and every file it names has the content it had."""
+    meta = read_meta(checkpoint)
+    if meta is None or meta.step != checkpoint.step or not meta.files:
+        return False
+    try:
+        return all(sha256_file(checkpoint.path / name) == sha for name, sha in meta.files.items())
+    except OSError:
+        return False
+
+
+def newest_sound(folder: RunFolder) -> Checkpoint | None:
+    """The sound checkpoint of the highest step: where a resumed run goes on."""
+    return next((found for found in reversed(list_checkpoints(folder)) if is_sound(found)), None)
+
+
+def lowest_val_loss(folder: RunFolder) -> Checkpoint | None:
+    """The checkpoint of the lowest validation loss; the earlier of two equals. None without any loss."""
+    measured = [
+        (meta.val_loss, checkpoint.step, checkpoint)
+        for checkpoint in list_checkpoints(folder)
+        if (meta := read_meta(checkpoint)) is not None and meta.val_loss is not None
+    ]
+    return min(measured, key=lambda entry: entry[:2])[2] if measured else None

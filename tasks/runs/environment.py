@@ -1,0 +1,31 @@
+"""The environment a training process gets: its number of threads pinned, nothing that reaches a tracker.
+
+The thread count decides the order of floating-point sums, so it belongs to the run and not to the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from tasks.core.schema import Train
+
+HIDDEN_PREFIXES = ("WANDB_", "PREFECT_")
+"""A training process talks to no server, so it gets neither their addresses nor their keys."""
+
+
+def rank_environment(train: Train, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """`base` (this process's environment) with `train.threads` pinned and trackers hidden."""
+    inherited = os.environ if base is None else base
+    kept = {name: value for name, value in inherited.items() if not name.startswith(HIDDEN_PREFIXES)}
+    count = str(train.threads)
+    return {
+        **kept,
+        "OMP_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        "OPENBLAS_NUM_THREADS": count,
+        "OMP_DYNAMIC": "FALSE",
+        "MKL_DYNAMIC": "FALSE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,66 @@
+"""What a run is: the part of its config that shapes the weights, and the data's versions.
+
+Two configs that would train the same weights have the same id, so starting one again resumes or finds the
+other. Where the work runs, how it is tracked and judged, and how many workers read do not count; paths do
+not either, because a version is named by its content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.core.errors import UsageError
+from tasks.core.files import digest
+from tasks.core.schema import Config
+
+SHAPING = (
+    "recipe",
+    "model",
+    "batch_size",
+    "steps",
+    "lr",
+    "warmup",
+    "weight_decay",
+    "precision",
+    "seed",
+    "threads",
+)
+"""The keys of `train` that the weights hang on. `epochs` stands in `steps` by the time a run is planned."""
+
+ID_DIGITS = 12
+
+
+class DataRef(BaseModel):
+    """One dataset of a run: its folder, the version (12 hexadecimal digits) and its share of the batches."""
+
+    model_config = ConfigDict(frozen=True)
+
+    dataset: str
+    version: str
+    weight: float = 1.0
+
+
+def identity(config: Config, data: Sequence[DataRef]) -> dict[str, Any]:
+    """The fields that shape the weights, and `digest`, the SHA-256 of their canonical JSON.
+
+    UsageError when the config has no `train` block or its steps are not known yet.
+    """
+    if config.train is None:
+        raise UsageError("train: is required and missing; a run needs a train block")
+    if config.train.steps is None:
+        raise UsageError("train.steps: is not known before the data is built; build first")
+    train = config.train.model_dump(mode="json")
+    fields = {
+        **{key: train[key] for key in SHAPING},
+        "shuffle": config.loader.shuffle,
+        "data": [{"version": ref.version, "weight": ref.weight} for ref in data],
+    }
+    return {**fields, "digest": digest(fields)}
+
+
+def run_id(fields: dict[str, Any]) -> str:
+    """The run's id: the first 12 digits of its identity's digest."""
+    return str(fields["digest"])[:ID_DIGITS]

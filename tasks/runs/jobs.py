@@ -1,0 +1,151 @@
+"""Jobs through submitit, the only module that knows it. A job outlives whoever submitted it.
+
+submitit's local controller shares the session and the streams of the process that submits, so a terminal's
+Ctrl-C or hang-up would end it; a short-lived helper in a session of its own submits instead. The job's
+process binds its life to the controller's, hence one lives exactly as long as the other.
+The time limit is always given (submitit's default is two minutes), and no GPU is visible unless asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import submitit
+
+from tasks.core.errors import TarmacError
+from tasks.core.process import Identity
+from tasks.runs.job import Job
+
+PR_SET_PDEATHSIG = 1
+SIGNAL_DELAY_S = 60
+"""A job hears of its time limit this long before it is ended, or at half time if that is later."""
+SUBMIT_TIMEOUT_S = 60
+HELPER = "import sys; from tasks.runs.jobs import answer; answer(sys.argv[1], int(sys.argv[2]))"
+"""Imports this module by name: submitit pickles functions of a `__main__` by value."""
+
+
+def submit(
+    target: str, arguments: list[str], folder: Path, *, time_limit_s: int, gpus: int = 0, name: str
+) -> Job:
+    """Start `package.module:function(*arguments)` as a job whose files lie in `folder/name`.
+
+    TarmacError with the helper's last words when it cannot be submitted.
+    """
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    request = {
+        "target": target,
+        "arguments": arguments,
+        "folder": str(place),
+        "time_limit_s": time_limit_s,
+        "gpus": gpus,
+    }
+    read_end, write_end = os.pipe()
+    printed = place / "submit.log"
+    with printed.open("ab") as output, os.fdopen(read_end, "rb") as reply:
+        try:
+            helper = subprocess.Popen(
+                [sys.executable, "-c", HELPER, json.dumps(request), str(write_end)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[write_end],
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_end)
+        try:
+            helper.wait(timeout=SUBMIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            helper.kill()
+            helper.wait()
+        text = reply.read()
+    if not text:
+        tail = "\n  ".join(printed.read_text(errors="replace").splitlines()[-5:])
+        raise TarmacError(f"the job {name} could not be submitted; {printed} ends:\n  {tail}")
+    return Job.from_json(json.loads(text))
+
+
+def gpus_here(devices: Path = Path("/dev")) -> int:
+    """How many NVIDIA GPUs a job of this machine may be given; told without CUDA, which would start it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len(_numbers(visible))
+    return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*"))
+
+
+def visible_gpus(gpus: int, visible: str | None) -> tuple[int, ...]:
+    """The first `gpus` of the devices that CUDA_VISIBLE_DEVICES leaves, all when it is unset.
+
+    TarmacError when there are fewer.
+    """
+    if visible is None:
+        return tuple(range(gpus))
+    devices = _numbers(visible)
+    if len(devices) < gpus:
+        raise TarmacError(
+            f"{gpus} GPUs are asked for, but CUDA_VISIBLE_DEVICES={visible!r} leaves {len(devices)}"
+        )
+    return devices[:gpus]
+
+
+def _numbers(visible: str) -> tuple[int, ...]:
+    """The device numbers in CUDA_VISIBLE_DEVICES; submitit cannot pass on names (GPU-…, MIG-…)."""
+    return tuple(int(part) for part in visible.split(",") if part.strip().isdigit())
+
+
+def _submit_here(request: dict[str, Any]) -> Job:
+    """The helper's part: hand the job to submitit, whose controller becomes a child of this process."""
+    limit_s = int(request["time_limit_s"])
+    gpus = int(request["gpus"])
+    folder = Path(request["folder"])
+    executor = submitit.LocalExecutor(folder, max_num_timeout=0)
+    executor.update_parameters(
+        timeout_min=limit_s / 60,
+        signal_delay_s=min(SIGNAL_DELAY_S, limit_s // 2),
+        gpus_per_node=gpus,
+        visible_gpus=visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES")) if gpus else (),
+        stderr_to_stdout=True,
+    )
+    job = executor.submit(enter, request["target"], request["arguments"])
+    return Job(job.job_id, Identity.of(int(job.job_id)), folder)
+
+
+def enter(target: str, arguments: list[str]) -> None:
+    """The job's first lines: tie this process to its controller, then call the target."""
+    _end_with_controller()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, _end_at_time_limit)
+    module, _, function = target.partition(":")
+    getattr(importlib.import_module(module), function)(*arguments)
+
+
+def _end_with_controller() -> None:
+    """Have the kernel end this process when its controller ends; nothing to do under another executor."""
+    controller = os.environ.get("SUBMITIT_LOCAL_JOB_ID")
+    if controller is None:
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != int(controller):
+        os._exit(1)  # it ended before the kernel was told
+
+
+def _end_at_time_limit(signum: int, frame: FrameType | None) -> None:
+    raise TarmacError("the job came to its time limit; give its engine block a longer time")
+
+
+def answer(request: str, descriptor: int) -> None:
+    """The helper's whole life: submit, write the job's JSON to the pipe, end."""
+    os.set_inheritable(descriptor, False)
+    os.write(descriptor, json.dumps(_submit_here(json.loads(request)).to_json()).encode())

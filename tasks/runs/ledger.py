@@ -1,0 +1,71 @@
+"""`ledger.jsonl`: every evaluation job's history, appended by the run's agent and folded by whoever asks.
+
+Appending costs one line and survives a crash; the state of an evaluation is what its last line says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.core.files import append_line, read_lines
+
+EvaluationState = Literal["submitted", "running", "done", "failed", "lost"]
+ENDED: frozenset[EvaluationState] = frozenset({"done", "failed", "lost"})
+Key = tuple[int, str]
+"""Step and task."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one evaluation stands. `uid` is the digest of what was asked; `attempt` counts its tries from 1.
+
+    `job` is the job as `tasks.runs.job.Job` writes itself, None when none was started. `at` is when the entry
+    was written, `since` when the question was first put to a job: an older result answers another question.
+    """
+
+    uid: str
+    step: int
+    task: str
+    state: EvaluationState
+    job: dict[str, Any] | None
+    attempt: int
+    at: float
+    since: float = 0.0
+    reason: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.step, self.task
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in ENDED
+
+    def having(self, **changes: Any) -> Entry:
+        return replace(self, **changes)
+
+
+def append(path: Path, entry: Entry) -> None:
+    """Add one line; a line torn by a crash before it stays a line of its own."""
+    torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+    append_line(path, ("\n" if torn else "") + json.dumps(vars(entry), ensure_ascii=False))
+
+
+def read(path: Path) -> list[Entry]:
+    """All lines; those that are no entry are skipped."""
+    entries = []
+    for row in read_lines(path)[0]:
+        try:
+            entries.append(Entry(**row))
+        except TypeError:
+            continue
+    return entries
+
+
+def fold(entries: Iterable[Entry]) -> dict[Key, Entry]:
+    """The last word on each evaluation."""
+    return {entry.key: entry for entry in entries}

@@ -1,0 +1,63 @@
+"""`phases/rank_r.json`: what a rank is doing, since when, and which worker processes serve it.
+
+It is a sign of life, replaced by rename at most once a second and not forced to disk: after a power cut
+nobody lives whom it could tell of, and a training step must not wait for a disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from tasks.core.files import read_json
+from tasks.runs.folder import RunFolder
+
+PhaseName = Literal["start", "first_batch", "step", "validate", "checkpoint", "end"]
+INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The rank is in `phase` since `since`, at `step`; `at` is when it last said so (Unix seconds)."""
+
+    phase: str
+    step: int
+    since: float
+    at: float
+    pid: int
+    workers: Sequence[int]
+
+
+class PhaseWriter:
+    """One rank's only way to say what it is doing."""
+
+    def __init__(self, folder: RunFolder, rank: int = 0) -> None:
+        self._path = folder.phase(rank)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._last: Phase | None = None
+
+    def set(self, phase: PhaseName, step: int, workers: Sequence[int] = ()) -> None:
+        """Say it, at most once a second within one phase; a change of phase is always said."""
+        now = time.time()
+        last = self._last
+        changed = last is None or last.phase != phase
+        if last is not None and not changed and now - last.at < INTERVAL_S:
+            return
+        since = now if last is None or changed else last.since
+        self._last = Phase(phase, step, since, now, os.getpid(), list(workers))
+        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        draft.write_text(json.dumps(asdict(self._last)), encoding="utf-8")
+        os.replace(draft, self._path)
+
+
+def read(path: Path) -> Phase | None:
+    """What the rank last said; None when it has said nothing readable yet."""
+    try:
+        return Phase(**read_json(path))
+    except (OSError, ValueError, TypeError):
+        return None

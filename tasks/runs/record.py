@@ -1,0 +1,86 @@
+"""`run.json`: what a run is, what state it is in and why, and every attempt at it.
+
+It is written by whoever holds the run's lease, whole and by rename, and read by everybody.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tasks.core.errors import DataError
+from tasks.core.files import read_json, write_json
+from tasks.core.process import Identity
+from tasks.runs.folder import RunFolder
+from tasks.runs.identity import DataRef
+
+State = Literal["planned", "queued", "running", "stalled", "succeeded", "failed", "cancelled"]
+OVER: frozenset[State] = frozenset({"succeeded", "failed", "cancelled"})
+"""States in which nothing trains."""
+UNDER_WAY: frozenset[State] = frozenset({"queued", "running", "stalled"})
+"""States in which an agent must be alive."""
+
+
+class Attempt(BaseModel):
+    """One life of the run's agent. `pid` is the agent's; `ended` and `outcome` are None while it lives."""
+
+    model_config = ConfigDict(frozen=True)
+
+    started: float
+    ended: float | None = None
+    host: str
+    boot_id: str
+    pid: int
+    pid_started: float
+    job: str | None
+    code_digest: str
+    versions: dict[str, str]
+    outcome: str | None = None
+
+    @property
+    def agent(self) -> Identity:
+        return Identity(self.host, self.boot_id, self.pid, self.pid_started)
+
+
+class RunRecord(BaseModel):
+    """The content of `run.json`.
+
+    `job` is the agent's job as `tasks.runs.job.Job` writes itself; `goal` tells an agent whether to train or
+    only to evaluate the checkpoints that are there.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    name: str
+    identity: dict[str, Any]
+    data: list[DataRef]
+    state: State
+    reason: str = ""
+    attempts: list[Attempt] = []
+    job: dict[str, Any] | None = None
+    goal: Literal["train", "evaluate"] = "train"
+
+    def having(self, **changes: Any) -> RunRecord:
+        """A copy with some fields changed."""
+        return self.model_copy(update=changes)
+
+    def having_last(self, **changes: Any) -> RunRecord:
+        """A copy with some fields of the last attempt changed."""
+        *earlier, last = self.attempts
+        return self.having(attempts=[*earlier, last.model_copy(update=changes)])
+
+
+def load(run: RunFolder) -> RunRecord:
+    """The run's record; DataError when it is missing or unreadable."""
+    try:
+        return RunRecord.model_validate(read_json(run.record))
+    except (OSError, ValueError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise DataError(f"{run.record}: is no run record ({first}); plan the run again") from None
+
+
+def save(run: RunFolder, record: RunRecord) -> None:
+    """Replace `run.json`; the caller holds the run's lease."""
+    write_json(run.record, record.model_dump(mode="json"))

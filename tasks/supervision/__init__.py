@@ -1,0 +1,1 @@
+"""What stands beside a run: its agent, evaluation jobs, the gatherer of its wandb run, status and report."""

@@ -1,0 +1,168 @@
+"""The gatherer seen from outside: how far it is, and starting it. Does not import wandb.
+
+The gatherer is a process of its own because wandb may block and its death must cost nobody anything.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tasks.core.errors import TarmacError, UsageError
+from tasks.core.files import read_json
+from tasks.core.lease import Lease
+from tasks.core.process import Identity, kill_tree
+from tasks.runs.folder import RunFolder
+from tasks.runs.ledger import Key
+from tasks.supervision import wandb_file
+from tasks.supervision.status import config_of
+
+LAST_LINES = 5
+HTTP_TIMEOUT_S = 5
+STARTS = 5
+PAUSE_S = 5.0
+KEPT = (
+    "WANDB_API_KEY",
+    "WANDB_BASE_URL",
+    "WANDB_ENTITY",
+    "WANDB_IDENTITY_TOKEN_FILE",
+    "WANDB_CREDENTIALS_FILE",
+)
+"""Where and who the user is. Any other WANDB_ variable would change what this run is."""
+
+
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with no WANDB_ variable but the user's account, and a bound on every request."""
+    kept = {name: value for name, value in base.items() if not name.startswith("WANDB_") or name in KEPT}
+    return {**kept, "WANDB_HTTP_TIMEOUT": str(HTTP_TIMEOUT_S), "WANDB_ERROR_REPORTING": "false"}
+
+
+def start(run: RunFolder) -> subprocess.Popen[bytes]:
+    """Start the gatherer in a session of its own; it waits its turn when another one is at work."""
+    run.wandb.mkdir(exist_ok=True)
+    with run.gatherer_log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tasks.supervision.gatherer", str(run.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment(os.environ),
+            start_new_session=True,
+        )
+
+
+class Keeper:
+    """Has a gatherer at work for as long as `keep` is called; one that dies is started again, a few times."""
+
+    def __init__(self, run: RunFolder, is_wanted: bool) -> None:
+        self._run = run
+        self._starts_left = STARTS if is_wanted else 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = -PAUSE_S
+
+    def keep(self) -> None:
+        """Start a gatherer if none of this keeper's lives."""
+        lives = self._process is not None and self._process.poll() is None
+        if lives or self._starts_left == 0 or time.monotonic() - self._started < PAUSE_S:
+            return
+        self._starts_left -= 1
+        self._started = time.monotonic()
+        self._process = start(self._run)
+
+
+def results_of(run: RunFolder) -> list[Key]:
+    """Step and task of every evaluation that has a result file, by step."""
+    found = []
+    for path in run.evaluations.glob("step_*/*.json"):
+        step = path.parent.name.removeprefix("step_")
+        if step.isdigit() and not path.name.endswith(".predictions.json"):
+            found.append((int(step), path.stem))
+    return sorted(found)
+
+
+def inputs(run: RunFolder) -> dict[str, object]:
+    """What there is to gather, as the marker of a complete gathering names it."""
+    size = run.metrics.stat().st_size if run.metrics.exists() else 0
+    return {"metrics_bytes": size, "evaluations": [list(key) for key in results_of(run)]}
+
+
+def is_complete(run: RunFolder) -> bool:
+    """Whether all that there is now is in the wandb run's files."""
+    try:
+        marker = read_json(run.gathered)
+    except (OSError, ValueError):
+        return False
+    return bool(marker.get("inputs") == inputs(run))
+
+
+def complete(run: RunFolder, timeout_s: float = 120.0) -> None:
+    """Have everything gathered that there is, starting gatherers as needed.
+
+    Waits for the run's agent to leave, because a gatherer stays as long as it. TarmacError after `timeout_s`,
+    or when a gatherer fails; UsageError when tracking is disabled.
+    """
+    if config_of(run).track.mode == "disabled":
+        raise UsageError("track.mode: is disabled; set it to offline or online and start the run again")
+    deadline = time.monotonic() + timeout_s
+    while not is_complete(run):
+        process = start(run)
+        try:
+            code = process.wait(timeout=max(deadline - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            raise TarmacError(
+                f"gathering into wandb took longer than {timeout_s:.0f} s and goes on as process "
+                f"{process.pid}; log: {run.gatherer_log}"
+            ) from None
+        if code != 0:
+            tail = run.gatherer_log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            raise TarmacError("\n  ".join([f"the gatherer failed; {run.gatherer_log} ends:", *tail]))
+
+
+def sync(run: RunFolder, timeout_s: float = 300.0) -> int:
+    """Upload the offline files that are not uploaded yet, oldest first; returns how many.
+
+    Goes through `wandb sync`, a file at a time, so that rows of a later file follow those of an earlier one.
+    TarmacError when the server did not take a file within `timeout_s` in all; Held while a gatherer writes.
+    """
+    deadline = time.monotonic() + timeout_s
+    uploaded = 0
+    with Lease(run.gatherer_lease):
+        for path in wandb_file.files_of(run.wandb, run.id):
+            done = path.with_name(f"{path.name}.synced")
+            if not path.parent.name.startswith("offline-run-") or done.exists():
+                continue
+            says = _sync_one(path, max(deadline - time.monotonic(), 1.0))
+            if not done.exists():
+                raise TarmacError(
+                    f"{path} was not uploaded; check WANDB_BASE_URL and `wandb login`, then run "
+                    f"`tarmac gather {run.id} --sync` again. wandb said:\n{says}"
+                )
+            uploaded += 1
+    return uploaded
+
+
+def _sync_one(path: Path, timeout_s: float) -> str:
+    """The end of what `wandb sync` printed; its session is ended with it when it takes too long."""
+    with tempfile.TemporaryFile() as printed:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "wandb", "sync", str(path.parent)],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            env=environment(os.environ),
+            start_new_session=True,
+        )
+        identity = Identity.of(process.pid)
+        try:
+            process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            kill_tree(identity, grace_s=1.0)
+            process.wait()
+        printed.seek(0)
+        lines = printed.read().decode(errors="replace").splitlines()
+    return "\n".join(f"  {line}" for line in lines[-LAST_LINES:])

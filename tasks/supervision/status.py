@@ -1,0 +1,196 @@
+"""Where a run stands, read from its folder: no process is asked, none is trusted, nothing is written.
+
+Used by whoever waits for a run, by `tarmac status`, and to find out that nothing is to be done. It reads a
+few small files and the end of `metrics.jsonl`, whatever the run's length.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from tasks.core import config as configs
+from tasks.core.errors import DataError, TarmacError
+from tasks.core.lease import holder_of
+from tasks.core.schema import Config
+from tasks.runs import ledger, metrics, phases, record
+from tasks.runs.checkpoints import list_checkpoints
+from tasks.runs.folder import RunFolder, list_runs
+from tasks.runs.job import Job
+from tasks.runs.ledger import Entry
+from tasks.runs.phases import Phase
+from tasks.runs.record import OVER, UNDER_WAY, RunRecord, State
+from tasks.supervision.evaluations import Wanted, wanted_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EvaluationStatus:
+    """One evaluation that the config asks for: its last ledger entry, None before its first job."""
+
+    step: int
+    task: str
+    entry: Entry | None
+    has_result: bool
+
+    @property
+    def state(self) -> str:
+        """`pending`, or a state of the ledger."""
+        return "pending" if self.entry is None else self.entry.state
+
+    @property
+    def is_done(self) -> bool:
+        return self.state == "done" and self.has_result
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One look at a run. `row` is the newest row of training metrics, empty before the first."""
+
+    run: RunFolder
+    record: RunRecord
+    step: int
+    steps: int
+    row: dict[str, object]
+    phase: Phase | None
+    evaluations: Sequence[EvaluationStatus]
+    checkpoints: Sequence[int]
+    agent_is_alive: bool
+
+    @property
+    def state(self) -> State:
+        return self.record.state
+
+    @property
+    def reason(self) -> str:
+        return self.record.reason
+
+    @property
+    def training_is_over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether it should be running but nobody works on it: its agent was killed."""
+        return not self.agent_is_alive and self.state in UNDER_WAY
+
+    @property
+    def agent_has_left(self) -> bool:
+        """Whether the last agent ended by itself, or left nothing to do; a killed one has not left."""
+        attempts = self.record.attempts
+        ended = bool(attempts) and attempts[-1].ended is not None and self.state in OVER
+        return not self.agent_is_alive and (ended or self.is_complete)
+
+    @property
+    def loss(self) -> float | None:
+        value = self.row.get("train/loss")
+        return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def evaluations_done(self) -> int:
+        return sum(evaluation.is_done for evaluation in self.evaluations)
+
+    @property
+    def evaluations_missing(self) -> list[EvaluationStatus]:
+        """Those that have no result though training is over, or whose tries are used up."""
+        return [
+            evaluation
+            for evaluation in self.evaluations
+            if not evaluation.is_done
+            and (
+                evaluation.state in ("failed", "lost") or (self.training_is_over and not self.agent_is_alive)
+            )
+        ]
+
+    @property
+    def is_complete(self) -> bool:
+        """Trained to the end and every evaluation done."""
+        return self.state == "succeeded" and self.evaluations_done == len(self.evaluations)
+
+    @property
+    def log(self) -> Path:
+        """The log of the newest attempt's training process, or of its agent when it has none."""
+        return newest_log(self.run, self.record)
+
+
+def look(run: RunFolder) -> RunStatus:
+    """The run as it stands now; DataError when its record or config cannot be read.
+
+    Whether the agent lives is seen first: what it wrote before it ended is then in the rest.
+    """
+    alive = agent_is_alive(run)
+    state = record.load(run)
+    entries = ledger.fold(ledger.read(run.ledger))
+    row = last_train_row(run.metrics)
+    step = row.get("train/step", 0)
+    return RunStatus(
+        run=run,
+        record=state,
+        step=int(step) if isinstance(step, int | float) else 0,
+        steps=int(state.identity["steps"]),
+        row=row,
+        phase=phases.read(run.phase()),
+        evaluations=[
+            _evaluation(run, want, entries.get(want.key)) for want in wanted_of(run.id, config_of(run))
+        ],
+        checkpoints=[checkpoint.step for checkpoint in list_checkpoints(run)],
+        agent_is_alive=alive,
+    )
+
+
+def list_status(runs: Path) -> list[RunStatus]:
+    """Every run under `runs` whose folder can be read; the log names the others."""
+    found = []
+    for run in list_runs(runs):
+        try:
+            found.append(look(run))
+        except TarmacError as error:
+            logger.warning("%s", error)
+    return found
+
+
+def agent_is_alive(run: RunFolder) -> bool:
+    """Whether somebody holds the run's lease, or its submitted agent is still on its way to it."""
+    holder = holder_of(run.lease)
+    if holder is not None and holder.is_alive():
+        return True
+    job = record.load(run).job
+    return job is not None and Job.from_json(job).is_alive()
+
+
+def config_of(run: RunFolder) -> Config:
+    """The run's own config, parsed once a version of the file; DataError when it is missing."""
+    try:
+        modified = run.config.stat().st_mtime_ns
+    except FileNotFoundError:
+        raise DataError(f"{run.config}: is missing; plan the run again") from None
+    return _parsed(run.config, modified)
+
+
+def last_train_row(path: Path) -> dict[str, object]:
+    """The newest row of kind `train`, found in the file's last part; empty when there is none."""
+    rows = metrics.rows_of(metrics.tail(path), "train")
+    return rows[-1] if rows else {}
+
+
+def newest_log(run: RunFolder, state: RunRecord) -> Path:
+    """Where a person looks first: the training's log of the last attempt, or else its agent's."""
+    number = max(len(state.attempts), 1)
+    rank = run.rank_log(number)
+    if rank.exists() or state.job is None:
+        return rank
+    return Job.from_json(state.job).log
+
+
+def _evaluation(run: RunFolder, want: Wanted, entry: Entry | None) -> EvaluationStatus:
+    current = entry if entry is not None and entry.uid == want.uid else None
+    return EvaluationStatus(want.step, want.task, current, run.evaluation(*want.key).exists())
+
+
+@lru_cache(maxsize=64)
+def _parsed(path: Path, modified_ns: int) -> Config:
+    return configs.load(path)

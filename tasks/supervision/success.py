@@ -1,0 +1,176 @@
+"""Whether a training succeeded, judged by evidence and not by its exit code alone.
+
+Pure: from what was seen to a state, a reason in words, and findings. A cause that is not known is called
+`unknown`; a wrong cause would be worse than none.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.core.findings import Finding
+from tasks.runs.record import State
+
+RESUME = "start the run again: it resumes from its newest checkpoint"
+KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"DataLoader worker \(pid\S* [\d, ]+\) (is killed by signal|exited unexpectedly)",
+        "worker.killed",
+        "look for an out-of-memory kill (dmesg), then lower loader.workers or loader.prefetch",
+    ),
+    (
+        r"Caught \w+ in DataLoader worker process",
+        "worker.crashed",
+        "the last lines name the sample; mend it and build again, or tarmac verify the dataset",
+    ),
+    (
+        r"CUDA out of memory|torch\.OutOfMemoryError",
+        "cuda.oom",
+        "lower train.batch_size or use precision bf16",
+    ),
+)
+"""What a dying training says in so many words: pattern, code, remedy."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known when the training process has ended.
+
+    `exit_code` is negative for a signal. `step` is the last recorded step of `last_step`; `loss` the last
+    recorded training loss, None when it was not finite. `checkpoint` is the step of the newest sound one.
+    `stop_reason` is the text of the `stop` sentinel, None when there is none.
+    """
+
+    exit_code: int
+    step: int
+    last_step: int
+    loss: float | None
+    checkpoint: int | None
+    stop_reason: str | None = None
+    log_tail: Sequence[str] = ()
+
+    @property
+    def signal_name(self) -> str | None:
+        """`SIGKILL` and the like; None when the process ended by itself."""
+        if self.exit_code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"signal {-self.exit_code}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The run's state, the reason in words (empty for a success), and every cause found."""
+
+    state: State
+    reason: str
+    findings: Sequence[Finding] = ()
+
+
+def judge(seen: Evidence) -> Verdict:
+    """Succeeded only with exit code 0, the last step reached, a finite loss and its checkpoint sound."""
+    complete = seen.exit_code == 0 and seen.step >= seen.last_step
+    if seen.stop_reason is not None and not complete:
+        return Verdict("cancelled", _stopped(seen))
+    causes = [*_of_the_numbers(seen), *_of_the_end(seen)]
+    if not causes and not complete:
+        causes = [_unknown(seen, f"it ended by itself at step {seen.step} of {seen.last_step}")]
+    if not causes and seen.checkpoint != seen.last_step:
+        found = (
+            "none is sound"
+            if seen.checkpoint is None
+            else f"the newest sound one is of step {seen.checkpoint}"
+        )
+        causes = [
+            _unknown(seen, f"the checkpoint of the last step, {seen.last_step}, is missing or torn: {found}")
+        ]
+    if causes:
+        return Verdict("failed", "; ".join(_in_words(cause) for cause in causes), causes)
+    return Verdict("succeeded", "")
+
+
+def exit_of(seen: Evidence, verdict: Verdict, started: float, ended: float) -> dict[str, object]:
+    """The content of `attempts/<n>/exit.json`; times are Unix seconds."""
+    return {
+        "exit_code": seen.exit_code,
+        "signal": seen.signal_name,
+        "outcome": verdict.state,
+        "reason": verdict.reason,
+        "step": seen.step,
+        "last_step": seen.last_step,
+        "loss": seen.loss,
+        "checkpoint": seen.checkpoint,
+        "started": started,
+        "ended": ended,
+    }
+
+
+def _stopped(seen: Evidence) -> str:
+    reason = seen.stop_reason or "the file `stop` was found"
+    if seen.signal_name is not None:
+        reason += f"; the training did not obey in time and was ended by {seen.signal_name}"
+    return f"{reason}, at step {seen.step} of {seen.last_step}"
+
+
+def _of_the_numbers(seen: Evidence) -> list[Finding]:
+    """What the metrics show, whatever the exit code."""
+    if seen.step == 0:
+        remedy = "see the last lines of its log; tarmac verify the dataset"
+        return [_cause("run.no_batches", seen, remedy)]
+    if seen.loss is None:
+        remedy = "lower train.lr or lengthen train.warmup; with bf16 try fp32"
+        return [_cause("loss.nonfinite", seen, remedy)]
+    return []
+
+
+def _of_the_end(seen: Evidence) -> list[Finding]:
+    """What the exit code and the last words show."""
+    if seen.exit_code == 0:
+        return []
+    text = "\n".join(seen.log_tail)
+    known = [_cause(code, seen, remedy) for pattern, code, remedy in KNOWN_ENDS if re.search(pattern, text)]
+    if seen.signal_name is not None:
+        hint = (
+            "SIGKILL is what the kernel sends when memory is short (dmesg); " if seen.exit_code == -9 else ""
+        )
+        known.append(_cause("process.gone", seen, hint + RESUME, signal=seen.signal_name))
+    if known or _of_the_numbers(seen):
+        return known
+    last = next((line.strip() for line in reversed(seen.log_tail) if line.strip()), "it printed nothing")
+    return [_unknown(seen, f"it ended with exit code {seen.exit_code}: {last}")]
+
+
+def _cause(code: str, seen: Evidence, remedy: str, **evidence: Any) -> Finding:
+    last = next((line.strip() for line in reversed(seen.log_tail) if line.strip()), None)
+    facts = {
+        "step": seen.step,
+        "exit_code": seen.exit_code,
+        **evidence,
+        **({"last_line": last} if last else {}),
+    }
+    return Finding(code, "error", remedy, where={"rank": 0}, evidence=facts)
+
+
+def _unknown(seen: Evidence, words: str) -> Finding:
+    return _cause("unknown", seen, f"see the log; {RESUME}", what=words)
+
+
+def _in_words(cause: Finding) -> str:
+    facts = cause.evidence
+    words = {
+        "run.no_batches": "the training saw no batch",
+        "loss.nonfinite": f"the loss was not finite at step {facts['step']}",
+        "worker.killed": f"a loader worker was killed at step {facts['step']}",
+        "worker.crashed": f"a loader worker crashed at step {facts['step']}",
+        "cuda.oom": f"the GPU's memory ran out at step {facts['step']}",
+        "process.gone": f"the training process was killed by {facts.get('signal')} at step {facts['step']}",
+    }
+    text = words.get(cause.code) or str(facts["what"])
+    last = facts.get("last_line")
+    return f"{text} ({last})" if last and cause.code in ("run.no_batches", "worker.crashed") else text

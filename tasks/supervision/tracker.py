@@ -1,0 +1,121 @@
+"""One open wandb run, and every bound that keeps it from blocking. Imported by the gatherer only.
+
+Measured (wandb 0.31): without these bounds `init` takes 91 s on a dead server and `finish` has no end. So
+`init` and every request (`gathering.environment`) have a time limit, `finish` runs beside a deadline, and
+the helper process `wandb-core`, which writes the file, is ended afterwards. `step=` is never passed, because
+wandb drops rows whose step lies in the past; each family of metrics has an axis of its own instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import psutil
+
+from tasks.core.errors import TarmacError
+from tasks.core.files import read_json, write_json
+from tasks.core.process import Identity, kill_tree
+from tasks.runs.folder import RunFolder
+from tasks.runs.metrics import EVAL_AXIS, TRAIN_AXIS
+
+INIT_TIMEOUT_S = 15
+FINISH_TIMEOUT_S = 30.0
+FLUSH_INTERVAL_S = 1.0
+AXES = {"train/*": TRAIN_AXIS, "val/*": TRAIN_AXIS, "system/*": TRAIN_AXIS, "eval/*": EVAL_AXIS}
+Mode = Literal["offline", "online"]
+
+
+class Unreachable(TarmacError):
+    """The wandb server cannot be used; the message says why."""
+
+
+def _import_wandb() -> Any:
+    try:
+        return importlib.import_module("wandb")
+    except ModuleNotFoundError:
+        raise TarmacError(
+            "track.mode: wandb is not installed; install tarmac[wandb], or set it to disabled"
+        ) from None
+
+
+def end_old_core(run: RunFolder) -> None:
+    """End the `wandb-core` that a killed gatherer left behind, before anybody reads what it writes."""
+    try:
+        core = Identity.from_json(read_json(run.wandb_core))
+    except FileNotFoundError:
+        return
+    kill_tree(core, grace_s=1.0)
+    run.wandb_core.unlink()
+
+
+class Tracker:
+    """The wandb run of a run folder, open from here to `close`."""
+
+    def __init__(self, run: RunFolder, mode: Mode, project: str, facts: Mapping[str, Any]) -> None:
+        """Open it, with `facts` as its config; Unreachable when `mode` is online and the server is not.
+
+        TarmacError when wandb is not installed, which the library does not ask for: hence the late import.
+        """
+        self._wandb = wandb = _import_wandb()
+        settings = wandb.Settings(
+            init_timeout=INIT_TIMEOUT_S,
+            console="off",
+            silent=True,
+            save_code=False,
+            disable_code=True,
+            disable_git=True,
+            disable_job_creation=True,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+            x_transaction_log_flush_interval=FLUSH_INTERVAL_S,
+        )
+        wandb.setup(settings)
+        self._cores = [Identity.of(child.pid) for child in psutil.Process().children()]
+        for core in self._cores:
+            write_json(run.wandb_core, core.to_json())
+        self._run_folder = run
+        try:
+            self._run = wandb.init(
+                dir=str(run.path),
+                id=run.id,
+                name=run.name,
+                project=project,
+                mode=mode,
+                resume="allow",  # without it, syncing a second file of the run overwrites the first
+                config=dict(facts),
+                settings=settings,
+            )
+        except wandb.errors.Error as error:
+            self._end_core()
+            raise Unreachable(" ".join(str(error).split())) from None
+        for axis in sorted(set(AXES.values())):
+            self._run.define_metric(axis)
+        for pattern, axis in AXES.items():
+            self._run.define_metric(pattern, step_metric=axis)
+        self._run.define_metric("val/loss", step_metric=TRAIN_AXIS, summary="min")
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Hand a row over; it is in the file within FLUSH_INTERVAL_S."""
+        self._run.log(dict(row))
+
+    def close(self) -> bool:
+        """Finish, within FINISH_TIMEOUT_S, and end `wandb-core`; False when the deadline cut it short."""
+        thread = threading.Thread(target=self._finish, name="wandb-finish", daemon=True)
+        thread.start()
+        thread.join(FINISH_TIMEOUT_S)
+        self._end_core()
+        return not thread.is_alive()
+
+    def _finish(self) -> None:
+        self._run.finish()
+        self._wandb.teardown()
+
+    def _end_core(self) -> None:
+        for core in self._cores:
+            kill_tree(core, grace_s=1.0)
+        self._run_folder.wandb_core.unlink(missing_ok=True)

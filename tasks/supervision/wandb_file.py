@@ -1,0 +1,155 @@
+"""Reads `.wandb` files, the transaction logs of a wandb run, without importing wandb.
+
+Format (wandb 0.31): a header `:W&B`, magic 0xBEE1, version 0; then LevelDB's log framing in blocks of 32 KiB
+(https://github.com/google/leveldb/blob/main/doc/log_format.md), but with zlib's CRC-32 over type and data;
+each record is a protobuf `Record` (wandb/proto/wandb_internal.proto). wandb ships no reader any more, and
+importing its messages would cost a second and its start-up; the few fields needed here are decoded by hand.
+A file whose writer was killed ends in a torn record; what stands before it counts.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BLOCK = 32768
+HEADER = 7
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+RECORD_HISTORY, RECORD_SUMMARY, RECORD_CONFIG, RECORD_METRIC, RECORD_RUN, RECORD_EXIT = 2, 3, 5, 12, 17, 18
+ITEM_KEY, ITEM_NESTED_KEY, ITEM_VALUE = 1, 2, 16
+METRIC_NAME, METRIC_GLOB, METRIC_AXIS = 1, 2, 4
+RUN_ID, RUN_CONFIG = 1, 4
+
+Fields = list[tuple[int, bytes]]
+
+
+@dataclass(frozen=True)
+class WandbFile:
+    """What one `.wandb` file holds. `axes` maps a metric's name or pattern to the axis it is drawn over.
+
+    `rows` are the logged rows in order, without wandb's own keys (`_step`, `_timestamp`, `_runtime`).
+    `is_finished` tells a run that ended with `finish()` from one whose writer was killed.
+    """
+
+    run_id: str | None
+    rows: list[dict[str, Any]]
+    axes: dict[str, str]
+    config: dict[str, Any]
+    is_finished: bool
+
+
+def files_of(wandb: Path, run_id: str) -> list[Path]:
+    """Every `.wandb` file of a run in its `wandb` folder, oldest first: one a gatherer's life."""
+    found = wandb.glob(f"*run-*-{run_id}/run-{run_id}.wandb")
+    return sorted(found, key=lambda path: path.parent.name.split("run-", 1)[1])
+
+
+def read(path: Path) -> WandbFile:
+    """The whole file up to its end or a torn record; ValueError when it is no `.wandb` file."""
+    run_id, is_finished = None, False
+    rows: list[dict[str, Any]] = []
+    axes: dict[str, str] = {}
+    config: dict[str, Any] = {}
+    for record in records(path.read_bytes()):
+        for number, body in fields(record):
+            if number == RECORD_HISTORY:
+                rows.append({key: value for key, value in _items(body, 1) if not key.startswith("_")})
+            elif number == RECORD_METRIC:
+                metric = dict(fields(body))
+                name = metric.get(METRIC_NAME) or metric.get(METRIC_GLOB, b"")
+                axes[name.decode()] = metric.get(METRIC_AXIS, b"").decode()
+            elif number == RECORD_RUN:
+                run = fields(body)
+                run_id = dict(run)[RUN_ID].decode()
+                for part in (part for inner, part in run if inner == RUN_CONFIG):
+                    config.update(_items(part, 1))
+            elif number == RECORD_CONFIG:
+                config.update(_items(body, 1))
+            elif number == RECORD_EXIT:
+                is_finished = True
+    return WandbFile(run_id, rows, axes, config, is_finished)
+
+
+def rows_of(wandb: Path, run_id: str) -> list[dict[str, Any]]:
+    """The rows of all files of a run. A file too short for its header was never written to."""
+    return [
+        row for path in files_of(wandb, run_id) if path.stat().st_size >= HEADER for row in read(path).rows
+    ]
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """The records of a file's content; ends at a torn or damaged one."""
+    if len(data) < HEADER or struct.unpack("<4sHB", data[:HEADER])[:2] != (b":W&B", 0xBEE1):
+        raise ValueError("this is no .wandb file")
+    offset, parts = HEADER, b""
+    while offset + HEADER <= len(data):
+        left = BLOCK - offset % BLOCK
+        if left < HEADER:
+            offset += left
+            continue
+        checksum, length, kind = struct.unpack("<IHB", data[offset : offset + HEADER])
+        if kind == 0 and length == 0:
+            offset += left
+            continue
+        body = data[offset + HEADER : offset + HEADER + length]
+        if len(body) < length or zlib.crc32(body, zlib.crc32(bytes([kind]))) != checksum:
+            return
+        offset += HEADER + length
+        parts = body if kind in (FULL, FIRST) else parts + body
+        if kind in (FULL, LAST):
+            yield parts
+
+
+def fields(message: bytes) -> Fields:
+    """The length-delimited fields of a protobuf message, in order; numbers are skipped.
+
+    https://protobuf.dev/programming-guides/encoding/
+    """
+    found, offset = [], 0
+    while offset < len(message):
+        tag, offset = _varint(message, offset)
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            _, offset = _varint(message, offset)
+        elif wire == 1:
+            offset += 8
+        elif wire == 5:
+            offset += 4
+        elif wire == 2:
+            length, offset = _varint(message, offset)
+            found.append((number, message[offset : offset + length]))
+            offset += length
+        else:
+            raise ValueError(f"wire type {wire} is no protobuf of today")
+    return found
+
+
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[offset]
+        offset += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, offset
+        shift += 7
+
+
+def _items(message: bytes, number: int) -> list[tuple[str, Any]]:
+    """The key-value items that are field `number` of a message; nested keys are joined by `/`."""
+    pairs = []
+    for found, body in fields(message):
+        if found != number:
+            continue
+        item = fields(body)
+        key = next((value.decode() for inner, value in item if inner == ITEM_KEY), "")
+        key = key or "/".join(value.decode() for inner, value in item if inner == ITEM_NESTED_KEY)
+        value = next((value for inner, value in item if inner == ITEM_VALUE), b"null")
+        pairs.append((key, json.loads(value)))
+    return pairs

@@ -1,0 +1,249 @@
+"""The agent beside real processes: what a person finds in the run folder after success, failure and SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.core.errors import DataError
+from tasks.core.files import read_json
+from tasks.core.process import Identity
+from tasks.runs import ledger, metrics, record
+from tasks.runs.folder import RunFolder
+from tasks.supervision import launch
+from tasks.supervision.status import RunStatus, look
+from tests.supervision.conftest import processes_of
+from tests.supervision.fakes import make_run, model_of
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+
+
+def finish(run: RunFolder) -> RunStatus:
+    launch.start_or_adopt(run)
+    launch.wait_for_training(run)
+    return launch.wait_for_evaluations(run)
+
+
+def rank_of(run: RunFolder) -> Identity:
+    newest = max(run.attempts.glob("*/rank_0.json"), key=lambda path: int(path.parent.name))
+    return Identity.from_json(read_json(newest))
+
+
+def assert_undisturbed(run: RunFolder) -> None:
+    """The run's results are those of a run that nobody disturbed."""
+    status = look(run)
+    assert status.is_complete, (status.state, status.reason, status.evaluations)
+    assert (run.checkpoint(40) / "model.safetensors").read_bytes() == model_of(40)
+    rows = metrics.read(run.metrics)[0]
+    assert [row["train/step"] for row in rows] == list(range(1, 41))
+    assert 40 in {evaluation.step for evaluation in status.evaluations}
+    for step in {evaluation.step for evaluation in status.evaluations}:
+        summary = {"global_step": step, "results": {"zero_shot_top1": step / 100}}
+        assert read_json(run.eval_result(step)) == summary
+    assert not (run.path / "two_writers").exists()
+
+
+def test_a_run_ends_with_everything_written_and_is_not_redone(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    first, second = launch.start_or_adopt(run), launch.start_or_adopt(run)
+    assert (first.adopted, second.adopted) == (False, True)
+    status = finish(run)
+    assert_undisturbed(run)
+    assert status.state == "succeeded" and status.reason == ""
+    assert run.best.readlink() == Path("step_00000020")
+    assert read_json(run.exit(1)) == {
+        **read_json(run.exit(1)),
+        "exit_code": 0,
+        "signal": None,
+        "outcome": "succeeded",
+        "step": 40,
+        "last_step": 40,
+        "loss": 0.025,
+        "checkpoint": 40,
+    }
+    (attempt,) = record.load(run).attempts
+    assert attempt.outcome == "succeeded" and attempt.ended is not None
+    states = [entry.state for entry in ledger.read(run.ledger) if entry.step == 40]
+    assert states[0] == "submitted" and states[-1] == "done"
+    assert not run.findings.exists()
+    wait_for(lambda: processes_of(tmp_path) == [], timeout_s=5)
+    before = run.record.read_bytes()
+    started = launch.start_or_adopt(run)
+    assert started.is_up_to_date and started.job is None
+    assert run.record.read_bytes() == before and len(record.load(run).attempts) == 1
+
+
+def test_sigkill_of_everything_then_again_ends_the_same(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    launch.start_or_adopt(run)
+    wait_for(lambda: look(run).step >= 25)
+    everything = processes_of(tmp_path)
+    for process in everything:
+        process.kill()
+    psutil.wait_procs(everything, timeout=5)
+    status = finish(run)
+    assert_undisturbed(run)
+    assert [attempt.outcome for attempt in status.record.attempts] == ["lost", "succeeded"]
+
+
+def test_sigkill_of_the_agent_ends_its_training_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.05})
+    launch.start_or_adopt(run)
+    wait_for(lambda: look(run).step >= 12)
+    rank = rank_of(run)
+    psutil.Process(record.load(run).attempts[-1].pid).kill()
+    wait_for(lambda: not rank.is_alive(), timeout_s=5)
+    with pytest.raises(DataError, match=r"its agent is gone, .* at step"):
+        wait_for(lambda: not look(run).agent_is_alive)
+        launch.wait_for_training(run)
+    finish(run)
+    assert_undisturbed(run)
+
+
+def test_sigkill_of_submitits_controller_leaves_one_writer(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    started = launch.start_or_adopt(run)
+    assert started.job is not None
+    wait_for(lambda: look(run).step >= 5)
+    psutil.Process(started.job.identity.pid).kill()
+    wait_for(lambda: not look(run).agent_is_alive)
+    finish(run)
+    assert_undisturbed(run)
+
+
+def test_a_training_that_outlives_its_agent_is_ended_before_another_starts(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.2})
+    launch.start_or_adopt(run)
+    wait_for(lambda: look(run).step >= 1)
+    rank = rank_of(run)
+    process = psutil.Process(rank.pid)
+    process.suspend()  # so it does not see its input close
+    wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
+    psutil.Process(record.load(run).attempts[-1].pid).kill()
+    (run.path / "fake.json").write_text("{}")
+    wait_for(lambda: not look(run).agent_is_alive)
+    assert rank.is_alive()
+    finish(run)
+    assert not rank.is_alive()
+    assert_undisturbed(run)
+
+
+def test_a_killed_training_is_called_that_and_resumes(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"die_at": 25}, evaluate={"every": 20, "tasks": ["zero_shot"]})
+    launch.start_or_adopt(run)
+    with pytest.raises(DataError, match="killed by SIGKILL at step 25"):
+        launch.wait_for_training(run)
+    launch.wait_for_evaluations(run)
+    assert read_json(run.exit(1))["signal"] == "SIGKILL"
+    (finding,) = [json.loads(line) for line in run.findings.read_text().splitlines()]
+    assert finding["code"] == "process.gone" and finding["attempt"] == 1
+    assert run.eval_result(20).exists() and not run.eval_result(40).exists()
+    (run.path / "fake.json").write_text("{}")
+    finish(run)
+    assert_undisturbed(run)
+
+
+def test_exit_code_0_without_a_batch_is_a_failure(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"no_batches": True, "says": "all samples were dropped"})
+    launch.start_or_adopt(run)
+    with pytest.raises(DataError, match=r"saw no batch(.|\n)*all samples were dropped(.|\n)*rank_0.log"):
+        launch.wait_for_training(run)
+    assert "run.no_batches" in run.findings.read_text()
+
+
+def test_a_loss_that_is_not_finite_is_a_failure(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"nan_at": 7})
+    launch.start_or_adopt(run)
+    with pytest.raises(DataError, match="loss was not finite at step 7"):
+        launch.wait_for_training(run)
+    assert "loss.nonfinite" in run.findings.read_text()
+
+
+def test_cancel_stops_with_a_checkpoint_and_the_next_start_goes_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.05})
+    launch.start_or_adopt(run)
+    wait_for(lambda: look(run).step >= 3)
+    assert launch.cancel(run)
+    with pytest.raises(DataError, match="cancelled by the user, at step"):
+        launch.wait_for_training(run)
+    assert look(run).state == "cancelled" and look(run).checkpoints != []
+    (run.path / "fake.json").write_text("{}")
+    finish(run)
+    assert not run.stop.exists()
+    for checkpoint in look(run).checkpoints:
+        assert (run.checkpoint(checkpoint) / "model.safetensors").read_bytes() == model_of(checkpoint)
+
+
+def test_sigterm_to_the_agent_becomes_the_sentinel(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.05})
+    launch.start_or_adopt(run)
+    wait_for(lambda: look(run).step >= 3)
+    psutil.Process(record.load(run).attempts[-1].pid).send_signal(signal.SIGTERM)
+    with pytest.raises(DataError, match="the agent was sent SIGTERM, at step"):
+        launch.wait_for_training(run)
+    assert read_json(run.exit(1))["exit_code"] == 0
+
+
+def test_a_training_that_does_not_obey_is_ended(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.2, "deaf": True, "stop_grace_s": 0.5})
+    launch.start_or_adopt(run)
+    wait_for(lambda: look(run).step >= 1)
+    launch.cancel(run, "enough")
+    with pytest.raises(
+        DataError, match=r"enough; the training did not obey in time and was ended by SIGTERM"
+    ):
+        launch.wait_for_training(run)
+
+
+def test_the_time_limit_of_the_job_ends_it_with_a_checkpoint(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.3}, engine={"train": {"time": "6s"}})
+    launch.start_or_adopt(run)
+    with pytest.raises(DataError, match="time limit"):
+        launch.wait_for_training(run)
+    assert look(run).checkpoints != []
+
+
+def test_a_lost_evaluation_says_why_and_is_completed_by_the_next_start(tmp_path: Path) -> None:
+    behaviour = {"evaluation_fails_at": 20, "evaluation_dies_at": 40, "evaluation_s": 0.0, "step_s": 0.0}
+    both = {"every": 20, "tasks": ["zero_shot"]}
+    run = make_run(tmp_path, behaviour, evaluate=both, engine={"evaluate": {"jobs": 2}})
+    status = finish(run)
+    assert status.state == "succeeded"
+    failed, lost = (evaluation.entry for evaluation in status.evaluations_missing)
+    assert failed is not None and lost is not None
+    assert (
+        failed.state == "failed" and "3 of 3 tries used; ValueError: the weights do not fit" in failed.reason
+    )
+    assert lost.state == "lost" and "ended without a result" in lost.reason
+    assert read_json(run.eval_result(20)) == {"global_step": 20, "results": {}}
+    model = run.checkpoint(40) / "model.safetensors"
+    written = model.stat().st_mtime_ns
+    (run.path / "fake.json").write_text("{}")
+    finish(run)
+    assert_undisturbed(run)
+    assert model.stat().st_mtime_ns == written
+    assert sorted((run.path / "evaluated").read_text().split()) == ["20"] * 4 + ["40"] * 4
+
+
+def test_a_new_agent_takes_up_an_evaluation_that_lives(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"evaluation_s": 3.0}, evaluate={"every": 20, "tasks": ["zero_shot"]})
+    launch.start_or_adopt(run)
+    wait_for(lambda: (run.path / "evaluated").exists())
+    psutil.Process(record.load(run).attempts[-1].pid).kill()
+    wait_for(lambda: not look(run).agent_is_alive)
+    assert not run.evaluation(20, "zero_shot").exists()
+    (run.path / "fake.json").write_text('{"evaluation_s": 0.0}')
+    finish(run)
+    assert_undisturbed(run)
+    assert (run.path / "evaluated").read_text().split().count("20") == 1

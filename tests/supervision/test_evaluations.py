@@ -1,0 +1,98 @@
+"""What an agent does next about evaluations, told by plain values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tasks.runs.ledger import Entry
+from tasks.supervision.evaluations import (
+    Mark,
+    Seen,
+    Submit,
+    Wanted,
+    next_actions,
+    reopened,
+    unfinished,
+    wanted_of,
+)
+from tests.supervision.fakes import make_config
+
+A, B, C = (Wanted(step, "zero_shot", f"u{step}") for step in (200, 400, 600))
+NOTHING = Seen(checkpoints=(), alive=(), running=(), results=(), failures={}, training="going")
+
+
+def entry(want: Wanted, state: str, attempt: int = 1) -> Entry:
+    return Entry(want.uid, want.step, want.task, state, None, attempt, at=1.0)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_is_submitted_when_it_is_there_and_a_place_is_free() -> None:
+    assert next_actions([A, B, C], {}, NOTHING, jobs=1) == []
+    two = replace(NOTHING, checkpoints=(200, 400))
+    assert next_actions([A, B, C], {}, two, jobs=1) == [Submit(A, 1)]
+    assert next_actions([A, B, C], {}, two, jobs=2) == [Submit(A, 1), Submit(B, 1)]
+    busy = replace(two, alive=(A.key,))
+    assert next_actions([A, B, C], {A.key: entry(A, "submitted")}, busy, jobs=1) == []
+
+
+def test_a_job_that_works_is_running_and_a_result_is_done() -> None:
+    seen = replace(NOTHING, checkpoints=(200,), alive=(A.key,), running=(A.key,))
+    assert next_actions([A], {A.key: entry(A, "submitted")}, seen, jobs=1) == [Mark(A, "running")]
+    assert next_actions([A], {A.key: entry(A, "running")}, seen, jobs=1) == []
+    ended = replace(NOTHING, checkpoints=(200,), results=(A.key,))
+    assert next_actions([A], {A.key: entry(A, "running")}, ended, jobs=1) == [Mark(A, "done")]
+    assert next_actions([A], {A.key: entry(A, "done")}, ended, jobs=1) == []
+
+
+@pytest.mark.parametrize("state", ["failed", "lost"])
+def test_three_tries_then_the_reason(state: str) -> None:
+    dead = replace(NOTHING, checkpoints=(200,), failures={A.key: (state, "it said why")})  # type: ignore[dict-item]
+    assert next_actions([A], {A.key: entry(A, "running", 1)}, dead, jobs=1) == [Submit(A, 2)]
+    assert next_actions([A], {A.key: entry(A, "running", 2)}, dead, jobs=1) == [Submit(A, 3)]
+    (mark,) = next_actions([A], {A.key: entry(A, "running", 3)}, dead, jobs=1)
+    assert mark == Mark(A, state, "3 of 3 tries used; it said why")  # type: ignore[arg-type]
+    assert next_actions([A], {A.key: entry(A, state, 3)}, dead, jobs=1) == []
+
+
+def test_a_new_agent_gives_new_tries_to_what_has_no_result() -> None:
+    found = reopened({A.key: entry(A, "lost", 3), B.key: entry(B, "running", 3), C.key: entry(C, "done", 2)})
+    assert {key: (one.state, one.attempt) for key, one in found.items()} == {
+        B.key: ("running", 0),
+        C.key: ("done", 2),
+    }
+
+
+def test_another_question_is_another_evaluation() -> None:
+    """The result on disk answers the old arguments, so it does not count."""
+    seen = replace(NOTHING, checkpoints=(200,), results=(A.key,))
+    asked_before = {A.key: replace(entry(A, "done"), uid="other arguments")}
+    assert next_actions([A], asked_before, seen, jobs=1) == [Submit(A, 1)]
+
+
+def test_a_result_that_was_removed_is_made_again() -> None:
+    seen = replace(NOTHING, checkpoints=(200,), training="complete")
+    assert next_actions([A], {A.key: entry(A, "done")}, seen, jobs=1) == [Submit(A, 1)]
+    assert unfinished([A], {A.key: entry(A, "done")}, seen) == [A]
+
+
+def test_what_is_still_to_come_depends_on_how_training_ended() -> None:
+    entries = {A.key: entry(A, "done"), B.key: entry(B, "lost")}
+    seen = replace(NOTHING, checkpoints=(200, 400), results=(A.key,))
+    assert unfinished([A, B, C], entries, seen) == [C]
+    assert unfinished([A, B, C], entries, replace(seen, training="broken")) == []
+    complete = replace(seen, training="complete")
+    assert unfinished([A, B, C], entries, complete) == [C]
+    assert next_actions([A, B, C], entries, complete, jobs=1) == [
+        Mark(C, "lost", "there is no checkpoint of step 600")
+    ]
+
+
+def test_the_arguments_of_a_task_are_part_of_the_question(tmp_path: Path) -> None:
+    plain = make_config(tmp_path, evaluate={"every": 20, "tasks": ["zero_shot"]})
+    task = {"kind": "zero_shot", "label": "digit"}
+    other = make_config(tmp_path, evaluate={"every": 20, "tasks": [task]})
+    assert [want.key for want in wanted_of("r", plain)] == [(20, "zero_shot"), (40, "zero_shot")]
+    assert len({want.uid for want in [*wanted_of("r", plain), *wanted_of("r", other)]}) == 4
+    assert wanted_of("r", make_config(tmp_path, evaluate=None)) == []

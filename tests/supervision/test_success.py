@@ -1,0 +1,74 @@
+"""Success is judged by evidence: each missing piece of it is a failure with its own words and code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tasks.supervision.success import Evidence, judge
+
+GOOD = Evidence(exit_code=0, step=600, last_step=600, loss=0.2, checkpoint=600, log_tail=["step 600"])
+
+
+def test_all_of_the_evidence_is_a_success() -> None:
+    verdict = judge(GOOD)
+    assert (verdict.state, verdict.reason, list(verdict.findings)) == ("succeeded", "", [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "codes", "reason"),
+    [
+        ({"step": 0, "loss": None}, ["run.no_batches"], "saw no batch"),
+        ({"loss": None}, ["loss.nonfinite"], "loss was not finite at step 600"),
+        ({"step": 599}, ["unknown"], "ended by itself at step 599 of 600"),
+        ({"checkpoint": 400}, ["unknown"], "newest sound one is of step 400"),
+        ({"checkpoint": None}, ["unknown"], "missing or torn: none is sound"),
+        ({"exit_code": 1, "step": 9}, ["unknown"], "exit code 1: step 600"),
+        ({"exit_code": -9, "step": 9}, ["process.gone"], "killed by SIGKILL at step 9"),
+        ({"exit_code": -11, "step": 9}, ["process.gone"], "killed by SIGSEGV"),
+        ({"exit_code": 1, "step": 0}, ["run.no_batches"], "saw no batch"),
+    ],
+)
+def test_any_missing_piece_is_a_failure(changes: dict[str, object], codes: list[str], reason: str) -> None:
+    verdict = judge(replace(GOOD, **changes))  # type: ignore[arg-type]
+    assert verdict.state == "failed" and reason in verdict.reason
+    assert [finding.code for finding in verdict.findings] == codes
+    assert all(finding.severity == "error" and finding.remedy for finding in verdict.findings)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("RuntimeError: DataLoader worker (pid 41) is killed by signal: Killed. ", "worker.killed"),
+        ("RuntimeError: DataLoader worker (pid(s) 41, 42) exited unexpectedly", "worker.killed"),
+        ("DataError: Caught DataError in DataLoader worker process 1.", "worker.crashed"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "cuda.oom"),
+    ],
+)
+def test_what_a_dying_training_says_is_understood(line: str, code: str) -> None:
+    verdict = judge(replace(GOOD, exit_code=1, step=20, checkpoint=None, log_tail=["Traceback", line]))
+    assert [finding.code for finding in verdict.findings] == [code]
+    assert verdict.findings[0].evidence["last_line"] == line.strip()
+
+
+def test_all_causes_are_told_and_not_only_the_first() -> None:
+    killed = "RuntimeError: DataLoader worker (pid 41) is killed by signal: Killed."
+    verdict = judge(replace(GOOD, exit_code=-6, step=7, loss=None, log_tail=[killed]))
+    assert [finding.code for finding in verdict.findings] == [
+        "loss.nonfinite",
+        "worker.killed",
+        "process.gone",
+    ]
+
+
+def test_a_stop_is_no_failure_and_says_who_and_where() -> None:
+    stopped = replace(GOOD, step=120, checkpoint=120, stop_reason="cancelled by the user")
+    assert judge(stopped).state == "cancelled"
+    assert judge(stopped).reason == "cancelled by the user, at step 120 of 600"
+    deaf = judge(replace(stopped, exit_code=-9))
+    assert deaf.state == "cancelled" and "did not obey in time and was ended by SIGKILL" in deaf.reason
+
+
+def test_a_stop_that_came_too_late_changes_nothing() -> None:
+    assert judge(replace(GOOD, stop_reason="cancelled by the user")).state == "succeeded"
