@@ -67,10 +67,9 @@ def _server() -> Iterator[SyncPrefectClient]:
         try:
             yield client
         except PrefectHTTPStatusError as error:
-            reason = " ".join(error.response.text.split())[:300]
-            raise UsageError(
-                f"PREFECT_API_URL={url}: the server refuses ({error.response.status_code}): {reason}"
-            ) from None
+            code, reason = error.response.status_code, " ".join(error.response.text.split())[:300]
+            fix = "; set PREFECT_API_AUTH_STRING to the server's user:password" if code == 401 else ""
+            raise UsageError(f"PREFECT_API_URL={url}: the server refuses ({code}): {reason}{fix}") from None
 
 
 def _ensure_pool(client: SyncPrefectClient, name: str) -> None:

@@ -1,0 +1,133 @@
+"""Killing it anywhere loses nothing: the same command again ends in the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.core.files import read_json
+from tests.pipeline.conftest import Project, make_project
+from tests.pipeline.evidence import assert_wandb_holds_everything_once, metrics, results, weights
+
+SHORT = (
+    "train.steps=36",
+    "train.checkpoint_every=12",
+    "train.log_every=4",
+    "evaluate.every=12",
+    "train.batch_size=32",
+)
+COMMAND = ("run", "configs/digits-clip.yaml")
+
+
+def steps_done(project: Project) -> int:
+    return max((row["train/step"] for row in metrics(project.run)), default=0) if project.has("runs/*/run.json") else 0
+
+
+def state(project: Project) -> str:
+    return str(read_json(project.run / "run.json")["state"]) if project.has("runs/*/run.json") else ""
+
+
+MOMENTS: dict[str, Callable[[Project], object]] = {
+    "build": lambda project: project.has("data/digits/staging/*.tar"),
+    "tune": lambda project: project.has("runs/*/run.json") and not project.has("runs/*/loader.json"),
+    "train": lambda project: steps_done(project) >= 16,
+    "evaluate": lambda project: state(project) == "succeeded" and len(results(project.run)) < 3,
+    "gather": lambda project: state(project) == "succeeded" and len(results(project.run)) == 3,
+}
+"""How the disk shows that a stage is at work."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory, raw_digits: Path) -> Project:
+    project = make_project(tmp_path_factory.mktemp("undisturbed") / "project", server, raw_digits, *SHORT)
+    done = project.tarmac(*COMMAND)
+    assert done.returncode == 0, done.stderr
+    return project
+
+
+def test_sigkill_of_everything_in_every_stage(
+    undisturbed: Project, server: dict[str, str], tmp_path: Path, raw_digits: Path
+) -> None:
+    project = make_project(tmp_path / "project", server, raw_digits, *SHORT)
+    for stage, is_at_work in MOMENTS.items():
+        process = project.start(*COMMAND)
+        project.wait_for(stage, lambda moment=is_at_work: moment(project), process)  # type: ignore[misc]
+        project.kill_everything()
+        process.communicate()
+    done = project.tarmac(*COMMAND)
+    assert done.returncode == 0, done.stderr
+
+    assert weights(project.run) == weights(undisturbed.run)
+    assert len(weights(project.run)) == 3
+    assert results(project.run) == results(undisturbed.run)
+    assert [row["uid"] for row in metrics(project.run)] == [row["uid"] for row in metrics(undisturbed.run)]
+    assert_wandb_holds_everything_once(project.run)
+    assert_wandb_holds_everything_once(undisturbed.run)
+    assert "Zero-shot accuracy" in done.stdout
+    versions = [path.name for path in (project.path / "data/digits/versions").iterdir()]
+    assert versions == [path.name for path in (undisturbed.path / "data/digits/versions").iterdir()]
+    assert project.processes() == []
+
+
+def test_sigkill_of_the_command_alone_leaves_the_training_to_be_adopted(
+    undisturbed: Project, server: dict[str, str], tmp_path: Path, raw_digits: Path
+) -> None:
+    project = make_project(tmp_path / "project", server, raw_digits, *SHORT)
+    process = project.start(*COMMAND)
+    project.wait_for("train", lambda: steps_done(project) >= 4, process)
+    process.kill()
+    process.communicate()
+    before = steps_done(project)
+    adopted = project.tarmac(*COMMAND)
+    assert adopted.returncode == 0, adopted.stderr
+    assert "✓ train     adopted; 36 steps" in adopted.stderr or before == 36
+    assert len(read_json(project.run / "run.json")["attempts"]) == 1
+    assert weights(project.run) == weights(undisturbed.run)
+
+
+def test_ctrl_c_stops_the_watching_only(
+    undisturbed: Project, server: dict[str, str], tmp_path: Path, raw_digits: Path
+) -> None:
+    project = make_project(tmp_path / "project", server, raw_digits, *SHORT)
+    process = project.start(*COMMAND)
+    project.wait_for("train", lambda: steps_done(project) >= 1, process)
+    process.send_signal(2)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 130, shown
+    assert "Training goes on as job" in shown
+    assert f"tarmac cancel {project.run.name.rpartition('-')[2]}" in shown
+    assert "Traceback" not in shown
+    assert project.tarmac("cancel", "digits").returncode == 0
+    resumed = project.tarmac(*COMMAND)
+    assert resumed.returncode == 0, resumed.stderr
+    assert weights(project.run)["step_00000036"] == weights(undisturbed.run)["step_00000036"]
+
+
+def test_stages_that_are_up_to_date_say_so(undisturbed: Project) -> None:
+    """Only what is missing is done: here the report, which was deleted."""
+    before = weights(undisturbed.run)
+    (undisturbed.run / "report.html").unlink()
+    again = undisturbed.tarmac(*COMMAND)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("up to date") >= 4
+    assert (undisturbed.run / "report.html").exists()
+    assert weights(undisturbed.run) == before
+
+
+def test_a_lost_evaluation_is_done_again(undisturbed: Project) -> None:
+    (result,) = undisturbed.run.glob("evaluations/step_24/zero_shot.json")
+    before = read_json(result)["metrics"]
+    done = undisturbed.tarmac("evaluate", "digits", "--step", "24", "--task", "zero_shot")
+    assert done.returncode == 0, done.stderr
+    assert read_json(result)["metrics"] == before
+    assert isinstance(done, subprocess.CompletedProcess)
+
+
+def test_fresh_starts_anew_and_keeps_the_old(undisturbed: Project) -> None:
+    done = undisturbed.tarmac("train", "configs/digits-clip.yaml", "--fresh")
+    assert done.returncode == 0, done.stderr
+    assert undisturbed.has("runs/archive/digits-clip-*/run.json")
+    assert len(read_json(undisturbed.run / "run.json")["attempts"]) == 1

@@ -1,0 +1,87 @@
+"""The main job on real input: 1,797 digits from PNG files to a report, without a server, and again."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.core.files import read_json
+from tests.pipeline.conftest import Project, make_project
+from tests.pipeline.evidence import assert_wandb_holds_everything_once, metrics, results
+
+Finished = tuple[Project, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory, raw_digits: Path) -> Finished:
+    """The config as it ships, run once on Prefect's temporary server."""
+    import os
+
+    folder = tmp_path_factory.mktemp("demo")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    project = make_project(folder / "project", {**kept, "PREFECT_HOME": str(folder / "prefect")}, raw_digits)
+    return project, project.tarmac("run", "configs/digits-clip.yaml")
+
+
+def test_it_ends_well_with_an_accurate_model(demo: Finished) -> None:
+    project, done = demo
+    assert done.returncode == 0, done.stderr
+    found = results(project.run)
+    assert set(found) == {"step_200/zero_shot", "step_400/zero_shot", "step_600/zero_shot"}
+    assert found["step_600/zero_shot"]["top1"] >= 0.90
+    assert read_json(project.run / "eval_results/step_600.json")["results"]["zero_shot_top1"] >= 0.90
+    assert read_json(project.run / "run.json")["state"] == "succeeded"
+
+
+def test_its_last_screen_says_what_happened_and_where_things_are(demo: Finished) -> None:
+    project, done = demo
+    for line in (
+        r"✓ build +1,797 read = 1,797 accepted; 10 of 10 shards written",
+        r"✓ verify +[0-9a-f]{12}: sound",
+        r"✓ tune +.*0 workers: [\d,]+ samples/s",
+        r"✓ train +600 steps, loss \d+\.\d\d → \d+\.\d\d, waiting for data \d+\.\d %",
+        r"✓ evaluate +3 checkpoints, 3 of 3 results",
+        r"✓ gather +metrics and 3 evaluations in wandb run [0-9a-f]{12} \(offline\)",
+        r"✓ report +report.html",
+    ):
+        assert re.search(line, done.stderr), (line, done.stderr)
+    headline = r"Zero-shot accuracy 0\.9\d\d ± 0\.0\d\d \(258 held-out samples; chance 0\.10\)"
+    assert re.search(headline, done.stdout), done.stdout
+    for word, place in re.findall(r"  (report|model) +(\S+)", done.stdout):
+        assert (project.path / place).exists(), word
+
+
+def test_its_report_is_one_file_that_holds_everything(demo: Finished) -> None:
+    page = (demo[0].run / "report.html").read_text(encoding="utf-8")
+    for part in ("Zero-shot accuracy", "Learning rate", "Waiting for data", "data:image/png;base64,", "1,797"):
+        assert part in page
+    assert not re.search(r"<script|https?://(?!www\.w3\.org)", page)
+
+
+def test_wandb_holds_every_row_once(demo: Finished) -> None:
+    run = demo[0].run
+    assert {row["train/step"] for row in metrics(run)} >= {200, 400, 600}
+    assert_wandb_holds_everything_once(run)
+
+
+def test_again_nothing_is_redone_and_prefect_is_not_started(demo: Finished) -> None:
+    """A server that does not answer would be complained about, if anybody asked for one."""
+    project, _ = demo
+    before = {path: path.stat().st_mtime_ns for path in project.path.rglob("*") if path.is_file()}
+    project.env["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
+    again = project.tarmac("run", "configs/digits-clip.yaml", "--json")
+    del project.env["PREFECT_API_URL"]
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["stages"] == []
+    assert {path: path.stat().st_mtime_ns for path in project.path.rglob("*") if path.is_file()} == before
+
+
+def test_status_lists_it_and_nobody_is_left_running(demo: Finished) -> None:
+    project, _ = demo
+    shown = project.tarmac("status").stdout
+    assert re.search(r"✓ digits-clip-[0-9a-f]{12}  succeeded  600/600  loss [\d.]+  3 of 3 evaluations", shown)
+    assert project.processes() == []

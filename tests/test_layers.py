@@ -1,0 +1,55 @@
+"""Heavy packages stay where they belong: the library runs without Prefect and wandb, verify without torch."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import tasks
+
+PACKAGES = [module.name for module in pkgutil.iter_modules(tasks.__path__) if module.ispkg]
+
+
+def imported(statement: str, *, blocked: tuple[str, ...] = ()) -> set[str]:
+    """The top-level packages in a fresh interpreter after `statement`, while `blocked` ones cannot be had."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({list(blocked)!r}))\n{statement}\n"
+        "print(*sorted({name.partition('.')[0] for name, module in sys.modules.items() if module}))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_library_imports_without_prefect_and_wandb(package: str) -> None:
+    """Every module of every package; the gatherer's one wandb module is the exception it must be."""
+    statement = (
+        "import importlib, pkgutil\n"
+        f"package = importlib.import_module('tasks.{package}')\n"
+        "for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)\n"
+    )
+    assert "prefect" not in imported(statement, blocked=("prefect", "wandb"))
+
+
+def test_verify_needs_no_torch() -> None:
+    loaded = imported("import tasks.dataset.verify", blocked=("torch", "prefect", "wandb", "sklearn", "matplotlib"))
+    assert "pyarrow" in loaded
+
+
+def test_training_never_imports_wandb() -> None:
+    assert not {"wandb", "prefect"} & imported("import tasks.training.rank, tasks.evaluation.job")
+
+
+def test_the_agent_is_light() -> None:
+    loaded = imported("import tasks.supervision.agent")
+    assert not {"torch", "wandb", "prefect", "matplotlib", "pandas"} & loaded
+
+
+def test_nothing_heavy_comes_in_before_the_work_is_known_to_be_needed() -> None:
+    loaded = imported("import flows.cli, flows.commands, tasks.supervision.status")
+    assert not {"torch", "wandb", "prefect", "matplotlib", "submitit"} & loaded

@@ -1,0 +1,75 @@
+"""The wheel stands alone: installed without torch and Prefect it starts, verifies, and names what is missing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "data", "runs", "__pycache__"))
+    built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=source)
+    assert built.returncode == 0, built.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def tarmac(wheel: Path) -> Path:
+    """The console script of an environment that holds the wheel and what its base asks for."""
+    environment = wheel.parent / "environment"
+    assert run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=ROOT).returncode == 0
+    python = environment / "bin/python"
+    uv = Path(sys.executable).with_name("uv")
+    installed = run(uv, "pip", "install", "-q", "--python", python, "-c", ROOT / "constraints.txt", wheel, cwd=ROOT)
+    assert installed.returncode == 0, installed.stderr
+    return environment / "bin/tarmac"
+
+
+def test_it_holds_code_and_templates_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"flows", "tasks"}
+    assert "tasks/supervision/templates/report.html" in names
+    assert "tasks/core/templates/base.html" in names
+
+
+def test_the_base_starts_without_torch_and_prefect(tarmac: Path, tmp_path: Path) -> None:
+    python = tarmac.with_name("python")
+    for package in ("torch", "prefect", "wandb"):
+        assert run(python, "-c", f"import {package}", cwd=tmp_path).returncode == 1
+    assert run(tarmac, "--version", cwd=tmp_path).stdout.startswith("tarmac 0.")
+    assert "evaluate" in run(tarmac, "--help", cwd=tmp_path).stdout
+
+
+def test_the_base_says_which_extra_a_command_needs(tarmac: Path, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    example = run(tarmac, "example", "digits", cwd=tmp_path)
+    assert (example.returncode, example.stderr) == (2, "✗ tarmac example needs sklearn: pip install 'tarmac[train]'\n")
+
+
+def test_the_base_verifies(tarmac: Path, digits_dataset: Path, tmp_path: Path) -> None:
+    sound = run(tarmac, "verify", digits_dataset, cwd=tmp_path)
+    assert sound.returncode == 0, sound.stderr
+    copy = tmp_path / "copy"
+    shutil.copytree(digits_dataset / "current", copy)
+    shard = copy / "train/000001.tar"
+    content = bytearray(shard.read_bytes())
+    content[2000] ^= 1
+    shard.write_bytes(content)
+    broken = run(tarmac, "verify", copy, cwd=tmp_path)
+    assert broken.returncode == 1
+    assert "shard.checksum" in broken.stderr + broken.stdout
+    assert "train/000001.tar" in broken.stderr + broken.stdout
