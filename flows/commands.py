@@ -175,7 +175,8 @@ def example(arguments: Namespace) -> int:
     count = examples.EXAMPLES[arguments.name](path)
     if arguments.json:
         return _print({"ok": True, "findings": [], "path": str(path), "samples": count})
-    return _say(f"✓ example   {count:,} samples in {path}" if count else f"{path} is there already: left alone")
+    written = f"✓ example   {count:,} samples in {path}"
+    return _say(written if count else f"{path} is there already: left alone")
 
 
 def schema(arguments: Namespace) -> int:

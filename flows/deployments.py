@@ -1,8 +1,8 @@
 """Registers flows with a Prefect server; what `tarmac deploy` does.
 
-What the server has is compared first and left alone where it is the same: Prefect's own registration drops
-the scheduled runs each time and wakes a schedule that somebody paused. The folder that it is called in
-becomes the working directory of the runs.
+What the server has is compared first and left alone where it is the same, while Prefect's own registration
+writes it anew each time and drops the runs that were planned. The folder that it is called in becomes the
+working directory of the runs.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _is_same(offer: Offer, wanted: dict[str, Any], before: DeploymentResponse) -
 
 
 def _schedules(offer: Offer, before: DeploymentResponse | None) -> list[DeploymentScheduleCreate]:
-    """The offered schedules; one that somebody paused stays paused."""
+    """The offered schedules, which replace the server's; one that somebody paused there stays paused."""
     active = {entry.slug: entry.active for entry in before.schedules} if before is not None else {}
     return [
         DeploymentScheduleCreate(

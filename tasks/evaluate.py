@@ -14,7 +14,7 @@ from tasks.supervision.status import RunStatus
 
 @task(name="evaluate", cache_policy=NO_CACHE)
 def evaluate(run: RunFolder) -> StageResult:
-    """Have every evaluation done that the run's config asks for; `details.missing` names what has no result."""
+    """Have every evaluation done that the run's config asks for; `details.missing` names the rest."""
     with shown("evaluate") as stage:
 
         def progress(status: RunStatus) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tasks.core.schema import Config
 from tasks.dataset import examples, versions
 from tasks.dataset.build import build
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: no spinning on shared cores
 ROOT = Path(__file__).parents[1]
 
 

@@ -7,6 +7,7 @@ it is doing. Whatever kills it, at most the steps since the last checkpoint are 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +32,9 @@ from tasks.training.validation import Validation
 logger = logging.getLogger(__name__)
 
 
-def train(run: RunFolder, config: Config, version: Path, settings: LoaderSettings) -> int:
+def train(
+    run: RunFolder, config: Config, version: Path, settings: LoaderSettings, phases: PhaseWriter
+) -> int:
     """Train from the newest sound checkpoint to the last step, in one piece because it is read as one.
 
     Ends earlier, at the next step, once `run.stop` is there. Returns the step reached, of which there is a
@@ -40,8 +43,7 @@ def train(run: RunFolder, config: Config, version: Path, settings: LoaderSetting
     options = config.train
     if options is None or options.steps is None:
         raise UsageError(f"{run.config}: needs a train block with its steps; plan the run again")
-    phases, metrics = PhaseWriter(run), MetricsWriter(run.metrics)
-    phases.set("start", 0)
+    metrics = MetricsWriter(run.metrics)
     recipe, manifest = recipes.load(options), read_manifest(version)
     _check(options, recipe, manifest)
     device = devices.choose(options)
@@ -91,9 +93,8 @@ def train(run: RunFolder, config: Config, version: Path, settings: LoaderSetting
             if saving:
                 val_loss = None
                 if validation is not None:
-                    val_loss = validation.loss(
-                        model, device, lambda: phases.set("validate", step, batches.worker_pids)
-                    )
+                    beat = partial(phases.set, "validate", step, batches.worker_pids)
+                    val_loss = validation.loss(model, device, beat)
                     metrics.append(make_row(TRAIN_AXIS, step, "val", {"val/loss": val_loss}))
                     check_finite([val_loss], step)
                 phases.set("checkpoint", step, batches.worker_pids)

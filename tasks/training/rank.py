@@ -26,6 +26,7 @@ from tasks.loader.settings import read_settings
 from tasks.models import recipes
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
+from tasks.runs.phases import PhaseWriter
 from tasks.runs.plan import version_path
 
 
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def run_rank(run: RunFolder) -> None:
     """Train the run by what stands in its folder."""
+    phases = PhaseWriter(run)
+    phases.set("start", 0)
     config = configs.load(run.config)
     settings = read_settings(run.loader)
     if config.train is not None and settings.workers:
@@ -54,7 +57,7 @@ def run_rank(run: RunFolder) -> None:
     from tasks.training.loop import train
 
     version = version_path(record.load(run).data[0])
-    train(run, config, version, settings)
+    train(run, config, version, settings, phases)
 
 
 def leave_with_starter() -> None:

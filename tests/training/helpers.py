@@ -29,7 +29,7 @@ SMALL = (
     "train.threads=1",
     f"evaluate.every={EVERY}",
 )
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 def make_run(dataset: Path, folder: Path, *overrides: str, workers: int = 0) -> RunFolder:
@@ -46,8 +46,10 @@ def set_workers(run: RunFolder, workers: int) -> None:
 
 def train_here(run: RunFolder) -> int:
     """Train in this process; the step reached."""
+    writer = phases.PhaseWriter(run)
+    writer.set("start", 0)
     version = version_path(record.load(run).data[0])
-    return train(run, configs.load(run.config), version, read_settings(run.loader))
+    return train(run, configs.load(run.config), version, read_settings(run.loader), writer)
 
 
 def start_rank(run: RunFolder) -> subprocess.Popen[bytes]:
