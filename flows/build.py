@@ -14,7 +14,12 @@ from tasks.verify import verify
 
 @flow(name="build", result_serializer="json")
 def build_flow(config: Path, overrides: Overrides | None = None) -> list[StageResult]:
-    """Build the dataset of a config; what is up to date is left as it is."""
+    """Build the dataset of a config; what is up to date is left as it is.
+
+    Args:
+        config: The config file, from the project's folder.
+        overrides: Values for this run only; what is left empty stays as the config says.
+    """
     plan = configured(config, overrides)
     built = build(plan)
     version = Path(built["details"]["version"])

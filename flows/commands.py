@@ -197,7 +197,7 @@ def deploy(arguments: Namespace) -> int:
     if arguments.json:
         return _print({"ok": True, "findings": [], "deployments": [entry.__dict__ for entry in made]})
     for entry in made:
-        _say(f"✓ {entry.name:<32} {entry.schedule or 'on demand':<16} {entry.url}")
+        _say(f"✓ {entry.name:<32} {entry.state:<10} {entry.schedule or 'on demand':<12} {entry.url}")
     return 0
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from tasks.supervision.status import RunStatus, list_status
+from tasks.supervision.status import EvaluationStatus, RunStatus, list_status
 
 
 def show(runs: Path, as_json: bool) -> int:
@@ -17,7 +17,7 @@ def show(runs: Path, as_json: bool) -> int:
             json.dumps({"ok": True, "findings": [], "runs": [_row(one) for one in found]}) + "\n"
         )
         return 0
-    needing = [one for one in found if one.is_abandoned or one.state == "failed" or one.evaluations_missing]
+    needing = [one for one in found if one.is_abandoned or one.state == "failed" or _lost(one)]
     working = [one for one in found if one not in needing and one.agent_is_alive]
     rest = [one for one in found if one not in needing and one not in working]
     lines = []
@@ -49,13 +49,22 @@ def _needs(one: RunStatus) -> list[str]:
     elif one.state == "failed":
         lines.append(f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {one.reason}")
         lines.append(f"    log {one.log}")
-    for missing in one.evaluations_missing:
+    for missing in _lost(one):
         reason = missing.entry.reason if missing.entry is not None else "never started"
         lines.append(
             f"✗ {one.run.name}  evaluation without a result: step {missing.step} {missing.task}: {reason}"
         )
         lines.append(f"    tarmac evaluate {one.run.id} --step {missing.step} --task {missing.task}")
     return lines
+
+
+def _lost(one: RunStatus) -> list[EvaluationStatus]:
+    """Evaluations without a result that had their chance: tries used up, or the training succeeded."""
+    return [
+        missing
+        for missing in one.evaluations_missing
+        if missing.entry is not None or one.state == "succeeded"
+    ]
 
 
 def _row(one: RunStatus) -> dict[str, object]:

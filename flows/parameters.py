@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,18 +11,34 @@ from tasks.core.config import load
 from tasks.core.schema import Config
 
 
+def _as_number(schema: dict[str, Any]) -> None:
+    schema.update(schema.pop("anyOf")[0])
+    schema.pop("default")
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+BOX: Any = Field(json_schema_extra=_as_number, exclude_if=_is_none)
+"""A number that may be left empty: one box in Prefect's form, which sends nothing when it is empty.
+
+The usual schema of an optional number makes the form a choice between a number and None.
+"""
+
+
 class Overrides(BaseModel):
     """Changes to the config for this run only; what is left empty stays as the file says."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    steps: Annotated[int, Field(ge=1, title="Steps")] | None = None
+    steps: Annotated[int | None, Field(ge=1, title="Steps"), BOX] = None
     """Optimizer steps of the training (train.steps)."""
-    batch_size: Annotated[int, Field(ge=2, title="Batch size")] | None = None
+    batch_size: Annotated[int | None, Field(ge=2, title="Batch size"), BOX] = None
     """Samples an optimizer step (train.batch_size)."""
-    lr: Annotated[float, Field(gt=0, title="Learning rate")] | None = None
+    lr: Annotated[float | None, Field(gt=0, title="Learning rate"), BOX] = None
     """Peak learning rate (train.lr)."""
-    seed: Annotated[int, Field(ge=0, title="Seed")] | None = None
+    seed: Annotated[int | None, Field(ge=0, title="Seed"), BOX] = None
     """Seed of initialisation, order and augmentation (train.seed)."""
     set: Annotated[list[str], Field(title="Further keys")] = []
     """Any key, as KEY=VALUE, such as `loader.workers=4`."""

@@ -20,7 +20,13 @@ from tasks.verify import verify
 
 @flow(name="pipeline", result_serializer="json")
 def pipeline(config: Path, overrides: Overrides | None = None, fresh: bool = False) -> list[StageResult]:
-    """Build, tune, train, evaluate, gather and report a config; what is up to date is left as it is."""
+    """Build, tune, train, evaluate, gather and report a config; what is up to date is left as it is.
+
+    Args:
+        config: The config file, from the project's folder.
+        overrides: Values for this run only; what is left empty stays as the config says.
+        fresh: Start anew; the run that is there moves to runs/archive.
+    """
     settings = configured(config, overrides)
     built = build(settings)
     version = Path(built["details"]["version"])

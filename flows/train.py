@@ -19,7 +19,13 @@ from tasks.tune import tune
 
 @flow(name="train", result_serializer="json")
 def train_flow(config: Path, overrides: Overrides | None = None, fresh: bool = False) -> list[StageResult]:
-    """Tune, train, evaluate, gather and report a config on its dataset's current version."""
+    """Tune, train, evaluate, gather and report a config on its dataset's current version.
+
+    Args:
+        config: The config file, from the project's folder.
+        overrides: Values for this run only; what is left empty stays as the config says.
+        fresh: Start anew; the run that is there moves to runs/archive.
+    """
     settings = configured(config, overrides)
     version = resolve(settings.dataset.output)
     run = plan(settings, version, fresh=fresh)

@@ -85,7 +85,9 @@ class _Artifact:
         self.last = now
         share = min(100.0, 100.0 * done / total)
         if self.id is None:
-            self.id = _created(create_progress_artifact(share, key=_key(self.stage), description=self.stage))
+            self.id = _created(
+                create_progress_artifact(share, key=_key(self.stage), description=f"Progress of {self.stage}")
+            )
         else:
             update_progress_artifact(self.id, share)
 

@@ -12,7 +12,9 @@ from tasks.core.schema import Config
 from tasks.dataset import examples, versions
 from tasks.dataset.build import build
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: no spinning on shared cores
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # read when torch is imported: no spinning on shared cores
 ROOT = Path(__file__).parents[1]
 
 
@@ -26,7 +28,11 @@ def raw_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def digits_config(raw: Path, folder: Path, *overrides: str) -> Config:
     """configs/digits-clip.yaml over `raw`, with its outputs in `folder`."""
-    paths = [f"dataset.source.path={raw}/captions.csv", f"dataset.output={folder}/data", f"runs={folder}/runs"]
+    paths = [
+        f"dataset.source.path={raw}/captions.csv",
+        f"dataset.output={folder}/data",
+        f"runs={folder}/runs",
+    ]
     return load(ROOT / "configs/digits-clip.yaml", [*paths, *overrides])
 
 

@@ -37,7 +37,9 @@ def test_the_library_imports_without_prefect_and_wandb(package: str) -> None:
 
 
 def test_verify_needs_no_torch() -> None:
-    loaded = imported("import tasks.dataset.verify", blocked=("torch", "prefect", "wandb", "sklearn", "matplotlib"))
+    loaded = imported(
+        "import tasks.dataset.verify", blocked=("torch", "prefect", "wandb", "sklearn", "matplotlib")
+    )
     assert "pyarrow" in loaded
 
 

@@ -14,14 +14,18 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "data", "runs", "__pycache__"))
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "data", "runs", "__pycache__")
+    )
     built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=source)
     assert built.returncode == 0, built.stderr
     return next(folder.glob("*.whl"))
@@ -34,7 +38,9 @@ def tarmac(wheel: Path) -> Path:
     assert run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=ROOT).returncode == 0
     python = environment / "bin/python"
     uv = Path(sys.executable).with_name("uv")
-    installed = run(uv, "pip", "install", "-q", "--python", python, "-c", ROOT / "constraints.txt", wheel, cwd=ROOT)
+    installed = run(
+        uv, "pip", "install", "-q", "--python", python, "-c", ROOT / "constraints.txt", wheel, cwd=ROOT
+    )
     assert installed.returncode == 0, installed.stderr
     return environment / "bin/tarmac"
 
@@ -57,7 +63,10 @@ def test_the_base_starts_without_torch_and_prefect(tarmac: Path, tmp_path: Path)
 def test_the_base_says_which_extra_a_command_needs(tarmac: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     example = run(tarmac, "example", "digits", cwd=tmp_path)
-    assert (example.returncode, example.stderr) == (2, "✗ tarmac example needs sklearn: pip install 'tarmac[train]'\n")
+    assert (example.returncode, example.stderr) == (
+        2,
+        "✗ tarmac example needs sklearn: pip install 'tarmac[train]'\n",
+    )
 
 
 def test_the_base_verifies(tarmac: Path, digits_dataset: Path, tmp_path: Path) -> None:

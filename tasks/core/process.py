@@ -12,6 +12,7 @@ import socket
 import threading
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,25 +22,30 @@ import psutil
 def boot_id() -> str:
     """The kernel's id of this boot; the boot time where there is none."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return str(int(psutil.boot_time()))
 
 
 @dataclass(frozen=True)
 class Identity:
-    """One process, unmistakably. `started` is its start time in Unix seconds."""
+    """One process, unmistakably.
+
+    `started` is its start time in Unix seconds, for people: it moves when the clock is set. `ticks` is the
+    kernel's own count since boot, which does not, and decides where the system has it (Linux).
+    """
 
     host: str
     boot_id: str
     pid: int
     started: float
+    ticks: int | None = None
 
     @classmethod
     def of(cls, pid: int) -> Identity:
         """The identity of a live process; psutil.NoSuchProcess when there is none."""
-        return cls(socket.gethostname(), boot_id(), pid, round(psutil.Process(pid).create_time(), 2))
+        started = round(psutil.Process(pid).create_time(), 2)
+        return cls(socket.gethostname(), boot_id(), pid, started, _start_ticks(pid))
 
     @classmethod
     def mine(cls) -> Identity:
@@ -47,14 +53,12 @@ class Identity:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Identity:
-        return cls(value["host"], value["boot_id"], int(value["pid"]), float(value["started"]))
+        return cls(
+            value["host"], value["boot_id"], int(value["pid"]), float(value["started"]), value.get("ticks")
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @property
-    def is_local(self) -> bool:
-        return self.host == socket.gethostname() and self.boot_id == boot_id()
 
     @property
     def is_of_this_host(self) -> bool:
@@ -66,14 +70,26 @@ class Identity:
         A process of another host cannot be seen from here and counts as not alive; callers that meet other
         hosts judge by heartbeat.
         """
-        if not self.is_local:
+        if not self.is_of_this_host or self.boot_id != boot_id():
             return False
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < 0.05
-            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            if self.ticks is not None:
+                return _start_ticks(self.pid) == self.ticks
+            return bool(abs(process.create_time() - self.started) < 0.05)
         except psutil.NoSuchProcess:
             return False
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Clock ticks from boot to the process's start, field 22 of /proc/PID/stat (proc(5)); None without it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
 
 
 def kill_tree(identity: Identity, grace_s: float = 5.0) -> None:

@@ -33,6 +33,7 @@ class Attempt(BaseModel):
     boot_id: str
     pid: int
     pid_started: float
+    pid_ticks: int | None = None
     job: str | None
     code_digest: str
     versions: dict[str, str]
@@ -40,7 +41,7 @@ class Attempt(BaseModel):
 
     @property
     def agent(self) -> Identity:
-        return Identity(self.host, self.boot_id, self.pid, self.pid_started)
+        return Identity(self.host, self.boot_id, self.pid, self.pid_started, self.pid_ticks)
 
 
 class RunRecord(BaseModel):

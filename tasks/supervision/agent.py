@@ -101,6 +101,7 @@ class Agent:
             boot_id=mine.boot_id,
             pid=mine.pid,
             pid_started=mine.started,
+            pid_ticks=mine.ticks,
             job=os.environ.get("SUBMITIT_LOCAL_JOB_ID"),
             code_digest=provenance.code_digest(),
             versions=provenance.versions(),

@@ -154,7 +154,7 @@ def _sync_one(path: Path, timeout_s: float) -> str:
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=printed,
-            env=environment(os.environ),
+            env={**environment(os.environ), "WANDB_DIR": str(path.parent.parent.parent)},
             start_new_session=True,
         )
         identity = Identity.of(process.pid)

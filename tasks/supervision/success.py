@@ -18,12 +18,12 @@ from tasks.runs.record import State
 RESUME = "start the run again: it resumes from its newest checkpoint"
 KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
     (
-        r"DataLoader worker \(pid\S* [\d, ]+\) (is killed by signal|exited unexpectedly)",
+        r"loader worker \(pid \d+\) of .* was killed by SIG",
         "worker.killed",
         "look for an out-of-memory kill (dmesg), then lower loader.workers or loader.prefetch",
     ),
     (
-        r"Caught \w+ in DataLoader worker process",
+        r"loader worker \(pid \d+\) of .* ended with exit code|Caught \w+ in DataLoader worker process",
         "worker.crashed",
         "the last lines name the sample; mend it and build again, or tarmac verify the dataset",
     ),

@@ -50,7 +50,7 @@ def test_a_pid_that_came_again_is_not_the_holder(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
     with Lease(path):
         stolen = read_json(path)
-    write_json(path, {**stolen, "started": stolen["started"] - 1000})
+    write_json(path, {**stolen, "ticks": stolen["ticks"] - 1000})
     with Lease(path):
         pass
 
@@ -89,3 +89,13 @@ def test_a_garbled_lease_is_no_holder(tmp_path: Path) -> None:
     (tmp_path / "lease.json").write_text("{")
     with Lease(tmp_path / "lease.json"):
         pass
+
+
+def test_setting_the_clock_makes_nobody_dead(tmp_path: Path) -> None:
+    """A stepped clock moves every start time that is told in Unix seconds."""
+    path = tmp_path / "lease.json"
+    with Lease(path):
+        write_json(path, {**read_json(path), "started": 12345.0})
+        with pytest.raises(Held):
+            Lease(path).acquire()
+        path.unlink()

@@ -46,7 +46,10 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         (["fly"], "invalid choice: 'fly'"),
         (["build"], "required: CONFIG; see tarmac build --help"),
         (["build", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
-        (["build", "digits-clip.yaml", "--set", "dataset.sorce=1"], "dataset.sorce: unknown key; did you mean source?"),
+        (
+            ["build", "digits-clip.yaml", "--set", "dataset.sorce=1"],
+            "dataset.sorce: unknown key; did you mean source?",
+        ),
         (["build", "digits-clip.yaml"], "dataset.source.path: there is no file data/raw/digits/captions.csv"),
         (["run", "digits-clip.yaml", "--set", "train=null", "--set", "evaluate=null"], "train: is required"),
         (["report", "3f9a"], "no run in runs starts with '3f9a'"),

@@ -32,7 +32,11 @@ class Project:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """`tarmac` with these arguments, and the project's overrides where it takes a config."""
-        changes = [part for pair in self.overrides for part in ("--set", pair)] if "configs/" in str(arguments) else []
+        changes = (
+            [part for pair in self.overrides for part in ("--set", pair)]
+            if "configs/" in str(arguments)
+            else []
+        )
         return subprocess.Popen(
             [str(BIN / "tarmac"), *arguments, *changes],
             cwd=self.path,

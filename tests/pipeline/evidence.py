@@ -22,7 +22,9 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 def results(run: Path) -> dict[str, dict[str, float]]:
     """The metrics of every evaluation, by step and task."""
-    found = [path for path in run.glob("evaluations/step_*/*.json") if not path.name.endswith("predictions.json")]
+    found = [
+        path for path in run.glob("evaluations/step_*/*.json") if not path.name.endswith("predictions.json")
+    ]
     return {f"{path.parent.name}/{path.stem}": read_json(path)["metrics"] for path in found}
 
 

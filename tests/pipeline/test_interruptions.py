@@ -23,7 +23,11 @@ COMMAND = ("run", "configs/digits-clip.yaml")
 
 
 def steps_done(project: Project) -> int:
-    return max((row["train/step"] for row in metrics(project.run)), default=0) if project.has("runs/*/run.json") else 0
+    return (
+        max((row["train/step"] for row in metrics(project.run)), default=0)
+        if project.has("runs/*/run.json")
+        else 0
+    )
 
 
 def state(project: Project) -> str:
@@ -41,7 +45,9 @@ MOMENTS: dict[str, Callable[[Project], object]] = {
 
 
 @pytest.fixture(scope="module")
-def undisturbed(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory, raw_digits: Path) -> Project:
+def undisturbed(
+    server: dict[str, str], tmp_path_factory: pytest.TempPathFactory, raw_digits: Path
+) -> Project:
     project = make_project(tmp_path_factory.mktemp("undisturbed") / "project", server, raw_digits, *SHORT)
     done = project.tarmac(*COMMAND)
     assert done.returncode == 0, done.stderr

@@ -57,7 +57,13 @@ def test_its_last_screen_says_what_happened_and_where_things_are(demo: Finished)
 
 def test_its_report_is_one_file_that_holds_everything(demo: Finished) -> None:
     page = (demo[0].run / "report.html").read_text(encoding="utf-8")
-    for part in ("Zero-shot accuracy", "Learning rate", "Waiting for data", "data:image/png;base64,", "1,797"):
+    for part in (
+        "Zero-shot accuracy",
+        "Learning rate",
+        "Waiting for data",
+        "data:image/png;base64,",
+        "1,797",
+    ):
         assert part in page
     assert not re.search(r"<script|https?://(?!www\.w3\.org)", page)
 
@@ -83,5 +89,7 @@ def test_again_nothing_is_redone_and_prefect_is_not_started(demo: Finished) -> N
 def test_status_lists_it_and_nobody_is_left_running(demo: Finished) -> None:
     project, _ = demo
     shown = project.tarmac("status").stdout
-    assert re.search(r"✓ digits-clip-[0-9a-f]{12}  succeeded  600/600  loss [\d.]+  3 of 3 evaluations", shown)
+    assert re.search(
+        r"✓ digits-clip-[0-9a-f]{12}  succeeded  600/600  loss [\d.]+  3 of 3 evaluations", shown
+    )
     assert project.processes() == []

@@ -26,7 +26,7 @@ from tasks.runs import checkpoints, metrics
 from tasks.runs.folder import RunFolder
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.plan import data_of, plan
-from tasks.supervision import agent, evaluation_jobs, trainer
+from tasks.supervision import agent, evaluation_jobs, evaluations, trainer
 
 ROOT = Path(evaluation_jobs.__file__).parents[2]
 """What must be on the path of a process that imports this module."""
@@ -169,6 +169,7 @@ def agent_main(folder: str) -> None:
     """The real agent with these two in the place of the real training and evaluation."""
     trainer.rank_command = lambda run: [sys.executable, "-m", "tests.supervision.fakes", str(run.path)]
     evaluation_jobs.JOB = "tests.supervision.fakes:evaluation_job"
+    evaluations.TRIES = behaviour_of(RunFolder(Path(folder))).get("tries", evaluations.TRIES)
     agent.STOP_GRACE_S = behaviour_of(RunFolder(Path(folder))).get("stop_grace_s", agent.STOP_GRACE_S)
     agent.main(folder)
 

@@ -40,8 +40,8 @@ def test_any_missing_piece_is_a_failure(changes: dict[str, object], codes: list[
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("RuntimeError: DataLoader worker (pid 41) is killed by signal: Killed. ", "worker.killed"),
-        ("RuntimeError: DataLoader worker (pid(s) 41, 42) exited unexpectedly", "worker.killed"),
+        ("error: a loader worker (pid 41) of /data/train was killed by SIGKILL; most often", "worker.killed"),
+        ("error: a loader worker (pid 41) of /data/train ended with exit code 3; its log", "worker.crashed"),
         ("DataError: Caught DataError in DataLoader worker process 1.", "worker.crashed"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "cuda.oom"),
     ],
@@ -53,7 +53,7 @@ def test_what_a_dying_training_says_is_understood(line: str, code: str) -> None:
 
 
 def test_all_causes_are_told_and_not_only_the_first() -> None:
-    killed = "RuntimeError: DataLoader worker (pid 41) is killed by signal: Killed."
+    killed = "error: a loader worker (pid 41) of /data/train was killed by SIGKILL"
     verdict = judge(replace(GOOD, exit_code=-6, step=7, loss=None, log_tail=[killed]))
     assert [finding.code for finding in verdict.findings] == [
         "loss.nonfinite",
