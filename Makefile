@@ -20,7 +20,7 @@ demo: install
 
 # Needs only Python.
 test: install
-	$(BIN)/pytest -m "not system"
+	$(BIN)/pytest -m "not system" -n 2 --dist loadfile
 
 # Needs a browser, installed by .ci/run: a real Prefect server with a real worker.
 test-system: install

@@ -42,7 +42,7 @@ def test_its_last_screen_says_what_happened_and_where_things_are(demo: Finished)
     for line in (
         r"✓ build +1,797 read = 1,797 accepted; 10 of 10 shards written",
         r"✓ verify +[0-9a-f]{12}: sound",
-        r"✓ tune +.*0 workers: [\d,]+ samples/s",
+        r"✓ tune +[12] workers?: [\d,]+ samples/s \(0 workers: [\d,]+, [12] workers?: [\d,]+\)",
         r"✓ train +600 steps, loss \d+\.\d\d → \d+\.\d\d, waiting for data \d+\.\d %",
         r"✓ evaluate +3 checkpoints, 3 of 3 results",
         r"✓ gather +metrics and 3 evaluations in wandb run [0-9a-f]{12} \(offline\)",

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tasks.core.errors import DataError
@@ -27,6 +26,7 @@ from tasks.runs.folder import RunFolder
 from tasks.supervision import launch
 launch.AGENT = "tests.supervision.fakes:agent_main"
 run = RunFolder(Path(sys.argv[1]))
+print("starting", flush=True)
 launch.start_or_adopt(run)
 launch.wait_for_training(run)
 """
@@ -67,8 +67,10 @@ def test_an_agent_that_cannot_work_is_told_with_its_log(tmp_path: Path) -> None:
 def test_a_start_waits_for_another_starter(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     with Lease(run.lease):
-        waiter = subprocess.Popen([sys.executable, "-c", WAITER, str(run.path)])
-        wait_for(lambda: psutil.Process(waiter.pid).cpu_times().user > 0.3)
+        waiter = subprocess.Popen([sys.executable, "-c", WAITER, str(run.path)], stdout=subprocess.PIPE)
+        assert waiter.stdout is not None and waiter.stdout.readline() == b"starting\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiter.wait(3 * launch.POLL_S)
         assert look(run).state == "planned"
     assert waiter.wait(timeout=30) == 0
     assert look(run).state == "succeeded"

@@ -142,7 +142,9 @@ def one_click(api: Api, worker: int, project: Path) -> Watched:
         is_over = api.get(f"/flow_runs/{run_id}")["state_type"] not in ("SCHEDULED", "PENDING", "RUNNING")
         for artifact in api.artifacts(run_id):
             if artifact["type"] == "progress":
-                seen: list[float] = progress.setdefault(artifact["description"], [])
+                seen: list[float] = progress.setdefault(
+                    artifact["description"].removeprefix("Progress of "), []
+                )
                 if not seen or seen[-1] != artifact["data"]:
                     seen.append(artifact["data"])
         time.sleep(0.2)
