@@ -34,7 +34,9 @@ lint: install
 
 # Ratios beside the peers, measured in one run; they take minutes and are read by people.
 bench: install
-	for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	for file in tests/benchmarks/bench_*.py; do \
+		echo "== $$file"; $(BIN)/python -m tests.benchmarks.$$(basename $$file .py) || exit 1; \
+	done
 
 clean:
 	rm -rf .venv build dist

@@ -27,6 +27,7 @@ from pydantic import validate_call
 from pydantic_core import to_jsonable_python
 
 from tasks.core.errors import DataError, TarmacError, UsageError
+from tasks.core.process import child_environment
 from tasks.core.progress import Progress, silent
 
 ERRORS = {kind.__name__: kind for kind in (TarmacError, UsageError, DataError)}
@@ -55,6 +56,7 @@ def call(
             stdin=subprocess.PIPE,
             stdout=printed,
             stderr=printed,
+            env=child_environment(),
             pass_fds=[write_end],
             start_new_session=True,
         )

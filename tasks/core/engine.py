@@ -7,7 +7,7 @@ does not fail the map: its item, which is idempotent, is done again by a new poo
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
@@ -22,7 +22,7 @@ TRIES = 3
 
 def map_groups(
     function: Callable[[Item], Result], items: Sequence[Item], workers: int, preload: Sequence[str] = ()
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield `function(item)` for every item, in order of completion.
 
     `function` and items are picklable; `preload` names modules that the forkserver imports once. An error of
@@ -35,11 +35,12 @@ def map_groups(
     context.set_forkserver_preload([function.__module__, *preload])
     left = dict.fromkeys(range(len(items)), 0)
     while left:
+        running: dict[Future[Result], int] = {}
         with ProcessPoolExecutor(min(workers, len(left)), context, initializer=die_with_parent) as pool:
             try:
-                yield from _drain(pool, function, items, left)
+                yield from _drain(pool, function, items, left, running)
             except BrokenProcessPool:
-                _count_loss(left)
+                _count_loss(left, running.values())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -50,10 +51,10 @@ def _drain(
     function: Callable[[Item], Result],
     items: Sequence[Item],
     left: dict[int, int],
+    running: dict[Future[Result], int],
 ) -> Iterator[Result]:
     """Keep the pool busy with twice its size, so that a failed map has little work in flight."""
     waiting = iter(list(left))
-    running: dict[Future[Result], int] = {}
     ahead = 2 * pool._max_workers  # type: ignore[attr-defined]
     while True:
         for number in waiting:
@@ -63,14 +64,13 @@ def _drain(
         if not running:
             return
         for future in wait(running, return_when=FIRST_COMPLETED).done:
-            number = running.pop(future)
             result = future.result()
-            del left[number]
+            del left[running.pop(future)]
             yield result
 
 
-def _count_loss(left: dict[int, int]) -> None:
-    for number in left:
+def _count_loss(left: dict[int, int], in_hand: Iterable[int]) -> None:
+    for number in in_hand:
         left[number] += 1
         if left[number] >= TRIES:
             raise TarmacError(

@@ -7,6 +7,7 @@ torn last line, which readers skip. The price is one fsync a file, paid where lo
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -64,10 +65,19 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line by a single `write`, which survives SIGKILL of this process."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    """Append one line by a single `write`, which survives SIGKILL of this process.
+
+    A torn line that an earlier writer left gets its end first, so that it costs no other line. OSError when
+    the file system takes only a part (it is full).
+    """
+    data = line.rstrip("\n").encode() + b"\n"
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.rstrip("\n").encode() + b"\n")
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, f"only a part of a line could be written to {path}")
     finally:
         os.close(descriptor)
 

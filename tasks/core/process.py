@@ -5,6 +5,7 @@ A pid alone identifies nothing: pids come again. Host, boot id, pid and start ti
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @cache
@@ -90,6 +93,25 @@ def _start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return int(stat.rpartition(")")[2].split()[19])
+
+
+def available_cores() -> int:
+    """Cores this process may use, by affinity and by the container's quota (cgroup v2, cpu.max)."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = CPU_QUOTA.read_text(encoding="ascii").split()
+    except FileNotFoundError:
+        return cores
+    return cores if quota == "max" else max(min(cores, math.ceil(int(quota) / int(period))), 1)
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment for a Python child that imports Tarmac by name, wherever it is started.
+
+    `python -m` and `python -c` look in the working directory first, so a user's own `tasks.py` there would
+    take the place of Tarmac's package.
+    """
+    return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
 def kill_tree(identity: Identity, grace_s: float = 5.0) -> None:

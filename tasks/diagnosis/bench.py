@@ -10,12 +10,11 @@ torch is imported late, because the loader's forkserver can do the same imports 
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.core.errors import UsageError
+from tasks.core.process import available_cores
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
 from tasks.loader import forkserver
@@ -26,7 +25,6 @@ BATCH_S = 0.25
 TOLERANCE = 0.10
 PREFETCH = 2
 """`auto`: one batch in hand and one ready hide the usual differences between batches; more costs memory."""
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def tune(config: Config, version: Path, progress: Progress = silent) -> LoaderSettings:
@@ -38,16 +36,17 @@ def tune(config: Config, version: Path, progress: Progress = silent) -> LoaderSe
     if config.train is None:
         raise UsageError("train: missing; only a run that trains has loader settings")
     prefetch = PREFETCH if config.loader.prefetch == "auto" else config.loader.prefetch
+    forkserver.start(module_of(config.train))
+    from tasks.diagnosis.measure import Bench
+
+    recipe = load(config.train)  # first of all, because a mistake in train.model shows here
     if config.loader.workers != "auto":
         given = config.loader.workers
         reason = f"{_workers(given)}: given as loader.workers in the config, so nothing was measured"
         return LoaderSettings(workers=given, prefetch=prefetch, reason=reason)
-    forkserver.start(module_of(config.train))
-    from tasks.diagnosis.measure import Bench
-
     counts = worker_counts(available_cores())
     progress(0, len(counts), "worker counts")
-    bench = Bench(version, load(config.train).transform(True), config.loader, prefetch, config.train.threads)
+    bench = Bench(version, recipe.transform(True), config.loader, prefetch, config.train.threads)
     size = min(config.train.batch_size, bench.samples_within(BATCH_S))  # volumes go in small batches
     bench.await_forkserver()
     measurements = []
@@ -85,16 +84,6 @@ def explain(chosen: Measurement, measurements: Sequence[Measurement]) -> str:
     rates += [f"{_workers(m.workers)}: {m.samples_per_s:,.0f}" for m in others]
     rule = f"within {TOLERANCE:.0%} the fewest workers win, of those that read ahead".replace("%", " %")
     return "; ".join([*rates, rule])
-
-
-def available_cores() -> int:
-    """Cores this process may use, by affinity and by the container's quota."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = CPU_QUOTA.read_text(encoding="ascii").split()
-    except FileNotFoundError:
-        return cores
-    return cores if quota == "max" else max(min(cores, math.ceil(int(quota) / int(period))), 1)
 
 
 def _workers(count: int) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 import submitit
 
 from tasks.core.errors import TarmacError
-from tasks.core.process import Identity
+from tasks.core.process import Identity, child_environment
 from tasks.runs.job import Job
 
 PR_SET_PDEATHSIG = 1
@@ -59,6 +59,7 @@ def submit(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                env=child_environment(),
                 pass_fds=[write_end],
                 start_new_session=True,
             )

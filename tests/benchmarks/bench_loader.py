@@ -4,7 +4,7 @@ All decode the same JPEGs to the same tensors with the same number of workers an
 indexed reader also compares every sample's CRC32C and keeps an exact position, which the others do not. Peers
 take turns, so that a busy machine meets all alike; ratios below about 1.3 say nothing on two cores.
 
-    .venv/bin/python tests/benchmarks/bench_loader.py [workers]
+    .venv/bin/python -m tests.benchmarks.bench_loader [workers]
 """
 
 from __future__ import annotations

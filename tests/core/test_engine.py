@@ -34,6 +34,15 @@ def die_once(folder: Path) -> str:
     return folder.name
 
 
+def die_at_some(item: tuple[Path, int]) -> int:
+    folder, number = item
+    marker = folder / f"died_{number}"
+    if number in (5, 20, 35, 50) and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
 def die(number: int) -> int:
     os.kill(os.getpid(), signal.SIGKILL)
     return number
@@ -61,6 +70,10 @@ def test_a_killed_worker_is_replaced_and_its_item_done_again(tmp_path: Path) -> 
         folder.mkdir()
     (folders[0] / "died").touch()
     assert sorted(map_groups(die_once, folders[:2], 2)) == ["0", "1"]
+
+
+def test_unrelated_deaths_do_not_add_up(tmp_path: Path) -> None:
+    assert sorted(map_groups(die_at_some, [(tmp_path, n) for n in range(60)], 2)) == list(range(60))
 
 
 def test_work_that_kills_every_worker_ends_with_a_reason() -> None:

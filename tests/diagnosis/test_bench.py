@@ -7,10 +7,12 @@ from typing import Any
 import psutil
 import pytest
 
+from tasks.core import process
 from tasks.core.errors import DataError, UsageError
+from tasks.core.process import available_cores
 from tasks.core.schema import Config
 from tasks.diagnosis import bench, measure
-from tasks.diagnosis.bench import available_cores, choose, explain, tune, worker_counts
+from tasks.diagnosis.bench import choose, explain, tune, worker_counts
 from tasks.loader.settings import LoaderSettings, Measurement
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion
@@ -135,7 +137,7 @@ def test_a_containers_quota_counts(
     quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
-    monkeypatch.setattr(bench, "CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(process, "CPU_QUOTA", tmp_path / "cpu.max")
     assert available_cores() == 64
     (tmp_path / "cpu.max").write_text(quota)
     assert available_cores() == cores

@@ -54,20 +54,20 @@ class Splits(Block):
     @classmethod
     def _from_flat(cls, value: Any) -> Any:
         """`{val: 0.05, group_by: patient}` or `{from: split}`, as a person writes it."""
-        if not isinstance(value, dict) or "shares" in value:
+        if not isinstance(value, dict) or isinstance(value.get("shares"), dict):
             return value
         rest = {key: entry for key, entry in value.items() if key not in ("group_by", "from")}
         if "from" in value and (rest or "group_by" in value):
             raise ValueError("from: COLUMN names every sample's split, so it stands alone")
-        for name in rest:
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", str(name)) or name == "train":
-                raise ValueError(
-                    f"{name!r} cannot be held out; a split is a word such as val, and train is the rest"
-                )
         return {"shares": rest, "group_by": value.get("group_by"), "column": value.get("from")}
 
     @model_validator(mode="after")
     def _leave_some_to_train(self) -> Self:
+        for name in self.shares:
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name == "train":
+                raise ValueError(
+                    f"{name!r} cannot be held out; a split is a word such as val, and train is the rest"
+                )
         if sum(self.shares.values()) >= 1:
             raise ValueError("the shares held out leave nothing to train on")
         return self

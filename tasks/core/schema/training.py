@@ -56,7 +56,7 @@ class TaskSpec(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     kind: str
-    name: str = ""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]*$")] = ""
     """Names the results; the kind unless two tasks share it."""
 
     @model_validator(mode="before")
