@@ -23,4 +23,4 @@ def build_flow(config: Path, overrides: Overrides | None = None) -> list[StageRe
     plan = configured(config, overrides)
     built = build(plan)
     version = Path(built["details"]["version"])
-    return [built, verify(version), publish(plan, version)]
+    return [built, verify(plan, version), publish(plan, version)]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from flows import start
-from tasks.core import config, screen
-from tasks.core.errors import UsageError
+from flows.parameters import Overrides, configured
+from tasks.core import screen
+from tasks.core.errors import TarmacError, UsageError
 from tasks.core.findings import Report
 from tasks.core.units import format_duration
 
@@ -24,7 +25,7 @@ def run(arguments: Namespace) -> int:
     """The whole pipeline."""
     from flows import outcome
 
-    settings = config.load(Path(arguments.config), arguments.set)
+    settings = configured(Path(arguments.config), Overrides(set=arguments.set))
     if settings.train is None:
         raise UsageError(f"{arguments.config}: train: is required and missing; for data alone: tarmac build")
     began = time.monotonic()
@@ -40,7 +41,7 @@ def build(arguments: Namespace) -> int:
     from flows import outcome
     from tasks.dataset.freshness import is_up_to_date
 
-    settings = config.load(Path(arguments.config), arguments.set)
+    settings = configured(Path(arguments.config), Overrides(set=arguments.set))
     began = time.monotonic()
     version = is_up_to_date(settings)
     if version is not None:
@@ -54,7 +55,7 @@ def train(arguments: Namespace) -> int:
     """Training and evaluation on a built dataset."""
     from flows import outcome
 
-    settings = config.load(Path(arguments.config), arguments.set)
+    settings = configured(Path(arguments.config), Overrides(set=arguments.set))
     if settings.train is None:
         raise UsageError(f"{arguments.config}: train: is required and missing")
     began = time.monotonic()
@@ -77,11 +78,9 @@ def evaluate(arguments: Namespace) -> int:
     if not chosen:
         asked = ", ".join(f"step {entry.step} {entry.task}" for entry in look(folder).evaluations) or "none"
         raise UsageError(f"--step, --task: {folder.name} has no such evaluation; it has {asked}")
-    if arguments.step is not None or arguments.task is not None:
-        for entry in chosen:
-            folder.evaluation(entry.step, entry.task).unlink(missing_ok=True)
+    again = chosen if arguments.step is not None or arguments.task is not None else []
     began = time.monotonic()
-    stages = start.evaluation(folder)
+    stages = start.evaluation(folder, [(entry.step, entry.task) for entry in again])
     return outcome.show(config_of(folder), stages, began, arguments.json)
 
 
@@ -105,7 +104,7 @@ def bench(arguments: Namespace) -> int:
     from tasks.dataset.versions import resolve
     from tasks.diagnosis.bench import tune
 
-    settings = config.load(Path(arguments.config), arguments.set)
+    settings = configured(Path(arguments.config), Overrides(set=arguments.set))
     with screen.running("bench") as progress:
         chosen = tune(settings, resolve(settings.dataset.output), progress)
     if arguments.json:
@@ -127,10 +126,15 @@ def status(arguments: Namespace) -> int:
 
 def cancel(arguments: Namespace) -> int:
     """Stop a run at its next step."""
+    from tasks.core.lease import holder_of
     from tasks.runs.folder import find
     from tasks.supervision.launch import cancel as ask
+    from tasks.supervision.status import look
 
     folder = find(Path(arguments.runs), arguments.run)
+    holder = holder_of(folder.lease)
+    if look(folder).state == "planned" and holder is not None and holder.is_alive():
+        raise TarmacError(f"{folder.name} is still being prepared by {holder}; end that command with Ctrl-C")
     obeys = ask(folder)
     text = "stops at its next step, with a checkpoint" if obeys else "is not running"
     if arguments.json:

@@ -18,6 +18,6 @@ def evaluate_flow(run: Path) -> list[StageResult]:
     """Complete the evaluations of the run in this folder, gather them and write the report again."""
     folder = RunFolder(run)
     evaluated = evaluate(folder)
-    results = [evaluated, gather(folder), report(folder)]
+    results = [evaluated, report(folder), gather(folder)]
     require(evaluated)
     return results

@@ -54,7 +54,7 @@ def _needs(one: RunStatus) -> list[str]:
         lines.append(
             f"✗ {one.run.name}  evaluation without a result: step {missing.step} {missing.task}: {reason}"
         )
-        lines.append(f"    tarmac evaluate {one.run.id} --step {missing.step} --task {missing.task}")
+        lines.append(f"    tarmac evaluate {one.run.handle} --step {missing.step} --task {missing.task}")
     return lines
 
 

@@ -16,7 +16,7 @@ from tasks.core.schema import Config
 from tasks.dataset.freshness import is_up_to_date
 from tasks.dataset.manifest import read_manifest
 from tasks.runs.folder import RunFolder
-from tasks.runs.plan import locate
+from tasks.runs.plan import dump, locate, resolve
 from tasks.supervision import gathering
 from tasks.supervision.report import is_current, read_headline
 from tasks.supervision.status import look
@@ -37,7 +37,11 @@ def of_finished(settings: Config) -> Finished | None:
     if version is None:
         return None
     run = locate(settings, version)
-    if not run.record.exists() or not run.loader.exists() or not look(run).is_complete:
+    if not all(path.exists() for path in (run.record, run.loader, run.config)):
+        return None
+    if run.config.read_text(encoding="utf-8") != dump(resolve(settings, version)):
+        return None  # what does not shape the weights has changed, such as the evaluations asked for
+    if not look(run).is_complete:
         return None
     is_gathered = settings.track.mode == "disabled" or gathering.is_complete(run)
     return Finished(settings, version, run) if is_gathered and is_current(run) else None
@@ -86,7 +90,7 @@ def show(
     if run.best.exists():
         lines.append(f"  model   {_near(run.best)}")
     if settings.track.mode == "offline":
-        lines.append(f"  wandb   tarmac gather {run.id[:4]} --sync")
+        lines.append(f"  wandb   tarmac gather {run.handle} --sync")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

@@ -30,10 +30,10 @@ def pipeline(config: Path, overrides: Overrides | None = None, fresh: bool = Fal
     settings = configured(config, overrides)
     built = build(settings)
     version = Path(built["details"]["version"])
-    prepared = [built, verify(version), publish(settings, version)]
+    prepared = [built, verify(settings, version), publish(settings, version)]
     run = plan(settings, version, fresh=fresh)
     trained = [tune(settings, version, run), train(run)]
     evaluated = evaluate(run)
-    results = [*prepared, *trained, evaluated, gather(run), report(run)]
+    results = [*prepared, *trained, evaluated, report(run), gather(run)]
     require(evaluated)
     return results

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
-import urllib.error
-import urllib.request
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,7 @@ from flows import environment
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.runs.folder import RunFolder, list_runs
-
-SERVER_TIMEOUT_S = 10.0
+from tasks.runs.ledger import Key
 
 
 def flow(name: str, arguments: Namespace, settings: Config) -> list[dict[str, Any]]:
@@ -40,9 +36,13 @@ def flow(name: str, arguments: Namespace, settings: Config) -> list[dict[str, An
     return _watched(lambda: call(**given), settings.runs)
 
 
-def evaluation(run: RunFolder) -> list[dict[str, Any]]:
-    """Run the evaluate flow on a run's folder."""
+def evaluation(run: RunFolder, again: Sequence[Key]) -> list[dict[str, Any]]:
+    """Run the evaluate flow on a run's folder, doing the evaluations `again` even if they have a result."""
+    from tasks.supervision.evaluation_jobs import request
+
     _prepare()
+    for step, task in again:
+        request(run, step, task)
     call = importlib.import_module("flows.evaluate").evaluate_flow
     return _watched(lambda: call(run.path), run.path.parent)
 
@@ -50,18 +50,16 @@ def evaluation(run: RunFolder) -> list[dict[str, Any]]:
 def _prepare() -> None:
     """Set Prefect's environment, then make sure that the server it would use answers."""
     environment.prepare(quiet=True)
-    settings = importlib.import_module("prefect.settings")
-    url = settings.get_current_settings().api.url
+    url = importlib.import_module("prefect.settings").get_current_settings().api.url
     if url is None:
         return
-    try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=SERVER_TIMEOUT_S) as reply:
-            json.load(reply)
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    with importlib.import_module("prefect.client.orchestration").get_client(sync_client=True) as client:
+        dead = client.api_healthcheck()
+    if dead is not None:
         raise UsageError(
-            f"PREFECT_API_URL={url}: no Prefect server answers there ({error}); start it with "
+            f"PREFECT_API_URL={url}: no Prefect server answers there ({dead}); start it with "
             "`prefect server start`, or unset PREFECT_API_URL to do without one"
-        ) from None
+        )
 
 
 def _watched(call: Callable[[], Any], runs: Path) -> list[dict[str, Any]]:
@@ -83,5 +81,5 @@ def _say_what_goes_on(runs: Path) -> None:
             job = record.load(run).job or {}
             sys.stderr.write(
                 f"\nTraining goes on as job {job.get('id', '?')} ({run.name}). "
-                f"Watch: tarmac status   Stop: tarmac cancel {run.id}"
+                f"Watch: tarmac status   Stop: tarmac cancel {run.handle}"
             )

@@ -31,6 +31,6 @@ def train_flow(config: Path, overrides: Overrides | None = None, fresh: bool = F
     run = plan(settings, version, fresh=fresh)
     trained = [tune(settings, version, run), train(run)]
     evaluated = evaluate(run)
-    results = [*trained, evaluated, gather(run), report(run)]
+    results = [*trained, evaluated, report(run), gather(run)]
     require(evaluated)
     return results

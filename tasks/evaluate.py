@@ -9,7 +9,7 @@ from tasks.core.errors import DataError
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
-from tasks.supervision.status import RunStatus
+from tasks.supervision.status import RunStatus, config_of
 
 
 @task(name="evaluate", cache_policy=NO_CACHE)
@@ -44,5 +44,7 @@ def require(evaluated: StageResult) -> None:
 def _lost(run: RunFolder, status: RunStatus, step: int, task_name: str) -> str:
     entry = next(e.entry for e in status.evaluations if (e.step, e.task) == (step, task_name))
     reason = entry.reason if entry is not None and entry.reason else "no job of it was started"
-    again = f"tarmac evaluate {run.id} --step {step} --task {task_name}"
+    if config_of(run).dataset.private:
+        reason = f"the reason is in {run.ledger}, because the dataset is private"
+    again = f"tarmac evaluate {run.handle} --step {step} --task {task_name}"
     return f"step {step} {task_name}: {reason}; again: {again}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from tasks.core import screen
 from tasks.runs import metrics
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
@@ -26,6 +27,8 @@ def train(run: RunFolder) -> StageResult:
             stage.progress(status.step, status.steps, f"steps{loss}")
 
         started = launch.start_or_adopt(run, "train")
+        if started.changes:
+            screen.warn(f"not as in the run's last attempt: {', '.join(started.changes)}")
         status = launch.wait_for_training(run, progress)
         how = "adopted; " if started.adopted else "up to date: " if started.is_up_to_date else ""
         return stage.result(how + _summary(run, status), run=str(run.path), changes=list(started.changes))

@@ -10,7 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.core import child
 from tasks.core.formats import counted
 from tasks.core.lease import Held, Lease
-from tasks.core.schema import Config
+from tasks.core.schema import Config, Loader
 from tasks.loader.settings import LoaderSettings, read_settings, write_settings
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, is_transient, shown
@@ -18,10 +18,11 @@ from tasks.stage import StageResult, is_transient, shown
 
 @task(name="tune", retries=1, retry_condition_fn=is_transient, cache_policy=NO_CACHE)
 def tune(config: Config, version: Path, run: RunFolder) -> StageResult:
-    """Settings that are there stay; a run that somebody works on keeps the ones it started with."""
+    """Settings that are there and fit the config stay; a run at work keeps the ones it started with."""
     with shown("tune") as stage:
-        if run.loader.exists():
-            return stage.result(f"kept: {_summary(read_settings(run.loader))}")
+        kept = read_settings(run.loader) if run.loader.exists() else None
+        if kept is not None and _fits(kept, config.loader):
+            return stage.result(f"kept: {_summary(kept)}")
         try:
             with Lease(run.lease):
                 arguments = {"config": config.model_dump(mode="json"), "version": str(version)}
@@ -31,6 +32,11 @@ def tune(config: Config, version: Path, run: RunFolder) -> StageResult:
         except Held as held:
             return stage.result(f"left alone: {held}")
         return stage.result(_summary(settings), **measured)
+
+
+def _fits(kept: LoaderSettings, asked: Loader) -> bool:
+    """Whether the numbers that the config gives, if any, are the kept ones."""
+    return asked.workers in ("auto", kept.workers) and asked.prefetch in ("auto", kept.prefetch)
 
 
 def _summary(settings: LoaderSettings) -> str:

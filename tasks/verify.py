@@ -9,24 +9,27 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.core import child
 from tasks.core.errors import DataError
+from tasks.core.schema import Config
 from tasks.stage import StageResult, is_transient, shown
 
 
 @task(name="verify", retries=1, retry_condition_fn=is_transient, cache_policy=NO_CACHE)
-def verify(version: Path, level: str = "default") -> StageResult:
-    """DataError with every finding when the version is not sound."""
+def verify(config: Config, version: Path) -> StageResult:
+    """DataError with every finding when the version is not sound; of private data without keys."""
     with shown("verify") as stage:
         report = child.call(
-            "tasks.dataset.verify:verify", {"path": str(version), "level": level}, stage.progress
+            "tasks.dataset.verify:verify", {"path": str(version), "level": "default"}, stage.progress
         )
         errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
         if errors:
             lines = [
-                f"  {entry['code']} {_place(entry['where'])}: {entry['remedy']}" for entry in errors[:20]
+                f"  {entry['code']} {_place(config, entry['where'])}: {entry['remedy']}"
+                for entry in errors[:20]
             ]
             raise DataError("\n".join([f"{version} is not sound: {len(errors)} findings", *lines]))
-        return stage.result(f"{version.name}: sound", version=str(version), findings=report["findings"])
+        return stage.result(f"{version.name}: sound", version=str(version))
 
 
-def _place(where: dict[str, object]) -> str:
-    return " ".join(str(value) for value in where.values())
+def _place(config: Config, where: dict[str, object]) -> str:
+    hidden = ("key", "member") if config.dataset.private else ()
+    return " ".join(str(value) for name, value in where.items() if name not in hidden)

@@ -5,6 +5,7 @@ The folder is the only truth about a run; every process that takes part reads it
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,12 @@ class RunFolder:
     def id(self) -> str:
         """The run's id, 12 hexadecimal digits."""
         return self.path.name.rpartition("-")[2]
+
+    @property
+    def handle(self) -> str:
+        """How a command in this working directory names the run: by its id, or by its path elsewhere."""
+        is_default = self.path.parent.resolve() == Path("runs").resolve()
+        return self.id if is_default else os.path.relpath(self.path)
 
     @property
     def record(self) -> Path:
@@ -119,6 +126,10 @@ class RunFolder:
     def evaluation_lease(self, step: int, task: str) -> Path:
         """Held by the one job that may write that evaluation's result."""
         return self.evaluations / f"step_{step}" / f".{task}.lease"
+
+    def evaluation_request(self, step: int, task: str) -> Path:
+        """Asks the run's agent to do that evaluation again, whatever came of it before."""
+        return self.evaluations / f"step_{step}" / f".{task}.again"
 
     @property
     def eval_results(self) -> Path:

@@ -81,18 +81,18 @@ def gpus_here(devices: Path = Path("/dev")) -> int:
     """How many NVIDIA GPUs a job of this machine may be given; told without CUDA, which would start it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len(_numbers(visible))
+        return len(_names(visible))
     return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*"))
 
 
-def visible_gpus(gpus: int, visible: str | None) -> tuple[int, ...]:
-    """The first `gpus` of the devices that CUDA_VISIBLE_DEVICES leaves, all when it is unset.
+def visible_gpus(gpus: int, visible: str | None) -> tuple[str, ...]:
+    """The first `gpus` of the devices that CUDA_VISIBLE_DEVICES leaves, by number or name; all when unset.
 
     TarmacError when there are fewer.
     """
     if visible is None:
-        return tuple(range(gpus))
-    devices = _numbers(visible)
+        return tuple(str(number) for number in range(gpus))
+    devices = _names(visible)
     if len(devices) < gpus:
         raise TarmacError(
             f"{gpus} GPUs are asked for, but CUDA_VISIBLE_DEVICES={visible!r} leaves {len(devices)}"
@@ -100,9 +100,10 @@ def visible_gpus(gpus: int, visible: str | None) -> tuple[int, ...]:
     return devices[:gpus]
 
 
-def _numbers(visible: str) -> tuple[int, ...]:
-    """The device numbers in CUDA_VISIBLE_DEVICES; submitit cannot pass on names (GPU-…, MIG-…)."""
-    return tuple(int(part) for part in visible.split(",") if part.strip().isdigit())
+def _names(visible: str) -> tuple[str, ...]:
+    """The devices in CUDA_VISIBLE_DEVICES: numbers, or names such as GPU-… and MIG-…; -1 ends the list."""
+    names = [part.strip() for part in visible.split(",") if part.strip()]
+    return tuple(names[: names.index("-1")] if "-1" in names else names)
 
 
 def _submit_here(request: dict[str, Any]) -> Job:
@@ -114,17 +115,20 @@ def _submit_here(request: dict[str, Any]) -> Job:
     executor.update_parameters(
         timeout_min=limit_s / 60,
         signal_delay_s=min(SIGNAL_DELAY_S, limit_s // 2),
-        gpus_per_node=gpus,
-        visible_gpus=visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES")) if gpus else (),
         stderr_to_stdout=True,
     )
-    job = executor.submit(enter, request["target"], request["arguments"])
+    devices = ",".join(visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    job = executor.submit(enter, request["target"], request["arguments"], devices)
     return Job(job.job_id, Identity.of(int(job.job_id)), folder)
 
 
-def enter(target: str, arguments: list[str]) -> None:
-    """The job's first lines: tie this process to its controller, then call the target."""
+def enter(target: str, arguments: list[str], devices: str) -> None:
+    """The job's first lines: tie this process to its controller, show it its GPUs, then call the target.
+
+    submitit hides all GPUs of a local job that asks it for none, and passes on numbers but no names.
+    """
     _end_with_controller()
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR2, _end_at_time_limit)
     module, _, function = target.partition(":")

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from tasks.core.errors import TarmacError
 from tasks.core.formats import shorten
 from tasks.dataset.manifest import Manifest, read_manifest
+from tasks.models.held_out import held_out
 from tasks.runs.identity import DataRef
 from tasks.runs.plan import version_path
 
@@ -72,9 +73,8 @@ class Account:
 
     @property
     def held_out(self) -> str | None:
-        """The split that is not trained on: `val` where there is one."""
-        names = [name for name in (self.manifest.splits if self.manifest else ()) if name != "train"]
-        return "val" if "val" in names else next(iter(names), None)
+        """The split that is not trained on; None where there is none, or no telling which."""
+        return held_out(self.manifest.splits) if self.manifest else None
 
 
 def read_account(ref: DataRef, private: bool) -> Account:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.core.errors import TarmacError
-from tasks.core.files import read_json, write_json
+from tasks.core.files import read_json, write_atomic, write_json
 from tasks.core.lease import Lease, holder_of
 from tasks.core.schema import Config
 from tasks.evaluation import results
@@ -37,6 +37,15 @@ EVALUATE = "tasks.evaluation.job:evaluate_checkpoint"
 JOB = "tasks.supervision.evaluation_jobs:run_job"
 
 
+def request(run: RunFolder, step: int, task: str) -> None:
+    """Ask for an evaluation to be done again; the run's agent, this or the next one, takes it up."""
+    write_atomic(run.evaluation_request(step, task), "")
+
+
+def has_requests(run: RunFolder) -> bool:
+    return any(run.evaluations.glob("step_*/.*.again"))
+
+
 class Evaluations:
     """The evaluations of one run, in the hands of its agent."""
 
@@ -52,6 +61,7 @@ class Evaluations:
 
     def advance(self, training: Training, *, submitting: bool = True) -> bool:
         """Do what is to be done now; True while evaluations are still to come."""
+        self._take_up_requests()
         seen = self._look(training)
         for action in next_actions(self._wanted, self._entries, seen, self._engine.jobs):
             if isinstance(action, Mark):
@@ -62,6 +72,18 @@ class Evaluations:
             self._write_summaries()
             self._stale_summaries = False
         return bool(unfinished(self._wanted, self._entries, seen))
+
+    def _take_up_requests(self) -> None:
+        """Forget what came of an evaluation that somebody wants again, unless its job is still at it."""
+        for want in self._wanted:
+            asked = self._run.evaluation_request(*want.key)
+            if not asked.exists():
+                continue
+            entry = self._entries.get(want.key)
+            if entry is None or entry.is_final:
+                self._entries.pop(want.key, None)
+                self._run.evaluation(*want.key).unlink(missing_ok=True)
+            asked.unlink()
 
     def _look(self, training: Training) -> Seen:
         running = {want.key for want in self._wanted if self._is_leased(want.key)}
@@ -141,7 +163,7 @@ class Evaluations:
         """`eval_results/step_N.json` of every step whose tasks are all final."""
         for step in sorted({want.step for want in self._wanted}):
             entries = [self._entries.get(want.key) for want in self._wanted if want.step == step]
-            if not all(entry is not None and entry.is_final for entry in entries):
+            if not all(entry is not None and self._is_settled(entry) for entry in entries):
                 continue
             values: dict[str, float] = {}
             for entry in entries:
@@ -153,6 +175,10 @@ class Evaluations:
             path = self._run.eval_result(step)
             if not path.exists() or read_json(path) != summary:
                 write_json(path, summary)
+
+    def _is_settled(self, entry: Entry) -> bool:
+        """Final, with its result there if it is done: a deleted one is made again."""
+        return entry.is_final and (entry.state != "done" or self._run.evaluation(*entry.key).exists())
 
 
 def _first_entry(want: Wanted) -> Entry:

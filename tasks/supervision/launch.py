@@ -19,6 +19,7 @@ from tasks.runs import jobs, provenance, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
 from tasks.runs.record import OVER, RunRecord
+from tasks.supervision.evaluation_jobs import has_requests
 from tasks.supervision.status import RunStatus, agent_is_alive, config_of, look
 
 AGENT = "tasks.supervision.agent:main"
@@ -89,7 +90,8 @@ def wait_for_training(
     """Wait until the training has succeeded; DataError with reason and log when it did not."""
     status = follow(run, lambda status: status.training_is_over, on_progress)
     if status.state != "succeeded":
-        raise DataError(f"{run.name}: {status.state}: {status.reason}\n{_end_of(status.log)}")
+        why = "" if config_of(run).dataset.private else f": {status.reason}"
+        raise DataError(f"{run.name}: {status.state}{why}\n{_end_of(status, status.log)}")
     return status
 
 
@@ -123,6 +125,7 @@ def _start(run: RunFolder, goal: Goal) -> Started:
     if job is not None and job.is_alive():
         return Started(True, False, job)
     done = status.is_complete if goal == "train" else status.evaluations_done == len(status.evaluations)
+    done = done and not has_requests(run)
     if done:
         return Started(False, True, None)
     run.stop.unlink(missing_ok=True)
@@ -169,12 +172,14 @@ def _gone(status: RunStatus) -> str:
     logs = [status.log] if job is None or job.log == status.log else [job.log, status.log]
     return (
         f"{status.run.name}: its agent is gone, and it stands at step {status.step} of {status.steps} "
-        f"({status.state}). Start it again: it resumes.\n" + "\n".join(_end_of(log) for log in logs)
+        f"({status.state}). Start it again: it resumes.\n" + "\n".join(_end_of(status, log) for log in logs)
     )
 
 
-def _end_of(log: Path) -> str:
-    """The last lines of a log and where it lies."""
+def _end_of(status: RunStatus, log: Path) -> str:
+    """The last lines of a log and where it lies; of private data, whose keys they may quote, only where."""
+    if config_of(status.run).dataset.private:
+        return f"  log: {log} (not quoted here, because the dataset is private)"
     if not log.exists():
         return f"  log: {log} (not there)"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]

@@ -75,7 +75,10 @@ def _state(evidence: Evidence) -> Iterator[Note]:
 
 
 def _findings(evidence: Evidence) -> Iterator[Note]:
+    attempts = len(evidence.record.attempts) if evidence.record is not None else 0
     for finding in evidence.findings:
+        if isinstance(finding.get("attempt"), int) and finding["attempt"] < attempts:
+            continue  # a later attempt got past it
         severity = str(finding.get("severity", "info"))
         tone = TONES.get(severity, "")
         kind = f"{finding.get('code', 'unknown')} ({severity})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,10 +85,17 @@ def test_sigkill_of_the_command_alone_leaves_the_training_to_be_adopted(
     project.wait_for("train", lambda: steps_done(project) >= 4, process)
     process.kill()
     process.communicate()
-    before = steps_done(project)
-    adopted = project.tarmac(*COMMAND)
-    assert adopted.returncode == 0, adopted.stderr
-    assert "✓ train     adopted; 36 steps" in adopted.stderr or before == 36
+    (rank,) = [found for found in project.processes() if "tasks.training.rank" in found.cmdline()]
+    rank.suspend()  # or it might be over before the next command is that far
+    again = project.start(*COMMAND)
+    assert again.stderr is not None
+    shown = ""
+    while "✓ tune" not in shown:
+        shown += again.stderr.readline()
+    rank.resume()
+    shown += again.communicate(timeout=120)[1]
+    assert again.returncode == 0, shown
+    assert "✓ train     adopted; 36 steps" in shown
     assert len(read_json(project.run / "run.json")["attempts"]) == 1
     assert weights(project.run) == weights(undisturbed.run)
 
@@ -129,7 +135,6 @@ def test_a_lost_evaluation_is_done_again(undisturbed: Project) -> None:
     done = undisturbed.tarmac("evaluate", "digits", "--step", "24", "--task", "zero_shot")
     assert done.returncode == 0, done.stderr
     assert read_json(result)["metrics"] == before
-    assert isinstance(done, subprocess.CompletedProcess)
 
 
 def test_fresh_starts_anew_and_keeps_the_old(undisturbed: Project) -> None:
@@ -137,3 +142,34 @@ def test_fresh_starts_anew_and_keeps_the_old(undisturbed: Project) -> None:
     assert done.returncode == 0, done.stderr
     assert undisturbed.has("runs/archive/digits-clip-*/run.json")
     assert len(read_json(undisturbed.run / "run.json")["attempts"]) == 1
+
+
+def test_evaluations_that_are_asked_for_again_are_all_done(undisturbed: Project) -> None:
+    before = results(undisturbed.run)
+    stamps = {
+        path: path.stat().st_mtime_ns for path in undisturbed.run.glob("evaluations/step_*/zero_shot.json")
+    }
+    done = undisturbed.tarmac("evaluate", "digits", "--task", "zero_shot")
+    assert done.returncode == 0, done.stderr
+    assert results(undisturbed.run) == before
+    assert all(path.stat().st_mtime_ns > stamp for path, stamp in stamps.items())
+
+
+def test_a_config_that_asks_for_more_is_not_up_to_date(undisturbed: Project) -> None:
+    trained = weights(undisturbed.run)
+    more = "evaluate.tasks=[zero_shot, {kind: zero_shot, name: plain, templates: ['{}']}]"
+    done = undisturbed.tarmac(*COMMAND, "--set", more, "--set", "loader.workers=2")
+    assert done.returncode == 0, done.stderr
+    assert "step_36/plain" in results(undisturbed.run)
+    assert read_json(undisturbed.run / "loader.json")["workers"] == 2
+    assert weights(undisturbed.run) == trained
+    assert_wandb_holds_everything_once(undisturbed.run)
+
+
+def test_a_users_own_tasks_module_is_not_in_the_way(undisturbed: Project) -> None:
+    (undisturbed.path / "tasks.py").write_text("raise RuntimeError('not for Tarmac')")
+    (undisturbed.path / "flows.py").write_text("raise RuntimeError('not for Tarmac')")
+    for made in (undisturbed.run / "report.html", undisturbed.run / "loader.json"):
+        made.unlink()
+    done = undisturbed.tarmac(*COMMAND)
+    assert done.returncode == 0, done.stderr

@@ -106,7 +106,9 @@ def test_gpus_are_counted_without_cuda(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_gpus_are_taken_from_those_visible() -> None:
-    assert jobs.visible_gpus(2, None) == (0, 1)
-    assert jobs.visible_gpus(2, "5,3,1") == (5, 3)
+    assert jobs.visible_gpus(2, None) == ("0", "1")
+    assert jobs.visible_gpus(2, "5,3,1") == ("5", "3")
+    assert jobs.visible_gpus(1, "MIG-0a1b, GPU-2c3d") == ("MIG-0a1b",)
+    assert jobs.visible_gpus(0, "-1,0") == ()
     with pytest.raises(TarmacError, match="leaves 0"):
         jobs.visible_gpus(1, "")
