@@ -41,6 +41,11 @@ def finished(stage: str, summary: str, seconds: float, mark: str = "✓") -> Non
     console().print(f"{mark} {stage:<9} {summary:<{WIDTH}} {format_duration(seconds):>7}", markup=False)
 
 
+def warn(text: str) -> None:
+    """A line that a person should read, whatever else goes on."""
+    console().print(f"! {text}", markup=False)
+
+
 @contextmanager
 def _bar(screen: Console, stage: str) -> Iterator[Progress]:
     columns = (TextColumn("  {task.description:<9}"), BarColumn(), TextColumn("{task.fields[note]}"))

@@ -21,7 +21,8 @@ import pyarrow as pa
 from tasks.core.errors import DataError
 from tasks.core.files import digest, fsync_directory, write_atomic, write_json
 from tasks.core.schema import Config
-from tasks.dataset import fingerprint, rejects, versions
+from tasks.dataset import fingerprint, rejects
+from tasks.dataset.freshness import BUILD, recorded
 from tasks.dataset.leaves import Leaf
 from tasks.dataset.listing import Listing, Rejected
 from tasks.dataset.manifest import (
@@ -29,8 +30,8 @@ from tasks.dataset.manifest import (
     SourceSummary,
     SplitSummary,
     content_digest,
-    version_name,
 )
+from tasks.dataset.placement import move_into_place
 from tasks.dataset.reuse import INPUTS, Known
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.shards import INDEX, index_path, shard_name
@@ -38,8 +39,6 @@ from tasks.dataset.sidecar import accepted, first
 from tasks.dataset.tables import write_table
 
 DRAFT = ".draft"
-REFRESHED = ("rejects.parquet", INPUTS, "build.json")
-"""Files that may differ between builds of one version: places in a table, times, the host."""
 
 SHARDS = pa.schema(
     [
@@ -71,8 +70,8 @@ def assemble(
 ) -> tuple[Path, Manifest]:
     """Write the version's folder and return it with its manifest; `facts` go into build.json.
 
-    DataError when no sample was accepted. An intact folder of the same name stays as it is but for the files
-    in REFRESHED; a damaged one is replaced.
+    DataError when no sample was accepted. A folder of the same name that has its tars keeps them, and gets
+    every other file that differs; one that has lost a tar is replaced.
     """
     dataset = config.dataset
     rejected = rejects.collect(listing, ((leaf, known.table) for leaf, known in leaves))
@@ -91,12 +90,12 @@ def assemble(
     write_table(folder / "shards.parquet", pa.Table.from_pylist(draft.shards, SHARDS))
     write_table(folder / "rejects.parquet", rejects.to_table(rejected))
     write_table(folder / INPUTS, pa.concat_tables(draft.inputs))
-    write_json(folder / "build.json", facts)
     write_atomic(folder / "manifest.json", manifest.to_bytes())
+    write_json(folder / BUILD, {**facts, "files": recorded(folder)})
     for below in [entry for entry in folder.iterdir() if entry.is_dir()]:
         fsync_directory(below)
     fsync_directory(folder)
-    return _move_into_place(folder, manifest), manifest
+    return move_into_place(folder, manifest), manifest
 
 
 def _write_split(draft: _Draft, split: str, leaves: list[tuple[Leaf, Known]]) -> None:
@@ -196,23 +195,3 @@ def _manifest(config: Config, listing: Listing, draft: _Draft, rejected: Sequenc
         source=SourceSummary(kind=config.dataset.all_sources[0].kind, digest=content),
         config_digest=draft.config_digest,
     )
-
-
-def _move_into_place(draft: Path, manifest: Manifest) -> Path:
-    version = draft.with_name(version_name(manifest.to_bytes()))
-    if version.exists() and versions.is_intact(version, manifest):
-        for name in REFRESHED:
-            os.replace(draft / name, version / name)
-        fsync_directory(version)
-        shutil.rmtree(draft)
-        return version
-    if version.exists():
-        damaged = version.with_name(f".damaged-{version.name}")
-        shutil.rmtree(damaged, ignore_errors=True)
-        os.rename(version, damaged)
-        os.rename(draft, version)
-        shutil.rmtree(damaged)
-    else:
-        os.rename(draft, version)
-    fsync_directory(version.parent)
-    return version

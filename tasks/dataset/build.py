@@ -7,6 +7,7 @@ the version is verified.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import socket
 import sys
@@ -35,6 +36,7 @@ from tasks.dataset.tables import write_table
 __all__ = ["BuildResult", "build", "is_up_to_date"]
 
 NOTE = "samples"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def build(config: Config, progress: Progress = silent) -> BuildResult:
     try:
         lease.acquire()
     except Held as held:
+        logger.warning("%s; waiting", held)
         progress(0, 0, f"{held}; waiting")
         lease.wait()
         listing = list_samples(config, progress)

@@ -23,7 +23,7 @@ from tasks.dataset.leaves import Leaf
 from tasks.dataset.listing import Entry
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples import MODALITIES, Modality
-from tasks.dataset.sidecar import Outcome, first, sidecar
+from tasks.dataset.sidecar import Outcome, first, holds_transient, sidecar
 from tasks.dataset.sources import Source, open_sources
 from tasks.dataset.tables import read_table, write_table
 from tasks.dataset.tar import Members, ShardWriter
@@ -60,7 +60,7 @@ def sidecar_path(staging: Path, leaf: str) -> Path:
 def convert(task: Conversion) -> Converted:
     """Convert one shard, unless it is there already."""
     table = staged(task.staging, task.leaf.digest)
-    if table is None:
+    if table is None or holds_transient(table):
         table = _write(task)
     reasons = Counter(reason for reason in table.column("reason").to_pylist() if reason is not None)
     return Converted(task.leaf, table.num_rows, dict(reasons))
@@ -109,6 +109,8 @@ def _convert_sample(
         taken = modality.take(raw, dataset.image)
     except Reject as reject:
         return Outcome(entry, None, None, {}, reject)
+    except MemoryError:
+        raise  # of this host, not of the sample
     except Exception as error:  # noqa: BLE001 - decoders are fed hostile bytes: one sample, never the build
         detail = _ADDRESS.sub("", f"{type(error).__name__}: {error}")[:200]
         return Outcome(entry, None, None, {}, Reject(modality.undecodable, detail))

@@ -14,7 +14,7 @@ from typing import Any
 from tasks.core.files import digest
 from tasks.core.schema import Config, Dataset
 
-CONVERTER = 1
+CONVERTER = 2
 """Raise it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
 

@@ -1,17 +1,26 @@
 """Whether there is anything to build, found out without opening a sample.
 
-Kept apart from the build, because the answer must come fast and needs neither Pillow nor pyarrow.
+Kept apart from the build, because the answer must come fast and needs neither Pillow nor pyarrow. So tars are
+judged by number and size, and the files beside them by what build.json says of each: its size and, up to
+HASHED_BYTES, its SHA-256. Damage that keeps the size of a tar or of a larger file is for `verify` to find.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tasks.core.errors import DataError
-from tasks.core.files import read_json
+from tasks.core.files import read_json, sha256_file
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.listing import Listing, list_samples
+from tasks.dataset.manifest import version_name
+from tasks.dataset.reasons import TRANSIENT
+
+BUILD = "build.json"
+HASHED_BYTES = 64_000_000
+"""Reading more than this would make a build that has nothing to do slow."""
 
 
 def is_up_to_date(config: Config) -> Path | None:
@@ -25,10 +34,45 @@ def is_up_to_date(config: Config) -> Path | None:
 
 
 def unchanged(version: Path, listing: Listing) -> bool:
-    """Whether the version was built from this very listing and still has all its files."""
+    """Whether the version was built from this very listing, has all its files, and is worth keeping.
+
+    It is not when a file could not be read at the time, which may have passed. Files of more than
+    HASHED_BYTES, and all tars, are compared by size only.
+    """
     try:
-        recorded = read_json(version / "build.json").get("inputs_digest")
+        build = read_json(version / BUILD)
         manifest = versions.read_manifest(version)
-    except (OSError, ValueError, AttributeError, DataError):
+        is_itself = version_name((version / "manifest.json").read_bytes()) == version.name
+        is_of_this_listing = build["inputs_digest"] == listing.digest
+        if not (is_itself and is_of_this_listing and _are_sound(version, build["files"])):
+            return False
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, DataError):
         return False
-    return bool(recorded == listing.digest) and versions.is_intact(version, manifest)
+    torn_rows = sum(1 for reject in listing.rejects if reject.reason == TRANSIENT)
+    if manifest.rejects.get(TRANSIENT, 0) != torn_rows:
+        return False
+    return versions.has_its_tars(version, manifest)
+
+
+def beside_the_tars(version: Path) -> list[str]:
+    """The version's files but its tars and build.json, relative to its folder."""
+    found = (path.relative_to(version).as_posix() for path in version.rglob("*") if path.is_file())
+    return sorted(name for name in found if not name.endswith(".tar") and name != BUILD)
+
+
+def recorded(version: Path) -> dict[str, Any]:
+    """What build.json keeps of each of them: `{"index/val.npy": {"bytes": 944, "sha256": …}}`."""
+    return {
+        name: {"bytes": (version / name).stat().st_size, "sha256": sha256_file(version / name)}
+        for name in beside_the_tars(version)
+    }
+
+
+def _are_sound(version: Path, files: dict[str, Any]) -> bool:
+    for name, expected in files.items():
+        size = (version / name).stat().st_size
+        if size != expected["bytes"]:
+            return False
+        if size <= HASHED_BYTES and sha256_file(version / name) != expected["sha256"]:
+            return False
+    return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
+import numpy as np
 from PIL import Image, ImageOps
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -66,11 +67,15 @@ def decode(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
         raise Reject("image.not_an_image", f"starts with {start!r}, like no image format")
     try:
         image = DECODERS[kind](io.BytesIO(data))
+    except MemoryError:
+        raise  # of this host, not of the image
     except Exception as error:  # noqa: BLE001 - decoders raise whatever a torn header leads them to
         raise _undecodable(kind, error) from None
     _check_size(image, rules)
     try:
         image.load()
+    except MemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 - as above, for torn pixels
         raise _undecodable(kind, error) from None
     if kind == "png" and PNG_END not in data[-4096:] and PNG_END not in data:
@@ -104,12 +109,33 @@ def store(data: bytes, rules: ImageRules) -> tuple[str, bytes, tuple[int, int]]:
 
 
 def _encode(image: Image.Image, suffix: str, max_side: int | None) -> tuple[bytes, tuple[int, int]]:
-    """Upright, scaled down to `max_side` and encoded; a palette or CMYK becomes RGB."""
+    """Upright, scaled down to `max_side` and encoded, as `to_rgb` shows what is not plain grey or RGB(A)."""
     image = ImageOps.exif_transpose(image)
-    if image.mode not in ("L", "RGB", "RGBA") or (suffix == "jpg" and image.mode == "RGBA"):
-        image = image.convert("RGB")
+    keeps_alpha = image.mode == "RGBA" and suffix != "jpg"
+    if not keeps_alpha and (image.mode != "L" or image.has_transparency_data):
+        image = to_rgb(image)
     if max_side is not None:
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
     file = io.BytesIO()
     image.save(file, **ENCODERS[suffix])  # type: ignore[arg-type]
     return file.getvalue(), image.size
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The picture as a viewer would show it: what is transparent lies on white, 16-bit grey is scaled to 8.
+
+    Pillow's plain conversion drops the alpha channel (so hidden colours show) and clips 16 bits to white.
+    ValueError for grey values beyond 16 bits.
+    """
+    if image.mode == "RGB" and "transparency" not in image.info:
+        image.load()
+        return image
+    if image.mode.startswith("I"):
+        levels = np.asarray(image)
+        if levels.min() < 0 or levels.max() > 0xFFFF:
+            raise ValueError("grey values beyond 16 bits")
+        return Image.fromarray((levels >> 8).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config, Dataset
 from tasks.dataset import filters, splits
@@ -91,6 +91,7 @@ def list_samples(config: Config, progress: Progress = silent) -> Listing:
     """List all sources; UsageError for a config that does not fit them, DataError when they hold nothing."""
     dataset = config.dataset
     splits.check(dataset.splits)
+    _require_known_sizes(dataset)
     sources = open_sources(dataset)
     for source in sources:
         _require_columns(dataset, source)
@@ -101,7 +102,7 @@ def list_samples(config: Config, progress: Progress = silent) -> Listing:
     taken: dict[str, str] = {}
     for number, (index, item) in enumerate(_items(sources)):
         if number % PROGRESS_EVERY == 0:
-            progress(number, 0, "samples listed")
+            progress(number, number, "samples listed")
         try:
             if item.fault is not None:
                 raise Reject(*item.fault)
@@ -130,6 +131,18 @@ def _items(sources: list[Source]) -> Iterator[tuple[int, Item]]:
     for index, source in enumerate(sources):
         for item in source.items():
             yield index, item
+
+
+def _require_known_sizes(dataset: Dataset) -> None:
+    """Shards are planned before any image is read, so a maximum in bytes needs images stored as they are."""
+    rules = dataset.image
+    is_re_encoded = rules.encode != "keep" or rules.max_side is not None
+    if dataset.shard.bytes is not None and dataset.modality == "image_text" and is_re_encoded:
+        key = "encode" if rules.encode != "keep" else "max_side"
+        raise UsageError(
+            f"dataset.shard.bytes: no maximum can be kept with dataset.image.{key}, because the size of "
+            "re-encoded images is not known beforehand; use dataset.shard.samples instead"
+        )
 
 
 def _require_columns(dataset: Dataset, source: Source) -> None:

@@ -27,6 +27,10 @@ Reason = Literal[
     "archive.bomb",
 ]
 
+TRANSIENT: Reason = "source.unreadable"
+"""The reason that may be gone at the next try (a disk, rights, too many open files): it is not kept, so the
+next build reads the sample again."""
+
 
 class Reject(Exception):
     """One raw sample cannot be taken.

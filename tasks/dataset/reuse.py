@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tasks.dataset import versions
 from tasks.dataset.leaves import Leaf
-from tasks.dataset.sidecar import by_leaf, first
+from tasks.dataset.sidecar import by_leaf, first, holds_transient
 from tasks.dataset.tables import read_table
 
 INPUTS = "inputs.parquet"
@@ -29,7 +29,8 @@ def known_leaves(dataset: Path, leaves: Sequence[Leaf]) -> Mapping[str, Known]:
     """What the versions on disk hold of these leaves, by digest.
 
     A tar that is missing or of the wrong size in any version is converted again, even if another version
-    has it: versions share their files, so that one may be damaged too.
+    has it: versions share their files, so that one may be damaged too. A shard of which a sample could not be
+    read is converted again as well.
     """
     wanted = {leaf.digest for leaf in leaves}
     found: dict[str, Known] = {}
@@ -40,6 +41,8 @@ def known_leaves(dataset: Path, leaves: Sequence[Leaf]) -> Mapping[str, Known]:
         except (OSError, pa.ArrowException, KeyError):
             continue  # a damaged version offers nothing; verify is who reports it
         for digest in wanted & sidecars.keys():
+            if holds_transient(sidecars[digest]):
+                continue
             known = _known(version, sidecars[digest])
             if known is None:
                 doubted.add(digest)

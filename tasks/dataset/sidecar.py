@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.dataset.listing import Entry
-from tasks.dataset.reasons import Reject, printable
+from tasks.dataset.reasons import TRANSIENT, Reject, printable
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.tar import Span
 
@@ -104,6 +104,11 @@ def by_leaf(inputs: Any) -> dict[str, Any]:
 def first(table: Any, column: str) -> Any:
     """A fact of the whole shard, which every row repeats."""
     return table.column(column)[0].as_py()
+
+
+def holds_transient(table: Any) -> bool:
+    """Whether a sample could not be read for a cause that may have passed: the shard is to be made again."""
+    return bool(pc.any(pc.equal(table.column("reason"), TRANSIENT)).as_py())
 
 
 def accepted(table: Any) -> Any:

@@ -16,7 +16,9 @@ from typing import Any, Literal
 from tasks.core.engine import map_groups
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding, Report
+from tasks.core.process import available_cores
 from tasks.core.progress import Progress, silent
+from tasks.dataset.samples import MODALITIES
 from tasks.dataset.verification.faults import REMAKE, fault
 from tasks.dataset.verification.files import file_faults, index_faults, tars_of, where
 from tasks.dataset.verification.inside import SHOWN, Inside, Task, inspect
@@ -57,6 +59,8 @@ def verify(path: Path, level: Level = "default", progress: Progress = silent) ->
         fault("shard.checksum", REMAKE, where(name), problem=f"holds the content of {other}")
         for name, other in copies.items()
     ]
+    if level == "full" and _modality(tables) not in MODALITIES:
+        level = "default"  # without the modality's rules nothing was decoded
     return Report(_merged(findings), not_seen=NOT_SEEN[level])
 
 
@@ -104,7 +108,7 @@ def _name(inside: Inside) -> str:
 
 def _map(tasks: list[Task]) -> Iterable[Inside]:
     size_bytes = sum(task.shard.bytes if task.shard else 0 for task in tasks)
-    workers = len(os.sched_getaffinity(0))
+    workers = available_cores()
     if size_bytes < WORTH_WORKERS_BYTES or workers < 2:
         return map(inspect, tasks)
     return map_groups(inspect, tasks, workers)

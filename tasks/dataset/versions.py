@@ -6,21 +6,22 @@ that uses one pins it (`pins/<run id>` holds its name), and a pinned version is 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 from pathlib import Path
 
-from tasks.core.errors import UsageError
+from tasks.core.errors import DataError, UsageError
 from tasks.core.files import link_atomic
 from tasks.core.lease import Held, Lease
 from tasks.dataset.manifest import Manifest, read_manifest
 
-__all__ = ["Manifest", "current", "is_intact", "listed", "publish", "read_manifest", "resolve"]
+__all__ = ["Manifest", "current", "has_its_tars", "listed", "publish", "read_manifest", "resolve"]
 
 _NAME = re.compile(r"[0-9a-f]{12}")
-_DOOMED = ".pruned-"
+DOOMED = ".pruned-"
+DAMAGED = ".damaged-"
+"""Before a version's name: what is about to be removed."""
 
 
 def current(dataset: Path) -> Path | None:
@@ -59,8 +60,8 @@ def _built(version: Path) -> int:
         return 0
 
 
-def is_intact(version: Path, manifest: Manifest) -> bool:
-    """Whether every split has its tars in number and total size, its index and its samples; a quick look."""
+def has_its_tars(version: Path, manifest: Manifest) -> bool:
+    """Whether every split has its tars in number and total size; a quick look."""
     for split, summary in manifest.splits.items():
         try:
             sizes = [e.stat().st_size for e in os.scandir(version / split) if e.name.endswith(".tar")]
@@ -68,30 +69,53 @@ def is_intact(version: Path, manifest: Manifest) -> bool:
             return False
         if len(sizes) != summary.shards or sum(sizes) != summary.bytes:
             return False
-        beside = (f"index/{split}.npy", f"samples/{split}.parquet", f"{split}/sizes.json")
-        if not all((version / name).is_file() for name in beside):
-            return False
-    return all((version / name).is_file() for name in ("shards.parquet", "rejects.parquet", "inputs.parquet"))
+    return True
 
 
 def publish(dataset: Path, version: Path, keep: int) -> None:
-    """Make the version current by one rename, then prune all but the newest `keep`.
+    """Make the version current by one rename, then prune all but the newest `keep`, and never a newer one.
 
-    While somebody else builds, nothing is pruned, because that build may link shards of any version; the
-    next publication prunes.
+    DataError when the version is not there any more. While somebody else builds, nothing is pruned, because
+    that build may link shards of any version; the next publication prunes.
     """
-    link_atomic(dataset / "current", f"versions/{version.name}")
-    with contextlib.suppress(Held), Lease(dataset / "lease.json"):
+    lease = Lease(dataset / "lease.json")
+    try:
+        lease.acquire()
+    except Held:
+        _switch(dataset, version)
+        return
+    try:
+        _sweep(dataset)
+        _switch(dataset, version)
         _prune(dataset, keep)
+    finally:
+        lease.release()
+
+
+def _switch(dataset: Path, version: Path) -> None:
+    if not (dataset / "versions" / version.name / "manifest.json").is_file():
+        raise DataError(
+            f"version {version.name} of {dataset} is not there any more (pruned or moved); "
+            "build the dataset again, the current version stays as it was"
+        )
+    link_atomic(dataset / "current", f"versions/{version.name}")
+
+
+def _sweep(dataset: Path) -> None:
+    """Remove what a prune or a build that was killed had set aside."""
+    for prefix in (DOOMED, DAMAGED):
+        for left in (dataset / "versions").glob(f"{prefix}*"):
+            shutil.rmtree(left)
 
 
 def _prune(dataset: Path, keep: int) -> None:
     now = current(dataset)
+    since = 0 if now is None else _built(now)
     others = [version for version in listed(dataset) if version != now]
     pinned = {_pin(path) for path in (dataset / "pins").glob("*")}
     for version in others[max(keep - 1, 0) :]:
-        if version.name not in pinned:
-            doomed = version.with_name(_DOOMED + version.name)
+        if version.name not in pinned and _built(version) <= since:
+            doomed = version.with_name(DOOMED + version.name)
             os.rename(version, doomed)  # a version is there whole or not at all
             shutil.rmtree(doomed)
 

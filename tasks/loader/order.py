@@ -92,11 +92,6 @@ ORDERS: Mapping[Shuffle, Order] = {"windows": Windows(), "samples": Samples(), "
 """`loader.shuffle` in the config."""
 
 
-def index(order: Order, position: int, count: int, seed: int) -> int:
-    """The sample at one position."""
-    return int(order.indices(np.array([position]), count, seed)[0])
-
-
 def sample_seeds(positions: Integers, seed: int) -> Integers:
     """A seed of 63 bits for the augmentation at each position, which counts on through the epochs."""
     return (_keys(seed, AUGMENT, positions) >> np.uint64(1)).astype(np.int64)

@@ -102,11 +102,6 @@ class Batches(Iterator[Batch]):
         self.close()
 
 
-def worker_pids(batches: Iterator[Batch]) -> tuple[int, ...]:
-    """The pids of the processes that load for this iterator; none when it loads in this process."""
-    return batches.worker_pids if isinstance(batches, Batches) else ()
-
-
 def _describe_death(name: str, pid: int, code: int) -> str:
     if code >= 0:
         return f"a loader worker (pid {pid}) of {name} ended with exit code {code}; its log says why"

@@ -16,8 +16,9 @@ from PIL import Image
 from tasks.core.errors import DataError
 from tasks.core.formats import shorten
 from tasks.core.pages import image_uri
+from tasks.dataset.images import MEMBERS as IMAGE_MEMBERS
 from tasks.evaluation.results import Prediction
-from tasks.loader.decoders import IMAGE_MEMBERS, decode_text, image_of
+from tasks.loader.decoders import decode_text, image_of
 from tasks.loader.indexed import IndexedReader
 
 MOST = 24

@@ -14,6 +14,7 @@ from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build import BuildResult, build, is_up_to_date
 from tasks.dataset.keys import position
+from tasks.dataset.listing import list_samples
 from tasks.dataset.shards import INDEX, parse_key, parse_sample, read_index, shard_name
 from tests.dataset import raw
 
@@ -203,6 +204,24 @@ def test_a_lost_shard_is_not_taken_from_another_version(folder: Path, tmp_path: 
     assert raw.contents(second.version) == whole
 
 
+@pytest.mark.parametrize("image", [{"encode": "jpg"}, {"max_side": 8}])
+def test_bytes_cannot_be_a_maximum_of_what_is_re_encoded(
+    folder: Path, tmp_path: Path, image: dict[str, object]
+) -> None:
+    config = raw.config(folder, tmp_path / "out", shard={"bytes": "20KB"}, image=image)
+    with pytest.raises(UsageError, match=r"dataset\.shard\.bytes.*use dataset\.shard\.samples"):
+        build(config)
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_of_the_listing_never_passes_its_total(folder: Path, tmp_path: Path) -> None:
+    rows = [(f"{number}.png", "absent", "") for number in range(2500)]
+    raw.write_table(folder, rows)
+    seen: list[tuple[int, int]] = []
+    list_samples(raw.config(folder, tmp_path / "out"), lambda done, total, note: seen.append((done, total)))
+    assert seen == [(0, 0), (1000, 1000), (2000, 2000)]
+
+
 def test_the_sources_order_can_be_kept(folder: Path, tmp_path: Path) -> None:
     config = raw.config(folder, tmp_path / "out", shard={"samples": 20, "order": "source"}, splits={})
     result = built(config)
@@ -291,7 +310,9 @@ def test_a_column_names_the_split(folder: Path, tmp_path: Path) -> None:
     assert {name: split.samples for name, split in splits.items()} == {"train": 10, "dev": 10, "test": 10}
 
 
-def test_a_build_waits_for_the_one_that_holds_the_dataset(folder: Path, tmp_path: Path) -> None:
+def test_a_build_waits_for_the_one_that_holds_the_dataset(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     notes: list[str] = []
     other = Lease(tmp_path / "out" / "lease.json")
     other.acquire()
@@ -309,6 +330,8 @@ def test_a_build_waits_for_the_one_that_holds_the_dataset(folder: Path, tmp_path
     other.release()
     thread.join(60)
     assert any(f"process {os.getpid()}" in note for note in notes), "it names the holder"
+    warnings = [(record.name, record.levelname) for record in caplog.records if "waiting" in record.message]
+    assert warnings == [("tasks.dataset.build", "WARNING")]
     assert len(list((tmp_path / "out" / "versions").iterdir())) == 1
     assert not (tmp_path / "out" / "lease.json").exists()
 

@@ -3,6 +3,7 @@ import struct
 import warnings
 import zlib
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -110,3 +111,31 @@ def test_every_mode_can_be_encoded(mode: str) -> None:
 def test_the_same_image_is_encoded_to_the_same_bytes() -> None:
     rules = ImageRules(encode="jpg", max_side=16)
     assert images.store(png(3, 40), rules) == images.store(png(3, 40), rules)
+
+
+@pytest.mark.parametrize("encode", ["jpg", "webp"])
+def test_sixteen_bit_grey_is_scaled_and_not_clipped(encode: str) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.full((9, 9), 0x8000, np.uint16)).save(file, "PNG")
+    _, stored, _ = images.store(file.getvalue(), ImageRules(encode=encode))
+    level = Image.open(io.BytesIO(stored)).convert("RGB").getpixel((4, 4))
+    assert isinstance(level, tuple) and abs(level[0] - 128) <= 2
+
+
+@pytest.mark.parametrize(("mode", "hidden"), [("RGBA", (255, 0, 0, 0)), ("LA", (10, 0))])
+def test_what_is_transparent_lies_on_white(mode: str, hidden: tuple[int, ...]) -> None:
+    file = io.BytesIO()
+    Image.new(mode, (9, 9), hidden).save(file, "PNG")
+    _, stored, _ = images.store(file.getvalue(), ImageRules(encode="jpg"))
+    assert Image.open(io.BytesIO(stored)).convert("RGB").getpixel((4, 4)) == (255, 255, 255)
+    _, stored, _ = images.store(file.getvalue(), ImageRules(encode="png"))
+    assert images.to_rgb(Image.open(io.BytesIO(stored))).getpixel((4, 4)) == (255, 255, 255)
+
+
+def test_a_lack_of_memory_is_no_fault_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(file: io.BytesIO) -> None:
+        raise MemoryError
+
+    monkeypatch.setitem(images.DECODERS, "png", short)
+    with pytest.raises(MemoryError):
+        images.store(png(1), RULES)

@@ -1,12 +1,16 @@
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError
+from tasks.dataset import build as build_module
 from tasks.dataset import versions
-from tasks.dataset.build import build
+from tasks.dataset.build import build, is_up_to_date
 from tasks.dataset.verify import verify
 from tests.dataset import raw
 
@@ -138,3 +142,71 @@ def test_a_shard_of_rejects_only_takes_no_number(tmp_path: Path) -> None:
     names = sorted(path.name for path in (result.version / "train").glob("*.tar"))
     assert names == [f"{number:06d}.tar" for number in range(30)]
     assert verify(result.version, "full").ok
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException) -> None:
+    """Let opening this file fail as a disk or a server in trouble does; the build stays in this process."""
+    honest = os.open
+
+    def opened(path: Any, *arguments: Any, **keys: Any) -> int:
+        if str(path).endswith(name):
+            raise error
+        return honest(path, *arguments, **keys)
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(build_module, "map_groups", lambda function, tasks, workers: map(function, tasks))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.EMFILE])
+def test_a_read_error_is_tried_again_by_the_next_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    raw.table(tmp_path / "raw", 40)
+    config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0.5)
+    with monkeypatch.context() as patch:
+        _failing(patch, "0007.png", OSError(number, os.strerror(number)))
+        first = build(config)
+        versions.publish(tmp_path / "out", first.version, 3)
+        assert dict(first.rejects) == {"source.unreadable": 1}
+        assert is_up_to_date(config) is None
+        again = build(config)
+        assert again.version == first.version, "it is still so"
+    second = build(config)
+    assert (second.rejected, second.shards_rewritten) == (0, 1)
+    versions.publish(tmp_path / "out", second.version, 3)
+    assert is_up_to_date(config) == second.version
+
+
+def test_a_read_error_of_a_build_that_failed_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.table(tmp_path / "raw", 40)
+    config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0)
+    with monkeypatch.context() as patch:
+        _failing(patch, "0007.png", OSError(errno.EIO, "Input/output error"))
+        with pytest.raises(DataError, match=r"source\.unreadable"):
+            build(config)
+    assert build(config).accepted == 40
+
+
+def test_torn_rows_do_not_keep_a_version_from_being_up_to_date(tmp_path: Path) -> None:
+    raw.table(tmp_path / "raw", 40)
+    with (tmp_path / "raw" / "captions.csv").open("a") as file:
+        file.write("a.png,one,two,three\n")
+    config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0.5)
+    result = build(config)
+    versions.publish(tmp_path / "out", result.version, 3)
+    assert dict(result.rejects) == {"source.unreadable": 1}
+    assert is_up_to_date(config) == result.version
+
+
+def test_a_lack_of_memory_ends_the_build_and_rejects_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.table(tmp_path / "raw", 40)
+    config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0.5)
+    with monkeypatch.context() as patch:
+        _failing(patch, "0007.png", MemoryError())
+        with pytest.raises(MemoryError):
+            build(config)
+    assert build(config).accepted == 40

@@ -87,8 +87,9 @@ def test_text_that_is_not_utf8_costs_only_its_own_row(tmp_path: Path, kind: str)
         ('{"file": "no.png", "caption": "x"}', "member.missing"),
         ('{"file": "a.png/b", "caption": "x"}', "member.missing"),
         ('{"file": "a\\u0000.png", "caption": "x"}', "member.missing"),
-        ('{"file": "folder", "caption": "x"}', "source.unreadable"),
-        ('{"file": "pipe", "caption": "x"}', "source.unreadable"),
+        ('{"file": "folder", "caption": "x"}', "member.missing"),
+        ('{"file": "pipe", "caption": "x"}', "member.missing"),
+        ('{"file": "' + "n" * 300 + '.png", "caption": "x"}', "member.missing"),
     ],
 )
 def test_rejects_of_a_row(tmp_path: Path, line: str, reason: str) -> None:

@@ -368,3 +368,32 @@ def test_the_fast_paths_import_little(sound: Path) -> None:
     for module, names in heavy.items():
         command = [sys.executable, "-c", script.format(module, names)]
         assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("level", ["quick", "default", "full"])
+def test_an_unknown_modality_is_a_finding_and_nothing_was_decoded(loose: Path, level: Any) -> None:
+    forge(loose, [("a", GOOD)])
+    manifest = versions.read_manifest(loose).model_copy(update={"modality": "video_text"})
+    (loose / "manifest.json").write_bytes(manifest.to_bytes())
+    finding = find(loose, "manifest.invalid", level)
+    assert "video_text" in finding.evidence["problem"] and "update Tarmac" in finding.remedy
+    assert "whether members decode" in verify(loose, level).not_seen
+
+
+def test_without_a_manifest_nothing_was_decoded(version: Path) -> None:
+    (version / "manifest.json").unlink()
+    assert "whether members decode" in verify(version, "full").not_seen
+
+
+def test_workers_keep_to_the_containers_quota(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+
+    def map_groups(function: Any, tasks: list[Any], workers: int) -> Any:
+        counts.append(workers)
+        return map(function, tasks)
+
+    monkeypatch.setattr(verify_module, "WORTH_WORKERS_BYTES", 0)
+    monkeypatch.setattr(verify_module, "map_groups", map_groups)
+    monkeypatch.setattr(verify_module, "available_cores", lambda: 3)
+    assert verify(version).ok
+    assert counts == [3]

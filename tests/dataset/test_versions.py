@@ -56,11 +56,50 @@ def test_prune_never_takes_the_current_or_a_pinned_version(output: Path) -> None
     all_names = names(output)
     (output / "pins").mkdir()
     (output / "pins" / "a1b2c3").write_text(all_names[3] + "\n")
-    versions.publish(output, output / "versions" / all_names[4], keep=1)
-    assert names(output) == [all_names[3], all_names[4]]
+    versions.publish(output, output / "versions" / all_names[0], keep=1)
+    assert names(output) == [all_names[0], all_names[3]]
     (output / "pins" / "a1b2c3").unlink()
-    versions.publish(output, output / "versions" / all_names[4], keep=1)
-    assert names(output) == [all_names[4]]
+    versions.publish(output, output / "versions" / all_names[0], keep=1)
+    assert names(output) == [all_names[0]]
+
+
+def test_prune_never_takes_a_version_newer_than_the_published_one(output: Path) -> None:
+    all_names = names(output)
+    versions.publish(output, output / "versions" / all_names[2], keep=1)
+    assert names(output) == all_names[:3]
+
+
+def test_publish_sweeps_what_a_killed_prune_or_build_left(output: Path) -> None:
+    newest = versions.listed(output)[0]
+    for prefix in (".pruned-", ".damaged-"):
+        shutil.copytree(newest, newest.with_name(prefix + newest.name))
+    with Lease(output / "lease.json"):
+        versions.publish(output, newest, keep=9)
+        assert len(list(newest.parent.glob(".*"))) == 2, "a build may be at work on them"
+    versions.publish(output, newest, keep=9)
+    assert list(newest.parent.glob(".*")) == []
+
+
+def test_a_version_that_is_gone_is_not_published(output: Path) -> None:
+    newest, older = versions.listed(output)[:2]
+    shutil.rmtree(older)
+    before = names(output)
+    with pytest.raises(DataError, match=older.name):
+        versions.publish(output, older, keep=1)
+    assert versions.current(output) == newest
+    assert names(output) == before
+    assert not (output / "lease.json").exists()
+
+
+def test_the_switch_is_made_under_the_lease(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+
+    def link(path: Path, target: str) -> None:
+        held.append((output / "lease.json").exists())
+
+    monkeypatch.setattr(versions, "link_atomic", link)
+    versions.publish(output, versions.listed(output)[1], keep=9)
+    assert held == [True]
 
 
 def test_nothing_is_pruned_while_somebody_builds(output: Path) -> None:

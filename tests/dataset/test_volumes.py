@@ -1,6 +1,8 @@
 import io
 import json
+import os
 import pickle
+import threading
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import ImageRules
 from tasks.dataset import volumes
+from tasks.dataset.build import build
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples.volume_report import VOLUME_REPORT
 from tasks.dataset.sources import archive
@@ -213,3 +216,38 @@ def test_a_flipped_voxel_shows_in_its_slice(folder: Path) -> None:
     assert [fault.code for fault in faults] == ["member.checksum"]
     faults = VOLUME_REPORT.judge({**members, "volume.npy": members["volume.npy"][:-2]})
     assert [fault.code for fault in faults] == ["member.undecodable"]
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        _npy((1 << 40, 1 << 40, 1), b""),
+        _npy((1 << 62, 0, 1), b""),
+        _npy((1 << 62, 1 << 62, 1), b"", "|S0"),
+    ],
+)
+def test_what_a_header_claims_does_not_stop_the_planning(folder: Path, member: bytes) -> None:
+    raw.volumes(folder, 4)
+    with zipfile.ZipFile(folder / "p0_scan_0.npz", "w") as file:
+        file.writestr("arr_0.npy", member)
+    config = raw.volume_config(folder, folder / "out", shard={"bytes": "1MB"}, reject_budget=0.5)
+    result = build(config)
+    assert (result.accepted, result.rejected) == (3, 1)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(folder: Path) -> None:
+    path = folder / "p0_scan_0.npz"
+    path.unlink()
+    os.mkfifo(path)
+    npz = source(folder)
+    item = next(npz.items())
+    ended = threading.Event()
+
+    def read() -> None:
+        assert npz.stored_bytes(item.file, 0, item.content) > 0
+        with pytest.raises(Reject, match="not a regular file"):
+            npz.read(item.file, item.content)
+        ended.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    assert ended.wait(10)

@@ -1,6 +1,4 @@
 import io
-import pickle
-import struct
 from typing import Any
 
 import numpy as np
@@ -8,18 +6,12 @@ import pytest
 from PIL import Image
 
 from tasks.core.errors import DataError
-from tasks.loader.decoders import decode_array, decode_image, decode_json, decode_text, image_of
+from tasks.loader.decoders import decode_image, decode_json, decode_text, image_of
 
 
 def saved(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     picture.save(file, kind, **options)
-    return file.getvalue()
-
-
-def npy(array: Any, **options: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, **options)
     return file.getvalue()
 
 
@@ -102,34 +94,3 @@ def test_json() -> None:
     assert decode_json(b'{"a": [1]}') == {"a": [1]}
     with pytest.raises(DataError, match="JSON cannot be read"):
         decode_json(b"{")
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3, 4)])
-def test_arrays_come_back_as_they_were(shape: tuple[int, ...], order: Any) -> None:
-    array = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape), np.int16, order=order)
-    assert np.array_equal(decode_array(npy(array)), array)
-
-
-class Bomb:
-    def __reduce__(self) -> Any:
-        raise AssertionError("unpickled")
-
-
-def test_a_pickle_is_never_loaded() -> None:
-    with pytest.raises(DataError, match="pickled objects"):
-        decode_array(npy(np.array([{"a": 1}], dtype=object), allow_pickle=True))
-    with pytest.raises(DataError, match="array cannot be read"):
-        decode_array(pickle.dumps({"a": 1}))
-
-
-def test_a_header_that_lies_allocates_nothing() -> None:
-    header = b"{'descr': '<i2', 'fortran_order': False, 'shape': (99999999999, 99999999999), }\n"
-    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(100)
-    with pytest.raises(DataError, match="does not fit its 100 bytes"):
-        decode_array(data)
-
-
-def test_a_truncated_array_is_an_error() -> None:
-    with pytest.raises(DataError, match="array cannot be read"):
-        decode_array(npy(np.arange(100))[:-1])

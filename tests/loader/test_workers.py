@@ -13,7 +13,7 @@ import pytest
 
 from tasks.core.errors import DataError, TarmacError
 from tasks.loader.batches import split_batches, train_batches
-from tasks.loader.workers import Batches, Transform, worker_pids
+from tasks.loader.workers import Batches, Transform
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion
 
@@ -44,7 +44,7 @@ def test_a_data_error_arrives_as_it_was_raised(make_version: MakeVersion, worker
     shard = "train/000001.tar" if reader == "streaming" else "train/000001.tar row 3"
     assert str(caught.value).endswith(f"{shard}, key 'k000013': the picture is all black")
     assert type(caught.value) is DataError
-    wait_until_gone(worker_pids(batches), 2)
+    wait_until_gone(batches.worker_pids, 2)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -78,7 +78,7 @@ def test_a_worker_killed_from_outside_is_named(make_version: MakeVersion, transf
     with start(make_version(train=[40]), transform, batch_size=16, prefetch=4) as batches:
         next(batches)
         time.sleep(1)  # the workers run ahead and fill their queues
-        os.kill(worker_pids(batches)[0], signal.SIGKILL)
+        os.kill(batches.worker_pids[0], signal.SIGKILL)
         started = time.monotonic()
         with pytest.raises(TarmacError, match="was killed by SIGKILL"):
             for _ in range(100):
@@ -89,7 +89,7 @@ def test_a_worker_killed_from_outside_is_named(make_version: MakeVersion, transf
 def test_closing_ends_the_workers(make_version: MakeVersion) -> None:
     batches = start(make_version(train=[40]), transforms.slow)
     next(batches)
-    pids = worker_pids(batches)
+    pids = batches.worker_pids
     assert len(alive(pids)) == 2
     batches.close()
     wait_until_gone(pids, 2)
@@ -99,26 +99,25 @@ def test_closing_ends_the_workers(make_version: MakeVersion) -> None:
 def test_a_split_ends_its_workers_with_its_last_batch(make_version: MakeVersion) -> None:
     batches = split_batches(make_version(val=[10]), "val", transforms.plain, batch_size=3, workers=2)
     assert len(list(batches)) == 4
-    wait_until_gone(worker_pids(batches), 2)
+    wait_until_gone(batches.worker_pids, 2)
 
 
 def test_no_more_workers_than_batches(make_version: MakeVersion) -> None:
     with split_batches(make_version(val=[3]), "val", transforms.plain, batch_size=2, workers=8) as batches:
-        assert len(worker_pids(batches)) == 2
+        assert len(batches.worker_pids) == 2
 
 
 MAIN = """
 import sys, time
 from pathlib import Path
 from tasks.loader.batches import train_batches
-from tasks.loader.workers import worker_pids
 from tests.loader import transforms
 
 if __name__ == "__main__":
     batches = train_batches(Path(sys.argv[1]), transforms.slow, batch_size=4, seed=0, shuffle="none", workers=2,
                             prefetch=2)
     next(batches)
-    print(*worker_pids(batches), flush=True)
+    print(*batches.worker_pids, flush=True)
     time.sleep(60)
 """
 

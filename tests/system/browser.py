@@ -33,7 +33,7 @@ TYPE_INTO = """(label => {
     while (block && !block.querySelector('input')) block = block.parentElement;
     const input = block && block.querySelector('input');
     if (input) input.focus();
-    return Boolean(input);
+    return input ? input.value : null;
 })"""
 
 CLICK = """(text => {
@@ -83,9 +83,21 @@ class Page:
         until(f"{text} to click", lambda: self.evaluate(f"{CLICK}({json.dumps(text)})"), 10)
 
     def type(self, label: str, value: str) -> None:
-        """Type into the box under a label, as a keyboard does."""
-        until(f"a box under {label}", lambda: self.evaluate(f"{TYPE_INTO}({json.dumps(label)})"), 10)
-        self.call("Input.insertText", text=value)
+        """Type into the box under a label, as a keyboard does, until the page has kept it for a second.
+
+        A page draws its form anew while it loads, which empties the boxes.
+        """
+        kept = 0
+
+        def is_kept() -> bool:
+            nonlocal kept
+            shown = self.evaluate(f"{TYPE_INTO}({json.dumps(label)})")
+            kept = kept + 1 if shown == value else 0
+            if shown == "":
+                self.call("Input.insertText", text=value)
+            return kept > 3
+
+        until(f"{value} in the box under {label}", is_kept, 20)
 
 
 @contextmanager

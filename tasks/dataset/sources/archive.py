@@ -6,6 +6,7 @@ object array is refused by its header, and a member is read only as far as its h
 
 from __future__ import annotations
 
+import errno
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from tasks.dataset.reasons import Reject
+from tasks.dataset.sources.source import open_file
 
 LARGEST_BYTES = 4 << 30
 """A volume of 512 x 512 x 2,000 in float64 fits."""
@@ -47,13 +49,13 @@ class ArrayHeader:
 def read_array(path: Path, name: str | None) -> NDArray[Any]:
     """The array `name`, or the file's only 3D array; Reject when there is none that is safe to read."""
     try:
-        with path.open("rb") as file, _open(file) as archive:
+        with open_file(path) as file, _open(file) as archive:
             header = _choose(archive, name)
             with archive.open(header.member) as member:
                 return _read(member, header)
-    except (FileNotFoundError, NotADirectoryError):
-        raise Reject("member.missing", "no such file") from None
     except OSError as error:
+        if error.errno == errno.EINVAL:  # a torn archive that points before its own start
+            raise Reject("volume.undecodable", "no NPZ file: its parts lie outside of it") from None
         raise Reject("source.unreadable", error.strerror or type(error).__name__) from None
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
         raise Reject("volume.undecodable", str(error)) from None
@@ -61,7 +63,7 @@ def read_array(path: Path, name: str | None) -> NDArray[Any]:
 
 def peek(path: Path, name: str | None) -> ArrayHeader:
     """The header of the array that `read_array` would read."""
-    with path.open("rb") as file, _open(file) as archive:
+    with open_file(path) as file, _open(file) as archive:
         return _choose(archive, name)
 
 
@@ -109,6 +111,8 @@ def _parse(file: IO[bytes], member: str) -> ArrayHeader:
         shape, fortran, dtype = HEADER_READERS[version](start)
         if any(side < 0 for side in shape):
             raise ValueError(f"shape {shape}")
+    except MemoryError:
+        raise  # of this host, not of the file
     except Exception as error:  # noqa: BLE001 - numpy raises whatever a torn header leads it to
         raise Reject("volume.undecodable", f"{member} is no NPY array: {str(error)[:200]}") from None
     return ArrayHeader(member, shape, fortran, dtype, start.tell())

@@ -80,10 +80,9 @@ class NpzVolumes:
             shape = archive.peek(self.root / file, self._config.array).shape
         except Exception:  # noqa: BLE001 - whatever is wrong with the file is its reject when it is read
             return span_bytes([max(size, 0), len(content)])
-        voxels = 1
-        for side in shape:
-            voxels *= side
-        slices = shape[0] if shape else 0
+        # A header may claim any shape; what is larger is rejected as archive.bomb when it is read.
+        voxels = min(math.prod(shape), archive.LARGEST_BYTES)
+        slices = min(shape[0], voxels) if shape else 0
         return span_bytes([128 + 2 * voxels, len(content), len(content) + 512 + JSON_BYTES_A_SLICE * slices])
 
     def _files(self) -> Iterator[str]:

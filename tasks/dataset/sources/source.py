@@ -7,15 +7,19 @@ table, its report), so that reading needs nothing but the record.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from tasks.dataset.reasons import Reason, Reject
 from tasks.dataset.tar import Members
+
+NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO)
+"""A name too long, links in a circle, a socket: as true at the next try, unlike other errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,8 @@ class Source(Protocol):
         """At most how many bytes of a tar the sample takes as it is, for a file of `size` bytes."""
 
 
-def read_file(path: Path, limit: int) -> bytes:
-    """A regular file's content; Reject when it is absent, unreadable, or larger than `limit` bytes.
+def open_file(path: Path) -> BinaryIO:
+    """A regular file, open for reading; Reject when it is absent or cannot be opened.
 
     Never waits: a pipe named like an image is refused, not read.
     """
@@ -64,20 +68,24 @@ def read_file(path: Path, limit: int) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         raise Reject("member.missing", "no such file") from None
     except OSError as error:
+        if error.errno in NO_FILE:
+            raise Reject("member.missing", os.strerror(error.errno)) from None
         raise Reject("source.unreadable", error.strerror or type(error).__name__) from None
     except ValueError:
         raise Reject("member.missing", "no file can have such a name") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise Reject("source.unreadable", "not a regular file")
-        if status.st_size > limit:
-            raise Reject(
-                "image.too_large", f"{status.st_size:,} bytes, more than any image within the limits"
-            )
-        with open(descriptor, "rb", buffering=0, closefd=False) as file:
-            return file.readall()
-    except OSError as error:
-        raise Reject("source.unreadable", error.strerror or type(error).__name__) from None
-    finally:
-        os.close(descriptor)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    raise Reject("member.missing", "not a regular file")
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """A regular file's content; Reject when it is absent, unreadable, or larger than `limit` bytes."""
+    with open_file(path) as file:
+        try:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise Reject("image.too_large", f"{size:,} bytes, more than any image within the limits")
+            return file.read()
+        except OSError as error:
+            raise Reject("source.unreadable", error.strerror or type(error).__name__) from None

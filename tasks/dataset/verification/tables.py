@@ -15,9 +15,10 @@ from tasks.core.errors import DataError
 from tasks.core.files import read_json
 from tasks.core.findings import Finding
 from tasks.dataset.manifest import Manifest, content_digest, read_manifest, version_name
+from tasks.dataset.samples import MODALITIES
 from tasks.dataset.shards import shard_name
 from tasks.dataset.tables import read_table
-from tasks.dataset.verification.faults import REBUILD, fault
+from tasks.dataset.verification.faults import REBUILD, UPDATE, fault
 
 INTEGERS = ("bytes", "samples", "shard", "row")
 
@@ -79,6 +80,10 @@ def _manifest(version: Path, findings: list[Finding]) -> Manifest | None:
     name = version_name((version / "manifest.json").read_bytes())
     if version.parent.name == "versions" and version.name != name:
         findings.append(_invalid("manifest.json", f"it was changed: its digest is {name}"))
+    if manifest.modality not in MODALITIES:
+        problem = f"modality {manifest.modality!r} is none of {', '.join(MODALITIES)}"
+        at = {"file": "manifest.json"}
+        findings.append(fault("manifest.invalid", UPDATE, at, problem=problem))
     if manifest.read != manifest.accepted + manifest.filtered + manifest.rejected:
         findings.append(_invalid("manifest.json", "read is not accepted + filtered + rejected"))
     return manifest

@@ -1,0 +1,58 @@
+"""A finished draft takes its place among the versions, or mends the one that has its name already.
+
+A version that has its tars keeps them, because a run may be reading them, and gets every other file that
+differs from the draft's. One that has lost a tar is replaced whole.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+from pathlib import Path
+
+from tasks.core.files import fsync_directory
+from tasks.dataset import versions
+from tasks.dataset.freshness import BUILD, beside_the_tars
+from tasks.dataset.manifest import Manifest, version_name
+
+
+def move_into_place(draft: Path, manifest: Manifest) -> Path:
+    """Give the draft its name, or mend the version of that name by it; returns the version's folder."""
+    version = draft.with_name(version_name(manifest.to_bytes()))
+    if version.exists() and versions.has_its_tars(version, manifest):
+        _refresh(draft, version)
+        shutil.rmtree(draft)
+        return version
+    if version.exists():
+        damaged = version.with_name(versions.DAMAGED + version.name)
+        shutil.rmtree(damaged, ignore_errors=True)
+        os.rename(version, damaged)
+        os.rename(draft, version)
+        shutil.rmtree(damaged)
+    else:
+        os.rename(draft, version)
+    fsync_directory(version.parent)
+    return version
+
+
+def _refresh(draft: Path, version: Path) -> None:
+    """Replace every file but the tars where it differs from the draft's: damage, places in a table, times.
+
+    The record of the files goes last, so a refresh that is killed does not count as done.
+    """
+    names = [*beside_the_tars(draft), BUILD]
+    for name in names:
+        target = version / name
+        if not _is_same_file(draft / name, target):
+            target.parent.mkdir(exist_ok=True)
+            os.replace(draft / name, target)
+    for folder in {(version / name).parent for name in names} | {version}:
+        fsync_directory(folder)
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    try:
+        return filecmp.cmp(one, other, shallow=False)
+    except OSError:
+        return False

@@ -1,0 +1,74 @@
+"""A version whose files beside the tars are damaged is mended by the next build, as verify promises."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.core.schema import Config
+from tasks.dataset import freshness, versions
+from tasks.dataset.build import BuildResult, build, is_up_to_date
+from tasks.dataset.verify import verify
+from tests.dataset import raw
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    raw.table(tmp_path / "raw", 60)
+    return tmp_path / "raw"
+
+
+def built(config: Config) -> BuildResult:
+    result = build(config)
+    versions.publish(config.dataset.output, result.version, config.dataset.keep)
+    return result
+
+
+def _flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [_flip_a_byte, lambda path: path.write_bytes(b""), Path.unlink])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "manifest.json",
+        "shards.parquet",
+        "rejects.parquet",
+        "inputs.parquet",
+        "index/train.npy",
+        "samples/val.parquet",
+        "train/sizes.json",
+        "build.json",
+    ],
+)
+def test_a_damaged_file_beside_the_tars_is_repaired(
+    folder: Path, tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    config = raw.config(folder, tmp_path / "out")
+    first = built(config)
+    whole = raw.contents(first.version, without=("build.json",))
+    tars = {path: path.stat().st_ino for path in first.version.glob("*/*.tar")}
+    damage(first.version / name)
+    if name != "build.json" or damage is not _flip_a_byte:
+        assert is_up_to_date(config) is None
+    assert built(config).version == first.version
+    assert raw.contents(first.version, without=("build.json",)) == whole
+    assert is_up_to_date(config) == first.version
+    assert {path: path.stat().st_ino for path in first.version.glob("*/*.tar")} == tars, "tars are left alone"
+    assert verify(first.version, "full").findings == []
+
+
+def test_a_large_file_is_compared_by_size_only(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = raw.config(folder, tmp_path / "out")
+    index = built(config).version / "index" / "train.npy"
+    monkeypatch.setattr(freshness, "HASHED_BYTES", index.stat().st_size - 1)
+    _flip_a_byte(index)
+    assert is_up_to_date(config) is not None
+    os.truncate(index, index.stat().st_size - 1)
+    assert is_up_to_date(config) is None
