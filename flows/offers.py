@@ -38,6 +38,8 @@ JOB_VARIABLES: dict[str, Any] = {
                 "PREFECT_RESULTS_DEFAULT_SERIALIZER",
             )
         },
+        # A tasks.py in the project's folder is not taken for Tarmac's.
+        "PYTHONSAFEPATH": "1",
         # The environment that the worker runs in stays as it is.
         "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
         # Seconds; deploy/zombies.yaml counts on it.

@@ -73,6 +73,18 @@ def service(command: Sequence[str], log: Path, env: dict[str, str]) -> Iterator[
             process.wait()
 
 
+@contextmanager
+def prefect_server(env: dict[str, str], log: Path) -> Iterator[Api]:
+    """A running Prefect server on the port of `env`, with a database in its PREFECT_HOME."""
+    api = Api(env["PREFECT_API_URL"])
+    port = api.ui.rpartition(":")[2]
+    command = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", port]
+    with service(command, log, env) as process:
+        until("the server's health", lambda: process.poll() is not None or api.is_up(), 120)
+        assert process.poll() is None, log.read_text()
+        yield api
+
+
 def end_all_in(folder: Path) -> None:
     """Kill what still works in `folder`: trainings have sessions of their own and outlive their starters."""
     for process in psutil.process_iter():

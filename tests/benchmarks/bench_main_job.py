@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.services import BIN, Api, environment, free_port, service, until
+from tests.services import BIN, environment, free_port, prefect_server
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [str(BIN / "tarmac"), "run", "configs/digits-clip.yaml", "--json"]
@@ -62,11 +62,7 @@ def main() -> None:
         measure("temporary server, new", project, alone)
         measure("temporary server, existing", project, alone)
         env = environment(home, free_port())
-        api = Api(env["PREFECT_API_URL"])
-        port = api.ui.rpartition(":")[2]
-        command = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", port]
-        with service(command, Path(folder) / "server.log", env):
-            until("the server's health", api.is_up, 120)
+        with prefect_server(env, Path(folder) / "server.log"):
             measure("running server", project, env)
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT
-from tests.services import Api, environment, free_port, service, until
+from tests.services import environment, free_port, prefect_server, until
 
 BIN = Path(sys.executable).parent
 MARK = "TARMAC_TEST_MARK"
@@ -109,12 +109,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     """The environment of a running Prefect server."""
     home = tmp_path_factory.mktemp("prefect")
     env = environment(home, free_port())
-    api, log = Api(env["PREFECT_API_URL"]), home / "server.log"
-    port = api.ui.rpartition(":")[2]
-    command = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", port]
-    with service(command, log, env) as process:
-        until("the server's health", lambda: process.poll() is not None or api.is_up(), 120)
-        assert process.poll() is None, log.read_text()
+    with prefect_server(env, home / "server.log"):
         yield env
 
 

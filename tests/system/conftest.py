@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.services import BIN, Api, end_all_in, environment, free_port, service, until
+from tests.services import BIN, Api, end_all_in, environment, free_port, prefect_server, service, until
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -54,13 +54,9 @@ def env(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def api(folder: Path, env: dict[str, str], pytestconfig: pytest.Config) -> Iterator[Api]:
     """A running server with an SQLite database of its own."""
-    api, log = Api(env["PREFECT_API_URL"]), folder / "server.log"
+    log = folder / "server.log"
     pytestconfig.stash.setdefault(LOGS, []).append(log)
-    port = api.ui.rpartition(":")[2]
-    command = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", port]
-    with service(command, log, env) as process:
-        until("the server's health", lambda: process.poll() is not None or api.is_up(), 120)
-        assert process.poll() is None, log.read_text()
+    with prefect_server(env, log) as api:
         yield api
 
 
