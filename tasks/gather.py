@@ -18,8 +18,6 @@ def gather(run: RunFolder) -> StageResult:
         track = config_of(run).track
         if track.mode == "disabled":
             return stage.result("tracking is disabled (track.mode)")
-        was_complete = gathering.is_complete(run)
         gathering.complete(run)
         evaluations = len(gathering.results_of(run))
-        summary = f"metrics and {evaluations} evaluations in wandb run {run.id} ({track.mode})"
-        return stage.result(f"up to date: {summary}" if was_complete else summary)
+        return stage.result(f"metrics and {evaluations} evaluations in wandb run {run.id} ({track.mode})")
