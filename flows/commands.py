@@ -18,6 +18,7 @@ from flows.parameters import Overrides, configured
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.findings import Report
+from tasks.core.formats import counted
 from tasks.core.units import format_duration
 
 
@@ -112,7 +113,7 @@ def bench(arguments: Namespace) -> int:
     for one in chosen.measurements:
         mark = "✓" if one.workers == chosen.workers else " "
         rate = f"{one.samples_per_s:>9,.0f} samples/s"
-        _say(f"{mark} {one.workers} workers  {rate}  first batch {one.first_batch_s:.2f} s")
+        _say(f"{mark} {counted(one.workers, 'worker'):<10} {rate}  first batch {one.first_batch_s:.2f} s")
     _say(f"loader: {{workers: {chosen.workers}, prefetch: {chosen.prefetch}}}   # {chosen.reason}")
     return 0
 

@@ -114,6 +114,7 @@ def cancel(run: RunFolder, reason: str = "cancelled by the user") -> bool:
         state = record.load(run)
         if state.state not in OVER:
             record.save(run, state.having(state="cancelled", reason=reason, job=None))
+        run.stop.unlink(missing_ok=True)
     return False
 
 

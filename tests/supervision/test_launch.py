@@ -80,6 +80,7 @@ def test_a_cancelled_run_that_nobody_works_on_is_marked(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert launch.cancel(run) is False
     assert (look(run).state, look(run).reason) == ("cancelled", "cancelled by the user")
+    assert not run.stop.exists(), "nobody is there to obey it"
 
 
 def test_status_lists_what_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -57,7 +57,8 @@ def read_array(path: Path, name: str | None) -> NDArray[Any]:
         if error.errno == errno.EINVAL:  # a torn archive that points before its own start
             raise Reject("volume.undecodable", "no NPZ file: its parts lie outside of it") from None
         raise Reject("source.unreadable", error.strerror or type(error).__name__) from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        # RuntimeError: encrypted, or of a compression that zipfile does not know
         raise Reject("volume.undecodable", str(error)) from None
 
 
