@@ -13,14 +13,25 @@ from tasks.verify import verify
 
 
 @flow(name="build", result_serializer="json")
-def build_flow(config: Path, overrides: Overrides | None = None) -> list[StageResult]:
+def build_flow(
+    config: Path,
+    overrides: Overrides | None = None,
+    rehash: bool = False,
+    accept_loss: bool = False,
+    shard: str = "",
+    wait: bool = True,
+) -> list[StageResult]:
     """Build the dataset of a config; what is up to date is left as it is.
 
     Args:
         config: The config file, from the project's folder.
         overrides: Values for this run only; what is left empty stays as the config says.
+        rehash: Compare the content of all raw files, not only their sizes and times.
+        accept_loss: Take a version that has lost more than 5 % of the samples before.
+        shard: Convert this shard again, such as train/000007.
+        wait: Wait while somebody else builds this dataset; otherwise fail.
     """
     plan = configured(config, overrides)
-    built = build(plan)
+    built = build(plan, rehash=rehash, accept_loss=accept_loss, shard=shard or None, waits=wait)
     version = Path(built["details"]["version"])
     return [built, verify(plan, version), publish(plan, version)]

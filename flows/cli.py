@@ -19,10 +19,17 @@ INTERRUPTED = 130
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("the whole pipeline: build, tune, train, evaluate, report", "CONFIG --set --fresh"),
-    "build": ("raw data to verified shards with a manifest", "CONFIG --set"),
+    "init": ("look at raw data and write a commented config for it", "DATA --out"),
+    "plan": ("what a run would do, and what is up to date; writes nothing", "CONFIG --set"),
+    "build": (
+        "raw data to verified shards with a manifest",
+        "CONFIG --set --rehash --accept-loss --shard --no-wait",
+    ),
     "train": ("train and evaluate on a built dataset", "CONFIG --set --fresh"),
     "evaluate": ("complete a run's evaluations, or do one again", "RUN --step --task --runs"),
     "verify": ("is a dataset sound?", "DATASET --quick --full"),
+    "look": ("a page of its samples, rejects, faults and histograms", "DATASET --out"),
+    "versions": ("a dataset's history: list, rollback VERSION, prune", "DATASET ACTION VERSION --keep"),
     "bench": ("measure loader settings and choose", "CONFIG --set"),
     "status": ("what runs, what needs you", "--runs"),
     "cancel": ("stop a run at its next step, with a checkpoint", "RUN --runs"),
@@ -32,7 +39,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schema": ("the config's JSON Schema, for editors", ""),
     "deploy": ("register flows and schedules with a Prefect server", "CONFIGS"),
 }
-"""Each command: what it is for, and its arguments out of ARGUMENTS. Its code is `flows.commands:<name>`."""
+"""Each command: what it is for, and its arguments out of ARGUMENTS."""
+
+ON_DATASETS = ("init", "plan", "build", "verify", "look", "versions", "example", "schema")
+"""The code of these is `flows.datasets:<name>`, that of the others `flows.commands:<name>`."""
 
 ARGUMENTS: dict[str, dict[str, object]] = {
     "CONFIG": {"metavar": "CONFIG", "help": "a config file, such as configs/digits-clip.yaml"},
@@ -41,6 +51,15 @@ ARGUMENTS: dict[str, dict[str, object]] = {
         "nargs": "*",
         "help": "configs to register; without one, deploy/prefect.yaml",
     },
+    "DATA": {"metavar": "PATH", "help": "a folder, a table, or a pattern of files"},
+    "ACTION": {
+        "metavar": "ACTION",
+        "nargs": "?",
+        "choices": ("list", "rollback", "prune"),
+        "default": "list",
+        "help": "list (default), rollback or prune",
+    },
+    "VERSION": {"metavar": "VERSION", "nargs": "?", "help": "of rollback: the version, or its start"},
     "RUN": {"metavar": "RUN", "help": "a run's folder, or the start of its id or name"},
     "DATASET": {"metavar": "DATASET", "help": "a dataset's folder or a version's"},
     "NAME": {"metavar": "NAME", "help": "digits"},
@@ -51,12 +70,24 @@ ARGUMENTS: dict[str, dict[str, object]] = {
         "default": [],
         "help": "change a key of the config",
     },
+    "--rehash": {
+        "action": "store_true",
+        "help": "compare the content of all raw files, not only size and time",
+    },
+    "--accept-loss": {
+        "action": "store_true",
+        "help": "take a version that has lost over 5 %% of the samples",
+    },
+    "--shard": {"metavar": "N", "default": "", "help": "convert this shard again: 7, or val/000003"},
+    "--no-wait": {"action": "store_true", "help": "fail when somebody else is building the dataset"},
+    "--keep": {"metavar": "N", "type": int, "default": 3, "help": "of prune: versions kept (default: 3)"},
     "--fresh": {"action": "store_true", "help": "start anew; the run that is there moves to runs/archive"},
     "--step": {"metavar": "N", "type": int, "help": "only the checkpoint of this step"},
     "--task": {"metavar": "T", "help": "only this evaluation"},
     "--runs": {"metavar": "FOLDER", "default": "runs", "help": "where run folders lie (default: runs)"},
     "--quick": {"action": "store_true", "help": "sizes, end blocks, counts and index only"},
     "--full": {"action": "store_true", "help": "decode and check every member too"},
+    "--out": {"metavar": "PATH", "help": "where to write the page; DATASET/look.html unless given"},
     "--sync": {"action": "store_true", "help": "then upload the run's offline files to wandb"},
 }
 
@@ -87,7 +118,8 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 success, 1 failure, 2 usage, 130 interrupted)."""
     arguments = parser().parse_args(argv)
-    commands = importlib.import_module("flows.commands")
+    home = "flows.datasets" if arguments.command in ON_DATASETS else "flows.commands"
+    commands = importlib.import_module(home)
     try:
         return int(getattr(commands, arguments.command)(arguments))
     except TarmacError as error:

@@ -17,9 +17,7 @@ from flows import start
 from flows.parameters import Overrides, configured
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.findings import Report
 from tasks.core.formats import counted
-from tasks.core.units import format_duration
 
 
 def run(arguments: Namespace) -> int:
@@ -35,21 +33,6 @@ def run(arguments: Namespace) -> int:
         return outcome.show_up_to_date(done, began, arguments.json)
     stages = start.flow("pipeline", arguments, settings)
     return outcome.show(settings, stages, began, arguments.json)
-
-
-def build(arguments: Namespace) -> int:
-    """Raw data to a verified version."""
-    from flows import outcome
-    from tasks.dataset.freshness import is_up_to_date
-
-    settings = configured(Path(arguments.config), Overrides(set=arguments.set))
-    began = time.monotonic()
-    version = is_up_to_date(settings)
-    if version is not None:
-        return outcome.show_dataset(settings, version, began, arguments.json, up_to_date=True)
-    stages = start.flow("build", arguments, settings)
-    version = Path(stages[0]["details"]["version"])
-    return outcome.show_dataset(settings, version, began, arguments.json, up_to_date=False)
 
 
 def train(arguments: Namespace) -> int:
@@ -83,21 +66,6 @@ def evaluate(arguments: Namespace) -> int:
     began = time.monotonic()
     stages = start.evaluation(folder, [(entry.step, entry.task) for entry in again])
     return outcome.show(config_of(folder), stages, began, arguments.json)
-
-
-def verify(arguments: Namespace) -> int:
-    """Is a dataset sound?"""
-    from tasks.dataset import versions
-    from tasks.dataset.verify import verify as judge
-
-    if arguments.quick and arguments.full:
-        raise UsageError("--quick, --full: choose one")
-    level = "quick" if arguments.quick else "full" if arguments.full else "default"
-    path = Path(arguments.dataset)
-    began = time.monotonic()
-    with screen.running("verify") as progress:
-        report = judge(path, level, progress)  # type: ignore[arg-type]
-    return _tell(report, f"{versions.resolve(path)} is sound at level {level}", began, arguments.json)
 
 
 def bench(arguments: Namespace) -> int:
@@ -168,29 +136,6 @@ def report(arguments: Namespace) -> int:
     return _print({"ok": True, "findings": [], "report": str(page)}) if arguments.json else _say(str(page))
 
 
-def example(arguments: Namespace) -> int:
-    """A small raw dataset to start from."""
-    from tasks.dataset import examples
-
-    if arguments.name not in examples.EXAMPLES:
-        raise UsageError(
-            f"NAME: no example is named {arguments.name!r}; there are: {', '.join(examples.EXAMPLES)}"
-        )
-    path = Path(arguments.path or f"data/raw/{arguments.name}")
-    count = examples.EXAMPLES[arguments.name](path)
-    if arguments.json:
-        return _print({"ok": True, "findings": [], "path": str(path), "samples": count})
-    written = f"✓ example   {count:,} samples in {path}"
-    return _say(written if count else f"{path} is there already: left alone")
-
-
-def schema(arguments: Namespace) -> int:
-    """The config's JSON Schema."""
-    from tasks.core.schema import Config
-
-    return _print(Config.model_json_schema())
-
-
 def deploy(arguments: Namespace) -> int:
     """Register flows and schedules."""
     from flows import environment
@@ -204,19 +149,6 @@ def deploy(arguments: Namespace) -> int:
     for entry in made:
         _say(f"✓ {entry.name:<32} {entry.state:<10} {entry.schedule or 'on demand':<12} {entry.url}")
     return 0
-
-
-def _tell(report: Report, sound: str, began: float, as_json: bool) -> int:
-    """Print a report's findings; the exit code says whether all is well."""
-    code = 0 if report.ok else 1
-    if as_json:
-        _print(report.to_json())
-        return code
-    for finding in report.findings:
-        _say("\n".join(finding.lines()))
-    took = format_duration(time.monotonic() - began)
-    _say(f"✓ {sound}, {took}" if report.ok else f"✗ {len(report.findings)} findings, {took}")
-    return code
 
 
 def _say(text: str) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,15 @@ from typing import Any
 from tasks.core import screen
 from tasks.core.schema import Config
 from tasks.dataset.freshness import is_up_to_date
+from tasks.dataset.groups import reject_lines
 from tasks.dataset.manifest import read_manifest
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import dump, locate, resolve
 from tasks.supervision import gathering
 from tasks.supervision.report import is_current, read_headline
 from tasks.supervision.status import look
+
+CHANGED = ("previous", "gained", "lost", "shards", "shards_rewritten")
 
 
 @dataclass(frozen=True)
@@ -96,47 +99,60 @@ def show(
     return 0
 
 
-def show_dataset(settings: Config, version: Path, began: float, as_json: bool, *, up_to_date: bool) -> int:
-    """The result of a build: the counts, the rejects by reason, and where they are listed."""
+def show_dataset(
+    settings: Config,
+    version: Path,
+    began: float,
+    as_json: bool,
+    *,
+    built: Mapping[str, Any] | None = None,
+) -> int:
+    """The result of a build: the counts, the rejects by reason, what has changed; `built` is what the stage
+    told, None when nothing was to be done."""
     manifest = read_manifest(version)
     if as_json:
         _print(
             {
                 "ok": True,
                 "findings": [],
-                "up_to_date": up_to_date,
+                "up_to_date": built is None or built["up_to_date"],
                 "version": version.name,
                 "path": str(version),
                 **manifest.model_dump(
                     mode="json", include={"read", "accepted", "filtered", "rejects", "splits"}
                 ),
+                **{name: built[name] for name in CHANGED if built is not None},
                 "seconds": round(time.monotonic() - began, 2),
             }
         )
         return 0
-    if up_to_date:
+    if built is None:
         screen.finished("build", f"up to date: version {version.name}", time.monotonic() - began)
+    share = f" ({manifest.rejected / manifest.read:.1%}, budget {settings.dataset.reject_budget:.0%})"
     lines = [
         f"{manifest.read:,} read = {manifest.accepted:,} accepted + {manifest.filtered:,} filtered "
-        f"+ {manifest.rejected:,} rejected"
+        f"+ {manifest.rejected:,} rejected{share if manifest.rejected else ''}",
+        *reject_lines(version, manifest.rejects, settings.dataset.private),
     ]
-    lines += [
-        f"  {count:>6,} {reason}" for reason, count in sorted(manifest.rejects.items(), key=_most_first)
-    ]
-    if manifest.rejected:
-        where = _near(version / "rejects.parquet")
-        lines.append(f"  rejects  {where}; mend the sources and run again: only these are redone")
     for name, split in manifest.splits.items():
         lines.append(
             f"  {name:<8} {split.samples:,} samples in {split.shards} shards, {split.bytes / 1e6:,.1f} MB"
         )
+    if built is not None:
+        was = built["previous"]
+        change = (
+            f" (was {was}: +{built['gained']:,} −{built['lost']:,})"
+            if was not in (None, version.name)
+            else ""
+        )
+        written = f"{built['shards_rewritten']} of {built['shards']} shards written"
+        lines.append(f"✓ version {version.name}{change}; {written}")
     lines.append(f"  data     {_near(settings.dataset.output / 'current')}")
+    if manifest.rejected:
+        where = _near(version / "rejects.parquet")
+        lines.append(f"  rejects  {where}; mend the sources and run again: only these are redone")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
-
-
-def _most_first(pair: tuple[str, int]) -> tuple[int, str]:
-    return -pair[1], pair[0]
 
 
 def _near(path: Path) -> str:

@@ -15,6 +15,9 @@ from tasks.core.schema import Config
 from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.ledger import Key
 
+OPTIONS = ("fresh", "rehash", "accept_loss", "shard")
+"""Flags of the command line that the flow takes under the same name."""
+
 
 def flow(name: str, arguments: Namespace, settings: Config) -> list[dict[str, Any]]:
     """Run the flow `name` on the config that the command line names; returns its stages' results."""
@@ -31,8 +34,9 @@ def flow(name: str, arguments: Namespace, settings: Config) -> list[dict[str, An
         "config": Path(arguments.config),
         "overrides": parameters.Overrides(set=arguments.set),
     }
-    if "fresh" in arguments:
-        given["fresh"] = arguments.fresh
+    given |= {name: getattr(arguments, name) for name in OPTIONS if name in arguments}
+    if "no_wait" in arguments:
+        given["wait"] = not arguments.no_wait
     return _watched(lambda: call(**given), settings.runs)
 
 

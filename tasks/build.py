@@ -7,6 +7,7 @@ from pathlib import Path
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from pydantic_core import to_jsonable_python
 
 from tasks.core import child
 from tasks.core.schema import Config
@@ -21,11 +22,19 @@ from tasks.stage import StageResult, is_transient, shown
     retry_condition_fn=is_transient,
     cache_policy=NO_CACHE,
 )
-def build(config: Config) -> StageResult:
+def build(
+    config: Config,
+    *,
+    rehash: bool = False,
+    accept_loss: bool = False,
+    shard: str | None = None,
+    waits: bool = True,
+) -> StageResult:
     """Convert what has changed and assemble a version; `details.version` is its folder."""
     with shown("build") as stage:
+        asked = {"rehash": rehash, "accept_loss": accept_loss, "shard": shard, "waits": waits}
         built = child.call(
-            "tasks.dataset.build:build", {"config": config.model_dump(mode="json")}, stage.progress
+            "tasks.dataset.build:build", {"config": config.model_dump(mode="json"), **asked}, stage.progress
         )
         create_table_artifact(
             [{"what": what, "samples": built[what]} for what in ("read", "accepted", "filtered", "rejected")]
@@ -54,4 +63,11 @@ def publish(config: Config, version: Path) -> StageResult:
         before = versions.current(config.dataset.output)
         versions.publish(config.dataset.output, version, config.dataset.keep)
         was = "" if before is None or before == version else f" (was {before.name})"
-        return stage.result(f"version {version.name}{was}", version=str(version))
+        summary = f"version {version.name}{was}"
+        if config.dataset.mirror is not None:
+            asked = {"version": version, "mirror": config.dataset.mirror, "keep": config.dataset.keep}
+            sent = child.call("tasks.dataset.mirror:publish", to_jsonable_python(asked), stage.progress)
+            summary += (
+                f"; {config.dataset.mirror}: {sent['uploaded']} objects sent, {sent['kept']} there already"
+            )
+        return stage.result(summary, version=str(version))

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
+from tasks.core.schema.dataset import MODALITIES_OF
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -97,7 +98,7 @@ def _reason(mistake: Any) -> str:
 
 def _is_branch(part: Any) -> bool:
     """Whether pydantic put the name of a union's branch into the location, or a key that nobody writes."""
-    branches = ("table", "npz", "int", "float", "shares")
+    branches = (*MODALITIES_OF, "int", "float", "shares")
     return isinstance(part, str) and (part in branches or "[" in part or "-" in part)
 
 

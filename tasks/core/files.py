@@ -7,15 +7,21 @@ torn last line, which readers skip. The price is one fsync a file, paid where lo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import sqlite3
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tasks.core.errors import DataError
+
 CHUNK = 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def fsync_directory(path: Path) -> None:
@@ -116,3 +122,16 @@ def digest(value: Any) -> str:
     """Hexadecimal SHA-256 of a JSON value in canonical form (sorted keys, no spaces)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def told_of_a_full_disk(folder: Path) -> Iterator[None]:
+    """DataError that says so where a write into `folder`, or SQLite's, found no room."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        is_full = isinstance(error, OSError) and error.errno in FULL
+        if is_full or "disk is full" in str(error):
+            fix = "make room and run again: what is done is kept"
+            raise DataError(f"the disk of {folder} is full; {fix}") from error
+        raise

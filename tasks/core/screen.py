@@ -53,7 +53,7 @@ def _bar(screen: Console, stage: str) -> Iterator[Progress]:
         task = bars.add_task(stage, total=None, note="")
 
         def show(done: int, total: int, note: str) -> None:
-            bars.update(task, completed=done, total=total or None, note=f"{done:,}/{total:,} {note}")
+            bars.update(task, completed=done, total=total or None, note=_counted(done, total, note))
 
         yield show
 
@@ -66,6 +66,13 @@ def _lines(screen: Console, stage: str) -> Iterator[Progress]:
         nonlocal last
         if time.monotonic() - last >= PLAIN_INTERVAL_S:
             last = time.monotonic()
-            screen.print(f"  {stage:<9} {done:,}/{total:,} {note}", markup=False)
+            screen.print(f"  {stage:<9} {_counted(done, total, note)}", markup=False)
 
     yield show
+
+
+def _counted(done: int, total: int, note: str) -> str:
+    """`5,000/20,000 samples`, or `5,000 samples listed` where nobody knows yet how many there will be."""
+    if total:
+        return f"{done:,}/{total:,} {note}"
+    return f"{done:,} {note}" if done else note

@@ -1,30 +1,32 @@
 """A version's folder from converted shards: numbered, linked, indexed, described, then renamed into place.
 
 Shards are hard links, so a version that shares most of its shards with the one before costs only their
-names. The folder grows under a hidden name and gets its own name last, when all of it is on disk.
+names. The folder grows under a hidden name and gets its own name last, when all of it is on disk. Nothing is
+held of more than one shard.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib import format as npy
 
-from tasks.core.errors import DataError
 from tasks.core.files import digest, fsync_directory, write_atomic, write_json
 from tasks.core.schema import Config
 from tasks.dataset import fingerprint, rejects
+from tasks.dataset.catalogue import Catalogue
 from tasks.dataset.freshness import BUILD, recorded
-from tasks.dataset.leaves import Leaf
-from tasks.dataset.listing import Listing, Rejected
 from tasks.dataset.manifest import (
     Manifest,
     SourceSummary,
@@ -32,13 +34,14 @@ from tasks.dataset.manifest import (
     content_digest,
 )
 from tasks.dataset.placement import move_into_place
-from tasks.dataset.reuse import INPUTS, Known
+from tasks.dataset.reuse import INPUTS
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.shards import INDEX, index_path, shard_name
-from tasks.dataset.sidecar import accepted, first
-from tasks.dataset.tables import write_table
+from tasks.dataset.sidecar import accepted, first, schema
+from tasks.dataset.tables import BatchWriter, TableWriter
 
 DRAFT = ".draft"
+SHA256_RANGE = 1 << 256
 
 SHARDS = pa.schema(
     [
@@ -52,6 +55,15 @@ SHARDS = pa.schema(
 )
 
 
+@dataclass(frozen=True)
+class Shard:
+    """A converted leaf: its split, its sidecar, and its tar unless every sample of it was rejected."""
+
+    split: str
+    sidecar: Any
+    tar: Path | None
+
+
 @dataclass
 class _Draft:
     """What has been written so far."""
@@ -59,37 +71,36 @@ class _Draft:
     folder: Path
     modality: str
     config_digest: str
-    shards: list[dict[str, Any]] = field(default_factory=list)
-    inputs: list[Any] = field(default_factory=list)
+    inputs: BatchWriter
+    shards: TableWriter
+    sha256: list[tuple[str, str]] = field(default_factory=list)
     splits: dict[str, SplitSummary] = field(default_factory=dict)
-    contents: list[str] = field(default_factory=list)
+    content: int = 0
+    """Sum of the SHA-256 of every sample's line, modulo 2^256: the same in any order of the samples."""
 
 
 def assemble(
-    config: Config, listing: Listing, leaves: Sequence[tuple[Leaf, Known]], facts: dict[str, Any]
+    config: Config, catalogue: Catalogue, shards: Iterable[Shard], facts: dict[str, Any], dataset: Path
 ) -> tuple[Path, Manifest]:
-    """Write the version's folder and return it with its manifest; `facts` go into build.json.
+    """Write a version into the folder `dataset` and return it with its manifest.
 
-    DataError when no sample was accepted. A folder of the same name that has its tars keeps them, and gets
-    every other file that differs; one that has lost a tar is replaced.
+    `shards` come split by split, in shard order; the catalogue knows all rejects. `facts` go into build.json.
+    A folder of the same name that has its tars keeps them, and gets every other file that differs; one that
+    has lost a tar is replaced.
     """
-    dataset = config.dataset
-    rejected = rejects.collect(listing, ((leaf, known.table) for leaf, known in leaves))
-    if all(known.tar is None for _, known in leaves):
-        raise DataError(
-            f"none of {listing.read:,} samples is left: {listing.filtered:,} filtered, "
-            f"{len(rejected):,} rejected; loosen dataset.filter or mend the source"
-        )
-    folder = dataset.output / "versions" / DRAFT
+    folder = dataset / "versions" / DRAFT
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    draft = _Draft(folder, dataset.modality, fingerprint.config_digest(dataset))
-    for split, members in groupby(leaves, key=lambda pair: pair[0].split):
-        _write_split(draft, split, list(members))
-    manifest = _manifest(config, listing, draft, rejected)
-    write_table(folder / "shards.parquet", pa.Table.from_pylist(draft.shards, SHARDS))
-    write_table(folder / "rejects.parquet", rejects.to_table(rejected))
-    write_table(folder / INPUTS, pa.concat_tables(draft.inputs))
+    modality = config.dataset.modality
+    with (
+        BatchWriter(folder / INPUTS, schema(modality)) as inputs,
+        TableWriter(folder / "shards.parquet", SHARDS) as table,
+    ):
+        draft = _Draft(folder, modality, fingerprint.config_digest(config.dataset), inputs, table)
+        for split, members in groupby(shards, key=lambda shard: shard.split):
+            _write_split(draft, split, members)
+    manifest = _manifest(config, catalogue, draft)
+    rejects.write(folder / "rejects.parquet", catalogue.rejects())
     write_atomic(folder / "manifest.json", manifest.to_bytes())
     write_json(folder / BUILD, {**facts, "files": recorded(folder)})
     for below in [entry for entry in folder.iterdir() if entry.is_dir()]:
@@ -98,32 +109,34 @@ def assemble(
     return move_into_place(folder, manifest), manifest
 
 
-def _write_split(draft: _Draft, split: str, leaves: list[tuple[Leaf, Known]]) -> None:
-    """Link and index the split's shards, numbered from 0 without gaps."""
-    shards: list[Any] = []
-    for _, known in leaves:
-        number = len(shards)
-        name = None if known.tar is None else shard_name(split, number)
-        draft.inputs.append(_with_tar(known.table, name))
-        if name is None or known.tar is None:
-            continue
-        (draft.folder / split).mkdir(exist_ok=True)
-        os.link(known.tar, draft.folder / name)
-        table = accepted(known.table)
-        shards.append(table)
-        draft.shards.append(_shard_row(draft, name, split, table))
-        draft.contents += _content_lines(table)
-    if not shards:
-        return
-    samples = pa.concat_tables(shards)
-    _write_index(draft.folder, split, shards)
-    _write_samples(draft, split, samples, shards)
-    write_json(
-        draft.folder / split / "sizes.json",
-        {f"{number:06d}.tar": table.num_rows for number, table in enumerate(shards)},
-    )
-    size_bytes = sum(first(table, "bytes") for table in shards)
-    draft.splits[split] = SplitSummary(shards=len(shards), samples=samples.num_rows, bytes=size_bytes)
+def _write_split(draft: _Draft, split: str, shards: Iterable[Shard]) -> None:
+    """Link and index the split's shards, numbered from 0 without gaps; one without any leaves no trace."""
+    sizes: list[int] = []
+    size_bytes = 0
+    with ExitStack() as stack:
+        tables: _SplitTables | None = None
+        for shard in shards:
+            number = len(sizes)
+            name = None if shard.tar is None else shard_name(split, number)
+            draft.inputs.write(_with_tar(shard.sidecar, name))
+            if name is None or shard.tar is None:
+                continue
+            if tables is None:
+                (draft.folder / split).mkdir()
+                tables = stack.enter_context(_SplitTables(draft, split))
+            os.link(shard.tar, draft.folder / name)
+            table = accepted(shard.sidecar)
+            tables.write(number, table)
+            lines = list(_content_lines(table))
+            draft.content += sum(int(hashlib.sha256(line.encode()).hexdigest(), 16) for line in lines)
+            draft.shards.write(_shard_row(draft, name, split, table, lines))
+            draft.sha256.append((name, first(table, "sha256")))
+            sizes.append(table.num_rows)
+            size_bytes += first(table, "bytes")
+    if sizes:
+        named = {f"{number:06d}.tar": samples for number, samples in enumerate(sizes)}
+        write_json(draft.folder / split / "sizes.json", named)
+        draft.splits[split] = SplitSummary(shards=len(sizes), samples=sum(sizes), bytes=size_bytes)
 
 
 def _with_tar(table: Any, name: str | None) -> Any:
@@ -131,67 +144,99 @@ def _with_tar(table: Any, name: str | None) -> Any:
     return table.set_column(table.schema.get_field_index("tar"), "tar", column)
 
 
-def _shard_row(draft: _Draft, name: str, split: str, table: Any) -> dict[str, Any]:
-    return {
+def _shard_row(draft: _Draft, name: str, split: str, table: Any, lines: Sequence[str]) -> Any:
+    row = {
         "name": name,
         "split": split,
         "sha256": first(table, "sha256"),
         "bytes": first(table, "bytes"),
         "samples": table.num_rows,
-        "input_digest": digest([draft.config_digest, *_content_lines(table)]),
+        "input_digest": digest([draft.config_digest, *lines]),
     }
+    return pa.Table.from_pylist([row], SHARDS)
 
 
-def _content_lines(table: Any) -> list[str]:
+def _content_lines(table: Any) -> Iterator[str]:
     keys = table.column("key").to_pylist()
     contents = table.column("content").to_pylist()
-    return [f"{key} {content.hex()}" for key, content in zip(keys, contents, strict=True)]
+    return (f"{key} {content.hex()}" for key, content in zip(keys, contents, strict=True))
 
 
-def _write_index(folder: Path, split: str, shards: list[Any]) -> None:
-    index = np.empty(sum(table.num_rows for table in shards), INDEX)
-    index["shard"] = np.repeat(np.arange(len(shards)), [table.num_rows for table in shards])
-    for column in ("offset", "length", "crc32c"):
-        index[column] = np.concatenate([table.column(column).to_numpy() for table in shards])
-    path = index_path(folder, split)
-    path.parent.mkdir(exist_ok=True)
-    with path.open("wb") as file:
-        np.save(file, index)
-        file.flush()
-        os.fsync(file.fileno())
+class _SplitTables:
+    """The split's index and table of samples, written shard by shard."""
+
+    def __init__(self, draft: _Draft, split: str) -> None:
+        index = index_path(draft.folder, split)
+        samples = draft.folder / "samples" / f"{split}.parquet"
+        for path in (index, samples):
+            path.parent.mkdir(exist_ok=True)
+        self._statistics = list(MODALITIES[draft.modality].statistics)
+        named = {name: schema(draft.modality).field(name).type for name in self._statistics}
+        columns = {
+            "key": pa.string(),
+            "original_key": pa.string(),
+            "shard": pa.uint32(),
+            "row": pa.uint64(),
+            "group": pa.string(),
+            **named,
+        }
+        self._rows = 0
+        self._index: BinaryIO = index.open("wb")
+        self._index.write(_index_header(0))
+        self._samples = TableWriter(samples, pa.schema(columns.items()))
+
+    def write(self, number: int, table: Any) -> None:
+        """Append the accepted samples of shard `number` of the split."""
+        count = table.num_rows
+        index = np.empty(count, INDEX)
+        index["shard"] = number
+        for column in ("offset", "length", "crc32c"):
+            index[column] = table.column(column).to_numpy()
+        self._index.write(index.tobytes())
+        columns = {
+            "key": table.column("key"),
+            "original_key": table.column("original_key"),
+            "shard": pa.array(np.full(count, number, np.uint32)),
+            "row": pa.array(np.arange(self._rows, self._rows + count, dtype=np.uint64)),
+            "group": table.column("group"),
+            **{name: table.column(name) for name in self._statistics},
+        }
+        self._samples.write(pa.table(columns))
+        self._rows += count
+
+    def __enter__(self) -> _SplitTables:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._index:
+            self._index.seek(0)
+            self._index.write(_index_header(self._rows))
+            self._index.flush()
+            os.fsync(self._index.fileno())
+        self._samples.close()
 
 
-def _write_samples(draft: _Draft, split: str, samples: Any, shards: list[Any]) -> None:
-    """`shard` is the shard's number in the split, `row` the sample's row in the split's index."""
-    numbers = np.repeat(np.arange(len(shards), dtype=np.uint32), [table.num_rows for table in shards])
-    columns = {
-        "key": samples.column("key"),
-        "original_key": samples.column("original_key"),
-        "shard": pa.array(numbers),
-        "row": pa.array(np.arange(samples.num_rows, dtype=np.uint64)),
-        "group": samples.column("group"),
-        **{name: samples.column(name) for name in MODALITIES[draft.modality].statistics},
-    }
-    folder = draft.folder / "samples"
-    folder.mkdir(exist_ok=True)
-    write_table(folder / f"{split}.parquet", pa.table(columns))
+def _index_header(rows: int) -> bytes:
+    """The NPY header of an index; its length does not depend on `rows`, as numpy leaves room for growth."""
+    file = io.BytesIO()
+    described = {"descr": npy.dtype_to_descr(INDEX), "fortran_order": False, "shape": (rows,)}
+    npy.write_array_header_1_0(file, described)
+    return file.getvalue()
 
 
-def _manifest(config: Config, listing: Listing, draft: _Draft, rejected: Sequence[Rejected]) -> Manifest:
-    counts: dict[str, int] = {}
-    for reject in rejected:
-        counts[reject.reason] = counts.get(reject.reason, 0) + 1
-    content = hashlib.sha256("\n".join(sorted(draft.contents)).encode()).hexdigest()
+def _manifest(config: Config, catalogue: Catalogue, draft: _Draft) -> Manifest:
     return Manifest(
         format="tarmac/1",
         name=config.name,
         modality=draft.modality,
-        digest=content_digest((shard["name"], shard["sha256"]) for shard in draft.shards),
+        digest=content_digest(draft.sha256),
         splits=draft.splits,
-        read=listing.read,
+        read=catalogue.read,
         accepted=sum(split.samples for split in draft.splits.values()),
-        filtered=listing.filtered,
-        rejects=dict(sorted(counts.items())),
-        source=SourceSummary(kind=config.dataset.all_sources[0].kind, digest=content),
+        filtered=catalogue.filtered,
+        rejects=catalogue.reasons(),
+        source=SourceSummary(
+            kind=config.dataset.all_sources[0].kind, digest=f"{draft.content % SHA256_RANGE:064x}"
+        ),
         config_digest=draft.config_digest,
     )

@@ -9,39 +9,41 @@ from __future__ import annotations
 
 import logging
 import shutil
-import socket
-import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any
 
-from tasks.core.engine import map_groups
+from tasks.core.errors import DataError
+from tasks.core.files import told_of_a_full_disk, write_json
 from tasks.core.lease import Held, Lease
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
-from tasks.dataset import rejects, versions
-from tasks.dataset.assemble import assemble
-from tasks.dataset.convert import Conversion, convert, staged, tar_path
+from tasks.dataset import changes, pilot, rejects, versions
+from tasks.dataset.assemble import Shard, assemble
+from tasks.dataset.catalogue import Catalogue
+from tasks.dataset.conversion import convert_all, rehashed
+from tasks.dataset.convert import RULES, staged, tar_path
+from tasks.dataset.facts import facts
 from tasks.dataset.freshness import is_up_to_date, unchanged
-from tasks.dataset.leaves import Leaf, plan_leaves
-from tasks.dataset.listing import Listing, list_samples
+from tasks.dataset.leaves import plan_leaves
+from tasks.dataset.listing import fingerprint, list_samples
 from tasks.dataset.manifest import Manifest, read_manifest
-from tasks.dataset.reuse import Known, known_leaves
-from tasks.dataset.tables import write_table
+from tasks.dataset.redo import leaf_of_shard
+from tasks.dataset.reuse import Known, KnownSidecars, known_leaves
+from tasks.dataset.rules import rules_of
+from tasks.dataset.sidecar import first
 
 __all__ = ["BuildResult", "build", "is_up_to_date"]
 
-NOTE = "samples"
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build did. read = accepted + filtered + rejected; `previous` is the version current before."""
+    """What a build did. read = accepted + filtered + rejected; `previous` is the version current before, of
+    which `lost` samples are gone, while `gained` are new."""
 
     version: Path
     digest: str
@@ -53,129 +55,197 @@ class BuildResult:
     shards: int
     shards_rewritten: int
     previous: str | None
+    gained: int
+    lost: int
     up_to_date: bool
     seconds: float
 
 
-def build(config: Config, progress: Progress = silent) -> BuildResult:
-    """Build the dataset's next version; waits for whoever else builds it.
+@dataclass(frozen=True)
+class Asked:
+    """What the caller wants beyond the config.
 
-    UsageError for a config that does not fit the source, DataError when the source holds nothing or the
-    rejects are certain to pass the budget.
+    `rehash` compares the content of all raw samples, not only size and time. `accept_loss` takes a version
+    that has lost more samples than changes.ALLOWED. `shard` (`train/000007`) is converted again.
+    """
+
+    rehash: bool = False
+    accept_loss: bool = False
+    shard: str | None = None
+
+    @property
+    def wants_work(self) -> bool:
+        return self.rehash or self.shard is not None
+
+
+def build(
+    config: Config,
+    progress: Progress = silent,
+    *,
+    rehash: bool = False,
+    accept_loss: bool = False,
+    shard: str | None = None,
+    waits: bool = True,
+) -> BuildResult:
+    """Build the dataset's next version; waits for whoever else builds it, unless `waits` is False (Held).
+
+    UsageError for a config that does not fit the source, DataError when the source holds nothing, the rejects
+    are certain to pass the budget, too many samples are gone, or the disk is full.
     """
     started = time.monotonic()
-    listing = list_samples(config, progress)  # a wrong config is told before anything is written
-    lease = Lease(config.dataset.output / "lease.json")
-    try:
-        lease.acquire()
-    except Held as held:
-        logger.warning("%s; waiting", held)
-        progress(0, 0, f"{held}; waiting")
-        lease.wait()
-        listing = list_samples(config, progress)
-    try:
-        return _build(config, listing, progress, started)
-    finally:
-        lease.release()
-
-
-def _build(config: Config, listing: Listing, progress: Progress, started: float) -> BuildResult:
+    inputs = fingerprint(config, progress)  # a wrong config is told before anything is written
     output = config.dataset.output
-    staging = output / "staging"
-    before = versions.current(output)
-    if before is not None and unchanged(before, listing):
-        shutil.rmtree(staging, ignore_errors=True)  # of a build that was killed when all was done
-        return _result(before, read_manifest(before), 0, before, started)
-    leaves = plan_leaves(listing, config.dataset)
-    known = known_leaves(output, leaves)
-    staging.mkdir(exist_ok=True)
-    _convert(config, listing, leaves, known, staging, progress)
-    converted = [(leaf, known.get(leaf.digest) or _fresh(staging, leaf)) for leaf in leaves]
-    version, manifest = assemble(config, listing, converted, _facts(config, listing))
-    rewritten = sum(1 for _, one in converted if one.tar is not None and one.tar.parent == staging)
-    shutil.rmtree(staging)
-    return _result(version, manifest, rewritten, before, started)
+    with told_of_a_full_disk(output):
+        lease = Lease(output / "lease.json")
+        try:
+            lease.acquire()
+        except Held as held:
+            if not waits:
+                raise
+            logger.warning("%s; waiting", held)
+            progress(0, 0, f"{held}; waiting")
+            lease.wait()
+            inputs = fingerprint(config, progress)
+        try:
+            asked = Asked(rehash, accept_loss, shard)
+            return _Build(config, output / "staging", progress, asked, started).run(inputs)
+        finally:
+            lease.release()
 
 
-def _convert(
-    config: Config,
-    listing: Listing,
-    leaves: Sequence[Leaf],
-    known: Mapping[str, Known],
-    staging: Path,
-    progress: Progress,
-) -> None:
-    """Convert into `staging` whatever no version holds; DataError once the budget is certain to be passed."""
-    done = {digest: one.table for digest, one in known.items()}
-    budget = rejects.Budget(listing.read, config.dataset.reject_budget)
-    budget.add(Counter(reject.reason for reject in listing.rejects))
-    for table in done.values():
-        budget.add(Counter(reason for reason in table.column("reason").to_pylist() if reason is not None))
-    samples = sum(table.num_rows for table in done.values())
-    work = [Conversion(leaf, config.dataset, staging) for leaf in leaves if leaf.digest not in known]
-    _check(config, budget, listing, leaves, done, staging)
-    for result in map_groups(convert, work, config.engine.build.workers):
-        samples += result.samples
-        progress(samples, len(listing.entries), NOTE)
-        budget.add(result.rejects)
+@dataclass
+class _Build:
+    """One build, from its lease on."""
+
+    config: Config
+    staging: Path
+    progress: Progress
+    asked: Asked
+    started: float
+
+    def run(self, inputs: str) -> BuildResult:
+        output = self.config.dataset.output
+        before = versions.current(output)
+        if before is not None and not self.asked.wants_work and unchanged(before, inputs):
+            shutil.rmtree(self.staging, ignore_errors=True)  # of a build that was killed when all was done
+            return self._result(before, read_manifest(before), 0, before, changes.NONE)
+        again = None if self.asked.shard is None else leaf_of_shard(before, self.asked.shard)
+        self.staging.mkdir(exist_ok=True)
+        write_json(self.staging / RULES, rules_of(self.config.dataset))
+        catalogue = list_samples(self.config, self.staging, self.progress)
+        try:
+            plan_leaves(catalogue, self.config.dataset)
+            known = self._known(catalogue, again)
+            self._convert(catalogue, known)
+            _require_some(catalogue)
+            changed = changes.since(before, catalogue)
+            if not self.asked.accept_loss:
+                changed.check(before)
+            shards = list_of(catalogue, known, self.staging)
+            told = facts(self.config, catalogue)
+            version, manifest = assemble(self.config, catalogue, shards, told, output)
+        finally:
+            catalogue.close()
+        rewritten = sum(1 for path in self.staging.glob("*.tar"))
+        shutil.rmtree(self.staging)
+        return self._result(version, manifest, rewritten, before, changed)
+
+    def _known(self, catalogue: Catalogue, again: str | None) -> dict[int, Known]:
+        known = known_leaves(self.config.dataset.output, catalogue)
+        if self.asked.rehash:
+            for left in self.staging.glob("*.arrow"):
+                left.unlink()
+            for ordinal in rehashed(self.config, self.staging, known, self.progress):
+                del known[ordinal]
+        if again is not None:
+            (self.staging / f"{again}.arrow").unlink(missing_ok=True)
+            for ordinal in catalogue.ordinals(again):
+                known.pop(ordinal, None)
+        return known
+
+    def _convert(self, catalogue: Catalogue, known: Mapping[int, Known]) -> None:
+        """Convert whatever no version holds into `staging`; DataError once the budget is sure to be passed.
+
+        Afterwards the catalogue knows all rejects.
+        """
+        budget = rejects.Budget(catalogue.read, self.config.dataset.reject_budget)
+        budget.add(catalogue.reasons())
+        for one in known.values():
+            budget.add(one.rejects)
+        done = sum(one.samples for one in known.values())
+        ordinals = [leaf.ordinal for leaf in catalogue.leaves() if leaf.ordinal not in known]
+        if not budget.is_exceeded:
+            pilot.run(self.config, catalogue, self.staging, catalogue.accepted - done, budget, self.progress)
+            convert_all(self.config, self.staging, ordinals, budget, done, catalogue.accepted, self.progress)
+        self._note_rejects(catalogue, known)
         if budget.is_exceeded:
-            break  # which ends the map: the shards in hand are finished, no more are begun
-    _check(config, budget, listing, leaves, done, staging)
+            path = self.staging / "rejects.parquet"
+            rejects.write(path, catalogue.rejects())
+            raise budget.error(catalogue, path, self.config.dataset.private)
+
+    def _note_rejects(self, catalogue: Catalogue, known: Mapping[int, Known]) -> None:
+        """Bring the rejects of all converted shards into the catalogue."""
+        sidecars = KnownSidecars()
+        unread: Counter[str] = Counter()
+        with catalogue.transaction():
+            for leaf in catalogue.leaves():
+                one = known.get(leaf.ordinal)
+                if one is not None and not one.rejects:
+                    continue
+                table = staged(self.staging, leaf.digest) if one is None else sidecars[one]
+                if table is not None:
+                    found = list(rejects.of_sidecar(catalogue.entries(leaf), table))
+                    unread.update(reject.reason for reject in found)
+                    catalogue.reject(found)
+            catalogue.note("unread", unread[rejects.TRANSIENT])
+
+    def _result(
+        self,
+        version: Path,
+        manifest: Manifest,
+        rewritten: int,
+        before: Path | None,
+        changed: changes.Changes,
+    ) -> BuildResult:
+        return BuildResult(
+            version=version,
+            digest=manifest.digest,
+            read=manifest.read,
+            accepted=manifest.accepted,
+            filtered=manifest.filtered,
+            rejected=manifest.rejected,
+            rejects=manifest.rejects,
+            shards=manifest.shards,
+            shards_rewritten=rewritten,
+            previous=None if before is None else before.name,
+            gained=changed.gained,
+            lost=changed.lost,
+            up_to_date=version == before and rewritten == 0,
+            seconds=round(time.monotonic() - self.started, 3),
+        )
 
 
-def _check(
-    config: Config,
-    budget: rejects.Budget,
-    listing: Listing,
-    leaves: Sequence[Leaf],
-    done: Mapping[str, Any],
-    staging: Path,
-) -> None:
-    if not budget.is_exceeded:
-        return
-    tables = ((leaf, done.get(leaf.digest) or staged(staging, leaf.digest)) for leaf in leaves)
-    rejected = rejects.collect(listing, ((leaf, table) for leaf, table in tables if table is not None))
-    path = staging / "rejects.parquet"
-    write_table(path, rejects.to_table(rejected))
-    raise budget.error(rejected, path, config.dataset.private)
+def _require_some(catalogue: Catalogue) -> None:
+    """DataError when no sample is left to make a dataset of."""
+    if catalogue.accepted == catalogue.rejected_entries:
+        raise DataError(
+            f"none of {catalogue.read:,} samples is left: {catalogue.filtered:,} filtered, "
+            f"{sum(catalogue.reasons().values()):,} rejected; loosen dataset.filter or mend the source"
+        )
 
 
-def _fresh(staging: Path, leaf: Leaf) -> Known:
-    """The shard just converted."""
-    table = staged(staging, leaf.digest)
-    assert table is not None, f"{leaf.digest} was converted and is not in {staging}"
-    tar = tar_path(staging, leaf.digest)
-    return Known(table, tar if tar.exists() else None)
-
-
-def _facts(config: Config, listing: Listing) -> dict[str, Any]:
-    """What depends on time and place: build.json."""
-    packages = ("numpy", "pillow", "pyarrow")
-    return {
-        "inputs_digest": listing.digest,
-        "built": time.time(),
-        "host": socket.gethostname(),
-        "engine": config.engine.build.model_dump(mode="json"),
-        "python": sys.version.split()[0],
-        "versions": {name: package_version(name) for name in packages},
-        "output": str(config.dataset.output),
-    }
-
-
-def _result(
-    version: Path, manifest: Manifest, rewritten: int, before: Path | None, started: float
-) -> BuildResult:
-    return BuildResult(
-        version=version,
-        digest=manifest.digest,
-        read=manifest.read,
-        accepted=manifest.accepted,
-        filtered=manifest.filtered,
-        rejected=manifest.rejected,
-        rejects=manifest.rejects,
-        shards=manifest.shards,
-        shards_rewritten=rewritten,
-        previous=None if before is None else before.name,
-        up_to_date=version == before and rewritten == 0,
-        seconds=round(time.monotonic() - started, 3),
-    )
+def list_of(catalogue: Catalogue, known: Mapping[int, Known], staging: Path) -> Iterator[Shard]:
+    """Every leaf as the shard it has become; DataError when one was taken away meanwhile."""
+    sidecars = KnownSidecars()
+    for leaf in catalogue.leaves():
+        one = known.get(leaf.ordinal)
+        if one is not None:
+            tar = None if one.tar is None else one.version / one.tar
+            yield Shard(leaf.split, sidecars[one], tar)
+            continue
+        table = staged(staging, leaf.digest)
+        if table is None:
+            raise DataError(f"a converted shard has gone from {staging}; build again")
+        yield Shard(
+            leaf.split, table, None if first(table, "sha256") is None else tar_path(staging, leaf.digest)
+        )

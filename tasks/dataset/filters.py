@@ -12,10 +12,11 @@ from typing import Any
 
 def passes(rules: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
     """Whether the fields meet every rule."""
-    return all(_meets(rule, fields.get(name)) for name, rule in rules.items())
+    return all(meets(rule, fields.get(name)) for name, rule in rules.items())
 
 
-def _meets(rule: Any, value: Any) -> bool:
+def meets(rule: Any, value: Any) -> bool:
+    """Whether one value meets one rule."""
     if isinstance(rule, list):
         return any(_equals(allowed, value) for allowed in rule)
     if isinstance(rule, int | float) and not isinstance(rule, bool):

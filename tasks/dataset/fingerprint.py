@@ -8,48 +8,93 @@ manifest. `Fingerprint`: is everything listed as it was, so that there is nothin
 from __future__ import annotations
 
 from hashlib import blake2b
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tasks.core.files import digest
 from tasks.core.schema import Config, Dataset
+from tasks.core.stores import Stat
+from tasks.dataset.sources.source import Container, Item, Source
 
-CONVERTER = 2
+PLACES = {"output", "mirror", "keep", "private", "source", "sources"}
+CONVERTER = 3
 """Raise it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
 
+PACKAGES = {
+    "image_text": ("pillow",),
+    "reinforced": ("pillow",),
+    "chat": ("pillow",),
+    "volume_report": ("numpy", "blosc2", "nibabel"),
+}
+"""Whose version may change a sample's bytes."""
+
+
 def rules_digest(dataset: Dataset) -> str:
-    """Covers what shapes a sample's members: modality, image rules, sources without their place, decoder."""
+    """Covers what shapes a sample's members: modality, image and volume rules, sources without their place,
+    filters (which may drop a part of a sample), and the packages that decode and encode."""
     return digest(
         {
             "converter": CONVERTER,
-            "pillow": version("pillow") if dataset.modality == "image_text" else None,
+            "packages": packages(dataset.modality),
             "modality": dataset.modality,
             "image": dataset.image.model_dump(mode="json"),
+            "volume": dataset.volume.model_dump(mode="json"),
+            "filter": dataset.filter if dataset.modality == "chat" else {},
             "sources": _sources(dataset),
         }
     )
 
 
+def packages(modality: str) -> dict[str, str | None]:
+    """The versions of PACKAGES that are installed."""
+    return {name: _version(name) for name in PACKAGES[modality]}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def config_digest(dataset: Dataset) -> str:
     """The dataset block without output, keep, private and paths."""
-    block = dataset.model_dump(mode="json", exclude={"output", "keep", "private", "source", "sources"})
+    block = dataset.model_dump(mode="json", exclude=PLACES)
     return digest(block | {"sources": _sources(dataset)})
 
 
 def _sources(dataset: Dataset) -> list[Any]:
-    paths: Any = {"path": True, "reports": {"path"}, "labels": {"path"}}
-    return [source.model_dump(mode="json", exclude=paths) for source in dataset.all_sources]
+    return [_without_paths(source.model_dump(mode="json")) for source in dataset.all_sources]
+
+
+def _without_paths(block: Any) -> Any:
+    if isinstance(block, dict):
+        return {key: _without_paths(value) for key, value in block.items() if key != "path"}
+    return [_without_paths(value) for value in block] if isinstance(block, list) else block
 
 
 class Fingerprint:
-    """Running digest over every listed sample, in order."""
+    """Running digest over all that is listed, in order."""
 
     def __init__(self, config: Config) -> None:
         self._digest = blake2b(digest_size=32)
-        self.add(config.name, rules_digest(config.dataset), config_digest(config.dataset))
+        splits = config.dataset.splits
+        self._used = sorted({*config.dataset.filter, *filter(None, (splits.group_by, splits.column))})
+        self._add(config.name, rules_digest(config.dataset), config_digest(config.dataset))
 
-    def add(self, *facts: object) -> None:
+    def add_container(self, source: int, container: Container) -> None:
+        """A container whose content is told by its size and time of change alone."""
+        self._add(source, container.name, container.stat)
+
+    def add_item(self, source: Source, item: Item, stat: Stat) -> None:
+        """A sample that has files of its own; of its fields, only those that decide anything count."""
+        used = [item.fields.get(name) for name in self._used]
+        self._add(
+            source.location, item.place, item.original_key, item.file, stat, item.content, item.fault, used
+        )
+
+    def _add(self, *facts: object) -> None:
         self._digest.update("\0".join(map(str, facts)).encode("utf-8", "surrogatepass") + b"\n")
 
     def hexdigest(self) -> str:

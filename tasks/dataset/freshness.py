@@ -12,29 +12,45 @@ from typing import Any
 
 from tasks.core.errors import DataError
 from tasks.core.files import read_json, sha256_file
-from tasks.core.schema import Config
+from tasks.core.schema import Config, Dataset
 from tasks.dataset import versions
-from tasks.dataset.listing import Listing, list_samples
 from tasks.dataset.manifest import version_name
-from tasks.dataset.reasons import TRANSIENT
 
 BUILD = "build.json"
+MIRRORED = "mirror.json"
+"""In the dataset's folder: where the last version was copied to."""
 HASHED_BYTES = 64_000_000
 """Reading more than this would make a build that has nothing to do slow."""
 
 
 def is_up_to_date(config: Config) -> Path | None:
-    """The current version, when sources (path, size, time) and config are as they were when it was built.
+    """The current version, when sources (path, size, time) and config are as they were when it was built,
+    and the mirror has it.
 
     UsageError and DataError as the build would raise them.
     """
-    listing = list_samples(config)
+    from tasks.dataset.listing import fingerprint
+
+    inputs = fingerprint(config)
     version = versions.current(config.dataset.output)
-    return version if version is not None and unchanged(version, listing) else None
+    if version is None or not unchanged(version, inputs) or not _is_mirrored(config.dataset, version):
+        return None
+    return version
 
 
-def unchanged(version: Path, listing: Listing) -> bool:
-    """Whether the version was built from this very listing, has all its files, and is worth keeping.
+def _is_mirrored(dataset: Dataset, version: Path) -> bool:
+    """Whether the last version that reached the dataset's mirror, if it has one, is this."""
+    if dataset.mirror is None:
+        return True
+    try:
+        last = read_json(dataset.output / MIRRORED)
+        return bool(last == {"address": dataset.mirror.rstrip("/"), "version": version.name})
+    except (OSError, ValueError):
+        return False
+
+
+def unchanged(version: Path, inputs: str) -> bool:
+    """Whether the version was built from what has this fingerprint, has all its files, and is worth keeping.
 
     It is not when a file could not be read at the time, which may have passed. Files of more than
     HASHED_BYTES, and all tars, are compared by size only.
@@ -43,13 +59,10 @@ def unchanged(version: Path, listing: Listing) -> bool:
         build = read_json(version / BUILD)
         manifest = versions.read_manifest(version)
         is_itself = version_name((version / "manifest.json").read_bytes()) == version.name
-        is_of_this_listing = build["inputs_digest"] == listing.digest
-        if not (is_itself and is_of_this_listing and _are_sound(version, build["files"])):
+        is_of_these = build["inputs_digest"] == inputs and not build["unread"]
+        if not (is_itself and is_of_these and _are_sound(version, build["files"])):
             return False
     except (OSError, ValueError, TypeError, AttributeError, KeyError, DataError):
-        return False
-    torn_rows = sum(1 for reject in listing.rejects if reject.reason == TRANSIENT)
-    if manifest.rejects.get(TRANSIENT, 0) != torn_rows:
         return False
     return versions.has_its_tars(version, manifest)
 

@@ -3,11 +3,16 @@
 Formats are told by their first bytes and handed to that format's decoder alone, not to `Image.open`: a file
 is never tried as PostScript or the like, the pixel count is checked before anything is decoded, and Pillow's
 process-wide limits and warnings stay untouched.
+
+What is kept is kept to the byte, EXIF rotation included, which the loader applies. Of a file with several
+frames or pictures (animated WebP and PNG, MPO) the first is the image, as it is for whoever opens it to
+train; the others are neither decoded nor removed.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -21,7 +26,10 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from tasks.core.schema import ImageRules
+from tasks.dataset import png
 from tasks.dataset.reasons import Reject
+
+logger = logging.getLogger(__name__)
 
 MEMBERS = ("jpg", "png", "webp")
 """Suffixes an image may have in a shard; the others are only read, to be re-encoded."""
@@ -36,17 +44,19 @@ DECODERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
 }
 ENCODERS: dict[str, dict[str, object]] = {
     "jpg": {"format": "JPEG", "quality": 92},
-    "png": {"format": "PNG"},
+    "png": {"format": "PNG", "compress_level": 0},
     "webp": {"format": "WEBP", "quality": 90},
 }
-PNG_END = b"IEND\xaeB`\x82"
+JPEG_END = b"\xff\xd9"
+TAIL = 4096
+"""Bytes at a file's end in which its end mark is looked for."""
 
 
 def kind_of(data: bytes) -> str | None:
     """The format's name by its signature; None when it is no known image."""
     if data.startswith(b"\xff\xd8\xff"):
         return "jpg"
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+    if data.startswith(png.SIGNATURE):
         return "png"
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
@@ -59,6 +69,13 @@ def kind_of(data: bytes) -> str | None:
 
 def decode(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
     """The image's format and its decoded pixels; Reject when it is not sound or not within the limits."""
+    kind, image = _parse(data, rules)
+    _load(kind, image, data)
+    return kind, image
+
+
+def _parse(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
+    """The image's format and its header, nothing decoded."""
     if not data:
         raise Reject("image.empty", "0 bytes")
     kind = kind_of(data)
@@ -69,18 +86,35 @@ def decode(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
         image = DECODERS[kind](io.BytesIO(data))
     except MemoryError:
         raise  # of this host, not of the image
+    except Image.DecompressionBombError:  # WebP's decoder looks before it makes its canvas
+        raise Reject("image.too_large", f"more than {rules.max_pixels:,} pixels") from None
     except Exception as error:  # noqa: BLE001 - decoders raise whatever a torn header leads them to
         raise _undecodable(kind, error) from None
     _check_size(image, rules)
+    return kind, image
+
+
+def _load(kind: str, image: ImageFile, data: bytes) -> None:
     try:
         image.load()
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - as above, for torn pixels
         raise _undecodable(kind, error) from None
-    if kind == "png" and PNG_END not in data[-4096:] and PNG_END not in data:
+    if kind == "png" and png.END not in data[-TAIL:] and png.END not in data:
         raise Reject("image.undecodable", "png: ends before its last chunk")
-    return kind, image
+
+
+def _is_whole(kind: str, image: ImageFile, data: bytes) -> bool:
+    """Whether the end of the file is there, which a torn one lacks; False if only decoding can tell."""
+    if kind == "png":
+        return png.END in data[-TAIL:]
+    if kind == "webp":
+        return True  # its parser has compared the sizes that its chunks tell
+    if kind == "jpg":  # its preview, in the header, ends in the same mark
+        assert image.fp is not None
+        return data.rfind(JPEG_END, max(image.fp.tell(), len(data) - TAIL)) >= 0
+    return False
 
 
 def _undecodable(kind: str, error: Exception) -> Reject:
@@ -96,10 +130,28 @@ def _check_size(image: ImageFile, rules: ImageRules) -> None:
 
 
 def store(data: bytes, rules: ImageRules) -> tuple[str, bytes, tuple[int, int]]:
-    """Suffix, bytes and (width, height) of the image as the rules want it stored; Reject as `decode`."""
-    kind, image = decode(data, rules)
+    """Suffix, bytes and (width, height) of the image as the rules want it stored; Reject as `decode`.
+
+    A PNG that only its texts or colour profile keep from being decoded is stored without them.
+    """
+    try:
+        return _store(data, rules)
+    except Reject as reject:
+        if reject.reason != "image.undecodable" or not data.startswith(png.SIGNATURE):
+            raise
+        plain = png.without_texts(data)
+        if plain == data:
+            raise
+    return _store(plain, rules)
+
+
+def _store(data: bytes, rules: ImageRules) -> tuple[str, bytes, tuple[int, int]]:
+    kind, image = _parse(data, rules)
     fits = rules.max_side is None or max(image.size) <= rules.max_side
-    if fits and kind in MEMBERS and rules.encode in ("keep", kind):
+    is_kept = fits and kind in MEMBERS and rules.encode in ("keep", kind)
+    if not is_kept or rules.check == "decode" or not _is_whole(kind, image, data):
+        _load(kind, image, data)
+    if is_kept:
         return kind, data, image.size
     if rules.encode == "keep" and kind not in MEMBERS:
         fix = "set dataset.image.encode"
@@ -110,7 +162,9 @@ def store(data: bytes, rules: ImageRules) -> tuple[str, bytes, tuple[int, int]]:
 
 def _encode(image: Image.Image, suffix: str, max_side: int | None) -> tuple[bytes, tuple[int, int]]:
     """Upright, scaled down to `max_side` and encoded, as `to_rgb` shows what is not plain grey or RGB(A)."""
-    image = ImageOps.exif_transpose(image)
+    image = upright(image)
+    if image.mode not in ("L", "P", "RGB", "RGBA"):
+        image.info.pop("icc_profile", None)  # it tells about inks or so, and the pixels will be RGB
     keeps_alpha = image.mode == "RGBA" and suffix != "jpg"
     if not keeps_alpha and (image.mode != "L" or image.has_transparency_data):
         image = to_rgb(image)
@@ -118,7 +172,20 @@ def _encode(image: Image.Image, suffix: str, max_side: int | None) -> tuple[byte
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
     file = io.BytesIO()
     image.save(file, **ENCODERS[suffix])  # type: ignore[arg-type]
-    return file.getvalue(), image.size
+    encoded = file.getvalue()
+    return (png.compressed(encoded) if suffix == "png" else encoded), image.size
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The image itself, decoded and turned as its EXIF says; as it lies where the EXIF is torn."""
+    image.load()
+    try:
+        ImageOps.exif_transpose(image, in_place=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - as torn headers do
+        logger.debug("EXIF passed over: %s", error)
+    return image
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -2,66 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from itertools import groupby
-
-import numpy as np
 
 from tasks.core.schema import Dataset
 from tasks.dataset import plan
+from tasks.dataset.catalogue import Catalogue, Leaf
+from tasks.dataset.entries import Entry
 from tasks.dataset.fingerprint import rules_digest
-from tasks.dataset.keys import position
-from tasks.dataset.listing import Entry, Listing
-from tasks.dataset.sources import Source, open_sources
+from tasks.dataset.sources import open_sources
 from tasks.dataset.tar import END
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One planned shard. `digest` covers its samples as listed and all rules that shape their bytes."""
-
-    split: str
-    entries: tuple[Entry, ...]
-    digest: str
-
-
-def plan_leaves(listing: Listing, dataset: Dataset) -> list[Leaf]:
-    """All leaves, split by split in the order of their names, in shard order within."""
-    sources = open_sources(dataset)
-    rules = rules_digest(dataset) + "".join(f"\0{source.root}" for source in sources)
-    leaves = []
-    for split, members in groupby(sorted(listing.entries, key=_by_split), key=_by_split):
-        entries = list(members)
-        for start, stop in _cut(entries, dataset, sources):
-            chosen = tuple(entries[start:stop])
-            leaves.append(Leaf(split, chosen, _digest(rules, chosen)))
-    return leaves
+def plan_leaves(catalogue: Catalogue, dataset: Dataset) -> None:
+    """Write all leaves into a sorted catalogue, unless a killed build has."""
+    if catalogue.fact("planned"):
+        return
+    locations = "".join(f"\0{source.location}" for source in open_sources(dataset))
+    rules = rules_digest(dataset) + locations
+    with catalogue.transaction():
+        catalogue.add_leaves(_leaves(catalogue, dataset, rules))
+        catalogue.note("planned", True)
 
 
-def _by_split(entry: Entry) -> str:
-    return entry.split
-
-
-def _cut(entries: list[Entry], dataset: Dataset, sources: Sequence[Source]) -> list[tuple[int, int]]:
-    """Sort the split's entries into shard order, in place, and cut them into ranges."""
+def _leaves(catalogue: Catalogue, dataset: Dataset, rules: str) -> Iterator[Leaf]:
+    ordinal = 0
     shard = dataset.shard
-    if shard.order == "hash":
-        entries.sort(key=lambda entry: (position(entry.key), entry.key))
-    weights = np.ones(len(entries), np.int64)
+    cut = plan.by_hash if shard.order == "hash" else plan.in_order
     maximum = shard.samples or 0
     if shard.bytes is not None:
         maximum = max(shard.bytes - len(END), 0)
-        sizes = (sources[one.source].stored_bytes(one.file, one.size, one.content) for one in entries)
-        weights = np.fromiter(sizes, np.int64, len(entries))
-    if shard.order == "source":
-        return plan.in_order(weights, maximum)
-    positions = np.fromiter((position(entry.key) for entry in entries), np.uint64, len(entries))
-    return plan.by_hash(positions, weights, maximum)
+    for split in catalogue.splits():
+        for group in cut(catalogue.sorted_samples(split), maximum):
+            ranks = [rank for rank, _ in group]
+            digest = _digest(rules, [entry for _, entry in group])
+            yield Leaf(ordinal, split, ranks[0], ranks[-1] + 1, digest)
+            ordinal += 1
 
 
-def _digest(rules: str, entries: tuple[Entry, ...]) -> str:
+def _digest(rules: str, entries: Sequence[Entry]) -> str:
     running = blake2b(rules.encode("utf-8", "surrogatepass"), digest_size=16)
     for entry in entries:
         running.update("\0".join(map(str, entry.identity)).encode("utf-8", "surrogatepass") + b"\n")

@@ -1,185 +1,251 @@
-"""Every raw sample of every source, listed without opening it: what there is to convert, and from what.
+"""Every raw sample of every source, brought into the catalogue, and the digest of all that was listed.
 
-One `stat` a sample. Filtered samples, duplicates and rows that name no sample are sorted out here; whatever
-can only be known by reading is left to the conversion.
+Where samples have files of their own, listing opens none of them: one `stat` a sample. Samples of a
+sequential source come with their bytes, which are spilled. Filtered samples and what cannot be a sample are
+sorted out here; whatever can only be known by decoding is left to the conversion.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from typing import Any
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config, Dataset
+from tasks.core.stores import Stat
 from tasks.dataset import filters, splits
-from tasks.dataset.fingerprint import Fingerprint
-from tasks.dataset.keys import key_of
-from tasks.dataset.reasons import Reason, Reject, printable
-from tasks.dataset.sources import Item, Source, open_sources
+from tasks.dataset.catalogue import NAME, Catalogue
+from tasks.dataset.entries import Entry, Rejected
+from tasks.dataset.fingerprint import Fingerprint, rules_digest
+from tasks.dataset.keys import key_of, position
+from tasks.dataset.plan import Weighed
+from tasks.dataset.reasons import Reject, printable
+from tasks.dataset.samples import MODALITIES
+from tasks.dataset.sources import Container, Item, Source, open_sources
 from tasks.dataset.sources.columns import require
+from tasks.dataset.spill import Spill
+from tasks.dataset.tar import Members, span_bytes
 
-ABSENT = -1
-PROGRESS_EVERY = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A listed sample that is to be converted.
-
-    `number` counts from 0 over all sources in their order. `size` (bytes) and `mtime_ns` are ABSENT when
-    the file is. `source` counts the config's sources.
-    """
-
-    number: int
-    key: str
-    original_key: str
-    place: str
-    source: int
-    file: str
-    size: int
-    mtime_ns: int
-    content: str
-    split: str
-    group: str | None
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """What must be the same for the sample to count as unchanged; not where it stands in its table."""
-        return (
-            self.key,
-            self.original_key,
-            self.source,
-            self.file,
-            self.size,
-            self.mtime_ns,
-            self.content,
-            self.group,
-        )
+AT_ONCE = 1000
+"""Samples between two writes, and two reports of progress."""
+SPILL = "spill"
+NOTE = "samples listed"
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A raw sample that was not taken, as `rejects.parquet` tells it."""
-
-    number: int
-    key: str
-    original_key: str
-    reason: Reason
-    detail: str
-    source: str
-    file: str
-
-
-@dataclass(frozen=True)
-class Listing:
-    """All there is. `entries` stand in the sources' order; `digest` changes when anything listed does."""
-
-    entries: list[Entry]
-    rejects: list[Rejected]
-    filtered: int
-    digest: str
-
-    @property
-    def read(self) -> int:
-        """Raw samples in all, before any rule."""
-        return len(self.entries) + len(self.rejects) + self.filtered
-
-
-def list_samples(config: Config, progress: Progress = silent) -> Listing:
-    """List all sources; UsageError for a config that does not fit them, DataError when they hold nothing."""
-    dataset = config.dataset
+def check(dataset: Dataset) -> list[Source]:
+    """The config's sources; UsageError for a config that does not fit them."""
     splits.check(dataset.splits)
     _require_known_sizes(dataset)
+    MODALITIES[dataset.modality].check(dataset)
+    if dataset.mirror is not None:
+        from tasks.dataset import mirror  # which brings in fsspec
+
+        mirror.check(dataset.mirror)
     sources = open_sources(dataset)
     for source in sources:
-        _require_columns(dataset, source)
-    fingerprint = Fingerprint(config)
-    entries: list[Entry] = []
-    rejects: list[Rejected] = []
-    filtered = 0
-    taken: dict[str, str] = {}
-    for number, (index, item) in enumerate(_items(sources)):
-        if number % PROGRESS_EVERY == 0:
-            progress(number, number, "samples listed")
-        try:
-            if item.fault is not None:
-                raise Reject(*item.fault)
-            if not filters.passes(dataset.filter, item.fields):
-                filtered += 1
+        columns = source.columns()
+        for name in dataset.filter:
+            require("dataset.filter", name, columns, "the source")
+        for key, column in (("group_by", dataset.splits.group_by), ("from", dataset.splits.column)):
+            if column is not None:
+                require(f"dataset.splits.{key}", column, columns, "the source")
+    return sources
+
+
+def fingerprint(config: Config, progress: Progress = silent) -> str:
+    """The digest that `list_samples` would note, found without keeping anything or reading a sequential
+    source; UsageError for a config that does not fit, DataError for a source that cannot be listed."""
+    running = Fingerprint(config)
+    for index, source in enumerate(check(config.dataset)):
+        for container in source.containers():
+            if source.is_sequential:
+                running.add_container(index, container)
                 continue
-            entry = _entry(dataset, sources[index], number, index, item)
-            if entry.key in taken:
-                raise Reject("key.duplicate", f"{taken[entry.key]} has this key")
-        except Reject as reject:
-            rejects.append(_rejected(number, item, reject))
-            fingerprint.add(number, reject.reason, reject.detail, item.place, item.original_key, item.file)
-            continue
-        taken[entry.key] = item.original_key
-        entries.append(entry)
-        fingerprint.add(number, sources[index].root, item.place, entry.split, *entry.identity)
-    fingerprint.add(filtered)
-    listing = Listing(entries, rejects, filtered, fingerprint.hexdigest())
-    if not listing.read:
-        names = ", ".join(str(source.path) for source in dataset.all_sources)
-        raise DataError(f"{names}: holds no samples")
-    return listing
+            for number, item in enumerate(source.items(container)):
+                running.add_item(source, item, _stat(source, item))
+                if number % AT_ONCE == 0:
+                    progress(number, 0, NOTE)
+    return running.hexdigest()
 
 
-def _items(sources: list[Source]) -> Iterator[tuple[int, Item]]:
-    for index, source in enumerate(sources):
-        for item in source.items():
-            yield index, item
+def list_samples(config: Config, staging: Path, progress: Progress = silent) -> Catalogue:
+    """The catalogue of all sources, listed and sorted; what a killed build had read of sequential sources is
+    not read again. Its fact `inputs` is the digest of all that was listed. UsageError and DataError as
+    `fingerprint`; DataError too when the sources hold nothing."""
+    sources = check(config.dataset)
+    catalogue = _opened(config, sources, staging)
+    try:
+        if catalogue.fact("inputs") is None:
+            sizes = catalogue.fact("spill") or {}
+            spill = Spill(staging / SPILL, {int(part): size for part, size in sizes.items()})
+            try:
+                _Lister(config, sources, catalogue, spill, progress).run()
+            finally:
+                spill.close()
+        if not catalogue.read:
+            names = ", ".join(source.path for source in config.dataset.all_sources)
+            raise DataError(f"{names}: holds no samples")
+    except BaseException:
+        catalogue.close()
+        raise
+    return catalogue
+
+
+def _opened(config: Config, sources: list[Source], staging: Path) -> Catalogue:
+    """The catalogue that a killed build left, when all it says still holds; else a new one."""
+    path = staging / NAME
+    rules = rules_digest(config.dataset) + Fingerprint(config).hexdigest()
+    rules += "".join(f"\0{source.location}" for source in sources)
+    if path.exists():
+        catalogue = Catalogue(path)
+        if catalogue.fact("rules") == rules and _still_holds(catalogue, sources):
+            return catalogue
+        catalogue.close()
+        for left in staging.glob(f"{NAME}*"):
+            left.unlink()
+    catalogue = Catalogue(path)
+    catalogue.note("rules", rules)
+    return catalogue
+
+
+def _still_holds(catalogue: Catalogue, sources: list[Source]) -> bool:
+    """Whether the containers read so far are the first of those there are now, unchanged."""
+    if not all(source.is_sequential for source in sources):
+        return False
+    known = catalogue.containers()
+    there = (
+        (index, c.name, repr(c.stat)) for index, source in enumerate(sources) for c in source.containers()
+    )
+    is_whole = catalogue.fact("inputs") is not None
+    same = all(one == next(there, None) for one in known)
+    return same and (not is_whole or next(there, None) is None)
+
+
+@dataclass
+class _Lister:
+    """One listing of all sources into the catalogue."""
+
+    config: Config
+    sources: list[Source]
+    catalogue: Catalogue
+    spill: Spill
+    progress: Progress
+
+    def run(self) -> None:
+        done = {(source, name) for source, name, _ in self.catalogue.containers()}
+        running = Fingerprint(self.config)
+        numbers = count(self.catalogue.following_number)
+        for index, source in enumerate(self.sources):
+            for container in source.containers():
+                if source.is_sequential:
+                    running.add_container(index, container)
+                if (index, container.name) not in done:
+                    self._container(index, source, container, numbers, running)
+        with self.catalogue.transaction():
+            self.catalogue.sort(by_hash=self.config.dataset.shard.order == "hash")
+            self.catalogue.note("inputs", running.hexdigest())
+
+    def _container(
+        self, index: int, source: Source, container: Container, numbers: Iterator[int], running: Fingerprint
+    ) -> None:
+        """One transaction: the samples, their spilled bytes, and that the container is done."""
+        listed: list[Weighed[Entry]] = []
+        rejected: list[Rejected] = []
+        filtered = 0
+        with self.catalogue.transaction():
+            for item in source.items(container):
+                number = next(numbers)
+                stat = Stat(0, "") if source.is_sequential else _stat(source, item)
+                if not source.is_sequential:
+                    running.add_item(source, item, stat)
+                try:
+                    if item.fault is not None:
+                        raise Reject(*item.fault)
+                    if filters.passes(self.config.dataset.filter, item.fields):
+                        listed.append(self._entry(index, source, number, item, stat))
+                    else:
+                        filtered += 1
+                except Reject as reject:
+                    rejected.append(_rejected(number, item, reject))
+                if number % AT_ONCE == 0:
+                    self._write(listed, rejected)
+                    self.progress(number, 0, NOTE)
+            self._write(listed, rejected)
+            self.spill.flush()
+            self.catalogue.note("spill", self.spill.sizes)
+            self.catalogue.close_container(index, container.name, repr(container.stat), filtered)
+
+    def _write(self, listed: list[Weighed[Entry]], rejected: list[Rejected]) -> None:
+        self.catalogue.add(listed)
+        self.catalogue.reject(rejected)
+        listed.clear()
+        rejected.clear()
+
+    def _entry(self, index: int, source: Source, number: int, item: Item, stat: Stat) -> Weighed[Entry]:
+        rules = self.config.dataset
+        key = key_of(item.original_key)
+        group = splits.group_of(rules.splits, item.fields)
+        split = splits.split_of(rules.splits, key, group, item.fields)
+        place = position(key)
+        spilled = None
+        weight = 1
+        if item.members is not None:
+            stat = _stat_of(item.members)
+            spilled = self.spill.write(place, item.members)
+            if rules.shard.bytes is not None:
+                weight = span_bytes([len(content) for content in item.members.values()])
+        elif rules.shard.bytes is not None:
+            weight = source.stored_bytes(item.file, stat.size, item.content)
+        entry = Entry(
+            number,
+            key,
+            item.original_key,
+            item.place,
+            index,
+            item.file,
+            stat.size,
+            stat.stamp,
+            item.content,
+            split,
+            group,
+            spilled,
+        )
+        return Weighed(place, weight, entry)
+
+
+def _stat(source: Source, item: Item) -> Stat:
+    return source.stat(item.file)
+
+
+def _stat_of(members: Members) -> Stat:
+    """Of a sample that comes with its bytes: their number, and their digest in place of a time."""
+    running = blake2b(digest_size=16)
+    for suffix in sorted(members):
+        running.update(f"{suffix}\0{len(members[suffix])}\0".encode())
+        running.update(members[suffix])
+    return Stat(sum(len(content) for content in members.values()), running.hexdigest())
 
 
 def _require_known_sizes(dataset: Dataset) -> None:
-    """Shards are planned before any image is read, so a maximum in bytes needs images stored as they are."""
-    rules = dataset.image
-    is_re_encoded = rules.encode != "keep" or rules.max_side is not None
-    if dataset.shard.bytes is not None and dataset.modality == "image_text" and is_re_encoded:
-        key = "encode" if rules.encode != "keep" else "max_side"
-        raise UsageError(
-            f"dataset.shard.bytes: no maximum can be kept with dataset.image.{key}, because the size of "
-            "re-encoded images is not known beforehand; use dataset.shard.samples instead"
-        )
-
-
-def _require_columns(dataset: Dataset, source: Source) -> None:
-    columns = source.columns()
-    for name in dataset.filter:
-        require("dataset.filter", name, columns, "the source")
-    for key, column in (("group_by", dataset.splits.group_by), ("from", dataset.splits.column)):
-        if column is not None:
-            require(f"dataset.splits.{key}", column, columns, "the source")
-
-
-def _entry(dataset: Dataset, source: Source, number: int, index: int, item: Item) -> Entry:
-    key = key_of(item.original_key)
-    group = splits.group_of(dataset.splits, item.fields)
-    split = splits.split_of(dataset.splits, key, group, item.fields)
-    size, mtime_ns = _stat(f"{source.root}/{item.file}" if item.file[:1] != "/" else item.file)
-    return Entry(
-        number,
-        key,
-        item.original_key,
-        item.place,
-        index,
-        item.file,
-        size,
-        mtime_ns,
-        item.content,
-        split,
-        group,
-    )
-
-
-def _stat(path: str) -> tuple[int, int]:
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return ABSENT, ABSENT
-    return status.st_size, status.st_mtime_ns
+    """Shards are planned before any sample is converted, so a maximum in bytes needs samples stored as they
+    are."""
+    if dataset.shard.bytes is None:
+        return
+    changes: Mapping[str, Any] = {
+        "image.encode": dataset.image.encode != "keep",
+        "image.max_side": dataset.image.max_side is not None,
+    }
+    for key, is_set in changes.items():
+        if is_set and dataset.modality != "volume_report":
+            raise UsageError(
+                f"dataset.shard.bytes: no maximum can be kept with dataset.{key}, because the size of "
+                "re-encoded images is not known beforehand; use dataset.shard.samples instead"
+            )
 
 
 def _rejected(number: int, item: Item, reject: Reject) -> Rejected:

@@ -1,7 +1,7 @@
 """A finished draft takes its place among the versions, or mends the one that has its name already.
 
-A version that has its tars keeps them, because a run may be reading them, and gets every other file that
-differs from the draft's. One that has lost a tar is replaced whole.
+A version that has its tars keeps those that the draft has too, because a run may be reading them, and gets
+every file that differs from the draft's. One that has lost a tar is replaced whole.
 """
 
 from __future__ import annotations
@@ -37,10 +37,15 @@ def move_into_place(draft: Path, manifest: Manifest) -> Path:
 
 
 def _refresh(draft: Path, version: Path) -> None:
-    """Replace every file but the tars where it differs from the draft's: damage, places in a table, times.
+    """Replace every file that differs from the draft's: damage, places in a table, times; a tar where the
+    draft has other bytes, because it was converted anew.
 
     The record of the files goes last, so a refresh that is killed does not count as done.
     """
+    for tar in draft.glob("*/*.tar"):
+        target = version / tar.relative_to(draft)
+        if not tar.samefile(target) and not _is_same_file(tar, target):
+            os.replace(tar, target)
     names = [*beside_the_tars(draft), BUILD]
     for name in names:
         target = version / name

@@ -22,9 +22,17 @@ Reason = Literal[
     "volume.dtype",
     "volume.nonfinite",
     "volume.hu_range",
+    "volume.spacing",
     "report.missing",
     "labels.missing",
+    "reinforcement.crop",
+    "reinforcement.rows",
+    "reinforcement.members",
+    "chat.turns",
+    "chat.images",
+    "chat.ratings",
     "archive.bomb",
+    "archive.unsafe",
 ]
 
 TRANSIENT: Reason = "source.unreadable"

@@ -1,43 +1,50 @@
-"""The rejects of a build: as a table, as counts, and against the budget."""
+"""The rejects of a build: as a table, and against the budget."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
-from math import floor
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from math import comb, floor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.dataset.leaves import Leaf
-from tasks.dataset.listing import Listing, Rejected
-from tasks.dataset.reasons import printable
+from tasks.dataset.catalogue import Catalogue
+from tasks.dataset.entries import Entry, Rejected
+from tasks.dataset.groups import reject_lines
+from tasks.dataset.reasons import TRANSIENT, printable
+from tasks.dataset.tables import TableWriter
 
-COLUMNS = [field.name for field in fields(Rejected) if field.name != "number"]
-SCHEMA = pa.schema([(name, pa.string()) for name in COLUMNS])
+__all__ = ["TRANSIENT", "Budget", "of_sidecar", "write"]
 
-
-def collect(listing: Listing, converted: Iterable[tuple[Leaf, Any]]) -> list[Rejected]:
-    """All rejects of the listing and of these shards' sidecars, in the sources' order."""
-    found = list(listing.rejects)
-    for leaf, table in converted:
-        reasons = table.column("reason").to_pylist()
-        details = table.column("detail").to_pylist()
-        for entry, reason, detail in zip(leaf.entries, reasons, details, strict=True):
-            if reason is not None:
-                names = map(printable, (entry.original_key, entry.place, entry.file))
-                original_key, place, file = names
-                found.append(Rejected(entry.number, entry.key, original_key, reason, detail, place, file))
-    return sorted(found, key=lambda reject: reject.number)
+SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("key", "original_key", "reason", "detail", "source", "file")]
+)
+AT_ONCE = 1000
+CERTAIN = 1e-6
 
 
-def to_table(rejects: Iterable[Rejected]) -> Any:
+def of_sidecar(entries: Iterable[Entry], table: Any) -> Iterator[Rejected]:
+    """The rejects among a leaf's entries, as its sidecar tells them."""
+    reasons = table.column("reason").to_pylist()
+    details = table.column("detail").to_pylist()
+    for entry, reason, detail in zip(entries, reasons, details, strict=True):
+        if reason is not None:
+            names = map(printable, (entry.original_key, entry.place, entry.file))
+            original_key, place, file = names
+            yield Rejected(entry.number, entry.key, original_key, reason, detail, place, file)
+
+
+def write(path: Path, rejects: Iterator[Rejected]) -> None:
     """`rejects.parquet`: key, original_key, reason, detail, source (such as `captions.csv:17`), file."""
-    rows = [asdict(reject) for reject in rejects]
-    return pa.table({name: [row[name] for row in rows] for name in COLUMNS}, SCHEMA)
+    with TableWriter(path, SCHEMA) as writer:
+        while some := list(islice(rejects, AT_ONCE)):
+            writer.write(
+                pa.table({name: [getattr(one, name) for one in some] for name in SCHEMA.names}, SCHEMA)
+            )
 
 
 class Budget:
@@ -55,18 +62,23 @@ class Budget:
     def is_exceeded(self) -> bool:
         return self.counts.total() > floor(self.share * self.read + 1e-9)
 
-    def error(self, rejects: list[Rejected], path: Path, is_private: bool) -> DataError:
-        """The counts by reason, each with its first example unless the data is private."""
-        counts = Counter(reject.reason for reject in rejects)
-        examples = {reject.reason: reject for reject in reversed(rejects)}
-        total = len(rejects)
+    def is_hopeless(self, rejected: int, tried: int) -> bool:
+        """Whether so many rejects in a spread sample are all but impossible (CERTAIN) within the budget."""
+        tail = (
+            comb(tried, count) * self.share**count * (1 - self.share) ** (tried - count)
+            for count in range(rejected, tried + 1)
+        )
+        return rejected > 0 and sum(tail) < CERTAIN
+
+    def error(self, catalogue: Catalogue, path: Path, is_private: bool) -> DataError:
+        """The counts by reason, each with its first example unless the data is private, from the table of
+        rejects in `path`."""
+        counts = catalogue.reasons()
+        total = sum(counts.values())
         lines = [
             f"{total:,} of {self.read:,} read are rejected ({total / self.read:.1%}), "
-            f"more than dataset.reject_budget ({self.share:.1%}); the current version stays as it was"
+            f"more than dataset.reject_budget ({self.share:.1%}); the current version stays as it was",
+            *reject_lines(path.parent, counts, is_private),
+            f"  all are in {path}; mend the sources and run again: only these are redone",
         ]
-        for reason, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])):
-            first = examples[reason]
-            example = "" if is_private else f"   {first.source}: {first.detail}"
-            lines.append(f"  {count:>7,} {reason:<22}{example}".rstrip())
-        lines.append(f"  all are in {path}; mend the sources and run again: only these are redone")
         return DataError("\n".join(lines))

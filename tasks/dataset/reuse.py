@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,53 +10,74 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.dataset import versions
-from tasks.dataset.leaves import Leaf
-from tasks.dataset.sidecar import by_leaf, first, holds_transient
-from tasks.dataset.tables import read_table
+from tasks.dataset.catalogue import Catalogue
+from tasks.dataset.sidecar import counted_reasons, first, holds_transient
+from tasks.dataset.tables import Batches
 
-INPUTS = "inputs.parquet"
+INPUTS = "inputs.arrow"
+LOOKED_AT = ("leaf", "tar", "bytes", "reason")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Known:
-    """A converted shard: its sidecar, and its tar unless every sample of it was rejected."""
+    """A converted shard in a version: the batch of its sidecar, its tar unless every sample of it was
+    rejected, and the rejects in it by reason."""
 
-    table: Any
-    tar: Path | None
+    version: Path
+    batch: int
+    tar: str | None
+    samples: int
+    rejects: Mapping[str, int]
 
 
-def known_leaves(dataset: Path, leaves: Sequence[Leaf]) -> Mapping[str, Known]:
-    """What the versions on disk hold of these leaves, by digest.
+def known_leaves(dataset: Path, catalogue: Catalogue) -> dict[int, Known]:
+    """What the versions on disk hold of the catalogue's leaves, by ordinal.
 
     A tar that is missing or of the wrong size in any version is converted again, even if another version
     has it: versions share their files, so that one may be damaged too. A shard of which a sample could not be
     read is converted again as well.
     """
-    wanted = {leaf.digest for leaf in leaves}
-    found: dict[str, Known] = {}
-    doubted: set[str] = set()
+    found: dict[int, Known] = {}
+    doubted: set[int] = set()
     for version in versions.listed(dataset):
-        try:
-            sidecars = by_leaf(read_table(version / INPUTS))
-        except (OSError, pa.ArrowException, KeyError):
-            continue  # a damaged version offers nothing; verify is who reports it
-        for digest in wanted & sidecars.keys():
-            if holds_transient(sidecars[digest]):
-                continue
-            known = _known(version, sidecars[digest])
-            if known is None:
-                doubted.add(digest)
-            else:
-                found.setdefault(digest, known)
-    return {digest: known for digest, known in found.items() if digest not in doubted}
+        for number, table in _sidecars(version):
+            for ordinal in catalogue.ordinals(first(table, "leaf")):
+                if holds_transient(table):
+                    continue
+                if _has_its_tar(version, table):
+                    rejects = counted_reasons(table)
+                    known = Known(version, number, first(table, "tar"), table.num_rows, rejects)
+                    found.setdefault(ordinal, known)
+                else:
+                    doubted.add(ordinal)
+    return {ordinal: known for ordinal, known in found.items() if ordinal not in doubted}
 
 
-def _known(version: Path, table: Any) -> Known | None:
-    name = first(table, "tar")
-    if name is None:
-        return Known(table, None)
-    tar = version / name
+def _sidecars(version: Path) -> Iterator[tuple[int, Any]]:
+    """The version's sidecars, of LOOKED_AT only; as far as they can be read, verify is who reports damage."""
     try:
-        return Known(table, tar) if tar.stat().st_size == first(table, "bytes") else None
+        batches = Batches(version / INPUTS, LOOKED_AT)
+        for number in range(len(batches)):
+            yield number, batches[number]
+    except (OSError, pa.ArrowException, ValueError):
+        return
+
+
+def _has_its_tar(version: Path, table: Any) -> bool:
+    name = first(table, "tar")
+    try:
+        return name is None or (version / name).stat().st_size == first(table, "bytes")
     except OSError:
-        return None
+        return False
+
+
+class KnownSidecars:
+    """Reads whole sidecars of known leaves, each version's file opened once."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, Batches] = {}
+
+    def __getitem__(self, known: Known) -> Any:
+        if known.version not in self._open:
+            self._open[known.version] = Batches(known.version / INPUTS)
+        return self._open[known.version][known.batch]

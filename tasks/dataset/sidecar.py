@@ -1,20 +1,21 @@
 """What is known of a converted shard, one row for each of its raw samples, taken or rejected, in order.
 
 A sidecar is written last, so its presence says that the shard is done. The version keeps the sidecars of all
-its shards in one table, `inputs.parquet`, from which a later build takes over whatever has not changed.
+its shards in one file, `inputs.arrow`, a record batch a shard, from which a later build takes over whatever
+has not changed, without reading the rest.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.dataset.listing import Entry
+from tasks.dataset.entries import Entry
 from tasks.dataset.reasons import TRANSIENT, Reject, printable
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.tar import Span
@@ -31,7 +32,7 @@ SAMPLE_COLUMNS: Mapping[str, Any] = {
     "group": pa.string(),
     "file": pa.string(),
     "size": pa.int64(),
-    "mtime_ns": pa.int64(),
+    "stamp": pa.string(),
     "reason": pa.string(),
     "detail": pa.string(),
     "content": pa.binary(16),
@@ -48,12 +49,13 @@ class Outcome:
     entry: Entry
     span: Span | None
     content: bytes | None
-    statistics: Mapping[str, int]
+    statistics: Mapping[str, float]
     reject: Reject | None
 
 
 def schema(modality: str) -> Any:
-    statistics = dict.fromkeys(MODALITIES[modality].statistics, pa.int32())
+    named = MODALITIES[modality].statistics
+    statistics = {name: pa.int32() if kind is int else pa.float32() for name, kind in named.items()}
     return pa.schema({**LEAF_COLUMNS, **SAMPLE_COLUMNS, **statistics}.items())
 
 
@@ -72,7 +74,7 @@ def sidecar(
         "group": [_printable(outcome.entry.group) for outcome in outcomes],
         "file": [printable(outcome.entry.file) for outcome in outcomes],
         "size": [outcome.entry.size for outcome in outcomes],
-        "mtime_ns": [outcome.entry.mtime_ns for outcome in outcomes],
+        "stamp": [outcome.entry.stamp for outcome in outcomes],
         "reason": [outcome.reject and outcome.reject.reason for outcome in outcomes],
         "detail": [outcome.reject and printable(outcome.reject.detail) for outcome in outcomes],
         "content": [outcome.content for outcome in outcomes],
@@ -89,18 +91,6 @@ def _printable(text: str | None) -> str | None:
     return None if text is None else printable(text)
 
 
-def by_leaf(inputs: Any) -> dict[str, Any]:
-    """The sidecars in a version's `inputs.parquet`, by leaf; its rows stand leaf by leaf."""
-    names = inputs.column("leaf").to_numpy()
-    if not len(names):
-        return {}
-    starts = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]]))
-    stops = np.append(starts[1:], len(names))
-    return {
-        names[start]: inputs.slice(start, stop - start) for start, stop in zip(starts, stops, strict=True)
-    }
-
-
 def first(table: Any, column: str) -> Any:
     """A fact of the whole shard, which every row repeats."""
     return table.column(column)[0].as_py()
@@ -114,3 +104,11 @@ def holds_transient(table: Any) -> bool:
 def accepted(table: Any) -> Any:
     """The rows of samples that are in the tar."""
     return table.filter(pc.is_null(table.column("reason")))
+
+
+def counted_reasons(table: Any) -> dict[str, int]:
+    """The rejects among the rows, by reason."""
+    reasons = table.column("reason")
+    if reasons.null_count == len(reasons):
+        return {}
+    return dict(Counter(reason for reason in reasons.to_pylist() if reason is not None))

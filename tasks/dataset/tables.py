@@ -1,30 +1,121 @@
-"""Parquet files that are the same bytes for the same rows, written durably."""
+"""Tables on disk: Parquet for whatever others read, Arrow files for our own sidecars.
+
+Both are written durably, and Parquet files are the same bytes for the same rows. Long tables are written
+piece by piece, so that none is ever held whole.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-ROW_GROUP = 1 << 16
+ROW_GROUP = 1 << 13
+
+
+class TableWriter:
+    """Writes a Parquet file from pieces; how they were cut leaves no trace in the file."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        self._file = path.open("wb")
+        self._schema = schema
+        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", write_page_checksum=True)
+        self._pieces: list[Any] = []
+        self._rows = 0
+
+    def write(self, table: Any) -> None:
+        """Append rows of the writer's schema."""
+        self._pieces.append(table.cast(self._schema))
+        self._rows += table.num_rows
+        if self._rows >= ROW_GROUP:
+            self._flush(whole_groups=True)
+
+    def _flush(self, *, whole_groups: bool) -> None:
+        table = pa.concat_tables(self._pieces).combine_chunks()
+        end = table.num_rows // ROW_GROUP * ROW_GROUP if whole_groups else table.num_rows
+        for start in range(0, end, ROW_GROUP):
+            self._writer.write_table(
+                table.slice(start, min(ROW_GROUP, end - start)), row_group_size=ROW_GROUP
+            )
+        self._pieces = [table.slice(end)]
+        self._rows = table.num_rows - end
+
+    def close(self) -> None:
+        """Write the rest and flush it to disk."""
+        if self._pieces:
+            self._flush(whole_groups=False)
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self._writer.is_open = False  # or it would write its end into a closed file when it is collected
+            self._file.close()
 
 
 def write_table(path: Path, table: Any) -> None:
-    """Write and flush a table; how its chunks came about leaves no trace in the file."""
-    with path.open("wb") as file:
-        pq.write_table(
-            table.combine_chunks(),
-            file,
-            row_group_size=ROW_GROUP,
-            compression="zstd",
-            write_page_checksum=True,
-        )
-        file.flush()
-        os.fsync(file.fileno())
+    """Write and flush a table as Parquet."""
+    with TableWriter(path, table.schema) as writer:
+        writer.write(table)
 
 
 def read_table(path: Path) -> Any:
     """The whole table, its checksums compared; OSError or pyarrow.ArrowException as they come."""
     return pq.ParquetFile(path, page_checksum_verification=True).read()
+
+
+class BatchWriter:
+    """Writes an Arrow file of record batches, compressed, each of which can be read without the others."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        self._file = path.open("wb")
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        self._writer = pa.ipc.new_file(self._file, schema, options=options)
+
+    def write(self, table: Any) -> None:
+        """Append a table as one batch."""
+        self._writer.write_batch(table.combine_chunks().to_batches()[0])
+
+    def __enter__(self) -> BatchWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._file.close()
+
+
+class Batches:
+    """An Arrow file that is open; OSError or pyarrow.ArrowException as they come. Memory-mapped."""
+
+    def __init__(self, path: Path, columns: Sequence[str] | None = None) -> None:
+        self._file = pa.memory_map(str(path))
+        options = pa.ipc.IpcReadOptions()
+        if columns is not None:
+            names = pa.ipc.open_file(self._file).schema.names
+            options.included_fields = [names.index(name) for name in columns]
+        self._reader = pa.ipc.open_file(self._file, options=options)
+
+    def __len__(self) -> int:
+        return int(self._reader.num_record_batches)
+
+    def __getitem__(self, number: int) -> Any:
+        return pa.Table.from_batches([self._reader.get_batch(number)])

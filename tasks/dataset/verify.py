@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.core.engine import map_groups
+from tasks.core.engines.local import map_here
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding, Report
 from tasks.core.process import available_cores
@@ -111,7 +111,7 @@ def _map(tasks: list[Task]) -> Iterable[Inside]:
     workers = available_cores()
     if size_bytes < WORTH_WORKERS_BYTES or workers < 2:
         return map(inspect, tasks)
-    return map_groups(inspect, tasks, workers)
+    return map_here(inspect, tasks, workers)
 
 
 def _copies(insides: list[Inside], shards: list[Shard]) -> dict[str, str]:

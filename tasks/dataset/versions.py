@@ -16,7 +16,18 @@ from tasks.core.files import link_atomic
 from tasks.core.lease import Held, Lease
 from tasks.dataset.manifest import Manifest, read_manifest
 
-__all__ = ["Manifest", "current", "has_its_tars", "listed", "publish", "read_manifest", "resolve"]
+__all__ = [
+    "Manifest",
+    "current",
+    "has_its_tars",
+    "listed",
+    "pinned",
+    "prune",
+    "publish",
+    "read_manifest",
+    "resolve",
+    "rollback",
+]
 
 _NAME = re.compile(r"[0-9a-f]{12}")
 DOOMED = ".pruned-"
@@ -92,6 +103,39 @@ def publish(dataset: Path, version: Path, keep: int) -> None:
         lease.release()
 
 
+def rollback(dataset: Path, name: str) -> Path:
+    """Make an earlier version current again, named by any unique start; readers are not disturbed.
+
+    UsageError when no version or several are so named; Held while somebody builds.
+    """
+    found = [version for version in listed(dataset) if version.name.startswith(name)]
+    if len(found) != 1:
+        there = ", ".join(version.name for version in listed(dataset)) or "none"
+        which = "no version" if not found else f"{len(found)} versions"
+        raise UsageError(f"VERSION: {which} of {dataset} start with {name!r} (it has: {there})")
+    with Lease(dataset / "lease.json"):
+        _switch(dataset, found[0])
+    return found[0]
+
+
+def prune(dataset: Path, keep: int) -> list[str]:
+    """Remove all but the current version and the newest others, `keep` in all, and those that runs have
+    pinned; the names of the removed. Held while somebody builds."""
+    with Lease(dataset / "lease.json"):
+        before = {version.name for version in listed(dataset)}
+        _sweep(dataset)
+        _prune(dataset, keep)
+        return sorted(before - {version.name for version in listed(dataset)})
+
+
+def pinned(dataset: Path) -> dict[str, list[str]]:
+    """The runs that have pinned each version, by its name."""
+    runs: dict[str, list[str]] = {}
+    for path in sorted((dataset / "pins").glob("*")):
+        runs.setdefault(_pin(path), []).append(path.name)
+    return runs
+
+
 def _switch(dataset: Path, version: Path) -> None:
     if not (dataset / "versions" / version.name / "manifest.json").is_file():
         raise DataError(
@@ -112,9 +156,9 @@ def _prune(dataset: Path, keep: int) -> None:
     now = current(dataset)
     since = 0 if now is None else _built(now)
     others = [version for version in listed(dataset) if version != now]
-    pinned = {_pin(path) for path in (dataset / "pins").glob("*")}
+    held = pinned(dataset)
     for version in others[max(keep - 1, 0) :]:
-        if version.name not in pinned and _built(version) <= since:
+        if version.name not in held and _built(version) <= since:
             doomed = version.with_name(DOOMED + version.name)
             os.rename(version, doomed)  # a version is there whole or not at all
             shutil.rmtree(doomed)

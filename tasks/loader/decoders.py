@@ -1,4 +1,4 @@
-"""Bytes of a member to a value: RGB image, text, JSON. Nothing here runs code that data brings.
+"""Bytes of a member to a value: RGB image, CT volume, text, JSON. Nothing here runs code that data brings.
 
 Pictures are decoded to what a viewer would show: upright, and converted by the same function as in the build.
 Every fault is a DataError; the caller, who knows the sample, adds where it is.
@@ -11,10 +11,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from PIL import Image, ImageOps
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from tasks.core.errors import DataError
 from tasks.dataset import images
+from tasks.dataset.volumes import stored
+from tasks.dataset.volumes.stored import Crop, StoredVolume
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 """Pillow knows many more, and starts Ghostscript for one of them."""
@@ -32,12 +36,39 @@ def decode_image(data: bytes) -> Image.Image:
     """An upright picture of mode RGB. Pillow's limit on pixels (about 179 million) holds."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-            upright = ImageOps.exif_transpose(picture)
-            return images.to_rgb(upright)
+            return images.to_rgb(images.upright(picture))
     except Image.DecompressionBombError as error:
         raise DataError(f"picture refused: {error}") from error
     except (OSError, SyntaxError, ValueError) as error:  # Pillow's plugins raise all three for broken files
         raise DataError(f"picture cannot be decoded: {error}") from error
+
+
+def volume_of(members: Mapping[str, bytes]) -> StoredVolume:
+    """The volume of a volume_report sample, whichever member holds it; nothing is decompressed yet."""
+    name = stored.member_of(members)
+    if name is None:
+        wanted = " or ".join(stored.MEMBERS)
+        raise DataError(f"no member {wanted}; it has {', '.join(sorted(members)) or 'none'}")
+    try:
+        return stored.open_volume(name, members[name])
+    except stored.Damaged as error:
+        raise DataError(f"volume cannot be decoded: {error}") from error
+
+
+def decode_volume(members: Mapping[str, bytes], crop: Crop | None = None) -> NDArray[np.int16]:
+    """The voxels in HU, (D, H, W), perhaps read-only: all of them, or those of a crop within the volume.
+
+    For a crop only the chunks that it touches are read. They are compared with the checksums in the sample's
+    `json`, where it holds them, so that members over a map of the shard can be trusted without reading them
+    whole; who reads a whole sample has compared its checksum already.
+    """
+    volume = volume_of(members)
+    facts = decode_json(members["json"]) if crop is not None and "json" in members else {}
+    expected = facts.get("chunk_crc32c") if isinstance(facts, dict) else None
+    try:
+        return stored.read_crop(volume, crop, expected)
+    except stored.Damaged as error:
+        raise DataError(f"volume cannot be decoded: {error}") from error
 
 
 def decode_text(data: bytes) -> str:

@@ -18,6 +18,7 @@ from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.files import fsync_directory, read_json, write_atomic
 from tasks.core.lease import Held, Lease
 from tasks.core.schema import Config
+from tasks.core.stores import absolute_location
 from tasks.runs import record
 from tasks.runs.folder import ARCHIVE, RunFolder
 from tasks.runs.identity import ID_DIGITS, DataRef, identity, run_id
@@ -57,7 +58,9 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
 def resolve(config: Config, version: Path) -> Config:
     """The config with epochs as steps and absolute paths."""
     source = config.dataset
-    sources = [entry.model_copy(update={"path": _absolute(entry.path)}) for entry in source.all_sources]
+    sources = [
+        entry.model_copy(update={"path": absolute_location(entry.path)}) for entry in source.all_sources
+    ]
     single = source.source is not None
     dataset = source.model_copy(
         update={

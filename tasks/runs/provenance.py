@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+
+from tasks.core.code import code_digest
+
+__all__ = ["PACKAGES", "code_digest", "differences", "versions"]
 
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "webdataset", "numpy", "pillow", "safetensors")
 """The packages that the weights can hang on."""
-
-
-def code_digest() -> str:
-    """SHA-256 over the names and contents of the library's own sources, 12 digits."""
-    root = Path(__file__).resolve().parents[1]
-    total = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return total.hexdigest()[:12]
 
 
 def versions() -> dict[str, str]:

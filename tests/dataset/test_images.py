@@ -2,6 +2,7 @@ import io
 import struct
 import warnings
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 from tasks.core.schema import ImageRules
 from tasks.dataset import images
 from tasks.dataset.reasons import Reject
+from tasks.loader.decoders import decode_image
 from tests.dataset.raw import png
 
 RULES = ImageRules()
@@ -139,3 +141,216 @@ def test_a_lack_of_memory_is_no_fault_of_the_image(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(images.DECODERS, "png", short)
     with pytest.raises(MemoryError):
         images.store(png(1), RULES)
+
+
+def chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def noise(mode: str, side: int = 40) -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def with_text(data: bytes, *, at_end: bool = False, count: int = 1) -> bytes:
+    """A PNG with compressed texts of 2 MB each."""
+    text = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(2 << 20))) * count
+    place = len(data) - 12 if at_end else 33
+    return data[:place] + text + data[place:]
+
+
+def interlaced() -> bytes:
+    """A 2 x 2 grey PNG in Adam7; Pillow writes none."""
+    head = struct.pack(">IIBBBBB", 2, 2, 8, 0, 0, 0, 1)
+    rows = b"\0\x10" + b"\0\x20" + b"\0\x30\x40"
+    return png_file(chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows)))
+
+
+def png_file(*parts: bytes) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts) + chunk(b"IEND", b"")
+
+
+def sixteen_bit(colour: int) -> bytes:
+    """A 2 x 2 PNG of 16 bits a channel: grey (0), RGB (2) or RGBA (6)."""
+    channels = {0: 1, 2: 3, 6: 4}[colour]
+    head = struct.pack(">IIBBBBB", 2, 2, 16, colour, 0, 0, 0)
+    rows = (b"\0" + b"\x80\x01" * (2 * channels)) * 2
+    return png_file(chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows)))
+
+
+def two_pictures() -> bytes:
+    return encoded(noise("RGB"), "MPO", save_all=True, append_images=[noise("RGB", 60)])
+
+
+def turned(kind: str, exif: bytes = b"") -> bytes:
+    sideways = Image.Exif()
+    sideways[0x0112] = 6
+    return encoded(Image.new("RGB", (30, 10), "red"), kind, exif=exif or sideways.tobytes())
+
+
+def animated(kind: str) -> bytes:
+    return encoded(noise("RGB"), kind, save_all=True, append_images=[noise("RGB").rotate(90)])
+
+
+FINE: dict[str, tuple[bytes, str]] = {
+    "1 x 1": (encoded(Image.new("RGB", (1, 1)), "PNG"), "png"),
+    "16-bit grey PNG": (sixteen_bit(0), "png"),
+    "16-bit RGB PNG": (sixteen_bit(2), "png"),
+    "16-bit RGBA PNG": (sixteen_bit(6), "png"),
+    "palette PNG": (encoded(noise("P"), "PNG"), "png"),
+    "transparent palette PNG": (encoded(noise("P"), "PNG", transparency=3), "png"),
+    "alpha PNG": (encoded(noise("RGBA"), "PNG"), "png"),
+    "bilevel PNG": (encoded(noise("1"), "PNG"), "png"),
+    "interlaced PNG": (interlaced(), "png"),
+    "animated PNG": (animated("PNG"), "png"),
+    "alpha WebP": (encoded(noise("RGBA"), "WEBP"), "webp"),
+    "lossless WebP": (encoded(noise("RGB"), "WEBP", lossless=True), "webp"),
+    "animated WebP": (animated("WEBP"), "webp"),
+    "grey JPEG": (encoded(noise("L"), "JPEG"), "jpg"),
+    "CMYK JPEG": (encoded(noise("CMYK"), "JPEG"), "jpg"),
+    "progressive JPEG": (encoded(noise("RGB"), "JPEG", progressive=True), "jpg"),
+    "rotated JPEG": (turned("JPEG"), "jpg"),
+    "JPEG with 10 kB after its end": (encoded(noise("RGB"), "JPEG") + b"junk" * 2500, "jpg"),
+    "two pictures in one": (two_pictures(), "jpg"),
+    "torn EXIF in PNG": (turned("PNG", b"Exif\0\0garbage garbage"), "png"),
+    "torn EXIF in WebP": (turned("WEBP", b"Exif\0\0garbage garbage"), "webp"),
+}
+
+
+@pytest.mark.parametrize("check", ["decode", "header"])
+@pytest.mark.parametrize("name", FINE)
+def test_odd_but_fine_images_are_kept_to_the_byte(name: str, check: Any) -> None:
+    data, suffix = FINE[name]
+    assert images.store(data, ImageRules(check=check))[:2] == (suffix, data)
+    assert images.decode(data, RULES)[0] == suffix
+    decode_image(data)  # as the loader does
+
+
+@pytest.mark.parametrize("encode", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("name", FINE)
+def test_odd_but_fine_images_can_be_encoded(name: str, encode: Any) -> None:
+    suffix, stored, size = images.store(FINE[name][0], ImageRules(encode=encode, max_side=20))
+    assert suffix == encode and max(size) <= 20
+    assert Image.open(io.BytesIO(stored)).size == size
+    assert images.store(stored, RULES)[:2] == (suffix, stored)
+
+
+ANIMATED = ["GIF", "PNG", "WEBP"]
+
+
+@pytest.mark.parametrize("kind", ANIMATED)
+def test_of_an_animation_the_first_frame_is_the_image(kind: str) -> None:
+    data = animated(kind)
+    first = Image.open(io.BytesIO(data)).convert("RGB")
+    _, stored, _ = images.store(data, ImageRules(encode="png", max_side=30))
+    opened = Image.open(io.BytesIO(stored))
+    first.thumbnail((30, 30), Image.Resampling.LANCZOS)
+    assert getattr(opened, "n_frames", 1) == 1
+    assert opened.convert("RGB").tobytes() == first.tobytes()
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "zero bytes": (b"", "image.empty"),
+    "HTML": (b"<!DOCTYPE html><html><body>404</body></html>", "image.not_an_image"),
+    "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "image.not_an_image"),
+    "zeros": (bytes(5000), "image.not_an_image"),
+    "30,000 x 30,000 PNG": (giant(30_000, 30_000), "image.too_large"),
+    "30,000 x 30,000 JPEG": (
+        encoded(Image.new("L", (8, 8)), "JPEG").replace(b"\0\x08\0\x08", b"\x75\x30\x75\x30", 1),
+        "image.too_large",
+    ),
+    "16,383 x 16,383 WebP": (
+        b"RIFF\x1a\0\0\0WEBPVP8L\x0d\0\0\0\x2f" + (16382 | 16382 << 14).to_bytes(4, "little") + bytes(9),
+        "image.too_large",
+    ),
+    "half a JPEG": (encoded(noise("RGB"), "JPEG")[:-1500], "image.undecodable"),
+    "half a progressive JPEG": (encoded(noise("RGB"), "JPEG", progressive=True)[:-1500], "image.undecodable"),
+    "half a WebP": (encoded(noise("RGB"), "WEBP")[:500], "image.undecodable"),
+    "half a PNG": (encoded(noise("RGB"), "PNG")[:-1500], "image.undecodable"),
+    "half a PNG with texts": (with_text(encoded(noise("RGB"), "PNG")[:-1500]), "image.undecodable"),
+    "PNG without pixels": (
+        png_file(chunk(b"IHDR", struct.pack(">IIBBBBB", 9, 9, 8, 2, 0, 0, 0))),
+        "image.undecodable",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_images_are_told_apart(name: str) -> None:
+    data, expected = BAD[name]
+    assert reason(data) == expected
+    assert reason(data, ImageRules(encode="png")) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in BAD if name != "PNG without pixels"])
+def test_a_header_shows_what_is_no_image_or_ends_too_early(name: str) -> None:
+    data, expected = BAD[name]
+    assert reason(data, ImageRules(check="header")) == expected
+
+
+@pytest.mark.parametrize("check", ["decode", "header"])
+def test_no_cut_of_a_webp_passes(check: Any) -> None:
+    data = encoded(noise("RGB"), "WEBP")
+    for length in range(12, len(data)):
+        assert reason(data[:length], ImageRules(check=check)) == "image.undecodable"
+
+
+def test_a_header_check_decodes_nothing_unless_it_must() -> None:
+    data = bytearray(encoded(noise("RGB", 64), "PNG"))
+    data[2000:2100] = bytes(100)
+    rules = ImageRules(check="header")
+    assert images.store(bytes(data), rules)[:2] == ("png", bytes(data))
+    assert reason(bytes(data)) == "image.undecodable"
+    assert reason(bytes(data), ImageRules(check="header", max_side=10)) == "image.undecodable"
+
+
+def test_the_end_of_a_preview_is_not_the_end_of_a_jpeg() -> None:
+    preview = encoded(noise("RGB", 16), "JPEG")
+    data = encoded(noise("RGB"), "JPEG", comment=preview)
+    assert images.store(data, ImageRules(check="header"))[1] == data
+    torn = data[: data.index(preview) + len(preview) + 800]
+    assert reason(torn, ImageRules(check="header")) == "image.undecodable"
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("count", [1, 40])
+def test_texts_that_no_decoder_takes_are_left_out(at_end: bool, count: int) -> None:
+    plain = encoded(noise("RGB"), "PNG")
+    suffix, stored, size = images.store(with_text(plain, at_end=at_end, count=count), RULES)
+    assert (suffix, stored, size) == ("png", plain, (40, 40))
+
+
+def test_small_texts_are_kept() -> None:
+    text = chunk(b"tEXt", b"Comment\0a small one")
+    plain = encoded(noise("RGB"), "PNG")
+    data = plain[:33] + text + plain[33:]
+    assert images.store(data, RULES)[1] == data
+
+
+def test_a_large_colour_profile_is_left_out() -> None:
+    profile = chunk(b"iCCP", b"name\0\0" + zlib.compress(bytes(2 << 20)))
+    plain = encoded(noise("RGB"), "PNG")
+    assert images.store(plain[:33] + profile + plain[33:], RULES)[1] == plain
+
+
+def test_an_ink_profile_does_not_go_with_rgb_pixels() -> None:
+    data = encoded(noise("CMYK"), "JPEG", icc_profile=b"ink" * 50)
+    _, stored, _ = images.store(data, ImageRules(encode="png"))
+    assert "icc_profile" not in Image.open(io.BytesIO(stored)).info
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_png_is_compressed_by_the_zlib_that_is_pinned(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = noise(mode).resize((60, 60))
+    data = encoded(picture, "TIFF")
+    _, stored, _ = images.store(data, ImageRules(encode="png"))
+    assert Image.open(io.BytesIO(stored)).tobytes() == picture.tobytes()
+    assert len(stored) < len(encoded(picture, "PNG", compress_level=0))
+    monkeypatch.setitem(images.ENCODERS, "png", {"format": "PNG", "compress_level": 9})  # another zlib's work
+    assert images.store(data, ImageRules(encode="png"))[1] == stored

@@ -1,10 +1,11 @@
 import random
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from tasks.dataset import plan
 from tasks.dataset.keys import position
+from tasks.dataset.plan import Weighed
 
 MAXIMUM = 32
 
@@ -12,9 +13,9 @@ MAXIMUM = 32
 def shards_of(keys: set[str], maximum: int = MAXIMUM) -> set[tuple[str, ...]]:
     """What the shards hold, as the trie plans them."""
     ordered = sorted(keys, key=lambda key: (position(key), key))
-    positions = np.array([position(key) for key in ordered], np.uint64)
-    ranges = plan.by_hash(positions, np.ones(len(ordered), np.int64), maximum)
-    return {tuple(ordered[start:stop]) for start, stop in ranges}
+    return {
+        tuple(group) for group in plan.by_hash((Weighed(position(key), 1, key) for key in ordered), maximum)
+    }
 
 
 @pytest.fixture
@@ -50,20 +51,53 @@ def test_history_leaves_no_trace(keys: set[str]) -> None:
     assert shards_of(grown - {f"new {number}" for number in range(500)}) == shards_of(keys)
 
 
-def test_weights_are_a_maximum_too() -> None:
-    weights = np.array([5, 5, 90, 5, 5, 5, 40, 40], np.int64)
-    positions = np.linspace(0, 2**64 - 2**60, len(weights)).astype(np.uint64)
-    ranges = plan.by_hash(positions, weights, 50)
-    assert [stop for _, stop in ranges] == [*[start for start, _ in ranges[1:]], len(weights)]
-    assert all(weights[start:stop].sum() <= 50 or stop - start == 1 for start, stop in ranges)
+def reference(positions: list[int], weights: list[int], maximum: int) -> list[list[int]]:
+    """The trie as its definition has it, with all samples at hand."""
+
+    def leaves(members: list[int], bit: int) -> list[list[int]]:
+        if not members:
+            return []
+        if len(members) == 1 or bit == 64 or sum(weights[n] for n in members) <= maximum:
+            return [members]
+        ones = [n for n in members if positions[n] >> (63 - bit) & 1]
+        return leaves([n for n in members if n not in ones], bit + 1) + leaves(ones, bit + 1)
+
+    return leaves(list(range(len(positions))), 0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_stream_is_cut_as_the_whole_would_be(seed: int) -> None:
+    rng = random.Random(seed)
+    bits = rng.choice([4, 12, 64])  # few bits: many samples share theirs
+    positions = sorted(rng.getrandbits(bits) << (64 - bits) for _ in range(rng.randrange(200)))
+    weights = [rng.choice([0, 1, 5, 40, 90]) for _ in positions]
+    samples = [
+        Weighed(place, weight, n) for n, (place, weight) in enumerate(zip(positions, weights, strict=True))
+    ]
+    assert list(plan.by_hash(samples, 50)) == reference(positions, weights, 50)
+
+
+def test_no_more_than_a_shard_is_read_ahead() -> None:
+    read = 0
+
+    def samples() -> Iterator[Weighed[int]]:
+        nonlocal read
+        for number in range(10_000):
+            read += 1
+            yield Weighed(number << 50, 1, number)
+
+    given = 0
+    for group in plan.by_hash(samples(), MAXIMUM):
+        given += len(group)
+        assert read - given <= MAXIMUM + 1
 
 
 def test_samples_with_all_bits_equal_share_a_shard() -> None:
-    positions = np.full(5, 7, np.uint64)
-    assert plan.by_hash(positions, np.ones(5, np.int64), 2) == [(0, 5)]
+    assert list(plan.by_hash([Weighed(7, 1, n) for n in range(5)], 2)) == [[0, 1, 2, 3, 4]]
 
 
 def test_in_order_fills_one_shard_after_another() -> None:
-    assert plan.in_order(np.array([4, 4, 4, 20, 1, 1], np.int64), 8) == [(0, 2), (2, 3), (3, 4), (4, 6)]
-    assert plan.in_order(np.array([], np.int64), 8) == []
-    assert plan.by_hash(np.array([], np.uint64), np.array([], np.int64), 8) == []
+    samples = [Weighed(0, weight, n) for n, weight in enumerate([4, 4, 4, 20, 1, 1])]
+    assert list(plan.in_order(samples, 8)) == [[0, 1], [2], [3], [4, 5]]
+    assert list(plan.in_order([], 8)) == []
+    assert list(plan.by_hash([], 8)) == []

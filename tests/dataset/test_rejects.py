@@ -8,8 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError
-from tasks.dataset import build as build_module
-from tasks.dataset import versions
+from tasks.dataset import conversion, versions
 from tasks.dataset.build import build, is_up_to_date
 from tasks.dataset.verify import verify
 from tests.dataset import raw
@@ -17,7 +16,7 @@ from tests.dataset import raw
 
 def bad_table(folder: Path) -> dict[str, str]:
     """40 sound samples and one of each fault; returns the reason by the fault's file."""
-    rows = raw.table(folder, 40)
+    rows = raw.pictures(folder, 40)
     html, torn, empty, latin, missing = "html.png", "torn.png", "empty.png", "latin.png", "missing.png"
     nothing = "nothing.png"
     (folder / html).write_text("<!doctype html><html>404</html>")
@@ -73,7 +72,7 @@ def test_a_pickle_in_an_npz_is_accounted_for(tmp_path: Path) -> None:
 
 def test_above_the_budget_the_old_version_stays(tmp_path: Path) -> None:
     folder, output = tmp_path / "raw", tmp_path / "out"
-    raw.table(folder, 40)
+    raw.pictures(folder, 40)
     first = build(raw.config(folder, output))
     versions.publish(output, first.version, 3)
     expected = bad_table(folder)
@@ -108,7 +107,7 @@ def test_a_build_stops_as_soon_as_it_must_fail(tmp_path: Path) -> None:
     raw.write_table(folder, rows)
     with pytest.raises(DataError, match=r"member\.missing"):
         build(raw.config(folder, output, workers=2, reject_budget=0.05))
-    assert 0 < len(list((output / "staging").glob("*.parquet"))) < 20
+    assert 0 < len(list((output / "staging").glob("*.arrow"))) < 20
 
 
 def test_private_data_shows_in_no_message(tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_a_mended_reject_rewrites_one_shard(tmp_path: Path) -> None:
 
 def test_a_shard_of_rejects_only_takes_no_number(tmp_path: Path) -> None:
     folder = tmp_path / "raw"
-    raw.table(folder, 60)
+    raw.pictures(folder, 60)
     config = raw.config(folder, tmp_path / "out", shard={"samples": 1}, reject_budget=0.9, splits={})
     for number in range(0, 60, 2):
         (folder / f"{number:04d}.png").write_bytes(b"no image")
@@ -154,14 +153,16 @@ def _failing(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException) -
         return honest(path, *arguments, **keys)
 
     monkeypatch.setattr(os, "open", opened)
-    monkeypatch.setattr(build_module, "map_groups", lambda function, tasks, workers: map(function, tasks))
+    monkeypatch.setattr(
+        conversion, "map_groups", lambda function, items, engine, **keys: map(function, items)
+    )
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.EMFILE])
 def test_a_read_error_is_tried_again_by_the_next_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    raw.table(tmp_path / "raw", 40)
+    raw.pictures(tmp_path / "raw", 40)
     config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0.5)
     with monkeypatch.context() as patch:
         _failing(patch, "0007.png", OSError(number, os.strerror(number)))
@@ -180,7 +181,7 @@ def test_a_read_error_is_tried_again_by_the_next_build(
 def test_a_read_error_of_a_build_that_failed_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw.table(tmp_path / "raw", 40)
+    raw.pictures(tmp_path / "raw", 40)
     config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0)
     with monkeypatch.context() as patch:
         _failing(patch, "0007.png", OSError(errno.EIO, "Input/output error"))
@@ -190,7 +191,7 @@ def test_a_read_error_of_a_build_that_failed_is_tried_again(
 
 
 def test_torn_rows_do_not_keep_a_version_from_being_up_to_date(tmp_path: Path) -> None:
-    raw.table(tmp_path / "raw", 40)
+    raw.pictures(tmp_path / "raw", 40)
     with (tmp_path / "raw" / "captions.csv").open("a") as file:
         file.write("a.png,one,two,three\n")
     config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0.5)
@@ -203,7 +204,7 @@ def test_torn_rows_do_not_keep_a_version_from_being_up_to_date(tmp_path: Path) -
 def test_a_lack_of_memory_ends_the_build_and_rejects_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw.table(tmp_path / "raw", 40)
+    raw.pictures(tmp_path / "raw", 40)
     config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0.5)
     with monkeypatch.context() as patch:
         _failing(patch, "0007.png", MemoryError())

@@ -15,7 +15,7 @@ from tests.dataset import raw
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    raw.table(tmp_path / "raw", 60)
+    raw.pictures(tmp_path / "raw", 60)
     return tmp_path / "raw"
 
 
@@ -38,7 +38,7 @@ def _flip_a_byte(path: Path) -> None:
         "manifest.json",
         "shards.parquet",
         "rejects.parquet",
-        "inputs.parquet",
+        "inputs.arrow",
         "index/train.npy",
         "samples/val.parquet",
         "train/sizes.json",

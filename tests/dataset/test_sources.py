@@ -1,35 +1,31 @@
-"""What every source does; a new one joins RAW and meets the same demands."""
+"""What every source does; a new one adds `tests/dataset/raw/<kind>.py` and meets the same demands."""
 
-from collections.abc import Callable, Iterator
+import importlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
+from tasks.core.stores import ABSENT
+from tasks.dataset.build import build, is_up_to_date
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples import MODALITIES, missing
 from tasks.dataset.sources import SOURCES, Item, Source, open_sources
-from tasks.dataset.tar import ShardWriter
+from tasks.dataset.tar import Members, ShardWriter
+from tasks.dataset.verify import verify
 from tests.dataset import raw
 
-
-def _table(folder: Path) -> Config:
-    raw.table(folder, 6)
-    return raw.config(folder, folder / "out")
-
-
-def _npz(folder: Path) -> Config:
-    raw.volumes(folder, 6)
-    return raw.volume_config(folder, folder / "out")
-
-
-RAW: dict[str, Callable[[Path], Config]] = {"table": _table, "npz": _npz}
+SAMPLES = 6
 
 
 @pytest.fixture(params=sorted(SOURCES))
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
-    return RAW[request.param](tmp_path / "raw")
+    made: Config = importlib.import_module(f"tests.dataset.raw.{request.param}").make(tmp_path / "raw")
+    assert [source.kind for source in made.dataset.all_sources] == [request.param]
+    return made
 
 
 @pytest.fixture
@@ -37,67 +33,83 @@ def source(config: Config) -> Source:
     return open_sources(config.dataset)[0]
 
 
-@pytest.fixture
-def items(source: Source) -> list[Item]:
-    return list(source.items())
+def listed(source: Source) -> Iterator[Item]:
+    for container in source.containers():
+        yield from source.items(container)
 
 
-def _files(source: Source, items: list[Item]) -> Iterator[Path]:
-    for item in items:
-        yield source.root / item.file
+def members_of(source: Source, item: Item) -> Members:
+    return source.read(item.file, item.content) if item.members is None else item.members
 
 
-def test_lists_every_sample_in_the_same_order_each_time(source: Source, items: list[Item]) -> None:
-    assert len(items) == 6
-    assert len({item.original_key for item in items}) == 6
-    assert list(source.items()) == items
-    assert all(path.is_file() for path in _files(source, items))
-    assert set(items[0].fields) <= set(source.columns())
+def plain(item: Item) -> tuple[object, ...]:
+    members = None if item.members is None else {name: bytes(part) for name, part in item.members.items()}
+    return item.place, item.original_key, item.file, dict(item.fields), item.content, item.fault, members
 
 
-def test_listing_opens_no_sample(source: Source, items: list[Item]) -> None:
-    for path in _files(source, items):
-        path.write_bytes(b"")
-    assert list(source.items()) == items
+def test_lists_every_sample_in_the_same_order_each_time(config: Config, source: Source) -> None:
+    items = [plain(item) for item in listed(source)]
+    assert len(items) == SAMPLES
+    assert len({item[1] for item in items}) == SAMPLES
+    assert [plain(item) for item in listed(open_sources(config.dataset)[0])] == items
+    columns = source.columns()
+    assert all(set(item.fields) <= set(columns) for item in listed(source))
 
 
-def test_reads_what_its_modality_takes(
-    config: Config, source: Source, items: list[Item], tmp_path: Path
-) -> None:
+def test_says_what_would_change_when_a_sample_does(source: Source) -> None:
+    for container in source.containers():
+        for item in source.items(container):
+            if source.is_sequential:
+                assert item.members is not None and container.stat != ABSENT
+            else:
+                assert item.members is None and source.stat(item.file) != ABSENT
+
+
+def test_reads_what_its_modality_takes(config: Config, source: Source, tmp_path: Path) -> None:
     modality = MODALITIES[config.dataset.modality]
-    for item in items:
-        taken = modality.take(source.read(item.file, item.content), config.dataset.image)
+    for item in listed(source):
+        taken = modality.take(members_of(source, item), config.dataset)
         assert not missing(modality.required, taken.members)
         assert set(taken.statistics) == set(modality.statistics)
         with ShardWriter(tmp_path / "x.tar") as writer:
             span = writer.add("key", taken.members)
-        size = (source.root / item.file).stat().st_size
-        assert span.length <= source.stored_bytes(item.file, size, item.content)
+        if not source.is_sequential:
+            size = source.stat(item.file).size
+            assert span.length <= source.stored_bytes(item.file, size, item.content)
         stored = {suffix: bytes(content) for suffix, content in taken.members.items()}
         assert modality.judge(stored) == []
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"<html>", b"\x80\x04K\x01.", b"PK\x03\x04torn", b"\x89PNG\r\n\x1a\n"]
+    "content", [b"", b"<html>", b"\x80\x04K\x01.", b"PK\x03\x04torn", b"\x89PNG\r\n\x1a\n", b"\x1f\x8b\x08"]
 )
 def test_a_bad_file_is_a_reject_and_nothing_else(config: Config, source: Source, content: bytes) -> None:
-    item = next(iter(source.items()))
-    (source.root / item.file).write_bytes(content)
+    if source.is_sequential:
+        pytest.skip("its containers are tested where their format is")
+    item = next(listed(source))
+    path = Path(config.dataset.all_sources[0].path)
+    (path if path.is_dir() else path.parent).joinpath(item.file).write_bytes(content)
     with pytest.raises(Reject):
-        MODALITIES[config.dataset.modality].take(source.read(item.file, item.content), config.dataset.image)
+        MODALITIES[config.dataset.modality].take(source.read(item.file, item.content), config.dataset)
     assert source.stored_bytes(item.file, len(content), item.content) > 0
-
-
-def test_an_absent_file_is_a_missing_member(source: Source, items: list[Item]) -> None:
-    (source.root / items[0].file).unlink()
-    with pytest.raises(Reject) as caught:
-        source.read(items[0].file, items[0].content)
-    assert caught.value.reason == "member.missing"
 
 
 def test_a_missing_source_names_the_key(config: Config, tmp_path: Path) -> None:
     block = config.dataset.model_dump(mode="json")
-    block["source"]["path"] = str(tmp_path / "nowhere" / "captions.csv")
+    block["source"]["path"] = block["source"]["path"].replace("raw", "nowhere")
     elsewhere = config.model_copy(update={"dataset": type(config.dataset).model_validate(block)})
     with pytest.raises(UsageError, match=r"dataset\.source\.path"):
         open_sources(elsewhere.dataset)[0].columns()
+
+
+def test_is_built_verified_and_built_no_more(config: Config) -> None:
+    result = build(config)
+    assert (result.read, result.accepted, result.rejected) == (SAMPLES, SAMPLES, 0)
+    report = verify(result.version, "full")
+    assert report.ok, report.findings
+    os.symlink(f"versions/{result.version.name}", config.dataset.output / "current")
+    assert is_up_to_date(config) == result.version
+    other = config.model_copy(
+        update={"dataset": config.dataset.model_copy(update={"output": config.dataset.output / "again"})}
+    )
+    assert raw.contents(build(other).version) == raw.contents(result.version)

@@ -1,5 +1,8 @@
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
+from tasks.core.schema import Config
+from tasks.core.stores import ABSENT
 from tasks.dataset.reasons import Reject
+from tasks.dataset.sources.source import Item
 from tasks.dataset.sources.table import TableImages
 from tasks.dataset.sources.tabular import open_table
 from tests.dataset import raw
+from tests.dataset.raw import table as tables
+from tests.web import web_server
 
 ROWS = [("a.png", "a cat, sitting", "x"), ("b.png", 'she said "no"', "y"), ("c.png", "two\nlines", "")]
 
@@ -20,6 +29,10 @@ def source(path: Path, **keys: Any) -> TableImages:
     block = {"kind": "table", "path": str(path), "image": "file", "caption": "caption", **keys}
     config = raw.config(path.parent, path.parent / "out", source=block)
     return TableImages(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
+
+
+def listed(table: TableImages) -> list[Item]:
+    return [item for container in table.containers() for item in table.items(container)]
 
 
 def write(folder: Path, kind: str) -> Path:
@@ -42,7 +55,7 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, kind: str) -> None:
     for name, _, _ in ROWS:
         (tmp_path / name).write_bytes(b"image")
     table = source(path)
-    members = [table.read(item.file, item.content) for item in table.items()]
+    members = [table.read(item.file, item.content) for item in listed(table)]
     assert [one["txt"].decode() for one in members] == [row[1] for row in ROWS]
     assert [json.loads(one["json"]) for one in members] == [{"label": row[2]} for row in ROWS]
     assert all(one["image"] == b"image" for one in members)
@@ -51,7 +64,7 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, kind: str) -> None:
 def test_places_are_the_lines_where_rows_begin(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text('file,caption\na.png,"one\ntwo"\n\nb.png,three\n')
-    assert [item.place for item in source(path).items()] == ["t.csv:2", "t.csv:5"]
+    assert [item.place for item in listed(source(path))] == ["t.csv:2", "t.csv:5"]
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
@@ -68,7 +81,7 @@ def test_text_that_is_not_utf8_costs_only_its_own_row(tmp_path: Path, kind: str)
         pq.write_table(pa.table({"file": ["a.png", "b.png"], "caption": captions}), path)
     (tmp_path / "b.png").write_bytes(b"image")
     table = source(path)
-    bad, good = table.items()
+    bad, good = listed(table)
     with pytest.raises(Reject) as caught:
         table.read(bad.file, bad.content)
     assert caught.value.reason == "caption.encoding"
@@ -98,7 +111,7 @@ def test_rejects_of_a_row(tmp_path: Path, line: str, reason: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "t.jsonl").write_text(line + '\n{"caption": ""}\n')
     table = source(tmp_path / "t.jsonl")
-    item = next(table.items())
+    item = listed(table)[0]
     with pytest.raises(Reject) as caught:
         table.read(item.file, item.content)
     assert caught.value.reason == reason
@@ -107,18 +120,18 @@ def test_rejects_of_a_row(tmp_path: Path, line: str, reason: str) -> None:
 def test_rows_that_name_no_sample_are_faults(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"caption": "x", "file": 5}\n[]\n{"torn": \n{"file": "", "caption": "y"}\n')
-    faults = [item.fault and item.fault[0] for item in source(path).items()]
+    faults = [item.fault and item.fault[0] for item in listed(source(path))]
     assert faults == ["member.missing", "source.unreadable", "source.unreadable", "member.missing"]
     long = tmp_path / "t.csv"
     long.write_text("file,caption\na.png,one,two\nb.png\n")
-    unquoted, short = source(long).items()
+    unquoted, short = listed(source(long))
     assert unquoted.fault is not None and "quote" in unquoted.fault[1]
     assert short.fault is None
 
 
 def test_the_key_column_names_the_sample(tmp_path: Path) -> None:
     path = raw.write_table(tmp_path, [("a.png", "one", "k1"), ("a.png", "two", "k2"), ("b.png", "x", "")])
-    first, second, third = source(path, key="label").items()
+    first, second, third = listed(source(path, key="label"))
     assert (first.original_key, second.original_key) == ("k1", "k2")
     assert third.fault is not None and third.fault[0] == "source.unreadable"
 
@@ -129,7 +142,7 @@ def test_paths_are_relative_to_the_tables_folder(tmp_path: Path, monkeypatch: py
     raw.write_table(tmp_path, [("./img//a.png", "x", ""), (str(tmp_path / "img/a.png"), "y", "")])
     monkeypatch.chdir(tmp_path.parent)
     table = source(Path(tmp_path.name) / "captions.csv")
-    items = list(table.items())
+    items = listed(table)
     assert [item.original_key for item in items] == ["img/a.png"] * 2
     monkeypatch.chdir("/")
     assert all(table.read(item.file, item.content)["image"] == b"image" for item in items)
@@ -169,3 +182,197 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbffile,caption\na.png,x\n")
     assert source(path).columns() == ["file", "caption"]
+
+
+def read_all(config: Config) -> list[dict[str, Any]]:
+    """Raw members in order, of either kind of source."""
+    table = TableImages(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
+    items = listed(table)
+    assert [item.fault for item in items] == [None] * len(items)
+    return [dict(item.members or table.read(item.file, item.content)) for item in items]
+
+
+@pytest.mark.parametrize("image", [tables.IMAGE, pa.binary(), pa.large_binary()])
+def test_images_may_come_as_bytes(tmp_path: Path, image: Any) -> None:
+    rows = tables.rows(3)
+    if image != tables.IMAGE:
+        rows = [{**row, "image": row["image"]["bytes"]} for row in rows]
+    tables.write_parquet(tmp_path / "t.parquet", rows, image)
+    config = tables.config(tmp_path / "t.parquet")
+    members = read_all(config)
+    assert [one["image"] for one in members] == [raw.png(n) for n in range(3)]
+    assert [one["txt"].decode() for one in members] == [f"picture {n}" for n in range(3)]
+    assert [json.loads(one["json"]) for one in members] == [{"label": n} for n in range(3)]
+
+
+def keys_of(path: Path, **keys: Any) -> list[str]:
+    return [item.original_key for item in listed(source(path, image="image", caption="text", **keys))]
+
+
+def test_keys_of_bytes_do_not_hang_on_the_rows_around(tmp_path: Path) -> None:
+    rows = tables.rows(4)
+    rows[2]["image"]["path"] = None
+    tables.write_parquet(tmp_path / "t.parquet", rows)
+    keys = keys_of(tmp_path / "t.parquet")
+    assert len(set(keys)) == 4 and keys[0].startswith("0-")
+    tables.write_parquet(tmp_path / "more.parquet", [tables.rows(1, 9)[0], *rows])
+    assert keys_of(tmp_path / "more.parquet")[1:] == keys
+
+
+def test_one_image_may_have_many_captions(tmp_path: Path) -> None:
+    rows = [{**tables.rows(1)[0], "text": text} for text in ("one", "two")]
+    tables.write_parquet(tmp_path / "t.parquet", rows)
+    assert len(set(keys_of(tmp_path / "t.parquet"))) == 2
+    assert keys_of(tmp_path / "t.parquet", key="image") == ["0.png", "0.png"]
+    assert keys_of(tmp_path / "t.parquet", key="label") == ["0", "0"]
+
+
+def test_what_a_row_of_bytes_lacks_is_its_own_fault(tmp_path: Path) -> None:
+    good = tables.rows(1)[0]
+    rows = [
+        {**good, "image": None},
+        {**good, "image": {"bytes": None, "path": None}},
+        {**good, "image": {"bytes": None, "path": "nowhere.png"}},
+        {**good, "text": None},
+        {**good, "image": {"bytes": None, "path": "there.png"}},
+    ]
+    (tmp_path / "there.png").write_bytes(b"from its file")
+    tables.write_parquet(tmp_path / "t.parquet", rows)
+    items = listed(source(tmp_path / "t.parquet", image="image", caption="text"))
+    assert [item.fault and item.fault[0] for item in items] == [
+        *["member.missing"] * 3,
+        "caption.missing",
+        None,
+    ]
+    assert items[4].members is not None and items[4].members["image"] == b"from its file"
+
+
+@pytest.mark.parametrize("path", ["", "*.parquet", "{0..1}.parquet"])
+def test_a_folder_and_patterns_are_read_as_one(tmp_path: Path, path: str) -> None:
+    tables.make_of_bytes(tmp_path)
+    (tmp_path / ".hidden.parquet").write_bytes(b"no table")
+    members = read_all(tables.config(f"{tmp_path}/{path}", tmp_path / "out"))
+    assert [one["txt"].decode() for one in members] == [f"picture {n}" for n in range(6)]
+
+
+def test_paths_start_at_the_folder_of_their_own_table(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        raw.pictures(tmp_path / name, 2)
+    config = tables.config(tmp_path, tmp_path / "out", image="file", caption="caption")
+    assert len(read_all(config)) == 4
+    table = TableImages(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
+    assert [item.original_key for item in listed(table)] == [
+        "x/0000.png",
+        "x/0001.png",
+        "y/0000.png",
+        "y/0001.png",
+    ]
+    assert listed(table)[3].place == "y/captions.csv:3"
+
+
+def test_a_further_table_without_the_column_is_named(tmp_path: Path) -> None:
+    raw.write_table(tmp_path / "x", ROWS)
+    raw.write_table(tmp_path / "y", ROWS, ("file", "text", "label"))
+    with pytest.raises(UsageError, match=r"dataset\.source\.caption: captions\.csv has no column 'caption'"):
+        listed(tables_of(tmp_path, image="file", caption="caption"))
+
+
+def tables_of(path: Path, **source: Any) -> TableImages:
+    config = tables.config(path, path / "out", **source)
+    return TableImages(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
+
+
+def test_columns_of_json_lines_are_looked_for_in_all_rows(tmp_path: Path) -> None:
+    lines = ['{"file": "a.png"}'] * 1000 + ['{"file": "a.png", "caption": "x"}']
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    assert set(source(tmp_path / "t.jsonl").columns()) == {"file", "caption"}
+    with pytest.raises(UsageError, match="has no column 'captoin'"):
+        source(tmp_path / "t.jsonl", caption="captoin").columns()
+
+
+def test_cells_that_are_no_value_cost_their_row(tmp_path: Path) -> None:
+    times = pa.array([0, 2**62], pa.int64()).cast(pa.timestamp("us"))
+    columns = {"file": ["a.png", "b.png"], "caption": ["x", "y"], "time": times}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    first, second = listed(source(tmp_path / "t.parquet"))
+    assert first.fault is None and json.loads(first.content)["time"] == "1970-01-01 00:00:00"
+    assert second.fault == ("source.unreadable", "column time holds no valid value")
+
+
+def test_a_table_that_is_gone_is_no_bad_sample(tmp_path: Path) -> None:
+    raw.pictures(tmp_path, 3)
+    items = listed(source(tmp_path / "captions.csv"))
+    (tmp_path / items[0].file).unlink()
+    with pytest.raises(Reject, match=r"member\.missing"):
+        source(tmp_path / "captions.csv").read(items[0].file, items[0].content)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match="not there any more"):
+        source(tmp_path / "captions.csv").read(items[1].file, items[1].content)
+
+
+@pytest.mark.parametrize("change", ["removed", "cut"])
+def test_a_table_that_changes_while_it_is_read_is_an_error(tmp_path: Path, change: str) -> None:
+    raw.pictures(tmp_path, 1000, side=1)
+    path = tmp_path / "captions.csv"
+    table = source(path)
+    rows = (item for container in table.containers() for item in table.items(container))
+    next(rows)
+    path.unlink() if change == "removed" else os.truncate(path, 30_000)
+    with pytest.raises(DataError, match="changed while it was read"):
+        list(rows)
+
+
+@pytest.mark.parametrize("gives_parts", [True, False])
+def test_images_may_be_addresses(tmp_path: Path, gives_parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "PAUSE_S", 0.01)
+    raw.pictures(tmp_path / "there", 2)
+    with web_server(tmp_path / "there", gives_parts) as (address, _):
+        names = [f"{address}/0000.png", f"{address}/nowhere.png", "http://127.0.0.1:1/0001.png"]
+        raw.write_table(tmp_path, [(name, "x", "") for name in names])
+        there, missing, unreachable = listed(source(tmp_path / "captions.csv"))
+        table = source(tmp_path / "captions.csv")
+        assert table.stat(there.file).size == len(raw.png(0)) and table.stat(there.file).stamp
+        assert table.read(there.file, there.content)["image"] == raw.png(0)
+        assert table.stat(missing.file) == table.stat(unreachable.file) == ABSENT
+        for item, reason in ((missing, "member.missing"), (unreachable, "source.unreadable")):
+            with pytest.raises(Reject) as caught:
+                table.read(item.file, item.content)
+            assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("gives_parts", [True, False])
+@pytest.mark.parametrize("make", [tables.make, tables.make_of_bytes])
+def test_tables_of_a_web_server(tmp_path: Path, make: Callable[[Path], Config], gives_parts: bool) -> None:
+    config = make(tmp_path / "there")
+    local = read_all(config)
+    source = config.dataset.all_sources[0].model_dump(exclude={"path", "kind"}, exclude_none=True)
+    with web_server(tmp_path / "there", gives_parts) as (address, _):
+        path = config.dataset.all_sources[0].path.replace(str(tmp_path / "there"), address)
+        assert read_all(tables.config(path, tmp_path / "out", **source)) == local
+
+
+def test_a_row_group_of_any_size_takes_little_memory(tmp_path: Path) -> None:
+    """300 MB in one row group, in a process of its own so that its peak is its own."""
+    image = os.urandom(1 << 20)
+    rows = [{"image": {"bytes": image, "path": f"{n}.png"}, "text": "x", "label": n} for n in range(300)]
+    options = {"use_dictionary": False, "compression": "none", "write_batch_size": 8}
+    tables.write_parquet(tmp_path / "t.parquet", rows, **options)
+    program = f"""
+import re
+from pathlib import Path
+from tests.dataset.raw import table as tables
+from tasks.dataset.sources.table import TableImages
+def peak_mb():
+    return int(re.search("VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+config = tables.config({str(tmp_path / "t.parquet")!r}, Path("out"))
+source = TableImages(config.dataset.all_sources[0], config.dataset, "dataset.source")
+source.columns()
+before = peak_mb()
+count = sum(len(i.members["image"]) for c in source.containers() for i in source.items(c))
+print(count, peak_mb() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    count, grown_mb = map(int, done.stdout.split())
+    assert count == 300 << 20
+    assert grown_mb < 220

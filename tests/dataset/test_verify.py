@@ -29,7 +29,7 @@ SHARD = "train/000001.tar"
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sound")
-    raw.table(folder / "raw", 120)
+    raw.pictures(folder / "raw", 120)
     result = build(raw.config(folder / "raw", folder / "out"))
     versions.publish(folder / "out", result.version, 3)
     return folder / "out"

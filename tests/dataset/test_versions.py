@@ -16,7 +16,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five versions, built and published one after the other, none pruned."""
     tmp_path = tmp_path_factory.mktemp("five")
     folder = tmp_path / "raw"
-    rows = raw.table(folder, 8)
+    rows = raw.pictures(folder, 8)
     for number in range(5):
         rows[0] = (rows[0][0], f"caption {number}", "")
         raw.write_table(folder, rows)

@@ -5,7 +5,7 @@ import pickle
 import threading
 import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.schema import ImageRules
-from tasks.dataset import volumes
 from tasks.dataset.build import build
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples.volume_report import VOLUME_REPORT
-from tasks.dataset.sources import archive
+from tasks.dataset.sources import Item
 from tasks.dataset.sources.npz import NpzVolumes
+from tasks.dataset.volumes import stored
 from tests.dataset import raw
+from tests.dataset.raw import nifti
 
 
 class Bomb:
@@ -35,10 +35,23 @@ def source(folder: Path, **keys: Any) -> NpzVolumes:
     return NpzVolumes(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
 
 
-def take(folder: Path, **keys: Any) -> Any:
-    npz = source(folder, **keys)
-    item = next(npz.items())
-    return VOLUME_REPORT.take(npz.read(item.file, item.content), ImageRules())
+def items(npz: NpzVolumes) -> Iterator[Item]:
+    return npz.items(next(npz.containers()))
+
+
+def take(folder: Path, volume: Any = None, **keys: Any) -> Any:
+    dataset = {} if volume is None else {"volume": volume}
+    config = raw.volume_config(folder, folder / "out", source=keys, **dataset).dataset
+    npz = NpzVolumes(config.all_sources[0], config, "dataset.source")  # type: ignore[arg-type]
+    item = next(items(npz))
+    return VOLUME_REPORT.take(npz.read(item.file, item.content), config)
+
+
+def voxels(taken: Any) -> np.ndarray:
+    """The voxels of whichever member holds them."""
+    name = stored.member_of(taken.members)
+    assert name is not None
+    return stored.read_crop(stored.open_volume(name, taken.members[name]))
 
 
 def reason(folder: Path, **keys: Any) -> str:
@@ -60,29 +73,52 @@ def save(folder: Path, **arrays: Any) -> None:
 
 def test_a_volume_is_stored_as_given(folder: Path) -> None:
     taken = take(folder)
-    stored = np.load(io.BytesIO(bytes(taken.members["volume.npy"])), allow_pickle=False)
-    assert stored.dtype == np.int16
-    np.testing.assert_array_equal(stored, raw.volume(0))
+    np.testing.assert_array_equal(voxels(taken), raw.volume(0))
     assert bytes(taken.members["txt"]).decode() == "Clear lungs. Healthy p0_scan_0."
     facts = json.loads(taken.members["json"])
     assert facts["patient"] == "p0"
     assert facts["volume_name"] == "p0_scan_0.npz"
     assert facts["labels"] == {"effusion": 0, "nodule": 1}
-    assert len(facts["slice_crc32c"]) == 4
+    assert len(facts["chunk_crc32c"]) == 1
+    assert facts["spacing_mm"] is None and facts["orientation"] is None
+
+
+def test_npy_is_stored_for_whoever_maps_files(folder: Path) -> None:
+    taken = take(folder, {"encode": "npy"})
+    array = np.load(io.BytesIO(bytes(taken.members["volume.npy"])), allow_pickle=False)
+    assert array.dtype == np.int16
+    np.testing.assert_array_equal(array, raw.volume(0))
+    assert len(json.loads(taken.members["json"])["chunk_crc32c"]) == len(array), "a slice is a chunk"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", ">i4", "uint16", "float16"])
 def test_whole_numbers_of_any_type_are_cast(folder: Path, dtype: str) -> None:
-    values = (raw.volume(0) % 1000).astype(dtype)
+    values = np.clip(raw.volume(0), 0, 700).astype(dtype)
     save(folder, arr_0=np.asfortranarray(values))
-    stored = volumes.parse(take(folder).members["volume.npy"]).voxels
-    np.testing.assert_array_equal(stored, values.astype(np.int16))
+    np.testing.assert_array_equal(voxels(take(folder)), values.astype(np.int16))
 
 
 def test_scale_multiplies_and_rounds(folder: Path) -> None:
     save(folder, arr_0=(raw.volume(0) / 1000).astype(np.float32))
-    stored = volumes.parse(take(folder, scale=1000).members["volume.npy"]).voxels
-    np.testing.assert_array_equal(stored, raw.volume(0))
+    np.testing.assert_array_equal(voxels(take(folder, scale=1000)), raw.volume(0))
+
+
+def test_numbers_between_are_rounded(folder: Path) -> None:
+    save(folder, arr_0=raw.volume(0) + 0.4)
+    np.testing.assert_array_equal(voxels(take(folder)), raw.volume(0))
+
+
+@pytest.mark.parametrize("keys", [{}, {"spacing_mm": [3, 0.5, 0.5]}, {"metadata": nifti.METADATA}])
+def test_spacing_comes_from_the_config_or_from_metadata(folder: Path, keys: dict[str, Any]) -> None:
+    nifti.tables(folder, ["p0_scan_0"], '1,0,"[0.5, 0.5]",3')
+    rules = {"spacing_mm": [6, 1, 1], "shape": [2, 3, 2]}
+    if not keys:
+        with pytest.raises(Reject, match=r"volume\.spacing: not known"):
+            take(folder, rules)
+        return
+    taken = take(folder, rules, **keys)
+    assert voxels(taken).shape == (2, 3, 2)
+    assert (taken.statistics["spacing_z"], taken.statistics["spacing_x"]) == (6, 1)
 
 
 def test_statistics_are_exact(folder: Path) -> None:
@@ -104,11 +140,13 @@ def test_statistics_are_exact(folder: Path) -> None:
         ({"a": np.zeros((2, 2, 2)), "b": np.zeros((2, 2, 2))}, "volume.shape"),
         ({"arr_0": np.full((2, 2, 2), np.nan)}, "volume.nonfinite"),
         ({"arr_0": np.full((2, 2, 2), np.inf)}, "volume.nonfinite"),
-        ({"arr_0": np.full((2, 2, 2), 0.5)}, "volume.dtype"),
+        ({"arr_0": raw.volume(0) / 1000}, "volume.hu_range"),
         ({"arr_0": np.full((2, 2, 2), "x")}, "volume.dtype"),
         ({"arr_0": np.zeros((2, 2, 2), complex)}, "volume.dtype"),
         ({"arr_0": np.full((2, 2, 2), 40000)}, "volume.hu_range"),
         ({"arr_0": np.full((2, 2, 2), -2024)}, "volume.hu_range"),
+        ({"arr_0": raw.volume(0) + 1024}, "volume.hu_range"),
+        ({"arr_0": raw.volume(0) - 1024}, "volume.hu_range"),
     ],
 )
 def test_rejects_of_an_array(folder: Path, arrays: dict[str, Any], expected: str) -> None:
@@ -126,9 +164,7 @@ def test_nothing_is_ever_unpickled(folder: Path) -> None:
 def test_a_named_array_and_the_only_volume_are_found(folder: Path) -> None:
     save(folder, spacing=np.ones(3), volume=raw.volume(7), meta=np.array({"a": 1}, dtype=object))
     for keys in ({}, {"array": "volume"}):
-        np.testing.assert_array_equal(
-            volumes.parse(take(folder, **keys).members["volume.npy"]).voxels, raw.volume(7)
-        )
+        np.testing.assert_array_equal(voxels(take(folder, **keys)), raw.volume(7))
     assert reason(folder, array="volumes") == "member.missing"
 
 
@@ -194,28 +230,89 @@ def test_reports_and_labels_must_be_there(folder: Path) -> None:
 def test_a_config_that_does_not_fit_names_the_key(folder: Path) -> None:
     reports = {"path": "reports.csv", "key": "VolumeName", "text": ["Finding"]}
     with pytest.raises(UsageError, match=r"dataset\.source\.reports\.text.*'Findings'"):
-        list(source(folder, reports=reports).items())
+        list(items(source(folder, reports=reports)))
     with pytest.raises(UsageError, match=r"dataset\.source\.labels\.path"):
-        list(source(folder, labels={"path": "none.csv", "key": "VolumeName"}).items())
+        list(items(source(folder, labels={"path": "none.csv", "key": "VolumeName"})))
     (folder / "p0_scan_0.npz").unlink()
     with pytest.raises(DataError, match=r"no \.npz"):
-        list(source(folder).items())
+        list(items(source(folder)))
 
 
-def test_peek_tells_the_size_without_reading(folder: Path) -> None:
-    save(folder, arr_0=raw.volume(0, (3, 4, 5)))
-    assert archive.peek(folder / "p0_scan_0.npz", None).shape == (3, 4, 5)
+@pytest.mark.parametrize("volume", [{}, {"encode": "npy"}, {"shape": [20, 28, 40]}])
+def test_the_size_is_told_without_reading(folder: Path, volume: dict[str, Any]) -> None:
+    save(folder, arr_0=raw.volume(0, (20, 30, 50)))
+    config = raw.volume_config(folder, folder / "out", volume=volume).dataset
+    npz = NpzVolumes(config.all_sources[0], config, "dataset.source")  # type: ignore[arg-type]
+    item = next(items(npz))
+    most = npz.stored_bytes(item.file, (folder / item.file).stat().st_size, item.content)
+    taken = VOLUME_REPORT.take(npz.read(item.file, item.content), config)
+    size = sum(len(content) for content in taken.members.values())
+    assert size <= most <= 2.5 * size + 60_000
 
 
-def test_a_flipped_voxel_shows_in_its_slice(folder: Path) -> None:
-    members = {suffix: bytes(content) for suffix, content in take(folder).members.items()}
+@pytest.mark.parametrize("encoding", ["blosc2", "npy"])
+def test_a_flipped_voxel_shows_in_its_chunk(folder: Path, encoding: str) -> None:
+    save(folder, arr_0=raw.volume(0, (20, 30, 50)))
+    taken = take(folder, {"encode": encoding})
+    members = {suffix: bytes(content) for suffix, content in taken.members.items()}
     assert VOLUME_REPORT.judge(members) == []
-    voxels = bytearray(members["volume.npy"])
-    voxels[-1] ^= 0x01
-    faults = VOLUME_REPORT.judge({**members, "volume.npy": bytes(voxels)})
+    (name,) = set(members) & set(stored.MEMBERS)
+    content = bytearray(members[name])
+    content[-1 if name == "volume.npy" else len(content) // 2] ^= 0x01
+    faults = VOLUME_REPORT.judge({**members, name: bytes(content)})
     assert [fault.code for fault in faults] == ["member.checksum"]
-    faults = VOLUME_REPORT.judge({**members, "volume.npy": members["volume.npy"][:-2]})
+    faults = VOLUME_REPORT.judge({**members, name: members[name][:-2]})
     assert [fault.code for fault in faults] == ["member.undecodable"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"txt": b"gr\xfcn"}, "caption.encoding"),
+        ({"txt": b" "}, "report.missing"),
+        ({"json": b"{"}, "source.unreadable"),
+        ({"json": b"[]"}, "source.unreadable"),
+        ({"json": b'{"spacing_mm": [NaN, 1, 1]}'}, "volume.spacing"),
+        ({"volume.npy": b"no array"}, "volume.undecodable"),
+        ({"volume.b2nd": b"no frame"}, "volume.undecodable"),
+        ({"volume.npy": _npy((2, 2), bytes(8))}, "volume.shape"),
+        ({"volume.npy": _npy((2, 2, 2), bytes(64), "|O")}, "volume.pickle"),
+        ({"volume.npy": _npy((2, 2, 2), bytes(64), "<c8")}, "volume.dtype"),
+        ({"volume.npy": _npy((1 << 40, 1 << 40, 1), b"")}, "archive.bomb"),
+    ],
+)
+def test_members_of_other_peoples_shards(folder: Path, change: dict[str, bytes], expected: str) -> None:
+    name, content = stored.encode(raw.volume(0), "blosc2" if "volume.b2nd" in change else "npy")
+    members = {name: content, "txt": b"clear", "json": b"{}"}
+    config = raw.volume_config(folder, folder / "out").dataset
+    np.testing.assert_array_equal(voxels(VOLUME_REPORT.take(members, config)), raw.volume(0))
+    with pytest.raises(Reject) as caught:
+        VOLUME_REPORT.take({**members, **change}, config)
+    assert caught.value.reason == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "problem"),
+    [
+        ({"spacing_mm": [0, 1, 1]}, "volume.spacing"),
+        ({"spacing_mm": "1.5"}, "volume.spacing"),
+        ({"labels": {"nodule": "yes"}}, "labels"),
+        ({"labels": [1]}, "labels"),
+    ],
+)
+def test_judges_the_facts(folder: Path, facts: dict[str, Any], problem: str) -> None:
+    members = {suffix: bytes(content) for suffix, content in take(folder).members.items()}
+    described = json.dumps(json.loads(members["json"]) | facts).encode()
+    faults = VOLUME_REPORT.judge({**members, "json": described})
+    assert [(fault.code, fault.member) for fault in faults] == [("member.undecodable", "json")]
+    assert problem in faults[0].evidence
+
+
+@pytest.mark.parametrize(("change", "problem"), [(-1024, "rescaled twice"), (1024, "never applied")])
+def test_judges_what_is_no_hu(change: int, problem: str) -> None:
+    name, content = stored.encode(raw.volume(0) + np.int16(change), "blosc2")
+    faults = VOLUME_REPORT.judge({name: bytes(content), "txt": b"clear", "json": b"{}"})
+    assert problem in faults[0].evidence
 
 
 @pytest.mark.parametrize(
@@ -240,7 +337,7 @@ def test_a_pipe_is_refused_and_not_waited_for(folder: Path) -> None:
     path.unlink()
     os.mkfifo(path)
     npz = source(folder)
-    item = next(npz.items())
+    item = next(items(npz))
     ended = threading.Event()
 
     def read() -> None:

@@ -13,7 +13,7 @@ webdataset = pytest.importorskip("webdataset")
 
 
 def test_webdataset_reads_every_sample(tmp_path: Path) -> None:
-    raw.table(tmp_path / "raw", 40)
+    raw.pictures(tmp_path / "raw", 40)
     result = build(raw.config(tmp_path / "raw", tmp_path / "out", splits={}))
     versions.publish(tmp_path / "out", result.version, 3)
     last = versions.read_manifest(result.version).splits["train"].shards - 1
@@ -30,4 +30,4 @@ def test_webdataset_reads_volumes(tmp_path: Path) -> None:
     result = build(raw.volume_config(tmp_path / "ct", tmp_path / "out", splits={}))
     url = str(result.version / "train" / "000000.tar")
     for sample in webdataset.WebDataset(url, shardshuffle=False):
-        assert sample.keys() >= {"txt", "json", "volume.npy"}
+        assert sample.keys() >= {"txt", "json", "volume.b2nd"}

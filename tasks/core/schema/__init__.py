@@ -12,26 +12,45 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.core.schema.block import Block
-from tasks.core.schema.dataset import Dataset, ImageRules, ShardRules, Splits
+from tasks.core.schema.dataset import Dataset, ImageRules, ShardRules, Splits, VolumeRules
 from tasks.core.schema.engine import BuildEngine, Engines, EvaluateEngine, TrainEngine
-from tasks.core.schema.source import Labels, NpzSource, Reports, Source, TableSource
+from tasks.core.schema.source import (
+    ChatSource,
+    ImageFolderSource,
+    Join,
+    Labels,
+    Metadata,
+    NiftiSource,
+    NpzSource,
+    Reports,
+    ShardsSource,
+    Source,
+    TableSource,
+    VolumeSource,
+)
 from tasks.core.schema.training import Evaluate, Loader, TaskSpec, Track, Train
 
 __all__ = [
     "Block",
     "BuildEngine",
+    "ChatSource",
     "Config",
     "Dataset",
     "Engines",
     "Evaluate",
     "EvaluateEngine",
+    "ImageFolderSource",
     "ImageRules",
+    "Join",
     "Labels",
     "Loader",
+    "Metadata",
+    "NiftiSource",
     "NpzSource",
     "Reports",
     "Schedule",
     "ShardRules",
+    "ShardsSource",
     "Source",
     "Splits",
     "TableSource",
@@ -39,6 +58,8 @@ __all__ = [
     "Track",
     "Train",
     "TrainEngine",
+    "VolumeRules",
+    "VolumeSource",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from tasks.core.units import parse_duration, parse_size
 
@@ -17,6 +17,20 @@ Size = Annotated[
     int, BeforeValidator(parse_size, json_schema_input_type=str), PlainSerializer(lambda b: f"{b}B")
 ]
 """Bytes; written with a unit, such as `256MB`."""
+
+
+def _known_place(value: str) -> str:
+    scheme, mark, _ = value.partition("://")
+    if mark and scheme not in REMOTE_SCHEMES:
+        raise ValueError(f"{scheme}:// is not read; use a path or {', '.join(REMOTE_SCHEMES)}")
+    if not value.strip() or value.startswith("pipe:"):
+        raise ValueError("needs a path or an address")
+    return value
+
+
+REMOTE_SCHEMES = ("s3", "gs", "https", "http")
+Location = Annotated[str, Field(min_length=1), AfterValidator(_known_place)]
+"""A path on this machine, or an address such as `s3://bucket/folder`; nothing is ever run."""
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Auto = Annotated[int, Field(ge=0)] | Literal["auto"]

@@ -8,8 +8,21 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_serializer, model_validator
 
-from tasks.core.schema.block import Block, Share, Size
-from tasks.core.schema.source import NpzSource, Source, TableSource
+from tasks.core.schema.block import REMOTE_SCHEMES, Block, Location, Share, Size
+from tasks.core.schema.source import Source
+
+Positive = Annotated[float, Field(gt=0)]
+Side = Annotated[int, Field(ge=1)]
+
+MODALITIES_OF = {
+    "image_folder": ("image_text",),
+    "table": ("image_text",),
+    "npz": ("volume_report",),
+    "nifti": ("volume_report",),
+    "chat": ("chat",),
+    "shards": ("image_text", "reinforced", "volume_report", "chat"),
+}
+"""What each kind of source can hold."""
 
 
 class ImageRules(Block):
@@ -23,6 +36,28 @@ class ImageRules(Block):
     """Images with more pixels are rejected as `image.too_large` before they are decoded."""
     encode: Literal["keep", "jpg", "png", "webp"] = "keep"
     """`keep` stores the source's bytes, unless `max_side` makes the image smaller."""
+    check: Literal["decode", "header"] = "decode"
+    """`header` believes an image whose header is sound and whose end is there: several times faster, and a
+    torn middle is found only by `tarmac verify --full`."""
+
+
+class VolumeRules(Block):
+    """How a CT volume becomes a training sample, once, at build time, as CT-CLIP does it."""
+
+    spacing_mm: tuple[Positive, Positive, Positive] | None = None
+    """Resampled (trilinear) to this spacing (z, y, x); without it the volume's own stays."""
+    window: tuple[int, int] | None = None
+    """HU below and above are clipped to these."""
+    shape: tuple[Side, Side, Side] | None = None
+    """Cropped or padded around the centre to (D, H, W); the padding is the window's lower end, else -1000."""
+    encode: Literal["blosc2", "npy"] = "blosc2"
+    """`blosc2`: compressed in chunks. `npy`: as it is, for whoever maps files."""
+
+    @model_validator(mode="after")
+    def _window_is_open(self) -> Self:
+        if self.window is not None and not -32768 <= self.window[0] < self.window[1] <= 32767:
+            raise ValueError("window needs [lower, upper] in HU, within int16")
+        return self
 
 
 class ShardRules(Block):
@@ -82,8 +117,10 @@ class Dataset(Block):
     """Raw data and what becomes of it."""
 
     output: Path
-    """Folder of the dataset."""
-    modality: Literal["image_text", "volume_report"]
+    """Folder of the dataset. An address such as `s3://bucket/digits` is a `mirror` of `data/digits`."""
+    mirror: Location | None = None
+    """Where each published version is copied to, for readers elsewhere."""
+    modality: Literal["image_text", "reinforced", "volume_report", "chat"]
     private: bool = False
     """Keeps samples and keys out of every page and tracker: counts only."""
     source: Source | None = None
@@ -92,6 +129,7 @@ class Dataset(Block):
     """Your own rules on a sample's fields: a number is a minimum, a text must be equal, a list holds all
     allowed values. What they leave out counts as filtered, not rejected."""
     image: ImageRules = ImageRules()
+    volume: VolumeRules = VolumeRules()
     shard: ShardRules = ShardRules(samples=256)
     splits: Splits = Splits(shares={"val": 0.15})
     reject_budget: Share = 0.05
@@ -103,12 +141,22 @@ class Dataset(Block):
     def _one_or_more_sources(self) -> Self:
         if (self.source is None) == (not self.sources):
             raise ValueError("needs either source or a list of sources")
-        kinds = {"image_text": TableSource, "volume_report": NpzSource}
         for source in self.all_sources:
-            if not isinstance(source, kinds[self.modality]):
+            if self.modality not in MODALITIES_OF[source.kind]:
                 raise ValueError(f"modality {self.modality} cannot come from a source of kind {source.kind}")
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mirror_of_remote_output(cls, value: Any) -> Any:
+        """A remote output means: built here, mirrored there."""
+        if isinstance(value, dict) and str(value.get("output")).partition("://")[0] in REMOTE_SCHEMES:
+            address = str(value["output"]).rstrip("/")
+            if value.get("mirror") not in (None, address):
+                raise ValueError("output is remote, so it is the mirror; leave mirror out")
+            return {**value, "output": f"data/{address.rpartition('/')[2]}", "mirror": address}
+        return value
+
     @property
-    def all_sources(self) -> list[TableSource | NpzSource]:
+    def all_sources(self) -> list[Source]:
         return [self.source] if self.source is not None else list(self.sources or ())

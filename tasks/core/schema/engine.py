@@ -2,18 +2,86 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, StrictInt, StrictStr, model_validator
 
-from tasks.core.schema.block import Block, Duration
+from tasks.core.schema.block import Block, Duration, Size
 
 
-class BuildEngine(Block):
-    """Where the build runs."""
+class SlurmDefaults(Block):
+    """What all Slurm jobs share, unless a stage says otherwise."""
 
-    kind: Literal["local"] = "local"
-    workers: Annotated[int, Field(ge=1)] = 2
+    account: str | None = None
+    partition: str | None = None
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    """Cores a job."""
+    memory: Size | None = None
+    """Of a job, on its node."""
+    time: Duration | None = None
+    """Limit of a job, rounded up to minutes; the partition's own unless given. What a job cannot finish in it
+    goes to the next one."""
+    setup: list[str] | None = None
+    """Shell lines at the start of the job's script, such as `module load cuda`."""
+    extra: dict[str, StrictStr | StrictInt | Literal[True]] | None = None
+    """Further long options of sbatch, such as `{qos: low, exclusive: true}`."""
+
+    @model_validator(mode="after")
+    def _options_are_sbatchs(self) -> Self:
+        for name, value in (self.extra or {}).items():
+            if not re.fullmatch(r"[a-z][a-z-]*", name):
+                raise ValueError(f"extra: {name!r} is no long option of sbatch, such as qos")
+            if name in OWN_OPTIONS:
+                raise ValueError(f"extra: {name} is {OWN_OPTIONS[name]}")
+            if "\n" in str(value):
+                raise ValueError(f"extra: {name} has more than one line")
+        return self
+
+
+OWN_OPTIONS = {
+    "account": "a key of its own",
+    "partition": "a key of its own",
+    "time": "a key of its own",
+    "mem": "given by the key memory",
+    "cpus-per-task": "given by the key cpus",
+    **dict.fromkeys(
+        ("array", "chdir", "error", "job-name", "nodes", "ntasks", "ntasks-per-node", "output", "signal"),
+        "set by Tarmac; leave it out",
+    ),
+}
+"""Options of sbatch that `extra` may not override, and why."""
+
+
+class BuildEngine(SlurmDefaults):
+    """Where the build runs: on this machine, as a Slurm job array, or on a Dask cluster."""
+
+    kind: Literal["local", "slurm", "dask"] = "local"
+    workers: Annotated[int, Field(ge=1)] | None = None
+    """Processes on this machine, or in a Slurm job; 2 here, `cpus` there unless given."""
+    jobs: Annotated[int, Field(ge=1)] | None = None
+    """Slurm jobs that share the work; 4 unless given."""
+    address: Annotated[str, Field(pattern=r"^(tcp|tls|ws|wss|ucx|ucxx)://\S+:\d+$")] | None = None
+    """Of the Dask scheduler, such as `tcp://10.0.0.1:8786`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _two_workers_here(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("kind", "local") == "local":
+            return {**value, "workers": value.get("workers") or 2}
+        return value
+
+    @model_validator(mode="after")
+    def _keys_have_effect(self) -> Self:
+        slurm = [name for name in SlurmDefaults.model_fields if getattr(self, name) is not None]
+        slurm += ["jobs"] if self.jobs is not None else []
+        if self.kind != "slurm" and slurm:
+            raise ValueError(f"{slurm[0]} needs kind: slurm")
+        if (self.kind == "dask") != (self.address is not None):
+            raise ValueError("kind: dask and address belong together")
+        if self.kind == "dask" and self.workers is not None:
+            raise ValueError("workers: the Dask cluster has its own")
+        return self
 
 
 class TrainEngine(Block):
@@ -36,6 +104,16 @@ class EvaluateEngine(Block):
 class Engines(Block):
     """Where each stage runs."""
 
+    slurm: SlurmDefaults = SlurmDefaults()
     build: BuildEngine = BuildEngine()
     train: TrainEngine = TrainEngine()
     evaluate: EvaluateEngine = EvaluateEngine()
+
+    def for_build(self) -> BuildEngine:
+        """The build's settings over what `slurm` gives to every stage; the options in `extra` add up."""
+        if self.build.kind != "slurm":
+            return self.build
+        shared = {name: value for name, value in self.slurm if value is not None}
+        own = {name: value for name, value in self.build if value is not None}
+        extra = {**(self.slurm.extra or {}), **(self.build.extra or {})}
+        return self.build.model_copy(update={**shared, **own, "extra": extra or None})

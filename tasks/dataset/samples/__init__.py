@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tasks.dataset.samples.chat import CHAT
 from tasks.dataset.samples.image_text import IMAGE_TEXT
+from tasks.dataset.samples.reinforced import REINFORCED
 from tasks.dataset.samples.sample import Fault, Modality, Taken, missing
 from tasks.dataset.samples.volume_report import VOLUME_REPORT
 
 __all__ = ["MODALITIES", "Fault", "Modality", "Taken", "missing"]
 
 MODALITIES: Mapping[str, Modality] = {
+    "chat": CHAT,
     "image_text": IMAGE_TEXT,
+    "reinforced": REINFORCED,
     "volume_report": VOLUME_REPORT,
 }

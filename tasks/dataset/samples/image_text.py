@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from tasks.core.schema import ImageRules
+from tasks.core.schema import Dataset, ImageRules
 from tasks.dataset import images
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples.sample import Fault, Modality, Taken
@@ -15,11 +15,11 @@ ANY_SIZE = ImageRules(max_pixels=1 << 29)
 """What the build allowed is not known here; a torn header must still not ask for all the memory."""
 
 
-def take(raw: Members, rules: ImageRules) -> Taken:
+def take(raw: Members, dataset: Dataset) -> Taken:
     caption = bytes(raw["txt"]).decode()
     if not caption.strip():
         raise Reject("caption.empty", "the caption is blank" if caption else "the caption is empty")
-    suffix, image, (width, height) = images.store(bytes(raw["image"]), rules)
+    suffix, image, (width, height) = images.store(bytes(raw["image"]), dataset.image)
     members = {suffix: image, "txt": raw["txt"]}
     if "json" in raw:
         members["json"] = raw["json"]
@@ -59,6 +59,6 @@ IMAGE_TEXT = Modality(
     take=take,
     judge=judge,
     required=(images.MEMBERS, ("txt",)),
-    statistics=("width", "height", "caption_length"),
+    statistics={"width": int, "height": int, "caption_length": int},
     undecodable="image.undecodable",
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.core.schema import ImageRules
+from tasks.core.schema import Dataset
 from tasks.dataset.reasons import Reason
 from tasks.dataset.tar import Buffer, Members
 
@@ -16,7 +16,7 @@ class Taken:
     """A sample as it goes into a shard, and its cheap statistics."""
 
     members: Mapping[str, Buffer]
-    statistics: Mapping[str, int]
+    statistics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +28,27 @@ class Fault:
     evidence: str
 
 
+def anything_goes(dataset: Dataset) -> None:
+    """The check of a modality that fits every config."""
+
+
 @dataclass(frozen=True)
 class Modality:
     """The rules of one modality.
 
     `take` checks raw members and returns what is stored, or raises Reject. `judge` checks stored members
     whole. `required` holds the member sets of which one of each must be there. `statistics` names the columns
-    that `take` returns. `undecodable` is the reason of whatever no rule foresaw.
+    that `take` returns, and their types (int32 or float32 in `samples/`). `undecodable` is the reason of
+    whatever no rule foresaw.
+    `check` raises UsageError for a config that the modality cannot follow.
     """
 
-    take: Callable[[Members, ImageRules], Taken]
+    take: Callable[[Members, Dataset], Taken]
     judge: Callable[[Mapping[str, bytes]], list[Fault]]
     required: tuple[tuple[str, ...], ...]
-    statistics: tuple[str, ...]
+    statistics: Mapping[str, type[int] | type[float]]
     undecodable: Reason
+    check: Callable[[Dataset], None] = anything_goes
 
 
 def missing(required: tuple[tuple[str, ...], ...], there: Mapping[str, Any]) -> list[str]:

@@ -6,15 +6,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasks.core.schema import Dataset
+from tasks.dataset.sources.chat import ChatRows
+from tasks.dataset.sources.image_folder import ImageFolder
+from tasks.dataset.sources.nifti import NiftiVolumes
 from tasks.dataset.sources.npz import NpzVolumes
-from tasks.dataset.sources.source import Item, Source
+from tasks.dataset.sources.shards import Shards
+from tasks.dataset.sources.source import Container, Item, Source
 from tasks.dataset.sources.table import TableImages
 
-__all__ = ["SOURCES", "Item", "Source", "open_sources"]
+__all__ = ["SOURCES", "Container", "Item", "Source", "open_sources"]
 
 SOURCES: Mapping[str, Callable[[Any, Dataset, str], Source]] = {
+    "chat": ChatRows,
+    "image_folder": ImageFolder,
     "table": TableImages,
+    "nifti": NiftiVolumes,
     "npz": NpzVolumes,
+    "shards": Shards,
 }
 
 

@@ -1,7 +1,6 @@
 """One array out of an NPZ file, without ever running what is in it.
 
-numpy's own loader unpickles object arrays when asked to and reads whatever size a header claims. Here an
-object array is refused by its header, and a member is read only as far as its header says, within a limit.
+An object array is refused by its header, and a member is read only as far as its header says, within a limit.
 """
 
 from __future__ import annotations
@@ -10,62 +9,58 @@ import errno
 import zipfile
 import zlib
 from dataclasses import dataclass
-from io import BytesIO
 from math import prod
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from tasks.core.stores import Store, Unreachable
 from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.source import open_file
+from tasks.dataset.sources.source import open_file, unreadable
+from tasks.dataset.volumes import npy
 
-LARGEST_BYTES = 4 << 30
-"""A volume of 512 x 512 x 2,000 in float64 fits."""
 MAX_ARRAYS = 1000
-LONGEST_HEADER = 1 << 14
-HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 PICKLE_MAGIC = b"\x80"
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""What numpy writes; others may claim any amount of memory for their dictionary."""
+AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
-class ArrayHeader:
-    """What an NPY member says of itself."""
+class Member:
+    """An array of the file, not read yet."""
 
-    member: str
-    shape: tuple[int, ...]
-    fortran: bool
-    dtype: np.dtype[Any]
-    offset: int
-    """Bytes before the first number."""
-
-    @property
-    def size_bytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+    name: str
+    header: npy.Header
 
 
-def read_array(path: Path, name: str | None) -> NDArray[Any]:
-    """The array `name`, or the file's only 3D array; Reject when there is none that is safe to read."""
+def read_npy(store: Store, file: str, name: str | None, scale: float | None) -> NDArray[np.uint8]:
+    """The array `name`, or the file's only 3D array, times `scale`, as the bytes of an NPY file.
+
+    Reject when there is none that is safe to read.
+    """
     try:
-        with open_file(path) as file, _open(file) as archive:
-            header = _choose(archive, name)
-            with archive.open(header.member) as member:
-                return _read(member, header)
+        with open_file(store, file, in_order=False) as opened, _open(opened) as archive:
+            chosen = _choose(archive, name)
+            npy.require_numbers(chosen.header, chosen.name)
+            with archive.open(chosen.name) as member:
+                return _read(member, chosen, 1.0 if scale is None else scale)
+    except Unreachable:
+        raise
     except OSError as error:
         if error.errno == errno.EINVAL:  # a torn archive that points before its own start
             raise Reject("volume.undecodable", "no NPZ file: its parts lie outside of it") from None
-        raise Reject("source.unreadable", error.strerror or type(error).__name__) from None
+        raise unreadable(error) from None
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         # RuntimeError: encrypted, or of a compression that zipfile does not know
         raise Reject("volume.undecodable", str(error)) from None
 
 
-def peek(path: Path, name: str | None) -> ArrayHeader:
-    """The header of the array that `read_array` would read."""
-    with open_file(path) as file, _open(file) as archive:
-        return _choose(archive, name)
+def peek(store: Store, file: str, name: str | None) -> npy.Header:
+    """The header of the array that `read_npy` would read."""
+    with open_file(store, file, in_order=False) as opened, _open(opened) as archive:
+        return _choose(archive, name).header
 
 
 def _open(file: IO[bytes]) -> zipfile.ZipFile:
@@ -80,7 +75,7 @@ def _open(file: IO[bytes]) -> zipfile.ZipFile:
     return zipfile.ZipFile(file)
 
 
-def _choose(archive: zipfile.ZipFile, name: str | None) -> ArrayHeader:
+def _choose(archive: zipfile.ZipFile, name: str | None) -> Member:
     entries = archive.infolist()
     if len(entries) > MAX_ARRAYS:
         raise Reject("archive.bomb", f"{len(entries):,} members in one file")
@@ -88,55 +83,43 @@ def _choose(archive: zipfile.ZipFile, name: str | None) -> ArrayHeader:
         if name + ".npy" not in archive.namelist():
             there = ", ".join(sorted(entry.filename.removesuffix(".npy") for entry in entries)[:8])
             raise Reject("member.missing", f"no array {name!r} (it has: {there or 'none'})")
-        return _header(archive, name + ".npy")
-    headers = [_header(archive, entry.filename) for entry in entries if entry.filename.endswith(".npy")]
-    volumes = [header for header in headers if len(header.shape) == 3 and not header.dtype.hasobject]
-    candidates = volumes or headers
+        return _member(archive, archive.getinfo(name + ".npy"))
+    members = [_member(archive, entry) for entry in entries if entry.filename.endswith(".npy")]
+    volumes = [one for one in members if len(one.header.shape) == 3 and not one.header.dtype.hasobject]
+    candidates = volumes or members
     if len(candidates) != 1:
-        there = ", ".join(f"{header.member.removesuffix('.npy')} {header.shape}" for header in headers[:8])
+        there = ", ".join(f"{one.name.removesuffix('.npy')} {one.header.shape}" for one in members[:8])
         raise Reject("volume.shape", f"{len(volumes)} 3D arrays ({there}); name one as source.array")
     return candidates[0]
 
 
-def _header(archive: zipfile.ZipFile, member: str) -> ArrayHeader:
-    with archive.open(member) as file:
-        return _parse(file, member)
+def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Member:
+    if entry.compress_type not in COMPRESSIONS:
+        raise Reject("volume.undecodable", f"{entry.filename} is compressed as numpy never does")
+    with archive.open(entry) as file:
+        return Member(entry.filename, npy.parse_header(file.read(npy.LONGEST_HEADER), entry.filename))
 
 
-def _parse(file: IO[bytes], member: str) -> ArrayHeader:
-    start = BytesIO(file.read(LONGEST_HEADER))  # version 2 lets a header claim to be gigabytes long
-    try:
-        version = npy.read_magic(start)
-        if version not in HEADER_READERS:
-            raise ValueError(f"NPY version {version}")
-        shape, fortran, dtype = HEADER_READERS[version](start)
-        if any(side < 0 for side in shape):
-            raise ValueError(f"shape {shape}")
-    except MemoryError:
-        raise  # of this host, not of the file
-    except Exception as error:  # noqa: BLE001 - numpy raises whatever a torn header leads it to
-        raise Reject("volume.undecodable", f"{member} is no NPY array: {str(error)[:200]}") from None
-    return ArrayHeader(member, shape, fortran, dtype, start.tell())
+def _read(file: IO[bytes], member: Member, scale: float) -> NDArray[np.uint8]:
+    """Straight into the bytes that are returned, unless the order or the numbers must change."""
+    header = member.header
+    if not header.fortran and scale == 1:
+        content, array = npy.blank(header.shape, header.dtype)
+        _fill(file, array.reshape(-1), member)
+        return content
+    flat = np.empty(prod(header.shape), header.dtype)
+    _fill(file, flat, member)
+    return npy.dump(flat.reshape(header.shape, order="F" if header.fortran else "C"), scale)
 
 
-def _read(member: IO[bytes], header: ArrayHeader) -> NDArray[Any]:
-    if header.dtype.hasobject:
-        raise Reject("volume.pickle", f"{header.member} holds Python objects, which are never unpickled")
-    if header.size_bytes > LARGEST_BYTES:
-        raise Reject("archive.bomb", f"shape {header.shape} in {header.dtype}: {header.size_bytes:,} bytes")
-    if header.dtype.kind not in "iuf":
-        raise Reject("volume.dtype", f"{header.member} holds {header.dtype}, not numbers")
-    member.read(header.offset)
-    array = np.empty(prod(header.shape), header.dtype)
-    view = array.view(np.uint8).data if array.size else memoryview(b"")
+def _fill(file: IO[bytes], flat: NDArray[Any], member: Member) -> None:
+    file.read(member.header.offset)
+    view = flat.view(np.uint8).data if flat.size else memoryview(b"")
     filled = 0
     while filled < len(view):
-        count = member.readinto(view[filled : filled + (1 << 24)])  # type: ignore[attr-defined]
+        count = file.readinto(view[filled : filled + AT_ONCE])  # type: ignore[attr-defined]
         if not count:
-            raise Reject(
-                "volume.undecodable", f"{header.member} ends after {filled:,} of {len(view):,} bytes"
-            )
+            raise Reject("volume.undecodable", f"{member.name} ends after {filled:,} of {len(view):,} bytes")
         filled += count
-    if member.read(1):  # also makes zipfile compare the member's CRC
-        raise Reject("archive.bomb", f"{header.member} goes on after its {len(view):,} bytes")
-    return array.reshape(header.shape, order="F" if header.fortran else "C")
+    if file.read(1):  # also makes zipfile compare the member's CRC
+        raise Reject("archive.bomb", f"{member.name} goes on after its {len(view):,} bytes")

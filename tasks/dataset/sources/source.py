@@ -1,20 +1,20 @@
-"""What every source of raw samples does: list them cheaply, then read one.
+"""What every source of raw samples does: list them, and hand over one's raw members.
 
-Listing yields a record a sample without opening its files, so that finding out what has changed costs a
-`stat` a sample. `content` carries into the record whatever the sample has beside its file (its row of the
-table, its report), so that reading needs nothing but the record.
+A source is of one of two kinds. Where a sample has files of its own, listing opens none of them: finding out
+what has changed costs a `stat` a sample, and `read` fetches one sample whenever it is wanted. Where samples
+come with their bytes out of containers (tars, Parquet with images, remote archives), listing them reads each
+container once, in order, and hands the members over on the way.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from tasks.core.stores import NotRegular, Stat, Store, Unreachable
 from tasks.dataset.reasons import Reason, Reject
 from tasks.dataset.tar import Members
 
@@ -23,12 +23,21 @@ NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO)
 
 
 @dataclass(frozen=True, slots=True)
+class Container:
+    """What samples are listed from: a table, a folder, a tar. `stat` tells whether it has changed."""
+
+    name: str
+    stat: Stat
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """One raw sample as listed.
 
-    `place` is where a person finds it (`captions.csv:17`), `file` its file relative to `Source.root`,
-    `fields` what filters and splits may look at, `content` the rest as JSON text. `fault` is set on what
-    cannot even be listed, such as a torn row.
+    `place` is where a person finds it (`captions.csv:17`), `file` its file as `Source.stat` and
+    `Source.read` take it, `fields` what filters and splits may look at, `content` the rest as JSON text.
+    `members` are the raw members, of a sequential source only. `fault` is set on what cannot be taken, such
+    as a torn row.
     """
 
     place: str
@@ -37,55 +46,69 @@ class Item:
     fields: Mapping[str, Any]
     content: str
     fault: tuple[Reason, str] | None = None
+    members: Members | None = None
 
 
 class Source(Protocol):
     """One source of the config. Constructing it touches no file."""
 
-    root: Path
-    """Folder that the items' files are relative to."""
+    @property
+    def location(self) -> str:
+        """Where it lies, absolute: two sources of equal items at different places are different."""
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether samples come with their bytes; may open the first container to find out."""
 
     def columns(self) -> Sequence[str]:
         """Names that `filter`, `group_by` and `from` may use; UsageError when the source is not there."""
 
-    def items(self) -> Iterator[Item]:
-        """Every raw sample, in the source's own order; UsageError or DataError when it cannot be listed."""
+    def containers(self) -> Iterator[Container]:
+        """In the source's own order, without reading them."""
+
+    def items(self, container: Container) -> Iterator[Item]:
+        """Every raw sample, in the container's order; UsageError or DataError when it cannot be listed."""
+
+    def stat(self, file: str) -> Stat:
+        """Of an item's file, or of all its files together; ABSENT. Not of a sequential source."""
 
     def read(self, file: str, content: str) -> Members:
-        """One sample's raw members by suffix; Reject when it cannot be taken."""
+        """One sample's raw members by suffix; Reject when it cannot be taken. Not of a sequential source."""
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
-        """At most how many bytes of a tar the sample takes as it is, for a file of `size` bytes."""
+        """At most how many bytes of a tar the sample takes as it is, for a file of `size` bytes. Not of a
+        sequential source."""
 
 
-def open_file(path: Path) -> BinaryIO:
-    """A regular file, open for reading; Reject when it is absent or cannot be opened.
-
-    Never waits: a pipe named like an image is refused, not read.
-    """
+def open_file(store: Store, file: str, in_order: bool = True) -> BinaryIO:
+    """A regular file, open for reading as `Store.open` does; Reject when it is absent or cannot be opened."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return store.open(file, in_order)
     except (FileNotFoundError, NotADirectoryError):
         raise Reject("member.missing", "no such file") from None
+    except NotRegular as error:
+        raise Reject("member.missing", str(error)) from None
     except OSError as error:
         if error.errno in NO_FILE:
             raise Reject("member.missing", os.strerror(error.errno)) from None
-        raise Reject("source.unreadable", error.strerror or type(error).__name__) from None
+        raise unreadable(error) from None
     except ValueError:
         raise Reject("member.missing", "no file can have such a name") from None
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return open(descriptor, "rb")
-    os.close(descriptor)
-    raise Reject("member.missing", "not a regular file")
 
 
-def read_file(path: Path, limit: int) -> bytes:
+def read_file(store: Store, file: str, limit: int) -> bytes:
     """A regular file's content; Reject when it is absent, unreadable, or larger than `limit` bytes."""
-    with open_file(path) as file:
+    with open_file(store, file) as opened:
         try:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit:
-                raise Reject("image.too_large", f"{size:,} bytes, more than any image within the limits")
-            return file.read()
+            content = opened.read(limit + 1)
         except OSError as error:
-            raise Reject("source.unreadable", error.strerror or type(error).__name__) from None
+            raise unreadable(error) from None
+    if len(content) > limit:
+        raise Reject("image.too_large", f"more than {limit:,} bytes, as no image within the limits has")
+    return content
+
+
+def unreadable(error: OSError) -> Reject:
+    if isinstance(error, Unreachable):
+        raise error  # the source is gone, not one sample
+    return Reject("source.unreadable", error.strerror or type(error).__name__)

@@ -1,81 +1,114 @@
-"""Rows of CSV, TSV, JSON lines and Parquet files, as dictionaries with the line each stands on.
+"""Rows of CSV, TSV, JSON lines and Parquet files, local or remote, as dictionaries with the line of each.
 
-Bytes that are not UTF-8 are kept (as lone surrogates), so that one bad caption costs one sample and not the
-table. A table whose structure is broken, such as a quote that never ends, is an error: guessing where its
-rows end would lose samples silently. JSON lines are held in memory whole, because their columns are known
-only at the end.
+Rows are streamed: a table of any length takes the memory of a short one. Bytes that are not UTF-8 are kept
+(as lone surrogates), so that one bad caption costs one sample and not the table. A table whose structure is
+broken, such as a quote that never ends, is an error: guessing where its rows end would lose samples silently.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import BinaryIO, TextIO
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.stores import Unreachable, is_remote, open_store, split_location
+from tasks.dataset.sources import parquet
+from tasks.dataset.sources.parquet import Row
 
+__all__ = ["SUFFIXES", "Row", "Table", "open_table"]
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row: where it begins (line, or row of a Parquet file, from 1), and its fields or its fault."""
-
-    line: int
-    fields: dict[str, Any]
-    fault: str | None = None
+MOST_COLUMNS = 10_000
+"""A file of JSON lines with more different names is no table."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table that is open: its columns, and its rows to be read once."""
+    """A table that is open: its columns, those of them that hold bytes, and its rows to be read once."""
 
-    path: Path
+    location: str
     columns: list[str]
     rows: Iterator[Row]
+    binary: frozenset[str] = frozenset()
+    columns_vary: bool = False
+    """Whether a row may have columns that others have not."""
+
+    @property
+    def path(self) -> PurePath:
+        return PurePath(self.location)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
 
 
-def open_table(path: Path, config_key: str) -> Table:
-    """Open a table by its suffix; UsageError naming `config_key` when that is no table."""
-    reader = FORMATS.get(path.suffix.lower())
+def open_table(
+    location: str | Path, config_key: str, wanted: Collection[str] | None = None, image: str | None = None
+) -> Table:
+    """Open a table by its suffix; UsageError naming `config_key` when that is no table.
+
+    Columns of bytes are left out, but for `image`. The columns of JSON lines are those of all rows; with
+    `wanted` names, no more rows are looked at than it takes to find these.
+    """
+    place = str(location)
+    suffix = PurePath(place.partition("?")[0] if is_remote(place) else place).suffix.lower()
+    reader = FORMATS.get(suffix)
     if reader is None:
-        raise UsageError(f"{config_key}: {path} is none of {', '.join(FORMATS)}; convert it to one")
-    if not path.is_file():
-        raise UsageError(f"{config_key}: there is no file {path}; paths start at the working directory")
+        raise UsageError(f"{config_key}: {place} is none of {', '.join(FORMATS)}; convert it to one")
+    folder, file = split_location(place)
+    store = open_store(folder, config_key)
+
+    def opened() -> BinaryIO:
+        return store.open(file, in_order=suffix != ".parquet")
+
     try:
-        return reader(path)
+        return reader(place, opened, wanted, image)
+    except Unreachable:
+        raise
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"{config_key}: there is no file {place}; paths start at the working directory"
+        ) from None
     except OSError as error:
-        raise UsageError(f"{config_key}: {path} cannot be read: {error.strerror or error}") from None
+        raise UsageError(f"{config_key}: {place} cannot be read: {error.strerror or error}") from None
 
 
-def _open_csv(path: Path, delimiter: str = ",") -> Table:
-    rows = _csv_rows(path, delimiter)
+Open = Callable[[], BinaryIO]
+
+
+def _open_csv(place: str, opened: Open, wanted: object, image: object, delimiter: str = ",") -> Table:
+    rows = _csv_rows(place, _text(opened()), delimiter)
     header = next(rows, None)
     if header is None:
-        raise DataError(f"{path} is empty; its first line names the columns")
+        raise DataError(f"{place} is empty; its first line names the columns")
     columns = header[1]
     for name in columns:
         if columns.count(name) > 1:
-            raise DataError(f"{path}: two columns are named {name!r}; rename one")
-    return Table(path, columns, (_csv_row(line, columns, cells) for line, cells in rows))
+            raise DataError(f"{place}: two columns are named {name!r}; rename one")
+    return Table(place, columns, (_csv_row(line, columns, cells) for line, cells in rows))
 
 
-def _open_tsv(path: Path) -> Table:
-    return _open_csv(path, "\t")
+def _open_tsv(place: str, opened: Open, wanted: object, image: object) -> Table:
+    return _open_csv(place, opened, wanted, image, "\t")
 
 
-def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+def _csv_rows(place: str, text: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    line = 1
+    with text as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
-        line = 1
         try:
             for cells in reader:
                 if cells:
                     yield line, cells
                 line = reader.line_num + 1
         except csv.Error as error:
-            raise DataError(f"{path}:{line}: {error}; mend the quotes of this row") from None
+            raise DataError(f"{place}:{line}: {error}; mend the quotes of this row") from None
+        except OSError as error:
+            raise _cut(place, line, error) from None
 
 
 def _csv_row(line: int, columns: list[str], cells: list[str]) -> Row:
@@ -85,72 +118,56 @@ def _csv_row(line: int, columns: list[str], cells: list[str]) -> Row:
     return Row(line, dict(zip(columns, cells, strict=False)))
 
 
-def _open_jsonl(path: Path) -> Table:
-    rows = []
+def _open_jsonl(place: str, opened: Open, wanted: Collection[str] | None, image: object) -> Table:
     columns: dict[str, None] = {}
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                fields = json.loads(line)
-            except (ValueError, RecursionError):
-                rows.append(Row(number, {}, "no valid JSON"))
-                continue
-            if not isinstance(fields, dict):
-                rows.append(Row(number, {}, "no JSON object"))
-                continue
-            columns.update(dict.fromkeys(fields))
-            rows.append(Row(number, fields))
-    return Table(path, list(columns), iter(rows))
+    for row in _jsonl_rows(place, _text(opened(), "\n")):
+        columns.update(dict.fromkeys(row.fields))
+        if len(columns) > MOST_COLUMNS:
+            raise DataError(f"{place}:{row.line}: more than {MOST_COLUMNS:,} names of columns so far")
+        if wanted is not None and columns.keys() >= set(wanted):
+            break
+    return Table(place, list(columns), _jsonl_rows(place, _text(opened(), "\n")), columns_vary=True)
 
 
-def _open_parquet(path: Path) -> Table:
-    import pyarrow as pa  # here, so that tables of text are listed without its start-up
-    import pyarrow.parquet as pq
+def _jsonl_rows(place: str, text: TextIO) -> Iterator[Row]:
+    number = 0
+    with text as file:
+        try:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _jsonl_row(number, line)
+        except OSError as error:
+            raise _cut(place, number + 1, error) from None
 
+
+def _jsonl_row(number: int, line: str) -> Row:
     try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowException as error:
-        raise DataError(f"{path} is no Parquet file: {error}") from None
-    schema = file.schema_arrow
-    for field in schema:
-        if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
-            raise DataError(
-                f"{path}: column {field.name!r} is binary, which no table of paths holds; drop it"
-            )
-    return Table(path, list(schema.names), _parquet_rows(path, file))
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return Row(number, {}, "no valid JSON")
+    return Row(number, fields) if isinstance(fields, dict) else Row(number, {}, "no JSON object")
 
 
-def _parquet_rows(path: Path, file: Any) -> Iterator[Row]:
-    import pyarrow as pa
-
-    line = 1
-    try:
-        for batch in file.iter_batches(batch_size=4096):
-            columns = [_values(column) for column in batch.columns]
-            for cells in zip(*columns, strict=True):
-                yield Row(line, dict(zip(batch.schema.names, cells, strict=True)))
-                line += 1
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: row {line} and on cannot be read: {error}") from None
+def _open_parquet(place: str, opened: Open, wanted: object, image: str | None) -> Table:
+    columns, binary, rows = parquet.open_rows(place, opened(), image)
+    return Table(place, columns, rows, binary)
 
 
-def _values(column: Any) -> list[Any]:
-    """The column's Python values; text is decoded here, as Arrow does not check that it is UTF-8."""
-    import pyarrow as pa
-
-    for text, raw in ((pa.string(), pa.binary()), (pa.large_string(), pa.large_binary())):
-        if column.type == text:
-            values = column.cast(raw).to_pylist()
-            return [None if value is None else value.decode("utf-8", "surrogateescape") for value in values]
-    return list(column.to_pylist())
+def _text(file: BinaryIO, newline: str = "") -> TextIO:
+    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
-FORMATS: dict[str, Callable[[Path], Table]] = {
+def _cut(place: str, line: int, error: OSError) -> DataError:
+    if isinstance(error, Unreachable):
+        return error
+    return DataError(f"{place}:{line} and on cannot be read: {error.strerror or error}")
+
+
+FORMATS: dict[str, Callable[[str, Open, Collection[str] | None, str | None], Table]] = {
     ".csv": _open_csv,
     ".tsv": _open_tsv,
     ".jsonl": _open_jsonl,
     ".ndjson": _open_jsonl,
     ".parquet": _open_parquet,
 }
+SUFFIXES = tuple(FORMATS)

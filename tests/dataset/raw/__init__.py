@@ -14,7 +14,7 @@ from PIL import Image
 from tasks.core.config import validate
 from tasks.core.schema import Config
 
-VOLATILE = ("build.json", "inputs.parquet")
+VOLATILE = ("build.json", "inputs.arrow")
 
 
 def png(seed: int, side: int = 12, kind: str = "PNG") -> bytes:
@@ -36,7 +36,7 @@ def write_table(
     return path
 
 
-def table(folder: Path, count: int, side: int = 12) -> list[tuple[str, str, str]]:
+def pictures(folder: Path, count: int, side: int = 12) -> list[tuple[str, str, str]]:
     """`count` images with captions; returns the table's rows."""
     rows = [(f"{number:04d}.png", f"picture {number}", f"label {number % 3}") for number in range(count)]
     write_table(folder, rows)

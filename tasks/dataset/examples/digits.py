@@ -1,14 +1,13 @@
-"""Small raw datasets to start from, made of what comes with the installed packages: no download."""
+"""Scikit-learn's handwritten digits, as image files with captions."""
 
 from __future__ import annotations
 
 import csv
-import os
-import shutil
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from PIL import Image
+
+from tasks.dataset.examples.draft import is_taken, whole
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEMPLATES = (
@@ -30,16 +29,12 @@ def digits(path: Path) -> int:
     The table's columns are file, caption and label. A folder with anything in it is left alone, and 0 is
     returned. The folder appears whole or not at all.
     """
-    if path.is_dir() and any(path.iterdir()):
+    if is_taken(path):
         return 0
     from sklearn.datasets import load_digits  # here, because it takes a second that the check above saves
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
     data = load_digits()
-    with (draft / "captions.csv").open("w", newline="", encoding="utf-8") as file:
+    with whole(path) as draft, (draft / "captions.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("file", "caption", "label"))
         for number, (pixels, digit) in enumerate(zip(data.images, data.target, strict=True)):
@@ -48,14 +43,9 @@ def digits(path: Path) -> int:
             image = Image.fromarray(grey.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1))
             image.save(draft / name)
             table.writerow((name, _caption(number, DIGITS[digit]), DIGITS[digit]))
-    os.replace(draft, path)
     return len(data.target)
 
 
 def _caption(number: int, label: str) -> str:
     """The templates in turn over blocks of ten, since the digits come nearly in turn themselves."""
     return TEMPLATES[number // 10 % len(TEMPLATES)].format(label)
-
-
-EXAMPLES: Mapping[str, Callable[[Path], int]] = {"digits": digits}
-"""What `tarmac example NAME` can write."""

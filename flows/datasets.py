@@ -1,0 +1,298 @@
+"""The commands on datasets and raw data, one function a name; each returns its exit code.
+
+All but `build` call the library directly, because a person waits for them.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flows import start
+from flows.parameters import Overrides, configured
+from tasks.core import screen
+from tasks.core.errors import DataError, UsageError
+from tasks.core.findings import Report
+from tasks.core.formats import count, counted, duration, size, when
+from tasks.core.units import format_duration
+
+
+def build(arguments: Namespace) -> int:
+    """Raw data to a verified version."""
+    from flows import outcome
+    from tasks.dataset.freshness import is_up_to_date
+
+    settings = configured(Path(arguments.config), Overrides(set=arguments.set))
+    began = time.monotonic()
+    asks = arguments.rehash or arguments.shard
+    version = None if asks else is_up_to_date(settings)
+    if version is not None:
+        return outcome.show_dataset(settings, version, began, arguments.json)
+    stages = start.flow("build", arguments, settings)
+    version = Path(stages[0]["details"]["version"])
+    return outcome.show_dataset(settings, version, began, arguments.json, built=stages[0]["details"])
+
+
+def plan(arguments: Namespace) -> int:
+    """What a run would do; writes nothing."""
+    from tasks.dataset.forecast import forecast
+
+    settings = configured(Path(arguments.config), Overrides(set=arguments.set))
+    with screen.running("plan") as progress:
+        told = forecast(settings, progress)
+    training = _training(settings, told.up_to_date)
+    if arguments.json:
+        return _print({"ok": True, "findings": [], "build": asdict(told), "train": training})
+    lines = list(_build_lines(settings, told))
+    if training is not None:
+        lines.append(f"train     {training}")
+    lines.append("nothing was written; to do it: tarmac run CONFIG" if training else "nothing was written")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def init(arguments: Namespace) -> int:
+    """Look at raw data, say what is there, and write a config for it."""
+    from tasks.dataset.survey import config_text, survey
+    from tasks.dataset.survey.evidence import shown
+
+    seen = survey(arguments.data)
+    path = Path(arguments.out or f"configs/{seen.name}.yaml")
+    text = config_text(seen)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"--out: {path} is there and stays as it is; give another path with --out") from None
+    except OSError as error:
+        raise UsageError(f"--out: {path} cannot be written ({error.strerror}); give another PATH") from None
+    if arguments.json:
+        readings = [reading.as_json() for reading in seen.readings]
+        files = {shown(suffix): number for suffix, number in sorted(seen.inventory.counts.items())}
+        return _print({"ok": True, "findings": [], "config": str(path), "files": files, "readings": readings})
+    sys.stdout.write("\n".join(_survey_lines(seen, path)) + "\n")
+    return 0
+
+
+def _survey_lines(seen: Any, path: Path) -> Iterator[str]:
+    from tasks.dataset.survey.evidence import shown
+
+    yield shown(f"{seen.inventory.given}: {seen.inventory.described}", 300)
+    width = max(9, *(len(what) for what, _ in seen.best.seen))
+    yield from (f"  {what:<{width}} {shown(evidence, 300)}" for what, evidence in seen.best.seen)
+    yield from (f"! {shown(warning, 300)}" for warning in seen.best.warnings)
+    for other in seen.readings[1:]:
+        yield f"  {'or':<{width}} {other.kind}: {other.what}, {counted(other.samples, 'sample')}"
+    yield f"✓ {path}: {seen.best.what}"
+    yield f"  {'next':<{width}} tarmac plan {shlex.quote(str(path))}"
+    yield f"  {'':<{width}} tarmac build {shlex.quote(str(path))}"
+
+
+def _build_lines(settings: Any, told: Any) -> Iterator[str]:
+    if told.up_to_date is not None:
+        yield f"build     up to date: version {told.up_to_date}"
+        return
+    yield f"build     {'; '.join(told.why)}"
+    if told.work is None:
+        needed = 2 * told.read_bytes
+        yield (
+            f"          reads {counted(told.containers, 'container')} in order, {size(told.read_bytes)}; "
+            "how many samples they hold shows then"
+        )
+    else:
+        needed = told.work.bytes
+        yield from _work_lines(settings, told.work)
+    mark = "!" if needed > told.free_bytes else " "
+    room = f"{size(needed)} of {size(told.free_bytes)} free on the disk of {settings.dataset.output}"
+    yield f"{mark}         {room}"
+
+
+def _work_lines(settings: Any, work: Any) -> Iterator[str]:
+    yield (
+        f"          {count(work.listed)} raw samples: {count(work.filtered)} filtered, "
+        f"{count(sum(work.rejected.values()))} rejected without a look inside"
+    )
+    workers = settings.engine.build.workers or 2
+    yield (
+        f"          {count(work.to_convert)} to convert into {count(work.to_convert_shards)} of "
+        f"{count(work.shards)} shards: about {size(work.bytes)}, {duration(work.seconds / workers)} "
+        f"with {counted(workers, 'worker')}"
+    )
+    for reason, example in work.tried_rejects.items():
+        yield f"!         tried: {reason}" + ("" if settings.dataset.private else f"   {example}")
+
+
+def _training(settings: Any, version: str | None) -> str | None:
+    """What is left of the training; None without a train block."""
+    if settings.train is None:
+        return None
+    if version is None:
+        return f"{settings.train.recipe}, after the build"
+    from tasks.runs.plan import locate
+    from tasks.supervision.status import look
+
+    run = locate(settings, settings.dataset.output / "versions" / version)
+    if not run.record.exists():
+        return f"a new run, {run.name}"
+    seen = look(run)
+    return f"up to date: {run.name}" if seen.is_complete else f"goes on: {run.name}, {seen.state}"
+
+
+def verify(arguments: Namespace) -> int:
+    """Is a dataset sound?"""
+    from tasks.dataset import versions
+    from tasks.dataset.verify import verify as judge
+
+    if arguments.quick and arguments.full:
+        raise UsageError("--quick, --full: choose one")
+    level = "quick" if arguments.quick else "full" if arguments.full else "default"
+    path = Path(arguments.dataset)
+    began = time.monotonic()
+    with screen.running("verify") as progress:
+        report = judge(path, level, progress)  # type: ignore[arg-type]
+    return _tell(report, f"{versions.resolve(path)} is sound at level {level}", began, arguments.json)
+
+
+def look(arguments: Namespace) -> int:
+    """A page of a dataset's version."""
+    from tasks.dataset import versions
+    from tasks.dataset.look import page_path, write_look
+    from tasks.models.tokens import caption_counter
+
+    version = versions.resolve(Path(arguments.dataset))
+    out = Path(arguments.out) if arguments.out else page_path(version)
+    try:
+        with screen.running("look") as progress:
+            made = write_look(version, out, count_tokens=caption_counter(), progress=progress)
+    except OSError as error:
+        raise UsageError(f"--out: {out} cannot be written ({error.strerror}); give another PATH") from None
+    if arguments.json:
+        facts = {"look": str(out), "version": version.name, "shown": made.shown, "faulty": made.faulty}
+        return _print({"ok": True, "findings": [], **facts})
+    if made.faulty:
+        screen.warn(
+            f"faults in {made.faulty} of {counted(made.shown, 'sample')} shown: tarmac verify {version}"
+        )
+    return _say(str(out))
+
+
+def versions(arguments: Namespace) -> int:
+    """A dataset's history."""
+    from tasks.dataset import versions as history
+
+    dataset = Path(arguments.dataset)
+    if arguments.action == "rollback":
+        if arguments.version is None:
+            raise UsageError("VERSION: rollback needs the version to go back to; see tarmac versions DATASET")
+        version = history.rollback(dataset, arguments.version)
+        if arguments.json:
+            return _print({"ok": True, "findings": [], "current": version.name})
+        sys.stdout.write(f"✓ current is {version.name}; a build of changed sources makes a new version\n")
+        return 0
+    if arguments.action == "prune":
+        if arguments.keep < 1:
+            raise UsageError("--keep: at least 1, the current version")
+        removed = history.prune(dataset, arguments.keep)
+        if arguments.json:
+            return _print({"ok": True, "findings": [], "removed": removed})
+        sys.stdout.write(f"✓ removed {', '.join(removed) or 'nothing'}\n")
+        return 0
+    return _list(dataset, arguments.json)
+
+
+def _list(dataset: Path, as_json: bool) -> int:
+    from tasks.dataset import versions as history
+
+    current = history.current(dataset)
+    pins = history.pinned(dataset)
+    rows = [
+        _row(version, version == current, pins.get(version.name, [])) for version in history.listed(dataset)
+    ]
+    if not rows:
+        raise UsageError(f"DATASET: {dataset} has no versions; build it first")
+    if as_json:
+        return _print({"ok": True, "findings": [], "versions": rows})
+    for row in rows:
+        mark = "→" if row["current"] else " "
+        if row["error"] is not None:
+            sys.stdout.write(f"✗ {row['version']}  {row['error']}\n")
+            continue
+        pinned = f"  pinned by {', '.join(row['pinned_by'])}" if row["pinned_by"] else ""
+        sys.stdout.write(
+            f"{mark} {row['version']}  {when(row['built'])}  {count(row['samples']):>12} samples  "
+            f"{count(row['shards']):>7} shards  {size(row['bytes']):>9}{pinned}\n"
+        )
+    return 0
+
+
+def _row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[str, Any]:
+    from tasks.core.files import read_json
+    from tasks.dataset.manifest import read_manifest
+
+    row: dict[str, Any] = {
+        "version": version.name,
+        "current": is_current,
+        "pinned_by": pinned_by,
+        "error": None,
+    }
+    try:
+        manifest = read_manifest(version)
+        built = read_json(version / "build.json")["built"]
+    except (DataError, OSError, ValueError, KeyError, TypeError) as error:
+        return row | {"error": str(error)}
+    sizes = sum(split.bytes for split in manifest.splits.values())
+    return row | {"built": built, "samples": manifest.accepted, "shards": manifest.shards, "bytes": sizes}
+
+
+def example(arguments: Namespace) -> int:
+    """A small raw dataset to start from."""
+    from tasks.dataset import examples
+
+    if arguments.name not in examples.EXAMPLES:
+        raise UsageError(
+            f"NAME: no example is named {arguments.name!r}; there are: {', '.join(examples.EXAMPLES)}"
+        )
+    path = Path(arguments.path or f"data/raw/{arguments.name}")
+    count = examples.EXAMPLES[arguments.name](path)
+    if arguments.json:
+        return _print({"ok": True, "findings": [], "path": str(path), "samples": count})
+    written = f"✓ example   {count:,} samples in {path}"
+    return _say(written if count else f"{path} is there already: left alone")
+
+
+def schema(arguments: Namespace) -> int:
+    """The config's JSON Schema."""
+    from tasks.core.schema import Config
+
+    return _print(Config.model_json_schema())
+
+
+def _tell(report: Report, sound: str, began: float, as_json: bool) -> int:
+    """Print a report's findings; the exit code says whether all is well."""
+    code = 0 if report.ok else 1
+    if as_json:
+        _print(report.to_json())
+        return code
+    for finding in report.findings:
+        _say("\n".join(finding.lines()))
+    took = format_duration(time.monotonic() - began)
+    _say(f"✓ {sound}, {took}" if report.ok else f"✗ {len(report.findings)} findings, {took}")
+    return code
+
+
+def _say(text: str) -> int:
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def _print(value: Any) -> int:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    return 0

@@ -1,0 +1,67 @@
+"""Maps an idempotent function over groups of work, wherever the config says: here, on Slurm, on Dask.
+
+Nothing here decides what the work is or where its result lies: the function leaves that on disk, on a file
+system that all workers share, and returns a small value that says what it did. Hence work that was lost
+with its worker is simply done again, and a result that arrives twice counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from tasks.core.engines.local import map_here
+from tasks.core.errors import UsageError
+from tasks.core.schema.engine import Engines
+
+__all__ = ["Say", "map_groups", "map_here", "unheard"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Say = Callable[[str], None]
+"""Takes a line for whoever watches, such as `waiting in the queue: 4 jobs (Resources)`."""
+
+
+def unheard(text: str) -> None:
+    """The listener for those who have none."""
+
+
+def map_groups(
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    engines: Engines,
+    *,
+    folder: Path,
+    say: Say = unheard,
+    preload: Sequence[str] = (),
+) -> Generator[Result, None, None]:
+    """Yield `function(item)` for every item, in order of completion, as `engine.build` says.
+
+    `function` is a module's function of one annotated item with an annotated result, or a
+    `functools.partial` of one that gives further keyword arguments; for Slurm all of these travel as JSON, so
+    pydantic must know their types. `items` are never held: this machine and Dask take them a few ahead of
+    the workers, Slurm writes them to `folder` first (a `range` as its bounds). `folder` is on a file system
+    that every worker sees; the job logs lie there, and whoever calls removes it.
+
+    An error of `function` is raised here and ends the map, and so does closing this generator: Slurm's jobs
+    are cancelled, work in hand elsewhere is finished. TarmacError when work has lost its worker three times,
+    or when nobody answers; UsageError when the engine cannot be used as configured.
+    """
+    settings = engines.for_build()
+    folder = folder.absolute()
+    if settings.kind == "slurm":
+        from tasks.core.engines.slurm import map_on_slurm
+
+        return map_on_slurm(function, items, settings, folder, say)
+    if settings.kind == "dask":
+        try:
+            from tasks.core.engines.dask import map_on_dask
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"engine.build.kind: dask needs the package {error.name}; pip install 'tarmac[dask]'"
+            ) from None
+        assert settings.address is not None
+        return map_on_dask(function, items, settings.address, folder, say)
+    assert settings.workers is not None
+    return map_here(function, items, settings.workers, preload)

@@ -1,0 +1,109 @@
+"""The process pool of this machine.
+
+The pool starts its processes by forkserver, never by fork of a threaded process. A worker that is killed
+does not fail the map: its item, which is idempotent, is done again by a new pool, up to TRIES times.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tasks.core.errors import TarmacError
+from tasks.core.process import die_with_parent
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+TRIES = 3
+
+
+@dataclass
+class _Work(Generic[Item]):
+    """An item, and how often its worker was lost."""
+
+    item: Item
+    losses: int = 0
+
+
+def map_here(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int, preload: Sequence[str] = ()
+) -> Generator[Result, None, None]:
+    """Yield `function(item)` for every item, in order of completion.
+
+    `function` and items are picklable; at most twice as many items as workers are taken from `items` ahead of
+    the results. `preload` names modules that the forkserver imports once. An error of `function` is raised
+    here, after the work in hand has ended. The workers end when this process does, even by SIGKILL.
+    TarmacError when an item has lost its worker TRIES times.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_module_of(function), *preload])
+    fresh = (_Work(item) for item in items)
+    again: deque[_Work[Item]] = deque()
+    while True:
+        running: dict[Future[Result], _Work[Item]] = {}
+        with ProcessPoolExecutor(workers, context, initializer=die_with_parent) as pool:
+            try:
+                yield from _drain(pool, function, again, fresh, running, 2 * workers)
+                return
+            except BrokenProcessPool:
+                again.extend(_lost(running.values()))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def _module_of(function: Callable[..., object]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function.__module__
+
+
+def _drain(
+    pool: ProcessPoolExecutor,
+    function: Callable[[Item], Result],
+    again: deque[_Work[Item]],
+    fresh: Iterator[_Work[Item]],
+    running: dict[Future[Result], _Work[Item]],
+    ahead: int,
+) -> Iterator[Result]:
+    """Keep `ahead` items in the pool: enough to keep it busy, few enough to leave little after a failure."""
+    while True:
+        while len(running) < ahead:
+            work = again.popleft() if again else next(fresh, None)
+            if work is None:
+                break
+            try:
+                future = pool.submit(function, work.item)
+            except BrokenProcessPool:
+                again.appendleft(work)
+                raise
+            running[future] = work
+        if not running:
+            return
+        done = wait(running, return_when=FIRST_COMPLETED).done
+        for future in sorted(done, key=_is_broken):
+            result = future.result()
+            del running[future]
+            yield result
+
+
+def _is_broken(future: Future[Result]) -> bool:
+    """Those whose worker was lost come last, so that no finished result is lost with them."""
+    return isinstance(future.exception(), BrokenProcessPool)
+
+
+def _lost(in_hand: Iterable[_Work[Item]]) -> Iterator[_Work[Item]]:
+    for work in in_hand:
+        work.losses += 1
+        if work.losses >= TRIES:
+            raise TarmacError(
+                f"a worker process was killed {TRIES} times over the same work; is memory short? "
+                "Give engine.build.workers a smaller number"
+            )
+        yield work

@@ -1,0 +1,78 @@
+"""What goes wrong with a remote store, as the errors that local files have.
+
+The texts are written here: what a server or a client library says may hold an address with its signature, or
+a key's id.
+"""
+
+from __future__ import annotations
+
+import errno
+from urllib.parse import urlsplit, urlunsplit
+
+from tasks.core.stores import Unreachable
+
+REFUSED = {
+    "ExpiredToken": "the credentials have expired",
+    "InvalidAccessKeyId": "the credentials are not known to the store",
+    "InvalidToken": "the credentials are not known to the store",
+    "SignatureDoesNotMatch": "the secret key does not fit the access key",
+    "RequestTimeTooSkewed": "this machine's clock is wrong",
+}
+ANSWERS_AGAIN = (
+    "SlowDown",
+    "InternalError",
+    "ServiceUnavailable",
+    "RequestTimeout",
+    "500",
+    "502",
+    "503",
+    "504",
+)
+CREDENTIALS = (
+    "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3_ANON=true for a "
+    "public bucket"
+)
+
+
+def shown(location: str) -> str:
+    """An address without user, password and query, which may hold secrets."""
+    parts = urlsplit(location)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def failure(error: BaseException, location: str) -> tuple[OSError, bool]:
+    """The error as an OSError about `location`, and whether another try may help."""
+    where, code = shown(location), _code(error)
+    if code in REFUSED:
+        return Unreachable(errno.EACCES, REFUSED[code], where), False
+    if "Credentials" in type(error).__name__:
+        return Unreachable(errno.EACCES, CREDENTIALS, where), False
+    if code == "NoSuchBucket":
+        return Unreachable(errno.ENOENT, "there is no such bucket", where), False
+    if isinstance(error, FileNotFoundError) or code in ("404", "410"):
+        return FileNotFoundError(errno.ENOENT, "no such file", where), False
+    if isinstance(error, PermissionError) or code in ("401", "403"):
+        return PermissionError(errno.EACCES, "access is denied", where), False
+    if code and code not in ANSWERS_AGAIN and code != "429":
+        return OSError(errno.EIO, f"the store answers {code}", where), False
+    reason = f"the store answers {code}" if code else _described(error)
+    return Unreachable(errno.EIO, f"{reason}; check the network and run again", where), True
+
+
+def _described(error: BaseException) -> str:
+    if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+        return "the store does not answer in time"
+    return f"the store cannot be reached, or the connection broke ({type(error).__name__})"
+
+
+def _code(error: BaseException | None) -> str:
+    """The store's own code of the error, such as `NoSuchBucket` or `503`; "" when it gave none."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        status = getattr(error, "status", None) or getattr(error, "code", None)
+        if isinstance(status, int):
+            return str(status)
+        error = error.__cause__
+    return ""

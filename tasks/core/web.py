@@ -1,0 +1,75 @@
+"""Web servers as stores: what fsspec's own client leaves out.
+
+It takes any failure of a look for a missing file, and a server that ignores ranges costs it the whole file a
+block. Here a failure keeps its kind, and such a server's file goes once through a temporary file.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any, BinaryIO
+
+IN_MEMORY = 8 << 20
+"""Larger files of servers that give no parts wait on disk for their reader."""
+CHUNK = 1 << 20
+TAGS = ("ETag", "Content-MD5", "Last-Modified")
+NOT_BY_HEAD = (400, 401, 403, 405, 501)
+"""Answers of servers that allow GET alone, as signed addresses do."""
+
+
+async def info(fs: Any, url: str) -> dict[str, Any]:
+    """Size and tags as fsspec tells them; a page that lists a folder is a directory."""
+    session = await fs.set_session()
+    async with session.head(fs.encode_url(url), allow_redirects=True, **fs.kwargs) as answer:
+        if answer.status not in NOT_BY_HEAD:
+            return _told(answer, url)
+    async with session.get(fs.encode_url(url), **_with_range(fs, 0, 1)) as answer:
+        return _told(answer, url)
+
+
+async def begin(fs: Any, url: str, count: int) -> tuple[bytes | None, int, BinaryIO | None]:
+    """The first `count` bytes and the file's size, or from a server that gives no parts the whole file."""
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(url), **_with_range(fs, 0, count)) as answer:
+        if answer.status == 416:
+            return b"", 0, None
+        answer.raise_for_status()
+        if answer.status == 206:
+            return await answer.read(), _size(answer), None
+        whole = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the reader closes it
+        async for chunk in answer.content.iter_chunked(CHUNK):
+            whole.write(chunk)
+        size = whole.tell()
+        whole.seek(0)
+        return None, size, whole  # type: ignore[return-value]
+
+
+async def part(fs: Any, url: str, start: int, end: int) -> bytes:
+    """The bytes from `start` to before `end`."""
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(url), **_with_range(fs, start, end)) as answer:
+        answer.raise_for_status()
+        if answer.status != 206:
+            raise ConnectionError("the server gives no parts any more")
+        content: bytes = await answer.read()
+        return content
+
+
+def _with_range(fs: Any, start: int, end: int) -> dict[str, Any]:
+    headers = {**fs.kwargs.get("headers", {}), "Range": f"bytes={start}-{end - 1}"}
+    return {**fs.kwargs, "headers": headers}
+
+
+def _told(answer: Any, url: str) -> dict[str, Any]:
+    answer.raise_for_status()
+    is_folder = answer.url.path.endswith("/") and not url.endswith("/")
+    tags = {tag: answer.headers[tag] for tag in TAGS if tag in answer.headers}
+    return {**tags, "size": _size(answer), "type": "directory" if is_folder else "file"}
+
+
+def _size(answer: Any) -> int:
+    """-1 when the server does not tell."""
+    whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
+    if whole.isdigit():
+        return int(whole)
+    return -1 if answer.status == 206 else int(answer.headers.get("Content-Length", -1))

@@ -1,0 +1,281 @@
+"""Every listed sample of a build, on disk: a build of a thousand million samples takes no more memory than a
+small one.
+
+SQLite sorts and finds duplicates out of core; the dataset's lease sees to it that there is one writer, and
+workers open the finished catalogue read-only. Texts are stored as bytes, because paths and captions may hold
+what is not Unicode. A container of a sequential source is one transaction, so a build that was killed while
+it read goes on with the next container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.dataset.entries import Entry, Rejected, Spilled
+from tasks.dataset.keys import HASH_BITS
+from tasks.dataset.plan import Weighed
+from tasks.dataset.reasons import printable
+
+NAME = "catalogue.sqlite"
+_SAMPLE = """number INTEGER, key TEXT, original_key BLOB, place BLOB, source INTEGER, file BLOB, size INTEGER,
+    stamp TEXT, content BLOB, split TEXT, grp BLOB, part INTEGER, start INTEGER, length INTEGER,
+    position INTEGER, weight INTEGER"""
+_SCHEMA = f"""
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE containers (source INTEGER, name BLOB, stat TEXT, filtered INTEGER, PRIMARY KEY (source, name));
+CREATE TABLE listed ({_SAMPLE});
+CREATE TABLE rejects (number INTEGER PRIMARY KEY, key TEXT, original_key TEXT, reason TEXT, detail TEXT,
+    place TEXT, file TEXT);
+CREATE TABLE entries (rank INTEGER PRIMARY KEY, {_SAMPLE});
+CREATE TABLE leaves (ordinal INTEGER PRIMARY KEY, split TEXT, start INTEGER, stop INTEGER, digest TEXT);
+"""
+_ENTRY = (
+    "number, key, original_key, place, source, file, size, stamp, content, split, grp, part, start, length"
+)
+_SIGN = 1 << (HASH_BITS - 1)
+"""SQLite's integers are signed; positions are shifted so that their order stays."""
+_DUPLICATES = """
+SELECT later.number, later.key, later.original_key, later.place, later.file, first.original_key
+FROM (SELECT key AS shared, min(number) AS least FROM listed GROUP BY key HAVING count(*) > 1)
+JOIN listed AS later ON later.key = shared AND later.number > least
+JOIN listed AS first ON first.key = shared AND first.number = least
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One planned shard: the samples of ranks start to stop, and the digest of all that shapes its bytes."""
+
+    ordinal: int
+    split: str
+    start: int
+    stop: int
+    digest: str
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+
+class Catalogue:
+    """The samples of one build: listed first, then sorted, then planned; the rest is for what is finished."""
+
+    def __init__(self, path: Path, *, reads_only: bool = False) -> None:
+        self.path = path
+        mode = "mode=ro&immutable=1" if reads_only else "mode=rwc&nolock=1"
+        self._database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)
+        if not reads_only and not self._database.execute("SELECT name FROM sqlite_master").fetchone():
+            self._database.executescript(_SCHEMA)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All of it is kept, or none."""
+        self._database.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            if self._database.in_transaction:  # SQLite has ended it itself when the disk is full
+                self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    def fact(self, name: str) -> Any:
+        """What `note` noted under this name; None before."""
+        row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def note(self, name: str, value: Any) -> None:
+        self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
+
+    # listing
+
+    def containers(self) -> list[tuple[int, str, str]]:
+        """The containers read so far, in order: source, name, stat."""
+        rows = self._database.execute("SELECT source, name, stat FROM containers ORDER BY rowid")
+        return [(source, _text(name), stat) for source, name, stat in rows]
+
+    def close_container(self, source: int, name: str, stat: str, filtered: int) -> None:
+        self._database.execute(
+            "INSERT INTO containers VALUES (?, ?, ?, ?)", (source, _raw(name), stat, filtered)
+        )
+
+    @property
+    def following_number(self) -> int:
+        """The number of the next raw sample."""
+        query = (
+            "SELECT max(n) FROM (SELECT max(number) AS n FROM listed UNION SELECT max(number) FROM rejects)"
+        )
+        last = self._database.execute(query).fetchone()[0]
+        return 0 if last is None else last + 1
+
+    def add(self, listed: Iterable[Weighed[Entry]]) -> None:
+        self._database.executemany(
+            f"INSERT INTO listed VALUES ({', '.join('?' * 16)})",
+            ((*_row(entry), position - _SIGN, weight) for position, weight, entry in listed),
+        )
+
+    def reject(self, rejected: Iterable[Rejected]) -> None:
+        self._database.executemany(
+            "INSERT OR REPLACE INTO rejects VALUES (?, ?, ?, ?, ?, ?, ?)",
+            ((r.number, r.key, r.original_key, r.reason, r.detail, r.source, r.file) for r in rejected),
+        )
+
+    # planning
+
+    def sort(self, by_hash: bool) -> None:
+        """Refuse what has the key of an earlier sample, and bring the others into the order of the shards."""
+        self._database.execute("CREATE INDEX IF NOT EXISTS listed_keys ON listed (key, number)")
+        for number, key, original_key, place, file, first in self._database.execute(_DUPLICATES):
+            names = [printable(_text(name)) for name in (original_key, place, file)]
+            detail = f"{printable(_text(first))} has this key"
+            self.reject([Rejected(number, key, names[0], "key.duplicate", detail, names[1], names[2])])
+        order = "position, key" if by_hash else "number"
+        self._database.execute(
+            "INSERT INTO entries SELECT NULL, * FROM listed "
+            f"WHERE number NOT IN (SELECT number FROM rejects) ORDER BY split, {order}"
+        )
+        self._database.execute("CREATE UNIQUE INDEX entry_keys ON entries (key)")
+
+    def splits(self) -> list[str]:
+        return [
+            split for (split,) in self._database.execute("SELECT DISTINCT split FROM entries ORDER BY split")
+        ]
+
+    def sorted_samples(self, split: str) -> Iterator[Weighed[tuple[int, Entry]]]:
+        """A split's samples with their ranks, in the order of the shards."""
+        query = f"SELECT position, weight, rank, {_ENTRY} FROM entries WHERE split = ? ORDER BY rank"
+        for position, weight, rank, *rest in self._database.execute(query, (split,)):
+            yield Weighed(position + _SIGN, weight, (rank, _entry(rest)))
+
+    def add_leaves(self, leaves: Iterable[Leaf]) -> None:
+        rows = ((leaf.ordinal, leaf.split, leaf.start, leaf.stop, leaf.digest) for leaf in leaves)
+        self._database.executemany("INSERT INTO leaves VALUES (?, ?, ?, ?, ?)", rows)
+
+    # the finished catalogue
+
+    @property
+    def read(self) -> int:
+        """Raw samples in all, before any rule."""
+        return self.accepted + self.refused + self.filtered
+
+    @property
+    def accepted(self) -> int:
+        """Samples that are to be converted."""
+        return self._count("SELECT count(*) FROM entries")
+
+    @property
+    def refused(self) -> int:
+        """Samples that were rejected before conversion, and in it as far as `reject` was told."""
+        return self._count("SELECT count(*) FROM rejects WHERE number NOT IN (SELECT number FROM entries)")
+
+    @property
+    def rejected_entries(self) -> int:
+        """Samples that were rejected in conversion, as far as `reject` was told."""
+        return self._count("SELECT count(*) FROM rejects WHERE number IN (SELECT number FROM entries)")
+
+    @property
+    def filtered(self) -> int:
+        return self._count("SELECT coalesce(sum(filtered), 0) FROM containers")
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Split by split in the order of their names, in shard order within."""
+        for row in self._database.execute("SELECT * FROM leaves ORDER BY ordinal"):
+            yield Leaf(*row)
+
+    def leaf(self, ordinal: int) -> Leaf:
+        return Leaf(*self._database.execute("SELECT * FROM leaves WHERE ordinal = ?", (ordinal,)).fetchone())
+
+    def ordinals(self, digest: str) -> list[int]:
+        """The leaves of this digest: none, or one."""
+        query = "SELECT ordinal FROM leaves WHERE digest = ?"
+        return [ordinal for (ordinal,) in self._database.execute(query, (digest,))]
+
+    def entries(self, leaf: Leaf) -> list[Entry]:
+        return list(self.between(leaf.start, leaf.stop))
+
+    def between(self, start: int, stop: int) -> Iterator[Entry]:
+        """The entries of ranks start to stop."""
+        query = f"SELECT {_ENTRY} FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
+        return map(_entry, self._database.execute(query, (start, stop)))
+
+    def rejects(self) -> Iterator[Rejected]:
+        """In the sources' order."""
+        for row in self._database.execute("SELECT * FROM rejects ORDER BY number"):
+            yield Rejected(*row)
+
+    def reasons(self) -> dict[str, int]:
+        rows = self._database.execute("SELECT reason, count(*) FROM rejects GROUP BY reason ORDER BY reason")
+        return dict(rows.fetchall())
+
+    def kept_of(self, keys: Iterable[str]) -> int:
+        """How many of these keys (of an earlier version) are of accepted samples."""
+        query = "SELECT 1 FROM entries WHERE key = ? AND number NOT IN (SELECT number FROM rejects)"
+        return sum(self._database.execute(query, (key,)).fetchone() is not None for key in keys)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _count(self, query: str) -> int:
+        return int(self._database.execute(query).fetchone()[0])
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[Catalogue]:
+    """A finished catalogue, as workers open it."""
+    catalogue = Catalogue(path, reads_only=True)
+    try:
+        yield catalogue
+    finally:
+        catalogue.close()
+
+
+def _row(entry: Entry) -> tuple[Any, ...]:
+    spilled = entry.spilled
+    return (
+        entry.number,
+        entry.key,
+        _raw(entry.original_key),
+        _raw(entry.place),
+        entry.source,
+        _raw(entry.file),
+        entry.size,
+        entry.stamp,
+        _raw(entry.content),
+        entry.split,
+        None if entry.group is None else _raw(entry.group),
+        None if spilled is None else spilled.part,
+        None if spilled is None else spilled.offset,
+        None if spilled is None else spilled.length,
+    )
+
+
+def _entry(row: Iterable[Any]) -> Entry:
+    number, key, original_key, place, source, file, size, stamp, content, split, group, *spilled = row
+    return Entry(
+        number,
+        key,
+        _text(original_key),
+        _text(place),
+        source,
+        _text(file),
+        size,
+        stamp,
+        _text(content),
+        split,
+        None if group is None else _text(group),
+        None if spilled[0] is None else Spilled(*spilled),
+    )
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")

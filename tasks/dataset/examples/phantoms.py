@@ -1,0 +1,161 @@
+"""CT-like volumes of a simple chest, with reports and labels, in the layout of CT-RATE.
+
+A body of soft tissue in air with two lungs, a heart and a spine; findings are shapes that a model can learn
+to see. Noise and shapes are drawn as whole numbers, so that every machine writes the same files. The same
+volumes are written twice: as NIfTI, half of them in another orientation, stored without their intercept as
+scanners do; and as NPZ of HU / 1000, as CT-CLIP's first release did.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.dataset.examples.draft import is_taken, whole
+
+PATIENTS = 40
+SHAPE = (32, 64, 64)
+"""Depth (up), height (to the left), width (to the back), as CT-CLIP lays them out."""
+AIR, LUNG, FAT, TISSUE, FLUID, NODULE, BONE = -1000, -850, -100, 40, 10, 60, 600
+INTERCEPT = -1024
+NOISE_HU = 8
+SPACINGS = ((6.0, 5.0, 5.0), (7.5, 5.0, 5.0), (6.0, 6.0, 6.0))
+"""Millimetres along depth, height and width; patients differ."""
+FINDINGS: Mapping[str, tuple[str, str]] = {
+    "Cardiomegaly": ("The heart is enlarged.", "The heart is of normal size."),
+    "Lung nodule": ("There is a nodule in the {side} lung.", "No nodule is seen."),
+    "Pleural effusion": ("There is fluid behind the {side} lung.", "There is no pleural effusion."),
+}
+"""The labels, and what the report says where they are there and where not."""
+
+Volume = NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One scan, its voxels in HU."""
+
+    name: str
+    spacing: tuple[float, float, float]
+    labels: tuple[int, ...]
+    side: str
+    voxels: Volume
+
+
+def phantoms(path: Path, patients: int = PATIENTS) -> int:
+    """Write `nifti/`, `npz/`, reports.csv, labels.csv and metadata.csv; returns how many scans there are.
+
+    Every other patient has two scans. A folder with anything in it is left alone, and 0 is returned. The
+    folder appears whole or not at all.
+    """
+    if is_taken(path):
+        return 0
+    scans = [scan for patient in range(patients) for scan in _scans(patient)]
+    with whole(path) as draft:
+        for kind in ("nifti", "npz"):
+            (draft / kind).mkdir()
+        for number, scan in enumerate(scans):
+            _write_nifti(draft / "nifti" / f"{scan.name}.nii.gz", scan, is_flipped=number % 2 == 1)
+            stored = scan.voxels.astype(np.float32) / np.float32(1000)
+            np.savez_compressed(draft / "npz" / f"{scan.name}.npz", arr_0=stored)
+        _write_tables(draft, scans)
+    return len(scans)
+
+
+def _scans(patient: int) -> list[Scan]:
+    """One or two scans of a patient, whose body and findings are the same in both."""
+    draws = np.random.default_rng(patient)
+    labels = tuple(int(draw) for draw in draws.integers(0, 2, len(FINDINGS)))
+    side = ("left", "right")[int(draws.integers(2))]
+    spacing = SPACINGS[int(draws.integers(len(SPACINGS)))]
+    anatomy = _anatomy(draws, labels, side)
+    scans = []
+    for scan in range(1 + patient % 2):
+        noise = draws.integers(-3, 4, SHAPE) * NOISE_HU
+        voxels = np.where(anatomy == AIR, AIR, anatomy + noise).astype(np.int16)
+        scans.append(Scan(f"phantom_{patient:03d}_{'ab'[scan]}_1", spacing, labels, side, voxels))
+    return scans
+
+
+def _anatomy(draws: np.random.Generator, labels: Sequence[int], side: str) -> NDArray[np.int64]:
+    """The chest without noise, in HU; positions are shares of the volume's half sides."""
+    cardiomegaly, nodule, effusion = labels
+    girth = draws.integers(80, 92) / 100
+    z, across, back = np.ogrid[tuple(slice(-1, 1, sides * 1j) for sides in SHAPE)]
+
+    def ball(centre: tuple[float, float, float], radius: tuple[float, float, float]) -> NDArray[np.bool_]:
+        parts = (
+            (z - centre[0]) / radius[0],
+            (across - centre[1]) / radius[1],
+            (back - centre[2]) / radius[2],
+        )
+        return np.asarray(parts[0] ** 2 + parts[1] ** 2 + parts[2] ** 2 < 1)
+
+    volume = np.full(SHAPE, AIR)
+    volume[ball((0, 0, 0), (99, girth, girth * 0.72))] = FAT
+    volume[ball((0, 0, 0), (99, girth - 0.07, girth * 0.72 - 0.07))] = TISSUE
+    lungs = {way: ball((0, sign * 0.38, 0), (0.95, 0.28, 0.44)) for way, sign in (("left", 1), ("right", -1))}
+    volume[lungs["left"] | lungs["right"]] = LUNG
+    if effusion:
+        volume[lungs[side] & np.broadcast_to(back > 0.08, SHAPE)] = FLUID
+    if nodule:
+        sign = 1 if side == "left" else -1
+        height, depth = draws.integers(-40, 41) / 100, draws.integers(-25, 6) / 100
+        volume[ball((height, sign * 0.4, depth), (0.22, 0.11, 0.11))] = NODULE
+    heart = (0.5, 0.3, 0.26) if cardiomegaly else (0.35, 0.17, 0.16)
+    volume[ball((-0.2, 0.08, -0.12), heart)] = TISSUE
+    volume[ball((0, 0, 0.48), (99, 0.1, 0.1))] = BONE
+    return volume
+
+
+def _write_nifti(path: Path, scan: Scan, is_flipped: bool) -> None:
+    """As stored by a scanner: numbers with an intercept, in CT-RATE's orientation (LPS) or another (RAS)."""
+    import nibabel  # here, because it takes a fifth of a second
+
+    depth, height, width = scan.spacing
+    array = (scan.voxels - np.int16(INTERCEPT)).transpose(1, 2, 0)  # to the left, to the back, up
+    direction = -1.0
+    if is_flipped:
+        array, direction = array[::-1, ::-1], 1.0
+    header = cast(Any, nibabel).Nifti1Header()
+    header.set_data_dtype(array.dtype)
+    header.set_data_shape(array.shape)
+    header.set_zooms((height, width, depth))
+    header.set_sform(np.diag([direction * height, direction * width, depth, 1.0]), code=1)
+    header.set_xyzt_units("mm")
+    header.set_slope_inter(1, INTERCEPT)
+    header["vox_offset"], header["magic"] = 352, b"n+1"
+    # nibabel's own writing of an image would choose slope and intercept anew
+    content = bytes(header.binaryblock) + bytes(4) + array.tobytes(order="F")
+    path.write_bytes(gzip.compress(content, mtime=0))
+
+
+def _write_tables(folder: Path, scans: Sequence[Scan]) -> None:
+    tables: dict[str, tuple[Sequence[str], list[Sequence[object]]]] = {
+        "reports": (("VolumeName", "Findings_EN", "Impressions_EN"), []),
+        "labels": (("VolumeName", *FINDINGS), []),
+        "metadata": (("VolumeName", "RescaleSlope", "RescaleIntercept", "XYSpacing", "ZSpacing"), []),
+    }
+    for scan in scans:
+        name = f"{scan.name}.nii.gz"
+        tables["reports"][1].append((name, *_report(scan)))
+        tables["labels"][1].append((name, *scan.labels))
+        z, across, back = scan.spacing
+        tables["metadata"][1].append((name, 1, INTERCEPT, f"[{back}, {across}]", z))
+    for table, (header, rows) in tables.items():
+        with (folder / f"{table}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([header, *rows])
+
+
+def _report(scan: Scan) -> tuple[str, str]:
+    """Findings and impression."""
+    found = [name for name, label in zip(FINDINGS, scan.labels, strict=True) if label]
+    sentences = [FINDINGS[name][name not in found].format(side=scan.side) for name in FINDINGS]
+    return " ".join(sentences), f"{', '.join(found)}." if found else "No finding."

@@ -1,0 +1,28 @@
+"""What of a version depends on time and place: build.json."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from typing import Any
+
+from tasks.core.schema import Config
+from tasks.dataset.catalogue import Catalogue
+from tasks.dataset.fingerprint import packages
+
+
+def facts(config: Config, catalogue: Catalogue) -> dict[str, Any]:
+    """`inputs_digest` tells whether there is anything to do, `unread` how many samples are to be tried again
+    at the next build."""
+    return {
+        "inputs_digest": catalogue.fact("inputs"),
+        "unread": catalogue.fact("unread"),
+        "private": config.dataset.private,
+        "built": time.time(),
+        "host": socket.gethostname(),
+        "engine": config.engine.build.model_dump(mode="json"),
+        "python": sys.version.split()[0],
+        "versions": packages(config.dataset.modality),
+        "output": str(config.dataset.output),
+    }

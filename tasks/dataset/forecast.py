@@ -1,0 +1,148 @@
+"""What a build would do, told without doing it: samples, shards, bytes, time and why.
+
+The catalogue is made in a temporary folder, so nothing beside the dataset changes. A sequential source is not
+read for it: of that only its containers are known. Size and time come from converting TRIED samples spread
+over all.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from tasks.core.files import write_json
+from tasks.core.progress import Progress, silent
+from tasks.core.schema import Config
+from tasks.dataset import versions
+from tasks.dataset.catalogue import Catalogue, Leaf
+from tasks.dataset.convert import RULES, converter_in
+from tasks.dataset.fingerprint import config_digest
+from tasks.dataset.freshness import unchanged
+from tasks.dataset.leaves import plan_leaves
+from tasks.dataset.listing import check, fingerprint, list_samples
+from tasks.dataset.manifest import read_manifest
+from tasks.dataset.reuse import known_leaves
+from tasks.dataset.rules import rules_of
+from tasks.dataset.tar import ShardWriter
+
+TRIED = 20
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be converted, told by listing the sources: `bytes` and `seconds` are for one process, and
+    `tried_rejects` holds an example of each reason among the samples that were tried."""
+
+    listed: int
+    filtered: int
+    rejected: Mapping[str, int]
+    shards: int
+    to_convert: int
+    to_convert_shards: int
+    bytes: int
+    seconds: float
+    tried_rejects: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What `tarmac build` would do.
+
+    `up_to_date` is the version that already is what the build would make. Of sequential sources
+    `containers` and `read_bytes` tell what will be read; what is in them shows only then, so `work` is None.
+    `free_bytes` is the room on the output's disk.
+    """
+
+    up_to_date: str | None
+    why: Sequence[str]
+    containers: int
+    read_bytes: int
+    free_bytes: int
+    work: Work | None
+
+
+def forecast(config: Config, progress: Progress = silent) -> Forecast:
+    """UsageError and DataError as the build would raise them."""
+    inputs = fingerprint(config, progress)
+    before = versions.current(config.dataset.output)
+    free = _room(config.dataset.output)
+    if before is not None and unchanged(before, inputs):
+        return Forecast(before.name, (), 0, 0, free, None)
+    sources = check(config.dataset)
+    containers = [one for source in sources if source.is_sequential for one in source.containers()]
+    if containers:
+        size = sum(max(one.stat.size, 0) for one in containers)
+        why = _why(config, before, "a container of the source has changed, come or gone")
+        return Forecast(None, why, len(containers), size, free, None)
+    with tempfile.TemporaryDirectory(prefix="tarmac-plan-") as folder:
+        work = _work(config, Path(folder), progress)
+    changed = "samples have changed, come or gone" if work.to_convert else "samples have gone"
+    return Forecast(None, _why(config, before, changed), 0, 0, free, work)
+
+
+def _room(output: Path) -> int:
+    """Free bytes on the disk that the folder is or will be on."""
+    there = (path for path in (output.absolute(), *output.absolute().parents) if path.exists())
+    return shutil.disk_usage(next(there)).free
+
+
+def _why(config: Config, before: Path | None, changed: str) -> tuple[str]:
+    """Why there is something to do."""
+    if before is None:
+        return ("there is no version yet",)
+    if read_manifest(before).config_digest != config_digest(config.dataset):
+        return ("the dataset block of the config has changed",)
+    return (changed,)
+
+
+def _work(config: Config, staging: Path, progress: Progress) -> Work:
+    """List into a folder of its own and try a few samples."""
+    write_json(staging / RULES, rules_of(config.dataset))
+    catalogue = list_samples(config, staging, progress)
+    try:
+        plan_leaves(catalogue, config.dataset)
+        known = known_leaves(config.dataset.output, catalogue)
+        missing = [leaf for leaf in catalogue.leaves() if leaf.ordinal not in known]
+        to_convert = sum(leaf.samples for leaf in missing)
+        ranks = _spread(missing, min(to_convert, TRIED))
+        size, seconds, rejects = _try(catalogue, staging, ranks)
+        share = to_convert / max(len(ranks), 1)
+        return Work(
+            listed=catalogue.read,
+            filtered=catalogue.filtered,
+            rejected=catalogue.reasons(),
+            shards=len(known) + len(missing),
+            to_convert=to_convert,
+            to_convert_shards=len(missing),
+            bytes=round(size * share),
+            seconds=seconds * share,
+            tried_rejects=rejects,
+        )
+    finally:
+        catalogue.close()
+
+
+def _spread(leaves: Sequence[Leaf], count: int) -> list[int]:
+    """The ranks of `count` samples, evenly spread over the leaves."""
+    ranks = list(chain.from_iterable(range(leaf.start, leaf.stop) for leaf in leaves))
+    return [ranks[number * len(ranks) // count] for number in range(count)]
+
+
+def _try(catalogue: Catalogue, staging: Path, ranks: list[int]) -> tuple[int, float, dict[str, str]]:
+    """Bytes and seconds of converting these entries, and the rejects among them with their details."""
+    entries = [entry for rank in ranks for entry in catalogue.between(rank, rank + 1)]
+    work = converter_in(staging)
+    with ShardWriter(staging / "tried.tar") as writer:
+        work.convert(writer, entries[:1])  # imports what it needs
+        began, before = time.perf_counter(), writer.size_bytes
+        outcomes = work.convert(writer, entries)
+        took, size = time.perf_counter() - began, writer.size_bytes - before
+    rejects = {
+        str(one.reject.reason): f"{one.entry.place}: {one.reject.detail}" for one in outcomes if one.reject
+    }
+    return size, took, rejects

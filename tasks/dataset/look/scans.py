@@ -1,0 +1,87 @@
+"""Three slices through the middle of a CT volume, as a radiologist would have them.
+
+The voxels' own distances give the slices their shape. Windows are the usual ones for lung and soft tissue
+(level and width in HU); what lies beyond is black or white.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from tasks.core.errors import DataError
+from tasks.dataset.look.pictures import Picture, encode
+from tasks.dataset.reasons import Reject
+from tasks.dataset.volumes import stored
+from tasks.dataset.volumes.geometry import Spacing, spacing_of
+from tasks.dataset.volumes.stored import StoredVolume
+
+WINDOWS: Mapping[str, tuple[int, int]] = {"lung": (-600, 1500), "soft tissue": (40, 400)}
+LONGEST = 200
+SHORTEST = 8
+"""Pixels of a side, however flat the volume is."""
+
+
+def open_scan(members: Mapping[str, bytes]) -> StoredVolume:
+    """The volume of whichever member holds it; DataError when none can be read."""
+    name = stored.member_of(members)
+    if name is None:
+        raise DataError(f"there is no volume among {', '.join(sorted(members)) or 'none'}")
+    try:
+        return stored.open_volume(name, members[name])
+    except stored.Damaged as error:
+        raise DataError(f"{name} cannot be read: {error}") from None
+    except ModuleNotFoundError as error:
+        raise DataError(f"{name} needs {error.name}: pip install 'tarmac[ct]'") from None
+
+
+def stated_spacing(facts: Mapping[str, Any]) -> Spacing | None:
+    """The distances (z, y, x) in mm that the sample states; None where it states none that can be."""
+    try:
+        return spacing_of(facts.get("spacing_mm"))
+    except Reject:
+        return None
+
+
+def slices(scan: StoredVolume, spacing: Spacing | None, alt: str) -> list[Picture]:
+    """Axial, coronal and sagittal through the middle, in each window; DataError when they are damaged.
+
+    Only what the three touch is decompressed. Without a spacing voxels are taken for cubes.
+    """
+    try:
+        planes = list(_planes(scan, spacing or (1.0, 1.0, 1.0)))
+    except stored.Damaged as error:
+        raise DataError(f"the volume cannot be read: {error}") from None
+    return [
+        encode(
+            _scaled(_windowed(plane, *window), sides), f"{alt}, {name}, {tissue} window", f"{name}, {tissue}"
+        )
+        for tissue, window in WINDOWS.items()
+        for name, plane, sides in planes
+    ]
+
+
+def _planes(scan: StoredVolume, spacing: Spacing) -> Iterator[tuple[str, NDArray[Any], tuple[int, int]]]:
+    """Each plane with its voxels and its (width, height) in pixels."""
+    extent = [side * distance for side, distance in zip(scan.shape, spacing, strict=True)]
+    for axis, name in enumerate(("axial", "coronal", "sagittal")):
+        crop = list(stored.whole(scan))
+        crop[axis] = slice(scan.shape[axis] // 2, scan.shape[axis] // 2 + 1)
+        plane = stored.read_crop(scan, (crop[0], crop[1], crop[2])).squeeze(axis)
+        down, across = (length for other, length in enumerate(extent) if other != axis)
+        scale = LONGEST / max(across, down)
+        yield name, plane, (max(SHORTEST, math.ceil(across * scale)), max(SHORTEST, math.ceil(down * scale)))
+
+
+def _windowed(plane: NDArray[Any], level: int, width: int) -> NDArray[np.uint8]:
+    grey = (np.asarray(plane, np.float64) - (level - width / 2)) * (255 / width)
+    return np.clip(np.rint(grey), 0, 255).astype(np.uint8)
+
+
+def _scaled(grey: NDArray[np.uint8], sides: tuple[int, int]) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(grey)).resize(sides, Image.Resampling.BICUBIC)

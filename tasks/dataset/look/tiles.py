@@ -1,0 +1,186 @@
+"""One sample as the page shows it: pictures, captions, turns, and whatever is wrong with it.
+
+A sample that cannot be shown is a tile that says so. A new modality is a function here and a line in SHOWN.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from tasks.core.errors import DataError
+from tasks.core.formats import NOTHING, shorten
+from tasks.dataset.images import MEMBERS
+from tasks.dataset.look.choice import spread
+from tasks.dataset.look.crops import crops_of, synthetic_captions
+from tasks.dataset.look.pictures import Box, Picture, thumbnail
+from tasks.dataset.look.samples import SampleReader
+from tasks.dataset.look.scans import open_scan, slices, stated_spacing
+
+TEXT = 280
+REPORT = 700
+MESSAGES = 4
+PICTURES = 3
+CROPS = 6
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Tile:
+    """`turns` are (who, text); `more` are texts beside the caption; `faults` say what could not be shown."""
+
+    key: str
+    pictures: list[Picture] = field(default_factory=list)
+    caption: str = ""
+    more: list[str] = field(default_factory=list)
+    turns: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def tile(reader: SampleReader, row: int, modality: str) -> Tile:
+    """Sample `row` as a tile; a sample that cannot be read is a tile with its fault."""
+    try:
+        sample = reader.read(row)
+    except DataError as error:
+        return Tile(f"sample {row + 1:,}", faults=[str(error)])
+    shown = Tile(shorten(sample.key, 80))
+    SHOWN[modality](sample.members, shown)
+    return shown
+
+
+def _image_text(members: Mapping[str, bytes], shown: Tile) -> None:
+    _add_picture(members, shown)
+    shown.caption = _text(members, shown, TEXT)
+
+
+def _reinforced(members: Mapping[str, bytes], shown: Tile) -> None:
+    crops: list[Box] = _attempt(lambda: crops_of(_json(members, "paug.json")), shown, [])
+    drawn = tuple(crops[index] for index in spread(len(crops), CROPS))
+    _add_picture(members, shown, drawn)
+    shown.caption = _text(members, shown, TEXT)
+    texts: list[str] = _attempt(lambda: synthetic_captions(_json(members, "syn.json")), shown, [])
+    shown.more = [shorten(text, TEXT // 2) for text in texts[:5]]
+    if crops:
+        shown.notes.append(
+            f"{len(drawn)} of {len(crops)} crops" if len(crops) > CROPS else f"{len(crops)} crops"
+        )
+
+
+def _volume_report(members: Mapping[str, bytes], shown: Tile) -> None:
+    facts: dict[str, Any] = _attempt(lambda: _object(members, "json"), shown, {})
+    spacing = stated_spacing(facts)
+    try:
+        scan = open_scan(members)
+        shown.notes.append(" × ".join(map(str, scan.shape)) + " voxels")
+        shown.pictures = slices(scan, spacing, f"Slice of {shown.key}")
+    except DataError as error:
+        shown.faults.append(str(error))
+    distances = " × ".join(f"{value:g}" for value in spacing) if spacing is not None else ""
+    shown.notes.append(f"{distances} mm" if spacing else "no spacing is stated: voxels are shown as cubes")
+    labels = facts.get("labels")
+    if isinstance(labels, dict):
+        present = [str(name) for name, value in labels.items() if value]
+        shown.notes.append(shorten(f"labels: {', '.join(present) or 'none'} of {len(labels)}", TEXT))
+    shown.caption = _text(members, shown, REPORT)
+
+
+def _chat(members: Mapping[str, bytes], shown: Tile) -> None:
+    names = sorted(name for name in members if name.partition(".")[2] in MEMBERS)
+    for name in names[:PICTURES]:
+        _attempt(partial(_add_image, members, name, shown), shown, None)
+    facts: dict[str, Any] = _attempt(lambda: _object(members, "json"), shown, {})
+    turns: list[tuple[str, str]] = _attempt(lambda: _turns(facts), shown, [])
+    shown.turns = [(who, shorten(text, TEXT)) for who, text in turns[:MESSAGES]]
+    if len(turns) > MESSAGES:
+        shown.notes.append(f"{len(turns) - MESSAGES:,} more messages")
+    if len(names) > PICTURES:
+        shown.notes.append(f"{len(names) - PICTURES:,} more images")
+    ratings = facts.get("ratings")
+    if isinstance(ratings, dict):
+        shown.notes += [f"{shorten(name, 40)} {_rating(value)}" for name, value in list(ratings.items())[:6]]
+
+
+SHOWN: Mapping[str, Callable[[Mapping[str, bytes], Tile], None]] = {
+    "image_text": _image_text,
+    "reinforced": _reinforced,
+    "volume_report": _volume_report,
+    "chat": _chat,
+}
+
+
+def _rating(values: Any) -> str:
+    """Of each turn, as `4, –, 5`."""
+    listed = values if isinstance(values, list) else [values]
+    return shorten(", ".join(NOTHING if value is None else str(value) for value in listed[:MESSAGES]), 40)
+
+
+def _turns(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """`{"messages": [{"user": …, "assistant": …}]}` as (who, text), in order."""
+    messages = facts.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise DataError("json: there is no list of messages")
+    return [
+        (who, message[who])
+        for message in messages
+        for who in ("user", "assistant")
+        if isinstance(message.get(who), str)
+    ]
+
+
+def _add_picture(members: Mapping[str, bytes], shown: Tile, crops: Sequence[Box] = ()) -> None:
+    name = next((name for name in MEMBERS if name in members), None)
+    if name is None:
+        shown.faults.append(f"there is no image among {', '.join(sorted(members)) or 'none'}")
+        return
+    _attempt(partial(_add_image, members, name, shown, tuple(crops)), shown, None)
+    shown.notes += [f"{picture.width} × {picture.height}" for picture in shown.pictures]
+
+
+def _add_image(members: Mapping[str, bytes], name: str, shown: Tile, crops: tuple[Box, ...] = ()) -> None:
+    alt = f"Image {name.partition('.')[0]} of {shown.key}" if "." in name else f"Image of {shown.key}"
+    shown.pictures.append(thumbnail(members[name], alt, crops))
+
+
+def _text(members: Mapping[str, bytes], shown: Tile, most: int) -> str:
+    if "txt" not in members:
+        shown.faults.append("there is no txt")
+        return ""
+    try:
+        text = members["txt"].decode()
+    except UnicodeDecodeError as error:
+        shown.faults.append(f"txt is not UTF-8 at byte {error.start}")
+        text = members["txt"].decode("utf-8", "replace")
+    if not text.strip():
+        shown.faults.append("the caption is blank")
+    return shorten(text, most)
+
+
+def _json(members: Mapping[str, bytes], name: str) -> Any:
+    if name not in members:
+        raise DataError(f"there is no {name}")
+    try:
+        return json.loads(members[name])
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name} cannot be read: {str(error)[:120]}") from None
+
+
+def _object(members: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    value = _json(members, name)
+    if not isinstance(value, dict):
+        raise DataError(f"{name} holds no JSON object")
+    return value
+
+
+def _attempt(read: Callable[[], T], shown: Tile, otherwise: T) -> T:
+    """What `read` gives; when it cannot, the fault goes on the tile."""
+    try:
+        return read()
+    except DataError as error:
+        shown.faults.append(str(error))
+        return otherwise

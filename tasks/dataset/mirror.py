@@ -1,0 +1,218 @@
+"""A published version's copy in a bucket, for readers elsewhere.
+
+    s3://bucket/digits/ current    versions/9c41…/ manifest.json …  train/000000.tar …
+
+A version never changes and its name is its content's, so an object that is there with the right size is
+right, and an upload that was interrupted goes on where it ended. Shards that the mirror's current version
+holds too are copied within the bucket. A version's `manifest.json` comes after all else of it, and `current`
+(a text, the version's name) after that: a reader finds a whole version or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.core import remote
+from tasks.core.errors import DataError, UsageError
+from tasks.core.files import write_json
+from tasks.core.progress import Progress, silent
+from tasks.core.stores import Unreachable
+from tasks.dataset.freshness import MIRRORED
+
+TOGETHER = 4
+"""Transfers at the same time."""
+SLOWEST = 100_000
+"""Bytes a second; a slower transfer is given up and tried again."""
+PART = 16 << 20
+"""Bytes of an upload's part, of which two are in memory."""
+NOTE = "bytes mirrored"
+MANIFEST, SHARDS = "manifest.json", "shards.parquet"
+ALWAYS = (MANIFEST, "build.json")
+"""Sent each time: the first marks a version that is whole, the second is not shaped by the content."""
+VERSION = re.compile(r"[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """What publishing took: objects that were uploaded, copied within the bucket, and there already."""
+
+    uploaded: int
+    copied: int
+    kept: int
+    pruned: list[str]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One object of the version, and the object of the same content that the bucket has (else "")."""
+
+    name: str
+    size: int
+    twin: str
+
+
+def check(mirror: str) -> None:
+    """UsageError for a mirror that cannot be written, or whose package is not installed."""
+    if mirror.partition("://")[0] not in ("s3", "gs"):
+        raise UsageError(f"dataset.mirror: {mirror} cannot be written; give an address in s3:// or gs://")
+    remote.filesystem(mirror, "dataset.mirror")
+
+
+def publish(version: Path, mirror: str, keep: int, progress: Progress = silent) -> Mirrored:
+    """Bring the version to the mirror, make it current there, and prune all but the newest `keep`.
+
+    UsageError for a mirror that cannot be written, DataError when the store refuses or does not answer; what
+    is there by then stays, and the next call goes on from it.
+    """
+    check(mirror)
+    try:
+        return _Mirror(mirror.rstrip("/")).publish(version, keep, progress)
+    except Unreachable:
+        raise
+    except OSError as error:
+        raise DataError(f"dataset.mirror: {error.filename or mirror}: {error.strerror or error}") from None
+
+
+def plan_transfers(
+    sizes: Mapping[str, int], shas: Mapping[str, str], there: Mapping[str, int], twins: Mapping[str, str]
+) -> list[Transfer]:
+    """What the mirror lacks of a version, by the objects' names within it.
+
+    `sizes` and `there` are those of the version and of the mirror's copy of it, `shas` the known SHA-256 of
+    its objects, `twins` objects elsewhere in the bucket by their SHA-256.
+    """
+    return [
+        Transfer(name, size, "" if name in ALWAYS else twins.get(shas.get(name, ""), ""))
+        for name, size in sizes.items()
+        if name in ALWAYS or there.get(name) != size
+    ]
+
+
+class _Mirror:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._fs = remote.filesystem(address, "dataset.mirror")
+
+    def publish(self, version: Path, keep: int, progress: Progress) -> Mirrored:
+        sizes = {path.relative_to(version).as_posix(): path.stat().st_size for path in _files(version)}
+        there = self._sizes(version.name)
+        plan = plan_transfers(sizes, _shas(version), there, self._twins(version.name))
+        whole, done = sum(one.size for one in plan), 0
+        for group in (
+            [one for one in plan if one.name != MANIFEST],
+            [one for one in plan if one.name == MANIFEST],
+        ):
+            for size in self._transfer(version, group):
+                done += size
+                progress(done, whole, NOTE)
+        self._require(version.name, sizes)
+        self._call("_pipe_file", "current", version.name.encode())
+        copied = sum(bool(one.twin) for one in plan)
+        write_json(version.parents[1] / MIRRORED, {"address": self.address, "version": version.name})
+        pruned = self._prune(version.name, keep)
+        return Mirrored(len(plan) - copied, copied, len(sizes) - len(plan), pruned)
+
+    def _transfer(self, version: Path, plan: Sequence[Transfer]) -> Iterator[int]:
+        """Do it, a few at a time; the size of each when it is done. The first failure ends it."""
+
+        def one(transfer: Transfer) -> int:
+            target, limit_s = f"versions/{version.name}/{transfer.name}", transfer.size / SLOWEST
+            if transfer.twin:
+                self._call("_cp_file", transfer.twin, f"{self.address}/{target}", limit_s=limit_s)
+            else:
+                parts = {"chunksize": PART, "max_concurrency": 2} if self.address.startswith("s3:") else {}
+                source = str(version / transfer.name)
+                self._call("_put_file", source, f"{self.address}/{target}", limit_s=limit_s, **parts)
+            return transfer.size
+
+        with ThreadPoolExecutor(TOGETHER) as pool:
+            try:
+                for future in as_completed([pool.submit(one, transfer) for transfer in plan]):
+                    yield future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _sizes(self, version: str) -> dict[str, int]:
+        """The objects of the mirror's copy of a version, with their sizes."""
+        store = remote.RemoteStore(f"{self.address}/versions/{version}", "dataset.mirror")
+        try:
+            return {file: store.stat(file).size for file in store.files()}
+        except FileNotFoundError:
+            return {}
+
+    def _require(self, version: str, sizes: Mapping[str, int]) -> None:
+        """DataError unless all that was sent is there."""
+        there = self._sizes(version)
+        for name, size in sizes.items():
+            if there.get(name) != size:
+                raise DataError(
+                    f"dataset.mirror: {self.address}/versions/{version}/{name} is not as it was sent; "
+                    "publish again"
+                )
+
+    def _twins(self, version: str) -> dict[str, str]:
+        """Addresses of the current version's shards by SHA-256; none when they are this version's own."""
+        try:
+            other = self._call("_cat_file", "current").decode().strip()
+            if other == version:
+                return {}
+            base = f"{self.address}/versions/{other}"
+            table = pq.read_table(
+                io.BytesIO(self._call("_cat_file", f"versions/{other}/{SHARDS}")), columns=["name", "sha256"]
+            )
+        except (FileNotFoundError, UnicodeDecodeError, pa.ArrowException):
+            return {}  # nothing was mirrored, or what was is damaged: all is uploaded
+        names, shas = (table.column(name).to_pylist() for name in ("name", "sha256"))
+        there = self._sizes(other)
+        return {sha: f"{base}/{name}" for name, sha in zip(names, shas, strict=True) if name in there}
+
+    def _prune(self, current: str, keep: int) -> list[str]:
+        """Remove the oldest versions, their manifests first, so that none is there by half."""
+        store = remote.RemoteStore(f"{self.address}/versions", "dataset.mirror")
+        versions = [name for name in store.entries()[0] if VERSION.fullmatch(name) and name != current]
+        by_age = sorted(versions, key=lambda name: self._published(name), reverse=True)
+        doomed = by_age[max(keep - 1, 0) :]
+        for name in doomed:
+            for file in (MANIFEST, ""):
+                with contextlib.suppress(FileNotFoundError):
+                    self._call("_rm", f"versions/{name}/{file}".rstrip("/"), recursive=not file)
+        return doomed
+
+    def _published(self, version: str) -> str:
+        """When, as a text that sorts; "" for a version that is there by half, so that it goes first."""
+        try:
+            info = self._call("_info", f"versions/{version}/{MANIFEST}")
+        except FileNotFoundError:
+            return ""
+        return str(info.get("LastModified") or info.get("updated") or info.get("mtime"))
+
+    def _call(self, function: str, path: str, *arguments: Any, limit_s: float = 0, **named: Any) -> Any:
+        """fsspec's coroutine on an object of the mirror; copies and uploads name theirs as the target."""
+        is_transfer = function in ("_cp_file", "_put_file")
+        first = path if is_transfer else f"{self.address}/{path}"
+        where = str(arguments[0]) if is_transfer else first
+        limit_s = remote.REQUEST_S + limit_s
+        return remote.call(
+            self._fs, getattr(self._fs, function), first, *arguments, where=where, limit_s=limit_s, **named
+        )
+
+
+def _files(version: Path) -> Iterator[Path]:
+    return (path for path in sorted(version.rglob("*")) if path.is_file())
+
+
+def _shas(version: Path) -> dict[str, str]:
+    """The SHA-256 of the version's shards, by their names."""
+    table = pq.read_table(version / SHARDS, columns=["name", "sha256"])
+    return dict(zip(table.column("name").to_pylist(), table.column("sha256").to_pylist(), strict=True))

@@ -1,0 +1,207 @@
+"""Conversations about images in nanoVLM's row format, as Parquet or JSON lines; one file or folder a subset.
+
+Parquet with images in it is read once, in order. Where rows hold paths instead, listing opens no image.
+A file that does not load is one reject and a warning, as nanoVLM passes over it; that none loads is an error.
+
+A rule of `filter` on a rating is nanoVLM's: it drops a turn, and a conversation only when no turn is left.
+The turns are hence dropped here, and what the general filter sees is whether one is left.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import posixpath
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.schema import ChatSource, Dataset
+from tasks.core.stores import (
+    ABSENT,
+    Stat,
+    Store,
+    Unreachable,
+    absolute_location,
+    base_of,
+    expand,
+    is_remote,
+    join_location,
+    open_store,
+)
+from tasks.dataset import filters
+from tasks.dataset.reasons import Reject
+from tasks.dataset.sources.chat_row import RATED, SUBSET, interpret
+from tasks.dataset.sources.columns import require
+from tasks.dataset.sources.source import Container, Item, read_file
+from tasks.dataset.sources.table import BYTES_PER_PIXEL, SLACK
+from tasks.dataset.sources.tabular import Row, Table, open_table
+from tasks.dataset.tar import BLOCK, Members, span_bytes
+
+logger = logging.getLogger(__name__)
+
+SUFFIXES = (".parquet", ".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What the heads of all files tell."""
+
+    columns: Sequence[str]
+    holds_images: bool
+
+
+class ChatRows:
+    """A row a sample: its images and its turns, with their ratings and all further columns."""
+
+    def __init__(self, config: ChatSource, dataset: Dataset, config_key: str) -> None:
+        self._config = config
+        self._config_key = config_key
+        self._filter = dataset.filter
+        self._limit = dataset.image.max_pixels * BYTES_PER_PIXEL + SLACK
+        named = (config.images, config.texts, config.key, dataset.splits.group_by, dataset.splits.column)
+        used = {name for name in (*dataset.filter, *named) if name is not None}
+        self._wanted = {RATED.get(name, name) for name in used} - {SUBSET}
+
+    @property
+    def location(self) -> str:
+        return absolute_location(self._config.path)
+
+    @property
+    def is_sequential(self) -> bool:
+        return self._head.holds_images
+
+    def columns(self) -> Sequence[str]:
+        return self._head.columns
+
+    def containers(self) -> Iterator[Container]:
+        for file in self._files:
+            yield Container(file, self._store.stat(file))
+
+    def items(self, container: Container) -> Iterator[Item]:
+        file = container.name
+        try:
+            table = self._open(file, ())
+            if table.columns and self._config.texts not in table.columns:
+                raise DataError(f"there is no column {self._config.texts!r}")
+            for row in table.rows:
+                yield self._item(file, row)
+        except Unreachable:
+            raise
+        except (UsageError, DataError) as error:
+            fault = self._why(file, error)
+            logger.warning("%s: %s is left out: %s", self._config_key, file, fault)
+            name = file.rpartition(".")[0]
+            yield Item(name, name, file, {}, "", ("source.unreadable", fault))
+
+    def stat(self, file: str) -> Stat:
+        found = [self._store.stat(image) for image in _images_of(file)]
+        if ABSENT in found:
+            return ABSENT
+        return Stat(sum(stat.size for stat in found), " ".join(stat.stamp for stat in found))
+
+    def read(self, file: str, content: str) -> Members:
+        images = [read_file(self._store, image, self._limit) for image in _images_of(file)]
+        return _members(content.encode(), images)
+
+    def stored_bytes(self, file: str, size: int, content: str) -> int:
+        # An image takes a header and less than a block of padding; the JSON is stored as it is.
+        return span_bytes([len(content.encode())]) + max(size, 0) + 2 * BLOCK * len(_images_of(file))
+
+    @cached_property
+    def _store(self) -> Store:
+        return open_store(base_of(self._config.path), f"{self._config_key}.path")
+
+    @cached_property
+    def _files(self) -> Sequence[str]:
+        """Relative to the store."""
+        found = expand(self._config.path, SUFFIXES, f"{self._config_key}.path")
+        return [file.removeprefix(f"{self._store.location.rstrip('/')}/") for file in found]
+
+    @cached_property
+    def _head(self) -> _Head:
+        columns: dict[str, None] = {}
+        binary: set[str] = set()
+        faults = []
+        for file in self._files:
+            try:
+                table = self._open(file, self._wanted)
+            except Unreachable:
+                raise
+            except (UsageError, DataError) as error:
+                faults.append(f"{file}: {self._why(file, error)}")
+                continue
+            columns |= dict.fromkeys(table.columns)
+            binary |= table.binary
+        if faults and not columns:
+            raise DataError(f"{self.location}: none of its files can be read; {faults[0]}")
+        for role in ("images", "texts", "key"):
+            name = getattr(self._config, role)
+            if name is not None and columns:
+                require(f"{self._config_key}.{role}", name, list(columns), self.location)
+        rated = [name for name, column in RATED.items() if column in columns]
+        readable = [name for name in columns if name not in binary]
+        return _Head([SUBSET, *rated, *readable], self._config.images in binary)
+
+    def _open(self, file: str, wanted: Collection[str]) -> Table:
+        location = join_location(self._store.location, file)
+        return open_table(location, f"{self._config_key}.path", wanted, self._config.images)
+
+    def _why(self, file: str, error: Exception) -> str:
+        """The error, the same wherever the source lies."""
+        return str(error).replace(join_location(self._store.location, file), file)
+
+    def _item(self, file: str, row: Row) -> Item:
+        place = f"{file}:{row.line}"
+        if row.fault is not None:
+            return Item(place, place, "", {}, "", ("source.unreadable", row.fault))
+        sample = interpret(row.fields, _subset_of(file), self._config, self._filter)
+        key = sample.original_key or place
+        paths = [_located(file, image) for image in sample.images if isinstance(image, str)]
+        named = file if self.is_sequential else _joined(paths)
+        if sample.fault is not None or not filters.passes(self._filter, sample.fields):
+            return Item(place, key, named, sample.fields, "", sample.fault)
+        if not self.is_sequential:
+            return Item(place, key, named, sample.fields, sample.document.decode())
+        try:
+            members = _members(sample.document, [self._bytes(file, image) for image in sample.images])
+        except Reject as reject:
+            return Item(place, key, named, sample.fields, "", (reject.reason, reject.detail))
+        return Item(place, key, named, sample.fields, "", members=members)
+
+    def _bytes(self, file: str, image: bytes | str) -> bytes:
+        if isinstance(image, str):
+            return read_file(self._store, _located(file, image), self._limit)
+        return image
+
+
+def _subset_of(file: str) -> str:
+    """The first folder that the file lies in, or its own name."""
+    folder, slash, _ = file.partition("/")
+    return folder if slash else file.rpartition(".")[0]
+
+
+def _located(file: str, image: str) -> str:
+    """An image's path relative to the source's folder, told from that of the file which names it."""
+    if is_remote(image) or image.startswith("/"):
+        return image
+    return posixpath.normpath(posixpath.join(posixpath.dirname(file), image))
+
+
+def _joined(images: Sequence[str]) -> str:
+    """The images' paths as one: a list in JSON, unless it is one path alone."""
+    if not images:
+        return ""
+    return images[0] if len(images) == 1 and images[0][0] != "[" else json.dumps(images)
+
+
+def _images_of(file: str) -> list[str]:
+    """What `_joined` joined."""
+    if file.startswith("["):
+        return [str(image) for image in json.loads(file)]
+    return [file] if file else []
+
+
+def _members(document: bytes, images: Sequence[bytes]) -> Members:
+    return {"json": document} | {f"{number:03d}": image for number, image in enumerate(images)}

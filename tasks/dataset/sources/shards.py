@@ -1,0 +1,177 @@
+"""WebDataset tars made by others: each read once, from its first byte to its last, never extracted.
+
+Every sample that a tar holds is accounted for: what is torn, unsafe, or lacks a member is an item with a
+fault. Its members keep their bytes; what becomes of which is told by `roles`, what joins them by `join`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from tasks.core.schema import Dataset, ShardsSource
+from tasks.core.stores import Stat, absolute_location
+from tasks.dataset.reasons import Reject
+from tasks.dataset.sources.fields import as_member, look_up, object_of
+from tasks.dataset.sources.files import Files
+from tasks.dataset.sources.foreign_tar import TarReader
+from tasks.dataset.sources.grouping import Group, groups
+from tasks.dataset.sources.join import TableRows, TarMembers
+from tasks.dataset.sources.roles import FIELD, REQUIRED, Roles
+from tasks.dataset.sources.source import Container, Item, unreadable
+from tasks.dataset.tar import Members
+
+LOOKED_AT = 1000
+"""Samples whose `json` is searched for the fields that filters and splits name."""
+
+
+class Shards:
+    """A sample is adjacent members of one key; its `json` holds its fields."""
+
+    is_sequential = True
+
+    def __init__(self, config: ShardsSource, dataset: Dataset, config_key: str) -> None:
+        self._config = config
+        self._required = REQUIRED[dataset.modality]
+        self._roles = Roles.of(config, dataset, config_key)
+        self._files = Files(config.path, (".tar",), f"{config_key}.path")
+        kinds = [TableRows if join.is_table else TarMembers for join in config.join]
+        self._joins: list[TableRows | TarMembers] = [
+            kind(join, f"{config_key}.join[{number}]", self._roles)
+            for number, (kind, join) in enumerate(zip(kinds, config.join, strict=True))
+        ]
+        named = [name for name in (dataset.splits.group_by, dataset.splits.column) if name is not None]
+        self._used = [*dataset.filter, *named]
+
+    @property
+    def location(self) -> str:
+        return absolute_location(self._config.path)
+
+    def columns(self) -> Sequence[str]:
+        """Fields of joined tables and of the first samples' `json`; no further than to all that are used."""
+        found: dict[str, None] = {}
+        for join in self._joins:
+            if isinstance(join, TableRows):
+                found.update(dict.fromkeys(join.columns()))
+        for files in (self._files, *(join.files for join in self._joins if isinstance(join, TarMembers))):
+            first = files.names[0]
+            if not set(self._used) <= found.keys():
+                self._look_for_fields(files, first, found)
+        return list(found)
+
+    def containers(self) -> Iterator[Container]:
+        for file, stat in self._files.stats():
+            if self._joins:
+                stamps = "\0".join([stat.stamp, *(join.stamp(file) for join in self._joins)])
+                stat = Stat(stat.size, blake2b(stamps.encode(), digest_size=16).hexdigest())
+            yield Container(file, stat)
+
+    def items(self, container: Container) -> Iterator[Item]:
+        for group in self._groups(self._files, container.name):
+            place = f"{container.name}:{group.key}"
+            item = Item(place, group.key or container.name, container.name, {}, "", group.fault)
+            if group.fault is not None:
+                yield item
+                continue
+            try:
+                yield self._item(container.name, group, item)
+            except Reject as reject:
+                yield _faulty(item, reject)
+
+    def stat(self, file: str) -> Stat:
+        raise NotImplementedError("a sample of a tar has no file of its own")
+
+    def read(self, file: str, content: str) -> Members:
+        raise NotImplementedError("a tar is read in order")
+
+    def stored_bytes(self, file: str, size: int, content: str) -> int:
+        raise NotImplementedError("a sample of a tar comes with its bytes")
+
+    def _groups(self, files: Files, file: str) -> Iterator[Group[bytes]]:
+        try:
+            opened = files.store.open(file)
+        except OSError as error:
+            yield Group("", fault=("source.unreadable", f"the tar: {unreadable(error).detail}"))
+            return
+        with opened:
+            reader = TarReader(opened)
+            yield from groups(reader, self._roles, lambda _, member: reader.content(member))
+
+    def _item(self, container: str, group: Group[bytes], item: Item) -> Item:
+        """The item with key, members and fields; Reject when it lacks what its modality needs."""
+        found = group.members
+        fields = self._fields(found)
+        key = item.original_key
+        if self._config.key is not None:
+            key = _key(look_up(fields, self._config.key.removeprefix(FIELD)), self._config.key)
+        of_its_own = len(fields)
+        for join in self._joins:
+            self._join(join.members(container, key), found, fields)
+        if len(fields) > of_its_own:
+            found[self._roles.described] = as_member(fields)
+        members = self._members(found, fields, group.suffixes)
+        used = {name: look_up(fields, name) for name in self._used}
+        present = {name: value for name, value in used.items() if value is not None}
+        return Item(item.place, key, item.file, present, "", None, members)
+
+    def _fields(self, found: Mapping[str, bytes]) -> dict[str, Any]:
+        return object_of(found[self._roles.described]) if self._roles.described in found else {}
+
+    def _join(self, partner: Mapping[str, bytes], found: dict[str, bytes], fields: dict[str, Any]) -> None:
+        """Add the partner's members and fields where the sample has none."""
+        roles = set(self._roles.assign(found))
+        for suffix, content in partner.items():
+            if suffix not in found and self._roles.role(suffix) not in roles:
+                found[suffix] = content
+        for name, value in self._fields(partner).items():
+            fields.setdefault(name, value)
+
+    def _members(
+        self, found: Mapping[str, bytes], fields: Mapping[str, Any], suffixes: set[str]
+    ) -> dict[str, bytes]:
+        members = {role: found[suffix] for role, suffix in self._roles.assign(found).items()}
+        for role, origin in self._roles.origins.items():
+            if origin.startswith(FIELD):
+                value = look_up(fields, origin.removeprefix(FIELD))
+                if role == "txt" and isinstance(value, bool | list | dict):
+                    raise Reject("caption.missing", f"{origin} is a {type(value).__name__}, not a text")
+                if value is not None:
+                    members[role] = as_member(value)
+        for role, reason in self._required.items():
+            if role not in members:
+                given = self._roles.origins.get(role)
+                lacking = f"no {role}" if given is None else f"no {role}, as it has no {given}"
+                raise Reject(reason, f"{lacking}; its members: {', '.join(sorted(suffixes)[:12])}")
+        _check_text(members)
+        return members
+
+    def _look_for_fields(self, files: Files, first: str, found: dict[str, None]) -> None:
+        for number, group in enumerate(self._groups(files, first)):
+            try:
+                fields = self._fields(group.members)
+            except Reject:
+                fields = {}  # its own reject tells, when it is read
+            found.update(dict.fromkeys(fields))
+            found.update({name: None for name in self._used if look_up(fields, name) is not None})
+            if number >= LOOKED_AT or set(self._used) <= found.keys():
+                return
+
+
+def _key(value: Any, origin: str) -> str:
+    if value is None or value == "" or isinstance(value, dict | list):
+        raise Reject("source.unreadable", f"{origin} holds no key")
+    return str(value)
+
+
+def _faulty(item: Item, reject: Reject) -> Item:
+    return Item(item.place, item.original_key, item.file, {}, "", (reject.reason, reject.detail))
+
+
+def _check_text(members: Mapping[str, bytes]) -> None:
+    if "json" in members:
+        object_of(members["json"])
+    try:
+        members.get("txt", b"").decode()
+    except UnicodeDecodeError as error:
+        raise Reject("caption.encoding", f"not UTF-8 at byte {error.start + 1}") from None

@@ -1,0 +1,92 @@
+"""The records that every kind of evidence fills in, and how names and texts found in data are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from tasks.core.formats import shorten
+
+LOOKED_AT = 20
+"""Files, or cells, of a kind that are looked at where looking costs little."""
+
+Grade = Literal[0, 1, 2]
+"""2: builds as it stands. 1: builds, but something is doubtful. 0: would reject most samples."""
+Thing = TypeVar("Thing")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the config, its value (or a block of keys) and why; `is_aside`: commented out."""
+
+    name: str
+    value: Any
+    why: str = ""
+    is_aside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One way to read what is there: what was seen as (what, evidence), what to mend, and its config.
+
+    `dataset` are further keys of the dataset block, `label` the field that names a sample's class.
+    """
+
+    kind: str
+    what: str
+    modality: str
+    samples: int
+    grade: Grade
+    seen: Sequence[tuple[str, str]]
+    warnings: Sequence[str]
+    source: Sequence[Key]
+    dataset: Sequence[Key] = ()
+    is_private: bool = False
+    label: str | None = None
+
+    def as_json(self) -> Mapping[str, Any]:
+        return {
+            "kind": self.kind,
+            "modality": self.modality,
+            "samples": self.samples,
+            "seen": [{"what": what, "evidence": shown(evidence, 400)} for what, evidence in self.seen],
+            "warnings": [shown(warning, 400) for warning in self.warnings],
+        }
+
+
+def spread(things: Sequence[Thing], most: int) -> list[Thing]:
+    """At most so many of them, evenly spread from the first to the last."""
+    if len(things) <= most:
+        return list(things)
+    if most == 1:
+        return [things[0]]
+    return [things[number * (len(things) - 1) // (most - 1)] for number in range(most)]
+
+
+def shown(text: object, limit: int = 60) -> str:
+    """A name or text out of the data on one line, whatever it holds."""
+    clean = str(text).encode("utf-8", "replace").decode()
+    return shorten("".join(char if char.isprintable() else " " for char in clean), limit)
+
+
+def listed(names: Sequence[object], most: int = 4) -> str:
+    """`a, b, c … z`."""
+    clean = [shown(name, 40) for name in names]
+    if len(clean) <= most:
+        return ", ".join(clean)
+    return f"{', '.join(clean[: most - 1])} … {clean[-1]}"
+
+
+def splits_key(samples: int, group_by: str | None = None, why: str = "") -> Key:
+    """The share held out: larger where there are few samples."""
+    share = 0.15 if samples < 10_000 else 0.05 if samples < 100_000 else 0.01
+    if group_by is None:
+        return Key("splits", {"val": share}, why or "held out by key hash: a sample never changes sides")
+    return Key("splits", {"val": share, "group_by": group_by}, why)
+
+
+def shard_key(samples: int) -> Key:
+    if samples < 20_000:
+        return Key("shard", {"samples": 256}, "a maximum; or {bytes: 256MB}")
+    return Key("shard", {"bytes": "256MB"}, "a maximum; or {samples: 10000}")

@@ -1,0 +1,224 @@
+"""Tables of images and captions: which column is which, and whether the images are where the table says."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Sequence
+
+from tasks.core.formats import count, counted
+from tasks.core.stores import ABSENT, is_remote
+from tasks.dataset.splits import FOLDERS
+from tasks.dataset.survey.evidence import Grade, Key, Reading, listed, shard_key, shown, splits_key
+from tasks.dataset.survey.inventory import IMAGE_SUFFIXES, Inventory
+from tasks.dataset.survey.profile import Column, Profile
+from tasks.dataset.survey.table_sets import Tables, TableSet
+
+IMAGES = ("image", "img", "jpg", "png", "picture", "photo", "image_bytes", "bytes")
+CAPTIONS = ("caption", "text", "title", "description", "prompt", "alt", "txt", "alt_text", "sentence")
+KEYS = ("key", "id", "uid", "uuid", "image_id", "sample_id", "sha256", "md5", "hash")
+SPLITS = ("split", "subset", "partition", "set", "phase")
+SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"}
+GROUPS = ("patient", "subject", "patient_id", "subject_id", "group", "group_id", "product_id", "user_id")
+MOST_CLASSES = 200
+
+
+def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
+    found = (_reading(inventory, one, tables) for one in tables.sets)
+    return [reading for reading in found if reading is not None]
+
+
+def _reading(inventory: Inventory, table: TableSet, tables: Tables) -> Reading | None:
+    profile = table.first
+    image = image_column(profile)
+    if image is None:
+        return None
+    captions = caption_columns(profile, image)
+    if not captions:
+        return None
+    where, warnings, grade = _where_images_are(inventory, profile, image)
+    caption = captions[0]
+    others = f" (others: {listed([one.name for one in captions[1:]])})" if captions[1:] else ""
+    if caption.share(caption.spaced) < 0.5:
+        warnings = [*warnings, f"{caption.name} holds single words rather than captions"]
+        grade = min(grade, 1)
+    seen = [
+        ("table", f"{table.described}; columns {listed(list(profile.columns), 8)}"),
+        ("image", f"{shown(image.name)}: {where}"),
+        ("caption", f"{shown(caption.name)}: {_quoted(caption)}{others}"),
+    ]
+    label = label_column(profile, image, caption)
+    if label is not None:
+        seen.append(
+            ("label", f"{shown(label.name)}: {len(label.values)} values, {listed(list(label.values))}")
+        )
+    source = [
+        Key("kind", "table"),
+        Key("path", table.path, table.described.partition(": ")[2]),
+        Key("image", image.name, where),
+        Key("caption", caption.name, f"such as {_quoted(caption)}"),
+        *(Key("caption", one.name, "would do as well", is_aside=True) for one in captions[1:3]),
+        *_key(profile, image),
+    ]
+    dataset = [*_filter(label), _image_rules(image), *_splits(profile, table.rows), shard_key(table.rows)]
+    return Reading(
+        "table",
+        "a table of images and captions",
+        "image_text",
+        table.rows,
+        grade,
+        seen,
+        [*warnings, *_split_files(table), *tables.warnings()],
+        source,
+        [key for key in dataset if key is not None],
+        label=None if label is None else label.name,
+    )
+
+
+def image_column(profile: Profile) -> Column | None:
+    """Bytes before paths before addresses; of several the one with an image's name, else the first."""
+    columns = list(profile.columns.values())
+    for candidates in (
+        [column for column in columns if column.is_binary],
+        [column for column in columns if column.share(column.named_images - column.addresses) >= 0.5],
+        [column for column in columns if column.share(min(column.addresses, column.named_images)) >= 0.5],
+        [column for column in columns if column.share(column.addresses) >= 0.9 and _is(column, ("url",))],
+    ):
+        if candidates:
+            return next((column for column in candidates if _is(column, IMAGES)), candidates[0])
+    return None
+
+
+def caption_columns(profile: Profile, image: Column) -> list[Column]:
+    """The columns that may be captions, the likeliest first."""
+    scored = []
+    for number, column in enumerate(profile.columns.values()):
+        is_text = column.texts and not (column.is_numeric or column.is_binary or column.nested)
+        points_elsewhere = column.share(column.named_images) > 0.1 or column.share(column.addresses) > 0.1
+        if column is image or not is_text or points_elsewhere or column.name.lower() in (*KEYS, *SPLITS):
+            continue
+        score = 2 * _is(column, CAPTIONS) + 2 * column.share(column.spaced)
+        if score >= 1:
+            scored.append((-score, number, column))
+    return [column for _, _, column in sorted(scored, key=lambda one: one[:2])]
+
+
+def label_column(profile: Profile, image: Column, caption: Column) -> Column | None:
+    """A column of few values that come again and again: the classes, perhaps."""
+    for column in profile.columns.values():
+        few = 2 <= len(column.values) <= min(MOST_CLASSES, column.filled // 3)
+        if column in (image, caption) or not few or column.nested or split_names(column):
+            continue
+        if column.name.lower() in ("label", "class", "category", "class_name", "label_name") or (
+            column.texts and not column.is_numeric and column.filled >= 0.9 * caption.filled
+        ):
+            return column
+    return None
+
+
+def split_names(column: Column) -> list[str]:
+    """The names of splits that the column holds; none when it holds something else."""
+    names = list(column.values)
+    is_named = column.name.lower() in SPLITS and len(names) <= 10 and "train" in names
+    if not names or not (is_named or {name.lower() for name in names} <= SPLIT_NAMES):
+        return []
+    return names
+
+
+def _where_images_are(inventory: Inventory, profile: Profile, image: Column) -> tuple[str, list[str], Grade]:
+    if image.is_binary:
+        return "the images themselves", [], 2
+    if image.share(image.addresses) >= 0.5:
+        return (
+            "addresses of the web",
+            ["the build fetches every image from its address, which may be gone"],
+            1,
+        )
+    folder = posixpath.dirname(profile.file)
+    named = [name for name in image.examples if not is_remote(name)]
+    there = sum(_is_there(inventory, folder, name) for name in named)
+    where = f"paths relative to the table's folder, {there} of {len(named)} looked at are there"
+    if 2 * there >= len(named):
+        return where, [], 2
+    return where, [_fix_of_paths(inventory, folder, image, named)], 0
+
+
+def _is_there(inventory: Inventory, folder: str, name: str) -> bool:
+    path = name if name.startswith("/") else posixpath.normpath(posixpath.join(folder, name))
+    return inventory.store.stat(path) != ABSENT
+
+
+def _fix_of_paths(inventory: Inventory, folder: str, image: Column, named: Sequence[str]) -> str:
+    """Where the images are instead."""
+    first = named[0].lstrip("./")
+    for file in inventory.of(IMAGE_SUFFIXES):
+        if file.endswith(f"/{first}"):
+            found = posixpath.relpath(file[: -len(first) - 1] or ".", folder or ".")
+            return (
+                f"{shown(image.name)} names {shown(named[0])}, which lies in {shown(found)}/: "
+                "move the table there, or write that before each path"
+            )
+    return f"{shown(named[0])} is not there: paths in {shown(image.name)} start at the table's folder"
+
+
+def _key(profile: Profile, image: Column) -> Iterable[Key]:
+    column = profile.named(*KEYS)
+    if column is None or column is image or not column.is_unique:
+        return
+    why = f"unique as far as was looked, such as {shown(next(iter(column.values)), 30)}"
+    yield Key("key", column.name, why if image.is_binary else f"{why}; else its path", not image.is_binary)
+
+
+def _filter(label: Column | None) -> Iterable[Key]:
+    if label is not None:
+        first = next(iter(label.values))
+        yield Key("filter", {label.name: [first]}, "your own rules; what they leave out is no reject", True)
+
+
+def _image_rules(image: Column) -> Key | None:
+    formats = {"gif", "bmp", "tif", "tiff"} & {name.rpartition(".")[2].lower() for name in image.values}
+    if formats and not image.is_binary:
+        return Key(
+            "image", {"encode": "jpg"}, f"shards hold jpg, png and webp, not {listed(sorted(formats))}"
+        )
+    return Key("image", {"max_side": 1024}, "scales larger images down, once", True)
+
+
+def _splits(profile: Profile, rows: int) -> Iterable[Key]:
+    """By the column that names splits where there is one, else by key; alternatives after it."""
+    named = next((column for column in profile.columns.values() if split_names(column)), None)
+    group = profile.named(*GROUPS)
+    if named is None:
+        yield splits_key(rows)
+    else:
+        names = split_names(named)
+        usable = "train" in names and not set(names) & set(FOLDERS)
+        why = f"its values: {listed(names)}" + ("" if "train" in names else "; none is called train")
+        if not usable:
+            yield splits_key(rows)
+        yield Key("splits", {"from": named.name}, why, not usable)
+    if group is not None:
+        why = f"keeps {counted(len(group.values), 'value')} of {group.name} each in one split"
+        yield Key("splits", {"val": 0.05, "group_by": group.name}, why, True)
+
+
+def _split_files(table: TableSet) -> list[str]:
+    """Files named after splits, which only a column can be."""
+    names = {re.split(r"[-_.]", posixpath.basename(file))[0].lower() for file in table.files}
+    if not names <= SPLIT_NAMES or len(names) < 2:
+        return []
+    return [f"the tables are named {listed(sorted(names))}: splits draws anew; for one alone give its path"]
+
+
+def _is(column: Column, names: Sequence[str]) -> bool:
+    name = column.name.lower()
+    return name in names or any(part in names for part in name.replace("-", "_").split("_"))
+
+
+def _quoted(column: Column) -> str:
+    values = [value for value in column.values if value.strip()]
+    if len(column.values) <= 3:
+        return ", ".join(f"“{shown(value, 40)}”" for value in values)
+    return f"“{shown(values[0] if values else '', 48)}”, {count(min(len(column.values), column.filled))}" + (
+        "+ different" if len(column.values) >= 500 else " different"
+    )

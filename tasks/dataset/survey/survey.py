@@ -1,0 +1,109 @@
+"""Looks at raw data and says what it may be: the best reading first.
+
+A look is cheap and bounded: names are listed up to a limit, a few dozen files are opened, and of tables the
+first rows are read. What is found is evidence, not proof: the build judges every sample.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from tasks.core.errors import UsageError
+from tasks.core.patterns import first_mark
+from tasks.core.stores import absolute_location, split_location
+from tasks.dataset.survey import chat, image_folder, image_table, tars, volumes
+from tasks.dataset.survey.evidence import Reading, listed, shown
+from tasks.dataset.survey.inventory import READ, Inventory, shown_path, take
+from tasks.dataset.survey.table_sets import Tables, look_at_tables
+
+ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
+"""Of readings that are as good and as large as each other, the one that tells more comes first."""
+
+OTHER_SIGNS = {"\t": "tabs", ";": "semicolons", "|": "bars"}
+_OWN = re.compile(r"(?:^|/)versions/[0-9a-f]{12}/manifest\.json$")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was seen in a place; `readings` holds at least one."""
+
+    name: str
+    inventory: Inventory
+    readings: Sequence[Reading]
+
+    @property
+    def best(self) -> Reading:
+        return self.readings[0]
+
+
+def survey(location: str) -> Survey:
+    """Look at a folder, a table or a pattern, local or remote; UsageError when nothing fits."""
+    location = location.rstrip("/") or "/"
+    inventory = take(location)
+    _refuse_own(inventory)
+    tables = look_at_tables(inventory)
+    found = [
+        *tars.readings(inventory),
+        *volumes.readings(inventory),
+        *chat.readings(inventory, tables),
+        *image_table.readings(inventory, tables),
+        *image_folder.readings(inventory),
+    ]
+    if not found:
+        raise UsageError(shown(_nothing(inventory, tables, location), 1000))
+    found.sort(key=lambda one: (-one.grade, -one.samples, ORDER.index(one.kind)))
+    return Survey(name_of(location), inventory, found)
+
+
+def name_of(location: str) -> str:
+    """A config's name out of the place's: `data/raw/digits` and `digits.csv` -> `digits`."""
+    mark = first_mark(location)
+    last = split_location(location[:mark])[0] if mark is not None else location
+    last = last.rstrip("/").rpartition("/")[2]
+    stem = re.sub(r"\.(csv|tsv|jsonl|ndjson|parquet|tar)\Z", "", last, flags=re.IGNORECASE)
+    if last in ("", ".", ".."):
+        stem = PurePosixPath(absolute_location(last or ".")).name
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64].rstrip("-._")
+    return clean or "dataset"
+
+
+def _refuse_own(inventory: Inventory) -> None:
+    place = shown_path(inventory.given)
+    if any(_OWN.search(file) for file in inventory.of([".json"])):
+        raise UsageError(f"PATH: {place} holds a dataset that Tarmac built; tarmac look {place}")
+
+
+def _nothing(inventory: Inventory, tables: Tables, location: str) -> str:
+    """What was seen, what is missing, and what can be read."""
+    place = shown_path(location)
+    if not inventory.files:
+        return f"PATH: {place} holds no files; Tarmac reads {READ}"
+    fixes = [
+        tars.without_use(inventory),
+        volumes.without_reports(inventory),
+        chat.other_conversations(tables),
+        image_folder.without_captions(inventory),
+        *(f"{one.file} cannot be read: {one.why}" for one in tables.broken[:1]),
+        *(_columns(tables)),
+    ]
+    fix = next((fix for fix in fixes if fix), f"Tarmac reads {READ}")
+    return f"PATH: {place} holds {inventory.described}; {fix}"
+
+
+def _columns(tables: Tables) -> Sequence[str]:
+    """What the longest table lacks."""
+    if not tables.sets:
+        return []
+    first = tables.sets[0]
+    names = list(first.first.columns)
+    sign = next((sign for sign in OTHER_SIGNS if len(names) == 1 and sign in names[0]), None)
+    if sign is not None:
+        fix = "name it .tsv" if sign == "\t" else "write it with commas, or with tabs as .tsv"
+        return [f"{first.files[0]} has its cells apart by {OTHER_SIGNS[sign]}, and a .csv by commas: {fix}"]
+    return [
+        f"{first.files[0]} has no column of images (paths or bytes) with one of captions, or of "
+        f"conversations; its columns: {listed(names, 12)}"
+    ]

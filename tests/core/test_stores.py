@@ -1,0 +1,266 @@
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from tasks.core import remote
+from tasks.core.errors import UsageError
+from tasks.core.patterns import is_hidden
+from tasks.core.stores import ABSENT, LocalStore, NotRegular, Unreachable, base_of, expand, open_store
+from tests.web import web_server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two splits of three tars, and what is none of the data."""
+    for name in ("train/000000.tar", "train/000001.TAR", "train/000002.tar", "val/000000.tar", "read.me"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    for hidden in (".git/x.tar", "__MACOSX/._000000.tar", "val/.000000.tar.part"):
+        (tmp_path / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / hidden).write_bytes(b"")
+    return tmp_path
+
+
+def found(folder: Path, pattern: str) -> list[str]:
+    return [file.removeprefix(f"{folder}/") for file in expand(f"{folder}/{pattern}", (".tar",), "the.key")]
+
+
+TRAIN = ["train/000000.tar", "train/000001.TAR", "train/000002.tar"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "files"),
+    [
+        ("val/000000.tar", ["val/000000.tar"]),
+        ("train", TRAIN),
+        ("", [*TRAIN, "val/000000.tar"]),
+        ("t*", TRAIN),
+        ("train/*", TRAIN),
+        ("*/*.tar", ["train/000000.tar", "train/000002.tar", "val/000000.tar"]),
+        ("train/00000[12].*", TRAIN[1:]),
+        ("**/000000.tar", ["train/000000.tar", "val/000000.tar"]),
+        ("**/train/**", TRAIN),
+        ("{val,train}/000000.tar", ["val/000000.tar", "train/000000.tar"]),
+        ("{val,train}", ["val/000000.tar", *TRAIN]),
+        ("train/{000000..000000}.tar", TRAIN[:1]),
+        ("{train,val}/{000000..000000}.tar", ["train/000000.tar", "val/000000.tar"]),
+        ("train/{000000,000002}.t?r", [TRAIN[0], TRAIN[2]]),
+    ],
+)
+def test_a_file_a_folder_and_patterns(folder: Path, pattern: str, files: list[str]) -> None:
+    assert found(folder, pattern) == files
+
+
+@pytest.mark.parametrize("last", [3, 11])
+def test_a_gap_in_a_range_is_named(folder: Path, last: int) -> None:
+    """Few members are looked for one by one, many in a list of their folder."""
+    (folder / "train/000001.TAR").rename(folder / "train/000001.tar")
+    for number in range(3, last + 1):
+        (folder / f"train/{number:06d}.tar").write_bytes(b"")
+    assert len(found(folder, f"train/{{000000..{last:06d}}}.tar")) == last + 1
+    (folder / "train/000002.tar").unlink()
+    with pytest.raises(UsageError, match=r"^the\.key: there is no .*/train/000002\.tar of .*\{000000\.\."):
+        found(folder, f"train/{{000000..{last:06d}}}.tar")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("nowhere", r"^the\.key: there is no .*/nowhere"),
+        ("nowhere/*.tar", r"^the\.key: there is no .*nowhere/\*\.tar"),
+        ("*.tar", r"^the\.key: there is no .*\.tar file"),
+        ("train/{2..0}.tar", r"^the\.key: \{2\.\.0\}"),
+        ("{0..99999}/{0..99999}.tar", r"^the\.key: .* more than"),
+        ("read.me", r"^the\.key"),
+    ],
+)
+def test_what_is_not_there_is_one_line(folder: Path, pattern: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        found(folder, pattern)
+
+
+def test_a_relative_pattern_starts_at_the_working_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder / "train")
+    assert expand("*.tar", (".tar",)) == [f"{folder}/train/000000.tar", f"{folder}/train/000002.tar"]
+    assert expand("../val", (".tar",)) == [f"{folder}/val/000000.tar"]
+    assert base_of("*.tar") == base_of("000000.tar") == base_of(".") == f"{folder}/train"
+
+
+def test_a_name_that_looks_like_a_pattern_is_a_file_when_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "x[1]{a,b}.tar").write_bytes(b"")
+    assert found(tmp_path, "x[1]{a,b}.tar") == ["x[1]{a,b}.tar"]
+    assert base_of(f"{tmp_path}/x[1]{{a,b}}.tar") == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("location", "base"),
+    [
+        ("s3://b/x/*.tar", "s3://b/x"),
+        ("s3://b/x{0..3}/y/*.tar", "s3://b"),
+        ("/data/x/[ab]/y.tar", "/data/x"),
+        ("/data/x", "/data/x"),
+        ("https://h/x/{0..2}.tar?token=1", "https://h/x"),
+    ],
+)
+def test_the_folder_in_front_of_a_pattern(location: str, base: str) -> None:
+    assert base_of(location) == base
+
+
+def test_files_come_folder_by_folder_in_the_order_of_their_names(folder: Path) -> None:
+    files = [file for file in LocalStore(str(folder)).files() if not is_hidden(file)]
+    assert files == ["read.me", *TRAIN, "val/000000.tar"]
+
+
+def test_linked_folders_are_followed_but_not_in_circles(folder: Path) -> None:
+    (folder / "val" / "again").symlink_to(folder)
+    (folder / "val" / "self").symlink_to(".")
+    (folder / "linked").symlink_to(folder / "train")
+    (folder / "broken").symlink_to("broken")
+    files = [file for file in LocalStore(str(folder)).files() if not is_hidden(file)]
+    linked = ["linked/000000.tar", "linked/000001.TAR", "linked/000002.tar"]
+    assert files == ["broken", "read.me", *linked, *TRAIN, "val/000000.tar"]
+
+
+def test_very_deep_folders_are_listed(tmp_path: Path) -> None:
+    deep = "/".join(["d"] * 300)
+    os.makedirs(tmp_path / deep)
+    (tmp_path / deep / "x.tar").write_bytes(b"")
+    assert list(LocalStore(str(tmp_path)).files()) == [f"{deep}/x.tar"]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(LocalStore(str(tmp_path / "nowhere")).files())
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    store = LocalStore(str(tmp_path))
+    for name in ("pipe", "."):
+        with pytest.raises(NotRegular):
+            store.open(name)
+    assert store.stat("nowhere") == ABSENT
+
+
+@pytest.mark.parametrize("gives_parts", [True, False])
+def test_a_web_server_is_read_once_in_order(
+    tmp_path: Path, gives_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "BLOCK", 1 << 16)
+    content = os.urandom(1_000_000)
+    (tmp_path / "big one.bin").write_bytes(content)
+    (tmp_path / "empty").write_bytes(b"")
+    with web_server(tmp_path, gives_parts) as (address, sent):
+        store = open_store(address)
+        with store.open("big one.bin") as file:
+            assert b"".join(iter(lambda: file.read(10_000), b"")) == content
+            assert sum(sent) <= 1.1 * len(content)
+            file.seek(500_000)
+            assert file.read(10) == content[500_000:500_010]
+        with store.open("big one.bin", in_order=False) as file:
+            file.seek(-10, os.SEEK_END)
+            assert file.read(10) == content[-10:]
+        assert store.open("empty").read() == b""
+        assert store.stat("big one.bin").size == len(content)
+
+
+def test_a_web_server_lists_its_folders(tmp_path: Path) -> None:
+    for name in ("a b#1.png", "x/二.png", "x/y/z.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    with web_server(tmp_path, False) as (address, _):
+        store = open_store(address)
+        assert list(store.files()) == ["a b#1.png", "x/二.png", "x/y/z.png"]
+        assert [store.open(file).read().decode() for file in store.files()] == list(store.files())
+        assert store.stat("x") == store.stat("nowhere") == ABSENT
+        assert expand(f"{address}/x", (".png",)) == [f"{address}/x/二.png", f"{address}/x/y/z.png"]
+        with pytest.raises(FileNotFoundError, match="no such file"):
+            store.open("nowhere")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short patience, and no file systems kept from other tests."""
+    for name, seconds in (("CONNECT_S", 0.2), ("STALL_S", 0.2), ("REQUEST_S", 1), ("PAUSE_S", 0.01)):
+        monkeypatch.setattr(remote, name, seconds)
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_a_server_that_says_nothing_is_an_error_soon(
+    scheme: str, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAKNOWN")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
+        store = open_store(address.replace("//", "//me:very-secret@") if scheme == "http" else "s3://bucket")
+        started = time.monotonic()
+        for attempt in (store.open, store.stat):
+            with pytest.raises(Unreachable, match="does not answer in time") as caught:
+                attempt("x.png?signature=very-secret")
+            assert "secret" not in str(caught.value) and "AKIA" not in str(caught.value)
+        assert time.monotonic() - started < 10
+
+
+def test_a_server_that_drips_is_given_up(quick: None) -> None:
+    """It says something all the time, so only the limit of the whole request ends it."""
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
+
+        def drip() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                    client.sendall(b"HTTP/1.1 206 Partial Content\r\nContent-Length: 100000\r\n\r\n")
+                    threading.Thread(target=drop, args=(client,), daemon=True).start()
+                except OSError:
+                    return
+
+        def drop(client: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client.sendall(b"x")
+                    time.sleep(0.05)
+
+        threading.Thread(target=drip, daemon=True).start()
+        with pytest.raises(Unreachable, match="does not answer in time"):
+            open_store(f"http://127.0.0.1:{listener.getsockname()[1]}").open("x")
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_server_without_parts_costs_disk_and_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(64 << 20))
+    with web_server(tmp_path, gives_parts=False) as (address, sent):
+        tracemalloc.start()
+        try:
+            with open_store(address).open("big") as file:
+                assert sum(len(block) for block in iter(lambda: file.read(1 << 20), b"")) == 64 << 20
+            assert tracemalloc.get_traced_memory()[1] < 24 << 20
+        finally:
+            tracemalloc.stop()
+    assert sum(sent) == 64 << 20
+
+
+def test_a_server_that_is_not_there_is_an_error(quick: None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        open_store(address).stat("x")
+
+
+def test_a_package_that_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(UsageError) as caught:
+        expand("s3://b/x.csv", (".csv",), "dataset.source.path")
+    assert str(caught.value) == (
+        "dataset.source.path: s3:// needs the package s3fs: pip install 'tarmac[remote]'"
+    )

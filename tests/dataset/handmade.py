@@ -1,0 +1,110 @@
+"""Versions written by hand, for what reads them: no build, no source, any members, faults put in on purpose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
+from tasks.dataset.shards import INDEX, index_path, shard_name
+from tasks.dataset.tables import write_table
+from tasks.dataset.tar import ShardWriter
+
+Members = Mapping[str, bytes]
+REJECT_COLUMNS = ("key", "original_key", "reason", "detail", "source", "file")
+
+
+def write_version(
+    version: Path,
+    modality: str,
+    splits: Mapping[str, Sequence[tuple[str, Members]]],
+    statistics: Mapping[str, Sequence[float]] | None = None,
+    rejects: Sequence[tuple[str, str, str, str]] = (),
+    private: bool | None = False,
+    shard: int = 16,
+) -> Path:
+    """A sound version of (key, members) by split; rejects are (reason, original_key, detail, source).
+
+    `statistics` are columns over all splits in order; `private` None leaves it out of build.json.
+    """
+    version.mkdir(parents=True)
+    shards: list[dict[str, Any]] = []
+    summaries = {}
+    seen = 0
+    for split, samples in splits.items():
+        made = _write_split(version, split, samples, shard)
+        shards += made
+        columns = {
+            "key": [key for key, _ in samples],
+            "original_key": [key for key, _ in samples],
+            "shard": pa.array([row // shard for row in range(len(samples))], pa.uint32()),
+            "row": pa.array(range(len(samples)), pa.uint64()),
+            "group": pa.array([None] * len(samples), pa.string()),
+            **{name: values[seen : seen + len(samples)] for name, values in (statistics or {}).items()},
+        }
+        seen += len(samples)
+        (version / "samples").mkdir(exist_ok=True)
+        write_table(version / "samples" / f"{split}.parquet", pa.table(columns))
+        size = sum(one["bytes"] for one in made)
+        summaries[split] = SplitSummary(shards=len(made), samples=len(samples), bytes=size)
+    write_table(version / "shards.parquet", pa.Table.from_pylist(shards))
+    counts: dict[str, int] = {}
+    for reason, *_ in rejects:
+        counts[reason] = counts.get(reason, 0) + 1
+    rows = [
+        dict(zip(REJECT_COLUMNS, (key, key, reason, detail, source, key), strict=True))
+        for reason, key, detail, source in rejects
+    ]
+    schema = pa.schema([(name, pa.string()) for name in REJECT_COLUMNS])
+    write_table(version / "rejects.parquet", pa.Table.from_pylist(rows, schema))
+    manifest = Manifest(
+        format="tarmac/1",
+        name="handmade",
+        modality=modality,
+        digest=content_digest((one["name"], one["sha256"]) for one in shards),
+        splits=summaries,
+        read=seen + len(rejects),
+        accepted=seen,
+        filtered=0,
+        rejects=dict(sorted(counts.items())),
+        source=SourceSummary(kind="table", digest="0" * 64),
+        config_digest="0" * 64,
+    )
+    (version / "manifest.json").write_bytes(manifest.to_bytes())
+    facts = {"built": 1.7e9} | ({} if private is None else {"private": private})
+    (version / "build.json").write_text(json.dumps(facts))
+    return version
+
+
+def _write_split(
+    version: Path, split: str, samples: Sequence[tuple[str, Members]], shard: int
+) -> list[dict[str, Any]]:
+    (version / split).mkdir()
+    made = []
+    index = np.zeros(len(samples), INDEX)
+    for number, start in enumerate(range(0, len(samples), shard)):
+        some = samples[start : start + shard]
+        name = shard_name(split, number)
+        with ShardWriter(version / name) as writer:
+            for row, (key, members) in enumerate(some, start):
+                span = writer.add(key, members)
+                index[row] = (number, span.offset, span.length, span.crc32c)
+            sha256 = writer.finish()
+            made.append(
+                {
+                    "name": name,
+                    "split": split,
+                    "sha256": sha256,
+                    "bytes": writer.size_bytes,
+                    "samples": len(some),
+                }
+            )
+    path = index_path(version, split)
+    path.parent.mkdir(exist_ok=True)
+    np.save(path, index)
+    return made

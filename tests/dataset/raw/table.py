@@ -1,0 +1,44 @@
+"""Tables of images: a CSV file with paths, and Parquet files with the images in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.core.schema import Config
+from tests.dataset import raw
+
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def make(folder: Path) -> Config:
+    raw.pictures(folder, 6)
+    return raw.config(folder, folder / "out")
+
+
+def make_of_bytes(folder: Path) -> Config:
+    """Two Parquet files of three rows."""
+    for number in range(2):
+        write_parquet(folder / f"{number}.parquet", rows(3, 3 * number))
+    return config(folder)
+
+
+def config(path: Path | str, output: Path | None = None, **source: Any) -> Config:
+    block = {"kind": "table", "path": str(path), "image": "image", "caption": "text", **source}
+    return raw.config(Path("unused"), output or Path(str(path)) / "out", source=block)
+
+
+def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
+    return [
+        {"image": {"bytes": raw.png(n), "path": f"{n}.png"}, "text": f"picture {n}", "label": n % 3}
+        for n in range(first, first + count)
+    ]
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]], image: Any = IMAGE, **options: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    schema = pa.schema([("image", image), ("text", pa.string()), ("label", pa.int64())])
+    pq.write_table(pa.Table.from_pylist(rows, schema), path, **options)

@@ -1,0 +1,118 @@
+"""What a user may ask of a build: to accept a loss, to compare contents, to convert a shard again."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.lease import Held, Lease
+from tasks.core.schema import Config
+from tasks.dataset import versions
+from tasks.dataset.build import BuildResult, build
+from tasks.dataset.verify import verify
+from tests.dataset import raw
+
+COUNT = 100
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    raw.pictures(tmp_path / "raw", COUNT)
+    return raw.config(tmp_path / "raw", tmp_path / "out")
+
+
+def built(
+    config: Config, *, accept_loss: bool = False, rehash: bool = False, shard: str | None = None
+) -> BuildResult:
+    result = build(config, accept_loss=accept_loss, rehash=rehash, shard=shard)
+    versions.publish(config.dataset.output, result.version, config.dataset.keep)
+    return result
+
+
+def keep_rows(folder: Path, count: int, first: int = 0) -> None:
+    rows = [(f"{n:04d}.png", f"picture {n}", f"label {n % 3}") for n in range(first, first + count)]
+    raw.write_table(folder, rows)
+
+
+def test_a_great_loss_waits_for_a_word(config: Config, tmp_path: Path) -> None:
+    first = built(config)
+    keep_rows(tmp_path / "raw", 94)
+    with pytest.raises(
+        DataError, match=rf"6 of the 100 samples of version {first.version.name} are gone.*--accept-loss"
+    ):
+        build(config)
+    assert versions.current(tmp_path / "out") == first.version
+    second = built(config, accept_loss=True)
+    assert (second.lost, second.gained, second.accepted) == (6, 0, 94)
+    keep_rows(tmp_path / "raw", 90)
+    third = built(config)
+    assert (third.lost, third.gained) == (4, 0)
+
+
+def test_samples_that_are_replaced_are_lost_too(config: Config, tmp_path: Path) -> None:
+    built(config)
+    for number in range(COUNT, COUNT + 10):
+        (tmp_path / "raw" / f"{number:04d}.png").write_bytes(raw.png(number))
+    keep_rows(tmp_path / "raw", COUNT, first=10)
+    with pytest.raises(DataError, match="10 of the 100 samples"):
+        build(config)
+    result = built(config, accept_loss=True)
+    assert (result.gained, result.lost) == (10, 10)
+
+
+def test_rejects_count_as_loss(config: Config, tmp_path: Path) -> None:
+    built(config)
+    for number in range(8):
+        (tmp_path / "raw" / f"{number:04d}.png").write_bytes(b"torn")
+    with pytest.raises(DataError, match="8 of the 100 samples"):
+        build(raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0.2))
+
+
+def test_rehash_finds_what_size_and_time_hide(config: Config, tmp_path: Path) -> None:
+    first = built(config)
+    image = tmp_path / "raw" / "0042.png"
+    before = image.stat()
+    image.write_bytes(raw.png(4242).ljust(before.st_size, b"\0"))
+    os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert image.stat().st_size == before.st_size
+    assert built(config).up_to_date
+    second = built(config, rehash=True)
+    assert second.shards_rewritten == 1 and second.version != first.version
+    third = built(config)
+    assert third.up_to_date and third.version == second.version
+
+
+def test_rehash_of_an_unchanged_source_changes_nothing(config: Config) -> None:
+    first = built(config)
+    second = built(config, rehash=True)
+    assert second.version == first.version and second.shards_rewritten == 0
+
+
+@pytest.mark.parametrize("shard", ["1", "train/000001", "train/1.tar"])
+def test_one_shard_is_converted_again(config: Config, shard: str) -> None:
+    first = built(config)
+    tar = first.version / "train" / "000001.tar"
+    whole = tar.read_bytes()
+    damaged = bytearray(whole)
+    damaged[700] ^= 255
+    tar.write_bytes(damaged)
+    assert not verify(first.version).ok
+    with tar.open("rb") as reader:
+        second = built(config, shard=shard)
+        assert (second.version, second.shards_rewritten) == (first.version, 1)
+        assert tar.read_bytes() == whole
+        assert reader.read() == bytes(damaged), "who reads the old file is not disturbed"
+    assert verify(first.version).ok
+
+
+@pytest.mark.parametrize("shard", ["99", "dev/0", "train/000001.zip", "-1"])
+def test_an_unknown_shard_is_named(config: Config, shard: str) -> None:
+    built(config)
+    with pytest.raises(UsageError, match=r"--shard"):
+        build(config, shard=shard)
+
+
+def test_nobody_has_to_wait(config: Config, tmp_path: Path) -> None:
+    with Lease(tmp_path / "out" / "lease.json"), pytest.raises(Held, match=f"process {os.getpid()}"):
+        build(config, waits=False)

@@ -1,0 +1,178 @@
+"""The samples of a build on disk, and what is read again after a kill."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.core.errors import DataError
+from tasks.core.schema import Config
+from tasks.dataset.build import build
+from tasks.dataset.catalogue import NAME, Catalogue, reading
+from tasks.dataset.entries import Entry, Rejected
+from tasks.dataset.keys import position
+from tasks.dataset.listing import SPILL, list_samples
+from tasks.dataset.plan import Weighed
+from tasks.dataset.sources.table import TableImages
+from tasks.dataset.spill import PARTS, read_spilled
+from tests.dataset import raw
+
+COUNT = 60
+
+
+def parquet(folder: Path, files: int = 3) -> Config:
+    """COUNT images with their bytes in Parquet files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in range(files):
+        numbers = range(part, COUNT, files)
+        rows = {
+            "key": [f"{number:04d}" for number in numbers],
+            "image": [raw.png(number) for number in numbers],
+            "caption": [f"picture {number}" for number in numbers],
+        }
+        pq.write_table(pa.table(rows), folder / f"{part}.parquet")
+    source = {"kind": "table", "path": str(folder), "image": "image", "caption": "caption", "key": "key"}
+    return raw.config(folder, folder.parent / "out", source=source)
+
+
+def entry(number: int, key: str, split: str = "train", **changes: Any) -> Weighed[Entry]:
+    facts = {"original_key": key, "place": f"t:{number}", "file": key, "content": "", **changes}
+    made = Entry(number, key, source=0, size=1, stamp="1", split=split, group=None, **facts)
+    return Weighed(position(key), 1, made)
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
+    made = Catalogue(tmp_path / NAME)
+    yield made
+    made.close()
+
+
+def test_samples_come_back_as_they_were_in_the_order_of_the_shards(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
+    odd = {
+        "original_key": "gr\udcfcn",
+        "place": "t\udcff:1",
+        "content": '{"a": "\udc80 永"}',
+        "group": "\udcaa",
+    }
+    samples = [entry(n, f"key {n}") for n in range(50)] + [entry(50, "odd")]
+    samples[-1] = samples[-1]._replace(
+        sample=Entry(
+            50,
+            "odd",
+            odd["original_key"],
+            odd["place"],
+            3,
+            "f",
+            7,
+            "s",
+            odd["content"],
+            "train",
+            odd["group"],
+        )
+    )
+    catalogue.add(samples)
+    catalogue.sort(by_hash=True)
+    found = [one.sample[1] for one in catalogue.sorted_samples("train")]
+    assert found == [one.sample for one in sorted(samples, key=lambda one: (one.position, one.sample.key))]
+    catalogue.close()
+    with reading(tmp_path / NAME) as again:
+        assert list(again.between(1, 100)) == found
+        assert list(again.between(7, 9)) == found[6:8]
+
+
+def test_the_first_of_a_key_stays_wherever_the_others_would_go(catalogue: Catalogue) -> None:
+    catalogue.add([entry(4, "a", "val"), entry(1, "a", "train"), entry(2, "b"), entry(9, "a", "train")])
+    catalogue.sort(by_hash=True)
+    assert [
+        (split, [one.sample[1].number for one in catalogue.sorted_samples(split)])
+        for split in catalogue.splits()
+    ] == [("train", sorted((1, 2), key=lambda n: position("a" if n == 1 else "b")))]
+    assert [(one.number, one.reason, one.detail) for one in catalogue.rejects()] == [
+        (4, "key.duplicate", "a has this key"),
+        (9, "key.duplicate", "a has this key"),
+    ]
+    assert (catalogue.read, catalogue.accepted, catalogue.refused) == (4, 2, 2)
+
+
+def test_a_reject_of_the_conversion_is_counted_once(catalogue: Catalogue) -> None:
+    catalogue.add([entry(0, "a"), entry(1, "b")])
+    catalogue.sort(by_hash=True)
+    for _ in range(2):
+        catalogue.reject([Rejected(1, "b", "b", "image.empty", "0 bytes", "t:1", "b")])
+    assert (catalogue.read, catalogue.accepted, catalogue.refused, catalogue.rejected_entries) == (2, 2, 0, 1)
+    assert catalogue.kept_of(["a", "b", "c"]) == 1
+
+
+def test_members_out_of_containers_wait_on_disk(tmp_path: Path) -> None:
+    config = parquet(tmp_path / "raw")
+    (tmp_path / "staging").mkdir()
+    catalogue = list_samples(config, tmp_path / "staging")
+    found = [one.sample[1] for split in catalogue.splits() for one in catalogue.sorted_samples(split)]
+    assert len(found) == COUNT
+    for one in found:
+        assert one.spilled is not None
+        members = read_spilled(tmp_path / "staging" / SPILL, one.spilled)
+        assert members["image"] == raw.png(int(one.key))
+        assert members["txt"] == f"picture {int(one.key)}".encode()
+    assert 1 < len(list((tmp_path / "staging" / SPILL).iterdir())) <= PARTS
+
+
+def test_a_killed_listing_reads_no_container_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parquet(tmp_path / "raw")
+    opened: list[str] = []
+    items = TableImages.items
+
+    def watched(self: TableImages, container: Any) -> Any:
+        opened.append(container.name)
+        if len(opened) == 3:
+            yield from list(items(self, container))[:5]  # spilled, and never recorded
+            raise KeyboardInterrupt
+        yield from items(self, container)
+
+    monkeypatch.setattr(TableImages, "items", watched)
+    with pytest.raises(KeyboardInterrupt):
+        build(config)
+    result = build(config)
+    assert [name.rpartition("/")[2] for name in opened] == [
+        "0.parquet",
+        "1.parquet",
+        "2.parquet",
+        "2.parquet",
+    ]
+    assert result.accepted == COUNT
+    other = config.model_copy(
+        update={"dataset": config.dataset.model_copy(update={"output": tmp_path / "calm"})}
+    )
+    assert raw.contents(build(other).version) == raw.contents(result.version)
+
+
+def test_a_container_that_changed_meanwhile_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parquet(tmp_path / "raw")
+    items = TableImages.items
+
+    def interrupted(self: TableImages, container: Any) -> Any:
+        if container.name.endswith("2.parquet"):
+            raise KeyboardInterrupt
+        yield from items(self, container)
+
+    monkeypatch.setattr(TableImages, "items", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(config)
+    monkeypatch.setattr(TableImages, "items", items)
+    rows = {"key": ["other"], "image": [raw.png(999)], "caption": ["another"]}
+    pq.write_table(pa.table(rows), tmp_path / "raw" / "0.parquet")
+    assert build(config).accepted == 2 * COUNT // 3 + 1
+
+
+def test_sources_that_hold_nothing_are_named(tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "raw", 0)
+    with pytest.raises(DataError, match=r"captions\.csv: holds no samples"):
+        build(raw.config(tmp_path / "raw", tmp_path / "out"))

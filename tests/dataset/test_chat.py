@@ -1,0 +1,411 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.schema import Config
+from tasks.core.stores import ABSENT
+from tasks.dataset import conversations, filters
+from tasks.dataset.build import BuildResult, build
+from tasks.dataset.reasons import Reject
+from tasks.dataset.samples import MODALITIES, Taken
+from tasks.dataset.sources import Item, Source, open_sources
+from tasks.dataset.verify import verify
+from tasks.dataset.versions import publish
+from tests.dataset import raw
+from tests.dataset.raw import chat, png
+from tests.dataset.raw.chat import row, turn, write_jsonl, write_parquet
+
+CHAT = MODALITIES["chat"]
+
+
+def source_of(config: Config) -> Source:
+    return open_sources(config.dataset)[0]
+
+
+def items_of(config: Config) -> list[Item]:
+    source = source_of(config)
+    return [item for container in source.containers() for item in source.items(container)]
+
+
+def raw_of(config: Config, item: Item) -> dict[str, bytes]:
+    """As a worker gets it, whose source has listed nothing."""
+    if item.members is not None:
+        return dict(item.members)
+    return dict(source_of(config).read(item.file, item.content))
+
+
+def taken_of(config: Config, item: Item) -> Taken:
+    assert item.fault is None
+    return CHAT.take(raw_of(config, item), config.dataset)
+
+
+def document_of(taken: Taken) -> dict[str, Any]:
+    return dict(json.loads(bytes(taken.members["json"])))
+
+
+def kept(config: Config) -> list[Item]:
+    return [item for item in items_of(config) if filters.passes(config.dataset.filter, item.fields)]
+
+
+@pytest.fixture(params=["parquet", "jsonl"])
+def write(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Writes rows in either form and gives the config that reads them."""
+
+    def write(rows: list[dict[str, Any]], source: Any = None, **dataset: Any) -> Config:
+        writer = write_parquet if request.param == "parquet" else write_jsonl
+        path = writer(tmp_path / "raw" / f"vqa.{request.param}", rows)
+        return chat.config(path, tmp_path / "out", source, **dataset)
+
+    return write
+
+
+def test_a_row_becomes_numbered_images_and_messages(write: Any) -> None:
+    pictures = [{"bytes": png(1, 20)}, {"bytes": png(2, 30)}]
+    config = write([row(0, images=pictures, origin="museum")])
+    (item,) = items_of(config)
+    taken = taken_of(config, item)
+    assert {name: bytes(content) for name, content in taken.members.items() if name != "json"} == {
+        "000.png": png(1, 20),
+        "001.png": png(2, 30),
+    }
+    assert document_of(taken) == {
+        "messages": [turn("What is shown in 0?", "Picture 0."), turn("Sure?")],
+        "ratings": {"relevance": [5, 4], "formatting": [4, None]},
+        "subset": "vqa",
+        "origin": "museum",
+    }
+    assert taken.statistics == {
+        "images": 2,
+        "turns": 2,
+        "user_length": len("What is shown in 0?Sure?"),
+        "assistant_length": len("Picture 0.Yes."),
+        "width": 30,
+        "height": 30,
+    }
+    assert set(taken.statistics) == set(CHAT.statistics)
+    assert CHAT.judge({name: bytes(content) for name, content in taken.members.items()}) == []
+
+
+@pytest.mark.parametrize("images", [None, []])
+def test_a_conversation_may_have_no_image(write: Any, images: Any) -> None:
+    config = write([row(0, images=images), row(1)])
+    assert set(taken_of(config, items_of(config)[0]).members) == {"json"}
+
+
+@pytest.mark.parametrize("form", ["list", "one", "bytes", "list of bytes", "path"])
+def test_images_come_in_any_form_of_the_format(tmp_path: Path, form: str) -> None:
+    import pyarrow as pa
+
+    (tmp_path / "a.png").write_bytes(png(1))
+    image = {
+        "list": [{"bytes": png(1), "path": "nowhere.png"}],
+        "one": {"bytes": png(1), "path": None},
+        "bytes": png(1),
+        "list of bytes": [png(1)],
+        "path": ["a.png"],
+    }[form]
+    table = pa.table({"images": pa.array([image]), "texts": pa.array([[turn("Who?")]])})
+    pq.write_table(table, tmp_path / "vqa.parquet")
+    config = chat.config(tmp_path / "vqa.parquet", tmp_path / "out")
+    assert source_of(config).is_sequential == (form != "path")
+    assert taken_of(config, items_of(config)[0]).members["000.png"] == png(1)
+
+
+def test_listing_paths_opens_no_image(tmp_path: Path) -> None:
+    config = chat.make_paths(tmp_path)
+    items = items_of(config)
+    for image in (tmp_path / "images").iterdir():
+        image.write_bytes(b"")
+    assert items_of(config) == items
+    source = source_of(config)
+    before = source.stat(items[0].file)
+    (tmp_path / items[0].file).unlink()
+    assert before.size == 0
+    assert source.stat(items[0].file) == ABSENT
+    with pytest.raises(Reject, match=r"member\.missing"):
+        source.read(items[0].file, items[0].content)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"texts": []}, "chat.turns"),
+        ({"texts": None}, "chat.turns"),
+        ({"texts": [turn("What?", ""), turn("Sure?")]}, "chat.turns"),
+        ({"texts": [turn("  "), turn("Sure?")]}, "chat.turns"),
+        ({"texts": [{"user": "What?"}, turn("Sure?")]}, "chat.turns"),
+        ({"relevance_ratings": [5]}, "chat.ratings"),
+        ({"relevance_ratings": [5, 6]}, "chat.ratings"),
+        ({"relevance_ratings": [0, 5]}, "chat.ratings"),
+        ({"texts": [turn("<image><image> Alike?"), turn("Sure?")]}, "chat.images"),
+        ({"images": [], "texts": [turn("<image> What?"), turn("Sure?")]}, "chat.images"),
+    ],
+)
+def test_what_breaks_the_format_is_rejected(write: Any, fields: dict[str, Any], reason: str) -> None:
+    first, second = items_of(write([row(0, **fields), row(1)]))
+    assert first.fault is not None and first.fault[0] == reason
+    assert second.fault is None
+
+
+@pytest.mark.parametrize("mark", ["<image>", "<image: 1>", "<image:1>"])
+def test_placeholders_may_stand_for_the_images(write: Any, mark: str) -> None:
+    config = write([row(0, texts=[turn(f"{mark} What?"), turn("The <|image|>?")])])
+    assert document_of(taken_of(config, items_of(config)[0]))["messages"][0]["user"] == f"{mark} What?"
+
+
+def test_a_filter_drops_turns_and_only_empty_conversations(write: Any) -> None:
+    rows = [
+        row(0, relevance_ratings=[2, 3], formatting_ratings=[5, 5]),  # the second turn stays
+        row(1, relevance_ratings=[5, 1], formatting_ratings=[1, 5]),  # each turn fails one of the rules
+        row(2, relevance_ratings=None, formatting_ratings=None),  # not rated: stays
+        row(3, relevance_ratings=[None, 1], formatting_ratings=[None, None]),
+        row(4, relevance_ratings=[1, 2]),
+    ]
+    config = write(rows, filter={"relevance": 3, "formatting": 2})
+    documents = [document_of(taken_of(config, item)) for item in kept(config)]
+    assert [[message["user"] for message in document["messages"]] for document in documents] == [
+        ["Sure?"],
+        ["What is shown in 2?", "Sure?"],
+        ["What is shown in 3?"],
+    ]
+    assert documents[0]["ratings"] == {"relevance": [3], "formatting": [5]}
+    assert len(items_of(config)) == 5
+
+
+def test_a_column_named_like_a_rating_rates_conversations_whose_turns_are_not(write: Any) -> None:
+    rows = [
+        row(0, relevance=5, relevance_ratings=[1, 1]),
+        row(1, relevance=5, relevance_ratings=None),
+        row(2, relevance=1, relevance_ratings=None),
+    ]
+    config = write(rows, filter={"relevance": 3})
+    assert [item.place.rpartition(":")[2] for item in kept(config)] == ["2"]
+
+
+def test_a_rule_on_ratings_that_nobody_gave_is_an_unknown_column(write: Any) -> None:
+    config = write([row(0)], filter={"visual_dependency": 3})
+    assert "relevance" in source_of(config).columns()
+    assert "visual_dependency" not in source_of(config).columns()
+
+
+def test_images_of_a_dropped_turn_stay_and_lead(write: Any) -> None:
+    texts = [turn("<image> What?"), turn("<image>\nAnd its colour?")]
+    pictures = [{"bytes": png(1)}, {"bytes": png(2)}]
+    config = write([row(0, images=pictures, texts=texts, relevance_ratings=[1, 5])], filter={"relevance": 3})
+    taken = taken_of(config, kept(config)[0])
+    assert document_of(taken)["messages"] == [turn("And its colour?")]
+    assert {"000.png", "001.png"} <= set(taken.members)
+
+
+def test_keys_follow_the_content_and_not_the_place(write: Any) -> None:
+    before = [item.original_key for item in items_of(write([row(number) for number in range(4)]))]
+    after = [item.original_key for item in items_of(write([row(9), *(row(number) for number in range(4))]))]
+    assert after[1:] == before and len(set(after)) == 5
+    again = items_of(
+        write([row(0), row(0), row(0, relevance_ratings=[1, 1]), row(0, texts=[turn("New?")] * 2)])
+    )
+    assert len({item.original_key for item in again}) == 2
+    other = items_of(write([row(0), row(0, images=row(1)["images"])]))
+    assert len({item.original_key for item in other}) == 2
+
+
+def test_a_key_column_keeps_the_key_of_a_changed_row(write: Any) -> None:
+    config = write([row(0, id=7), row(1, id=None)], source={"key": "id"})
+    first, second = items_of(config)
+    assert first.original_key == "vqa/7"
+    assert second.fault is not None and second.fault[0] == "source.unreadable"
+
+
+def test_files_and_folders_are_subsets(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    for number, name in enumerate(("b/train-0.parquet", "b/train-1.parquet", "a.parquet", ".hidden.parquet")):
+        write_parquet(folder / name, [row(number)])
+    write_jsonl(folder / "c" / "rows.jsonl", [row(8)])
+    (folder / "README.md").write_text("about")
+
+    def subsets(path: Path) -> list[str]:
+        return [str(item.fields["subset"]) for item in items_of(chat.config(path, tmp_path / "out"))]
+
+    assert sorted(subsets(folder)) == ["a", "b", "b", "c"]
+    assert subsets(folder / "*.parquet") == ["a"]
+    assert sorted(subsets(folder / "**" / "*.parquet")) == ["a", "b", "b"]
+    assert subsets(folder / "[bc]" / "train-?.parquet") == ["b", "b"]
+
+
+def test_a_subset_that_does_not_load_is_one_reject_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_parquet(tmp_path / "vqa.parquet", [row(0)])
+    (tmp_path / "ocr.parquet").write_bytes(b"PAR1 torn")
+    write_parquet(tmp_path / "web.parquet", [{"page": "no turns here"}])
+    config = chat.config(tmp_path, tmp_path / "out")
+    by_key = {item.original_key: item for item in items_of(config)}
+    for name in ("ocr", "web"):
+        fault = by_key[name].fault
+        assert fault is not None and fault[0] == "source.unreadable" and by_key[name].place == name
+        assert f"{name}.parquet" in caplog.text
+        assert str(tmp_path) not in fault[1]
+    assert sum(item.fault is None for item in by_key.values()) == 1
+    (tmp_path / "vqa.parquet").unlink()
+    (tmp_path / "web.parquet").unlink()
+    with pytest.raises(DataError, match="ocr"):
+        source_of(config).columns()
+
+
+def test_a_file_torn_in_its_middle_gives_the_rows_before(tmp_path: Path) -> None:
+    path = write_parquet(
+        tmp_path / "vqa.parquet",
+        [row(number) for number in range(20)],
+        row_group_size=5,
+        write_page_checksum=True,
+        compression="none",
+    )
+    data = bytearray(path.read_bytes())
+    middle = data.index(png(12))
+    data[middle + 60 : middle + 64] = b"torn"
+    path.write_bytes(data)
+    *before, last = items_of(chat.config(path, tmp_path / "out"))
+    assert last.fault is not None and last.fault[0] == "source.unreadable"
+    assert "row 11 and on" in last.fault[1]
+    assert len(before) == 10 and all(item.fault is None for item in before)
+
+
+def test_a_bad_line_costs_one_row(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "vqa.jsonl", [row(0), row(1)])
+    lines = path.read_bytes().splitlines(keepends=True)
+    bad = [b"{torn\n", b"[1, 2]\n", b'{"images": [], "texts": [{"user": "\xff?", "assistant": "b"}]}\n']
+    path.write_bytes(b"".join([lines[0], *bad, b"\n", lines[1]]))
+    items = items_of(chat.config(path, tmp_path / "out"))
+    assert [item.fault and item.fault[0] for item in items] == [
+        None,
+        "source.unreadable",
+        "source.unreadable",
+        "chat.turns",
+        None,
+    ]
+    assert items[-1].place == "vqa.jsonl:6"
+
+
+def test_parquet_and_paths_mix(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "vqa.parquet", [row(0)])
+    path = write_jsonl(tmp_path / "web" / "rows.jsonl", [row(1), row(2)])
+    absent = json.loads(path.read_text().splitlines()[1])["images"][0]
+    (path.parent / absent).unlink()
+    config = chat.config(tmp_path, tmp_path / "out")
+    assert source_of(config).is_sequential
+    faults = {item.place: item.fault and item.fault[0] for item in items_of(config)}
+    assert faults == {"vqa.parquet:1": None, "web/rows.jsonl:1": None, "web/rows.jsonl:2": "member.missing"}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"texts": "text"}, r"dataset\.source\.texts.*'texts'"),
+        ({"images": "image"}, r"dataset\.source\.images.*'images'"),
+        ({"key": "uid"}, r"dataset\.source\.key"),
+    ],
+)
+def test_a_wrong_column_names_the_nearest(write: Any, source: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        source_of(write([row(0)], source=source)).columns()
+
+
+def test_no_file_at_all_names_the_key(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path / "nowhere.parquet", tmp_path / "*.parquet"):
+        with pytest.raises(UsageError, match=r"dataset\.source\.path"):
+            source_of(chat.config(path, tmp_path / "out")).columns()
+
+
+def test_what_is_stored_takes_no_more_than_foreseen(tmp_path: Path) -> None:
+    from tasks.dataset.tar import span_bytes
+
+    write_jsonl(tmp_path / "vqa.jsonl", [row(0, images=[{"bytes": png(1)}] * 3, title="né\n" * 50)])
+    config = chat.config(tmp_path / "vqa.jsonl", tmp_path / "out")
+    source = source_of(config)
+    (item,) = items_of(config)
+    members = taken_of(config, item).members
+    size = source.stat(item.file).size
+    assert source.stored_bytes(item.file, size, item.content) >= span_bytes(
+        [len(m) for m in members.values()]
+    )
+
+
+def test_judge_finds_what_does_not_fit_together(tmp_path: Path) -> None:
+    config = chat.make_paths(tmp_path)
+    sound = {name: bytes(content) for name, content in taken_of(config, items_of(config)[0]).members.items()}
+    assert CHAT.judge(sound) == []
+
+    def codes(**changes: bytes) -> set[tuple[str, str]]:
+        return {(fault.code, fault.member) for fault in CHAT.judge({**sound, **changes})}
+
+    assert codes(json=b"{torn") == {("member.undecodable", "json")}
+    assert codes(json=b'{"messages": []}') == {("member.undecodable", "json")}
+    marked = {"messages": [turn("<image><image>?")]}
+    assert codes(json=json.dumps(marked).encode()) == {("sample.missing_member", "json")}
+    assert codes(**{"000.png": png(0)[:-20]}) == {("member.undecodable", "000.png")}
+    assert codes(**{"001.jpg": png(0)}) == {("member.undecodable", "001.jpg")}
+    assert codes(**{"002.png": png(0)}) == {("sample.missing_member", "002.png")}
+
+
+def test_select_keeps_what_is_not_rated() -> None:
+    conversation = conversations.parse([turn("a"), turn("b")], {"relevance": [float("nan"), 2.0]})
+    assert conversation.ratings == {"relevance": (None, 2)}
+    left = conversations.select(conversation, lambda name, rating: rating >= 3)
+    assert left is not None and [one["user"] for one in left.turns] == ["a"]
+
+
+def built(config: Config) -> BuildResult:
+    result = build(config)
+    publish(config.dataset.output, result.version, config.dataset.keep)
+    return result
+
+
+def test_a_build_accounts_for_every_row_and_is_sound(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    write_parquet(folder / "vqa.parquet", [row(number) for number in range(8)])
+    low = {"relevance_ratings": [1, 1]}
+    write_jsonl(folder / "web" / "rows.jsonl", [row(20), row(21, **low), row(22, texts=[turn("?", "")])])
+    (folder / "ocr.parquet").write_bytes(b"PAR1 torn")
+    config = chat.config(folder, tmp_path / "out", filter={"relevance": 3}, reject_budget=0.5)
+    result = built(config)
+    assert (result.read, result.accepted, result.filtered, result.rejected) == (12, 9, 1, 2)
+    assert result.rejects == {"chat.turns": 1, "source.unreadable": 1}
+    assert verify(result.version, "full").findings == []
+
+
+@pytest.mark.parametrize("make", [chat.make, chat.make_paths])
+def test_the_same_rows_are_the_same_version_wherever_they_lie(tmp_path: Path, make: Any) -> None:
+    first, second = (built(make(tmp_path / name)) for name in ("here", "elsewhere"))
+    assert first.version.name == second.version.name and first.accepted == 6
+    assert raw.contents(first.version) == raw.contents(second.version)
+
+
+def test_a_row_put_first_rewrites_few_shards(write: Any) -> None:
+    rows = [row(number) for number in range(40)]
+    assert built(write(rows)).shards > 8
+    result = built(write([row(99), *rows]))
+    assert result.accepted == 41 and 1 <= result.shards_rewritten <= 2
+    assert built(write([row(99), *rows])).shards_rewritten == 0
+
+
+def test_a_changed_row_with_a_key_rewrites_one_shard(write: Any) -> None:
+    rows = [row(number, id=number) for number in range(40)]
+    built(write(rows, {"key": "id"}))
+    rows[7] = row(7, id=7, texts=[turn("Who?", "You."), turn("Sure?")])
+    assert built(write(rows, {"key": "id"})).shards_rewritten == 1
+
+
+def test_groups_and_subsets_split_whole(tmp_path: Path) -> None:
+    for number in range(6):
+        write_parquet(tmp_path / "raw" / f"s{number}.parquet", [row(10 * number + n) for n in range(3)])
+    splits = {"val": 0.4, "group_by": "subset"}
+    result = built(chat.config(tmp_path / "raw", tmp_path / "out", splits=splits))
+    names: dict[str, set[str]] = {}
+    for split in ("train", "val"):
+        keys = pq.read_table(result.version / "samples" / f"{split}.parquet")["original_key"].to_pylist()
+        names[split] = {key.partition("-")[0] for key in keys}
+    assert names["train"] and names["val"] and not names["train"] & names["val"]

@@ -1,0 +1,74 @@
+"""What a plan says is what the build then does; and it writes nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.core.errors import UsageError
+from tasks.core.schema import Config
+from tasks.dataset import versions
+from tasks.dataset.build import build
+from tasks.dataset.forecast import forecast
+from tests.dataset import raw
+from tests.dataset.test_catalogue import parquet
+
+COUNT = 100
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    raw.pictures(tmp_path / "raw", COUNT)
+    return raw.config(tmp_path / "raw", tmp_path / "out")
+
+
+def published(config: Config) -> None:
+    versions.publish(config.dataset.output, build(config).version, 3)
+
+
+def test_the_first_build(config: Config, tmp_path: Path) -> None:
+    told = forecast(config)
+    assert not (tmp_path / "out").exists()
+    assert told.up_to_date is None and told.why == ("there is no version yet",)
+    result = build(config)
+    assert told.work is not None
+    assert (told.work.listed, told.work.to_convert) == (COUNT, COUNT)
+    assert told.work.shards == told.work.to_convert_shards == result.shards
+    size = sum(path.stat().st_size for path in result.version.glob("*/*.tar"))
+    assert told.work.bytes == pytest.approx(size, rel=0.2)
+    assert told.work.seconds > 0 and told.free_bytes > 0
+
+
+def test_a_change(config: Config, tmp_path: Path) -> None:
+    published(config)
+    assert forecast(config).up_to_date is not None
+    before = sorted((tmp_path / "out").rglob("*"))
+    (tmp_path / "raw" / "0007.png").write_bytes(raw.png(777))
+    told = forecast(config)
+    assert told.work is not None
+    assert told.why == ("samples have changed, come or gone",)
+    assert told.work.to_convert_shards == 1 and told.work.to_convert <= 16
+    assert sorted((tmp_path / "out").rglob("*")) == before
+    other = raw.config(tmp_path / "raw", tmp_path / "out", image={"encode": "jpg"})
+    assert forecast(other).why == ("the dataset block of the config has changed",)
+
+
+def test_what_would_be_rejected_shows_beforehand(config: Config, tmp_path: Path) -> None:
+    for number in range(COUNT):
+        (tmp_path / "raw" / f"{number:04d}.png").write_text("<html>")
+    told = forecast(config)
+    assert told.work is not None
+    assert list(told.work.tried_rejects) == ["image.not_an_image"]
+
+
+def test_containers_are_not_read(tmp_path: Path) -> None:
+    config = parquet(tmp_path / "raw")
+    size = sum(path.stat().st_size for path in (tmp_path / "raw").iterdir())
+    told = forecast(config)
+    assert (told.work, told.containers, told.read_bytes) == (None, 3, size)
+    published(config)
+    assert forecast(config).up_to_date is not None
+
+
+def test_a_wrong_config_is_told_as_by_the_build(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"dataset\.filter"):
+        forecast(raw.config(tmp_path / "raw", tmp_path / "out", filter={"no": 1}))

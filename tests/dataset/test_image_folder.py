@@ -1,0 +1,211 @@
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.schema import Config
+from tasks.core.stores import LocalStore
+from tasks.dataset.reasons import Reject
+from tasks.dataset.sources.image_folder import ImageFolder
+from tasks.dataset.sources.source import Item
+from tests.dataset import raw
+from tests.dataset.raw import image_folder
+
+
+def source(config: Config) -> ImageFolder:
+    return ImageFolder(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
+
+
+def listed(images: ImageFolder) -> list[Item]:
+    return [item for container in images.containers() for item in images.items(container)]
+
+
+def read_all(config: Config) -> list[dict[str, Any]]:
+    """As a worker does it: with a source that has listed nothing."""
+    return [dict(source(config).read(item.file, item.content)) for item in listed(source(config))]
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(raw.png(1) if name.lower().endswith(("png", "jpg")) else b"a cat")
+
+
+def test_captions_beside_images(tmp_path: Path) -> None:
+    members = read_all(image_folder.make(tmp_path / "raw"))
+    assert [one["txt"].decode() for one in members] == [f"picture {n}" for n in range(6)]
+    assert [one["image"] for one in members] == [raw.png(n) for n in range(6)]
+
+
+def test_captions_in_json_keep_the_other_fields(tmp_path: Path) -> None:
+    members = read_all(image_folder.make_of_json(tmp_path / "raw"))
+    assert [one["txt"].decode() for one in members] == [f"picture {n}" for n in range(6)]
+    assert all(json.loads(one["json"]) == {"seed": 1} for one in members)
+
+
+def test_a_folder_is_a_class_and_the_key_draws_the_template(tmp_path: Path) -> None:
+    config = image_folder.make_of_classes(tmp_path / "raw")
+    items = listed(source(config))
+    assert {item.fields["label"] for item in items} == {"dog", "tabby cat"}
+    members = read_all(config)
+    assert {json.loads(one["json"])["label"] for one in members} == {"dog", "tabby cat"}
+    said = {one["txt"].decode() for one in members}
+    assert said <= {"a photo of a dog", "a photo of a tabby cat", "a dog.", "a tabby cat."} and len(said) > 2
+    write(tmp_path / "raw", "aardvark/0.png")  # a new sample changes no other's sentence
+    assert [one["txt"] for one in read_all(config)[1:]] == [one["txt"] for one in members]
+
+
+def test_what_has_no_partner_is_a_reject(tmp_path: Path) -> None:
+    write(tmp_path / "raw", "a.png", "a.txt", "b.png", "c.txt", "x/c.png")
+    faults = {
+        item.place: item.fault and item.fault[0]
+        for item in listed(source(image_folder.config(tmp_path / "raw")))
+    }
+    assert faults == {
+        "a.png": None,
+        "b.png": "caption.missing",
+        "c.txt": "member.missing",
+        "x/c.png": "caption.missing",
+    }
+
+
+def test_an_image_outside_all_classes_is_a_reject(tmp_path: Path) -> None:
+    write(tmp_path / "raw", "a.png", "cat/b.png", "cat/notes.txt")
+    items = listed(source(image_folder.config(tmp_path / "raw", captions="folder")))
+    assert [(item.file, item.fault and item.fault[0]) for item in items] == [
+        ("a.png", "caption.missing"),
+        ("cat/b.png", None),
+    ]
+
+
+def test_suffixes_in_any_case_and_hidden_files(tmp_path: Path) -> None:
+    long = "猫" * 60
+    write(
+        tmp_path / "raw",
+        "A.PNG",
+        "A.TXT",
+        "B.Jpg",
+        "B.txt",
+        f"{long}.png",
+        f"{long}.txt",
+        "a/b/c/d.png",
+        "a/b/c/d.Txt",
+    )
+    write(tmp_path / "raw", ".hidden.png", ".git/x.png", "__MACOSX/._A.png", "Thumbs.db")
+    config = image_folder.config(tmp_path / "raw")
+    images = source(config)
+    items = listed(images)
+    assert [item.file for item in items] == ["A.PNG", "B.Jpg", f"{long}.png", "a/b/c/d.png"]
+    assert not any(item.fault for item in items)
+    assert len({images.stat(item.file) for item in items}) == 4
+    assert all(one["txt"] == b"a cat" for one in read_all(config))
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    write(tmp_path / "raw", "x/a.png", "x/a.txt")
+    (tmp_path / "raw/x/up").symlink_to(tmp_path / "raw")
+    (tmp_path / "raw/self.png").symlink_to("self.png")
+    faults = [(item.file, item.fault) for item in listed(source(image_folder.config(tmp_path / "raw")))]
+    assert faults == [("self.png", ("caption.missing", "no .txt file beside it")), ("x/a.png", None)]
+
+
+def test_a_changed_caption_is_a_changed_sample(tmp_path: Path) -> None:
+    images = source(image_folder.make(tmp_path / "raw"))
+    before = images.stat("train/0.png")
+    (tmp_path / "raw/train/0.txt").write_text("something else")
+    assert images.stat("train/0.png") != before
+    assert images.stat("train/1.png") == images.stat("train/1.png")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"gr\xfcn", "caption.encoding"),
+        (b"{torn", "caption.missing"),
+        (b"[1]", "caption.missing"),
+        (b'{"other": 1}', "caption.missing"),
+        (b'{"caption": null}', "caption.missing"),
+        (b'{"caption": NaN}', "caption.missing"),
+        (b'{"caption": ["x"]}', "caption.missing"),
+        (b"[" * 100_000, "caption.missing"),
+    ],
+)
+def test_a_bad_caption_costs_its_own_sample(tmp_path: Path, content: bytes, reason: str) -> None:
+    config = image_folder.make_of_json(tmp_path / "raw")
+    (tmp_path / "raw/train/0.json").write_bytes(content)
+    item, *_ = listed(source(config))
+    with pytest.raises(Reject) as caught:
+        source(config).read(item.file, item.content)
+    assert caught.value.reason == reason and str(tmp_path) not in caught.value.detail
+
+
+def test_a_blank_caption_and_a_byte_order_mark(tmp_path: Path) -> None:
+    config = image_folder.make(tmp_path / "raw")
+    (tmp_path / "raw/train/0.txt").write_bytes(b"\n \n")
+    (tmp_path / "raw/train/1.txt").write_bytes(b"\xef\xbb\xbfa cat\r\n")
+    assert [one["txt"] for one in read_all(config)[:2]] == [b"", b"a cat"]
+
+
+def _vanish(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _unmount(folder: Path) -> None:
+    """What is left is the empty folder that it was mounted on."""
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize("lose", [_vanish, _unmount])
+def test_a_source_that_is_gone_is_no_bad_sample(tmp_path: Path, lose: Callable[[Path], None]) -> None:
+    config = image_folder.make(tmp_path / "raw")
+    item, other, *_ = listed(source(config))
+    (tmp_path / "raw" / item.file).unlink()
+    with pytest.raises(Reject, match=r"member\.missing"):
+        source(config).read(item.file, item.content)
+    lose(tmp_path / "raw")
+    with pytest.raises(DataError, match="not there any more"):
+        source(config).read(other.file, other.content)
+
+
+@pytest.mark.parametrize("lose", [_vanish, _unmount])
+def test_a_source_that_goes_while_it_is_listed_is_an_error(
+    tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
+    images = source(image_folder.make(tmp_path / "raw"))
+    write(tmp_path / "raw", "zzz/a.png", "zzz/a.txt")
+    items = (item for container in images.containers() for item in images.items(container))
+    next(items)
+    lose(tmp_path / "raw")
+    with pytest.raises(DataError, match="could not be listed to its end"):
+        list(items)
+
+
+def test_a_folder_that_is_not_there_names_the_key(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for name in ("nowhere", "file"):
+        with pytest.raises(UsageError, match=r"^dataset\.source\.path: there is no folder"):
+            source(image_folder.config(tmp_path / name)).columns()
+
+
+def test_a_folder_that_may_not_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = source(image_folder.make(tmp_path / "raw"))
+    (tmp_path / "raw/val").rename(tmp_path / "raw/zzz")
+    scan = os.scandir
+
+    def refuse(path: str) -> Any:
+        if str(path).endswith("zzz"):
+            raise PermissionError(
+                13, "Permission denied"
+            )  # root may list anything, so the system is stood in for
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match="Permission denied"):
+        listed(images)
+    assert LocalStore(str(tmp_path)).location == str(tmp_path)

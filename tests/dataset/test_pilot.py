@@ -1,0 +1,63 @@
+"""Before a long build a few samples go through every step; what spoils them all is seen at once."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.core.errors import DataError
+from tasks.core.schema import Config
+from tasks.dataset import pilot
+from tasks.dataset.build import build
+from tasks.dataset.rejects import Budget
+from tests.dataset import raw
+
+COUNT = 120
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(pilot, "WORTH_SAMPLES", 100)
+    raw.pictures(tmp_path / "raw", COUNT)
+    return raw.config(tmp_path / "raw", tmp_path / "out")
+
+
+def test_a_page_shows_the_pilot_and_the_build_is_as_without_it(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    result = build(config, lambda done, total, note: notes.append(note))
+    assert any("pilot" in note for note in notes)
+    page = (tmp_path / "out" / pilot.PAGE).read_text()
+    assert "a pilot: 50 samples" in page and "data:image/" in page
+    monkeypatch.setattr(pilot, "WORTH_SAMPLES", COUNT + 1)
+    other = config.model_copy(
+        update={"dataset": config.dataset.model_copy(update={"output": tmp_path / "plain"})}
+    )
+    assert raw.contents(build(other).version) == raw.contents(result.version)
+    assert not (tmp_path / "plain" / pilot.PAGE).exists()
+
+
+def test_what_spoils_every_sample_stops_the_build_before_its_first_shard(
+    config: Config, tmp_path: Path
+) -> None:
+    for number in range(0, COUNT, 2):
+        (tmp_path / "raw" / f"{number:04d}.png").write_text("<html>")
+    with pytest.raises(DataError, match=r"the pilot stops the build.*\n.*\n.*image\.not_an_image"):
+        build(config)
+    assert not list((tmp_path / "out" / "staging").glob("*.tar"))
+    assert not (tmp_path / "out" / "versions").exists()
+
+
+def test_private_samples_stay_out_of_the_page(config: Config, tmp_path: Path) -> None:
+    private = config.dataset.model_copy(update={"private": True})
+    build(config.model_copy(update={"dataset": private}))
+    page = (tmp_path / "out" / pilot.PAGE).read_text()
+    assert "picture 7" not in page and "data:image/" not in page
+
+
+def test_chance_does_not_stop_a_build() -> None:
+    budget = Budget(10_000, 0.05)
+    assert not budget.is_hopeless(0, 50)
+    assert not budget.is_hopeless(8, 50)
+    assert budget.is_hopeless(16, 50)
+    assert Budget(10_000, 0.0).is_hopeless(1, 50), "no reject at all is allowed, and one was found"

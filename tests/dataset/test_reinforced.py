@@ -1,0 +1,367 @@
+import gzip
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.core.errors import UsageError
+from tasks.dataset.build import build
+from tasks.dataset.examples import reinforced
+from tasks.dataset.reasons import Reject
+from tasks.dataset.samples import MODALITIES, Taken
+from tasks.dataset.samples.arrays import read_npz
+from tasks.dataset.samples.reinforced import check, judge, take
+from tasks.dataset.samples.tensors import read_pth_gz
+from tasks.dataset.sources import open_sources
+from tasks.dataset.verify import verify
+from tests.dataset import raw
+from tests.dataset.raw import shards
+
+DATASET = shards.config("x", "reinforced").dataset
+
+
+def members(**changes: Any) -> dict[str, bytes]:
+    return {"image": raw.png(1), "txt": b"a picture", **shards.reinforcement(**changes)}
+
+
+def rejected(**changes: Any) -> str:
+    with pytest.raises(Reject) as caught:
+        take(members(**changes), DATASET)
+    return caught.value.reason
+
+
+def judged(taken: Taken) -> list[str]:
+    stored = {suffix: bytes(content) for suffix, content in taken.members.items()}
+    return [fault.member for fault in judge(stored)]
+
+
+def test_a_sound_sample_is_stored_as_it_came() -> None:
+    given = members()
+    taken = take(given, DATASET)
+    assert taken.members == {"png": given.pop("image"), **given}
+    assert taken.statistics == {
+        "width": 12,
+        "height": 12,
+        "caption_length": 9,
+        "augmentations": 3,
+        "synthetic_captions": 2,
+        "embedding_width": shards.WIDTH,
+    }
+    assert judged(taken) == []
+    assert MODALITIES["reinforced"].take is take
+
+
+def test_augmentations_may_be_a_json_text_as_the_hub_has_them() -> None:
+    crops = json.dumps([[[0, 0, 12, 12], None]] * 3)
+    assert take(members(**{"paug.json": {"param_aug": crops}}), DATASET).statistics["augmentations"] == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_files_of_torch_hold_the_same_numbers(dtype: str) -> None:
+    import torch
+
+    tensors = {
+        name: torch.tensor(array).to(getattr(torch, dtype)) for name, array in shards.embeddings().items()
+    }
+    content = shards.pth_gz(tensors)
+    arrays = read_pth_gz(content)
+    for name, tensor in tensors.items():
+        assert np.array_equal(arrays[name], tensor.double().numpy())
+    taken = take(members(npz=None, **{"pth.gz": content}), DATASET)
+    assert taken.members["pth.gz"] == content and judged(taken) == []
+
+
+def test_views_and_shared_storages_are_followed() -> None:
+    import torch
+
+    base = torch.arange(60, dtype=torch.float32).reshape(6, 10)
+    tensors = {"a": base[1:4, 2:8:2], "b": base.T, "c": base[5], "empty": base[:0], "scale": 3, "name": "x"}
+    arrays = read_pth_gz(shards.pth_gz(tensors))
+    for name in ("a", "b", "c", "empty"):
+        assert np.array_equal(arrays[name], tensors[name].numpy())  # type: ignore[attr-defined]
+    assert set(arrays) == {"a", "b", "c", "empty"}
+
+
+class Hostile:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.marker}",)
+
+
+def torch_zip(program: bytes, **entries: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", program)
+        for name, content in entries.items():
+            archive.writestr(f"archive/data/{name}", content)
+    return gzip.compress(file.getvalue())
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_a_pickle_that_runs_something_does_not(tmp_path: Path, protocol: int) -> None:
+    marker = tmp_path / "ran"
+    hostile = {"image_emb": Hostile(marker), "text_emb": 1}
+    contents = [
+        torch_zip(pickle.dumps(hostile, protocol)),
+        gzip.compress(pickle.dumps(hostile, protocol)),
+        shards.npz({"image_emb": np.array([Hostile(marker)], dtype=object), "text_emb": np.zeros((3, 8))}),
+    ]
+    if protocol == 2:
+        contents += [shards.pth_gz(hostile), shards.pth_gz(hostile, _use_new_zipfile_serialization=False)]
+    for content in contents:
+        suffix = "pth.gz" if content[:2] == b"\x1f\x8b" else "npz"
+        other = {"npz": None} if suffix == "pth.gz" else {}
+        assert rejected(**other, **{suffix: content}) in ("archive.unsafe", "reinforcement.members")
+    assert rejected(npz=None, **{"pth.gz": contents[0]}) == "archive.unsafe"
+    assert not marker.exists()
+    pickle.loads(pickle.dumps(hostile, protocol))
+    assert marker.exists(), "the pickle was harmless, so the test proved nothing"
+
+
+def bomb_of_tuples() -> bytes:
+    """Sixty times a tuple of the last one twice: short to build, endless to hash, compare or show."""
+    return b"\x80\x02}(" + b")" + b"q\x00h\x00\x86" * 60
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"",
+        b"\x80\x02}",
+        b"\x80\x02.",
+        b"\x80\x02K\x01.",
+        b"\x80\x02}K\x01K\x02s.",
+        b"\x80\x02h\x05.",
+        b"\x80\x02u.",
+        b"\x80\x02r\xff\xff\xff\xff.",
+        b"\x80\x02" + b"(" * 30_000 + b"t" * 30_000 + b".",
+        bomb_of_tuples() + b"K\x01u.",
+        bomb_of_tuples() + b"Q.",
+        bomb_of_tuples() + b"q\x01h\x01\x93.",
+        b"\x80\x02}X\x01\x00\x00\x00actorch._utils\n_rebuild_tensor_v2\n((K\x01K\x02tK\x00)))NNttRs.",
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n.",
+        b"\x80\x02ctorch\nFloatStorage\n)R.",
+        b"\x80\x02cos\nsystem\n.",
+        b"\x80\x02cbuiltins\neval\n.",
+        b"cposix\nsystem\n(S'true'\ntR.",
+        b"\x80\x02}X\x01\x00\x00\x00a}b.",
+    ],
+)
+def test_a_torn_or_strange_pickle_is_a_reject_at_once(program: bytes) -> None:
+    with pytest.raises(Reject) as caught:
+        take(members(npz=None, **{"pth.gz": torch_zip(program)}), DATASET)
+    assert caught.value.reason in ("archive.unsafe", "reinforcement.members")
+
+
+def tensor_program(offset: int, shape: tuple[int, ...], strides: tuple[int, ...], entry: str = "0") -> bytes:
+    """A dictionary of one tensor `image_emb`, as torch writes it."""
+    numbers = b"".join(b"\x8a\x08" + n.to_bytes(8, "little", signed=True) for n in (offset,))
+    sides = b"(" + b"".join(b"\x8a\x08" + n.to_bytes(8, "little", signed=True) for n in shape) + b"t"
+    steps = b"(" + b"".join(b"\x8a\x08" + n.to_bytes(8, "little", signed=True) for n in strides) + b"t"
+    text = b"X" + len(entry).to_bytes(4, "little") + entry.encode()
+    storage = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\n" + text + b"X\x03\x00\x00\x00cpuK\x04tQ"
+    made = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + numbers + sides + steps
+    made += b"\x89ccollections\nOrderedDict\n)RtR"
+    return b"\x80\x02}X\x09\x00\x00\x00image_emb" + made + b"s."
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (tensor_program(0, (2, 3), (3, 1)), "reinforcement.members"),
+        (tensor_program(4, (1, 1), (1, 1)), "reinforcement.members"),
+        (tensor_program(-1, (2, 2), (2, 1)), "reinforcement.members"),
+        (tensor_program(0, (2, 2), (-2, 1)), "reinforcement.members"),
+        (tensor_program(0, (2, 2), (2, 1), "../x"), "reinforcement.members"),
+        (tensor_program(0, (1 << 30, 4), (0, 1)), "archive.bomb"),
+        (tensor_program(0, (1,) * 9, (1,) * 9), "reinforcement.members"),
+    ],
+)
+def test_a_tensor_never_reaches_beyond_its_storage(program: bytes, reason: str) -> None:
+    with pytest.raises(Reject) as caught:
+        read_pth_gz(torch_zip(program, **{"0": bytes(16)}))
+    assert caught.value.reason == reason
+    fits = read_pth_gz(torch_zip(tensor_program(0, (2, 2), (2, 1)), **{"0": bytes(16)}))
+    assert fits["image_emb"].shape == (2, 2)
+
+
+def test_bombs_are_given_up_early() -> None:
+    zeros = np.zeros((1, 9 << 20), np.float32)
+    npz = shards.npz({"image_emb": zeros, "text_emb": zeros[:, :8]}, compressed=True)
+    pth = gzip.compress(bytes(40 << 20), 1)
+    header = npz.replace(b"(1, 9437184)", b"(9, 9437184)")
+    tracemalloc.start()
+    try:
+        assert rejected(npz=npz) == "archive.bomb"
+        assert rejected(npz=None, **{"pth.gz": pth}) == "archive.bomb"
+        assert rejected(npz=header) in ("archive.bomb", "reinforcement.members")
+        assert tracemalloc.get_traced_memory()[1] < 120 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def arrays(**changes: Any) -> bytes:
+    return shards.npz(
+        {name: value for name, value in {**shards.embeddings(), **changes}.items() if value is not None}
+    )
+
+
+NAN = shards.embeddings()["image_emb"] * np.nan
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"npz": None}, "reinforcement.members"),
+        ({"pth.gz": b"both"}, "reinforcement.members"),
+        ({"syn.json": None}, "reinforcement.members"),
+        ({"paug.json": None}, "reinforcement.members"),
+        ({"syn.json": b"{"}, "reinforcement.members"),
+        ({"syn.json": b"[" * 100_000}, "reinforcement.members"),
+        ({"syn.json": {"syn_text": []}}, "reinforcement.members"),
+        ({"syn.json": {"syn_text": ["a", " "]}}, "reinforcement.members"),
+        ({"syn.json": {"syn_text": ["a", 1]}}, "reinforcement.members"),
+        ({"syn.json": {"text": ["a", "b"]}}, "reinforcement.members"),
+        ({"syn.json": {"syn_text": ["a"]}}, "reinforcement.rows"),
+        ({"paug.json": {"param_aug": "["}}, "reinforcement.members"),
+        ({"paug.json": {"param_aug": []}}, "reinforcement.members"),
+        ({"paug.json": {"param_aug": [[[0, 0, 12, 12], None]]}}, "reinforcement.rows"),
+        ({"npz": b""}, "reinforcement.members"),
+        ({"npz": b"PK\x03\x04torn"}, "reinforcement.members"),
+        ({"npz": arrays()[:300]}, "reinforcement.members"),
+        ({"npz": arrays(text_emb=None)}, "reinforcement.members"),
+        ({"npz": arrays(image_emb=shards.embeddings(4)["image_emb"])}, "reinforcement.rows"),
+        ({"npz": arrays(text_emb=shards.embeddings(width=9)["text_emb"])}, "reinforcement.rows"),
+        ({"npz": arrays(image_emb=np.zeros((3, 8), np.int64))}, "reinforcement.rows"),
+        ({"npz": arrays(image_emb=np.zeros((3, 0), np.float32))}, "reinforcement.rows"),
+        ({"npz": arrays(image_emb=np.zeros(24, np.float32))}, "reinforcement.rows"),
+        ({"npz": arrays(image_emb=NAN)}, "reinforcement.rows"),
+        ({"npz": arrays(image_emb=np.array([{}], dtype=object))}, "archive.unsafe"),
+        ({"npz": None, "pth.gz": b"\x1f\x8b"}, "reinforcement.members"),
+        ({"npz": None, "pth.gz": gzip.compress(b"no zip")}, "reinforcement.members"),
+        ({"txt": b" "}, "caption.empty"),
+        ({"image": b""}, "image.empty"),
+    ],
+)
+def test_what_does_not_fit_together_is_rejected(changes: dict[str, Any], reason: str) -> None:
+    assert rejected(**changes) == reason
+
+
+def augmented(first: Any) -> dict[str, Any]:
+    return {"paug.json": {"param_aug": [first, [[0, 0, 12, 12]], [[0, 0, 1, 1], [[13, 1e30]]]]}}
+
+
+@pytest.mark.parametrize(
+    "crop",
+    [[0, 0, 13, 12], [0, 0, 12, 13], [11, 0, 2, 1], [0, 11, 1, 2], [-1, 0, 2, 2], [0, 0, 0, 1], [0, 0, 12],
+     [0, 0, 12.5, 1], [True, 0, 1, 1], None, "x", {}],
+)  # fmt: skip
+def test_a_crop_outside_of_the_image_is_rejected(crop: Any) -> None:
+    assert rejected(**augmented([crop, None])) == "reinforcement.crop"
+
+
+@pytest.mark.parametrize(
+    "operations", [[[14, 1]], [[-1, 1]], [[0]], [0, 1], [[0, "x"]], {}, [[0.5, 1]], [[1, None]]]
+)
+def test_an_operation_that_does_not_exist_is_rejected(operations: Any) -> None:
+    assert rejected(**augmented([[0, 0, 12, 12], operations])) == "reinforcement.members"
+    take(members(**augmented([[0, 0, 12, 12], [None, [13, 0.5]]])), DATASET)
+
+
+def test_further_lists_of_captions_have_embeddings_of_their_own() -> None:
+    captions = {"syn_text": ["a", "b"], "syn_text_dfn": ["c", "d", "e"]}
+    with_own = arrays(syn_text_dfn_emb=np.ones((3, 8), np.float32))
+    taken = take(members(**{"syn.json": captions, "npz": with_own}), DATASET)
+    assert taken.statistics["synthetic_captions"] == 5
+    too_few = arrays(syn_text_dfn_emb=np.ones((2, 8), np.float32))
+    assert rejected(**{"syn.json": captions, "npz": too_few}) == "reinforcement.rows"
+
+
+@pytest.mark.parametrize(
+    ("member", "content"),
+    [
+        ("npz", arrays(image_emb=NAN)),
+        ("npz", b"torn"),
+        ("paug.json", b'{"param_aug": [[[0, 0, 99, 99], null]]}'),
+        ("syn.json", b"{}"),
+        ("txt", b" "),
+        ("png", b"x"),
+    ],
+)
+def test_damage_to_a_stored_sample_is_a_fault(member: str, content: bytes) -> None:
+    stored = {**take(members(), DATASET).members, member: content}
+    assert judge({suffix: bytes(value) for suffix, value in stored.items()})
+
+
+@pytest.mark.parametrize("rule", [{"max_side": 8}, {"encode": "jpg"}])
+def test_images_that_would_be_changed_are_an_error_of_the_config(rule: dict[str, Any]) -> None:
+    dataset = shards.config("x", "reinforced", image=rule).dataset
+    with pytest.raises(UsageError, match=rf"dataset\.image\.{next(iter(rule))}"):
+        check(dataset)
+    check(DATASET)
+
+
+def test_the_library_reads_torchs_files_without_torch() -> None:
+    program = "import sys, tasks.dataset.samples; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "digits"
+    assert reinforced(folder) == 1797
+    assert reinforced(folder) == 0
+    return folder
+
+
+def test_the_example_is_a_sound_dataset(example: Path, tmp_path: Path) -> None:
+    config = shards.config(example / "{00000..00001}.tar", "reinforced", output=tmp_path / "out")
+    result = build(config)
+    assert (result.accepted, result.rejected) == (600, 0)
+    assert not verify(result.version, "full").findings
+
+
+def test_the_examples_embeddings_find_the_digit_in_the_picture(example: Path) -> None:
+    (source,) = open_sources(shards.config(example, "reinforced").dataset)
+    right = 0
+    found = [item.members for container in list(source.containers())[:2] for item in source.items(container)]
+    arrays = [read_pth_gz(one["pth.gz"]) if "pth.gz" in one else read_npz(one["npz"]) for one in found if one]
+    labels = [json.loads(one["json"])["label"] for one in found if one]
+    texts = {label: one["text_emb"][0] for label, one in zip(labels, arrays, strict=True)}
+    for label, one in zip(labels, arrays, strict=True):
+        near = {name: float((one["image_emb"] * text).sum(axis=1).mean()) for name, text in texts.items()}
+        right += max(near, key=near.__getitem__) == label
+    assert len(texts) == 10 and right > 0.7 * len(labels)
+
+
+def test_torch_opens_the_examples_files(example: Path) -> None:
+    import torch
+
+    (source,) = open_sources(shards.config(example / "00001.tar", "reinforced").dataset)
+    item = next(iter(source.items(next(iter(source.containers())))))
+    assert item.members is not None
+    content = gzip.decompress(item.members["pth.gz"])
+    loaded = torch.load(io.BytesIO(content), weights_only=True)
+    for name, array in read_pth_gz(item.members["pth.gz"]).items():
+        assert loaded[name].dtype == torch.bfloat16 and np.array_equal(loaded[name].float().numpy(), array)
+
+
+@pytest.mark.parametrize("name", [b"cos\nsystem\n", b"\x8c\x02os\x8c\x06system\x93", b"ctorch\nload\n"])
+def test_a_name_that_no_tensor_needs_is_unsafe_even_when_nothing_calls_it(name: bytes) -> None:
+    assert (
+        rejected(npz=None, **{"pth.gz": torch_zip(b"\x80\x02}X\x01\x00\x00\x00a" + name + b"s.")})
+        == "archive.unsafe"
+    )

@@ -1,0 +1,534 @@
+import errno
+import io
+import json
+import os
+import tarfile
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.stores import LocalStore, Unreachable
+from tasks.dataset.build import build
+from tasks.dataset.manifest import read_manifest
+from tasks.dataset.samples import MODALITIES
+from tasks.dataset.sources import Item, open_sources
+from tasks.dataset.sources.shards import Shards
+from tasks.dataset.verify import verify
+from tests import s3
+from tests.dataset import raw
+from tests.dataset.raw import shards
+
+
+def source(path: Path | str, modality: str = "image_text", **dataset: Any) -> Shards:
+    (opened,) = open_sources(shards.config(path, modality, **dataset).dataset)
+    assert isinstance(opened, Shards)
+    return opened
+
+
+def items(path: Path | str, modality: str = "image_text", **dataset: Any) -> list[Item]:
+    opened = source(path, modality, **dataset)
+    return [item for container in opened.containers() for item in opened.items(container)]
+
+
+def listed(folder: Path, content: bytes, **dataset: Any) -> list[Item]:
+    (folder / "x.tar").write_bytes(content)
+    return items(folder / "x.tar", **dataset)
+
+
+def faults(found: list[Item]) -> list[str | None]:
+    return [item.fault[0] if item.fault else None for item in found]
+
+
+def test_members_keep_their_bytes_and_become_what_the_modality_takes(tmp_path: Path) -> None:
+    config = shards.make(tmp_path)
+    (opened,) = open_sources(config.dataset)
+    assert opened.is_sequential
+    found = [item for container in opened.containers() for item in opened.items(container)]
+    assert [item.original_key for item in found] == [f"{n:09d}" for n in range(6)]
+    assert found[4].place == "00001.tar:000000004" and found[4].file == "00001.tar"
+    for number, item in enumerate(found):
+        (_, image), (_, described), (_, text) = shards.pair(f"{number:09d}", number, score=number)
+        assert item.members == {"image": image, "json": described, "txt": text}
+        assert MODALITIES["image_text"].take(item.members, config.dataset).members["jpg"] == image
+
+
+@pytest.mark.parametrize("pattern", ["", "*.tar", "{00000..00001}.tar", "{00000,00001}.tar", "0000[01].tar"])
+def test_a_path_is_a_folder_or_a_pattern(tmp_path: Path, pattern: str) -> None:
+    shards.make(tmp_path)
+    (tmp_path / "00000_stats.json").write_text("{}")
+    (tmp_path / "00000.parquet").write_bytes(b"")
+    assert len(items(f"{tmp_path}/{pattern}")) == 6
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("{00000..00002}.tar", r"dataset\.source\.path.*00002\.tar"),
+        ("x*.tar", r"dataset\.source\.path"),
+        ("nowhere", r"dataset\.source\.path.*nowhere"),
+        ("zipped", r"dataset\.source\.path.*a\.tar\.gz is compressed.*unpack"),
+        ("zipped/a.tar.gz", r"compressed"),
+    ],
+)
+def test_a_path_with_nothing_readable_names_key_and_place(tmp_path: Path, pattern: str, message: str) -> None:
+    shards.make(tmp_path)
+    (tmp_path / "zipped").mkdir()
+    (tmp_path / "zipped" / "a.tar.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(UsageError, match=message):
+        source(tmp_path / pattern).columns()
+
+
+LONG = "一幅画着数字的小图片" * 6
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_of_header_is_read(tmp_path: Path, form: int) -> None:
+    long = "d/" + ("k" * 80 if form == tarfile.USTAR_FORMAT else LONG)
+    members = [*shards.pair(long, 1), *shards.pair("./plain", 2), *shards.pair("prefix/" * 15 + "k", 3)]
+    first, second, third = listed(tmp_path, shards.tar_bytes(members, form))
+    assert (first.original_key, second.original_key) == (long, "plain")
+    assert third.original_key == "prefix/" * 15 + "k"
+    assert first.members is not None and first.members["txt"] == f"picture {long}".encode()
+
+
+def test_sizes_in_base_256_and_in_pax_records_are_followed(tmp_path: Path) -> None:
+    image, size = raw.png(1), len(raw.png(1))
+    record = f"{len(str(size)) + 9} size={size}\n".encode()
+    content = (
+        shards.entry("a.jpg", image, size=b"\x80" + size.to_bytes(11, "big"))
+        + shards.entry("a.txt", b"a")
+        + shards.entry("./PaxHeaders/b", record, type=tarfile.XHDTYPE)
+        + shards.entry("b.jpg", image, size=b"%011o\0" % 0)
+        + shards.entry("b.txt", b"b")
+    )
+    a, b = listed(tmp_path, content + shards.END)
+    assert a.members == {"image": image, "txt": b"a"} and b.members == {"image": image, "txt": b"b"}
+
+
+def odd(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        odd("b.jpg", tarfile.SYMTYPE, "/etc/passwd"),
+        odd("b.txt", tarfile.LNKTYPE, "a.txt"),
+        odd("b.jpg", tarfile.CHRTYPE),
+        odd("b.jpg", tarfile.FIFOTYPE),
+        odd("b", tarfile.SYMTYPE, "/"),
+        odd("b.jpg", b"Z"),
+        tarfile.TarInfo("/b.jpg"),
+        tarfile.TarInfo("../b.jpg"),
+        tarfile.TarInfo("x/../../b.jpg"),
+    ],
+    ids=lambda info: f"{info.name} {info.type!r}",
+)
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_no_plain_file_of_a_relative_path_costs_its_sample(
+    tmp_path: Path, member: tarfile.TarInfo, form: int
+) -> None:
+    content = [*shards.pair("a", 1), (member, b""), *shards.pair("c", 2)]
+    found = listed(tmp_path, shards.tar_bytes(content, form))
+    assert faults(found) == [None, "archive.unsafe", None]
+    assert os.listdir(tmp_path) == ["x.tar"]
+    whole = shards.tar_bytes([(member, b""), *shards.pair(found[1].original_key, 1)], form)
+    assert faults(listed(tmp_path, whole)) == ["archive.unsafe"]
+
+
+def test_a_link_that_claims_a_size_has_no_content_all_the_same(tmp_path: Path) -> None:
+    link = shards.entry("l.jpg", b"", size=b"%011o\0" % 4096, type=tarfile.LNKTYPE)
+    assert faults(listed(tmp_path, link + shards.tar_bytes(shards.pair("a", 1)))) == ["archive.unsafe", None]
+
+
+def test_folders_and_files_beside_the_samples_are_no_samples(tmp_path: Path) -> None:
+    folder = odd("d", tarfile.DIRTYPE)
+    beside = [
+        ("__index__", b"x"),
+        ("d/._a.jpg", b"x"),
+        ("Makefile", b"x"),
+        ("x.tar.idx", b"x"),
+        ("x.md5", b"x"),
+    ]
+    found = listed(tmp_path, shards.tar_bytes([(folder, b""), *beside, *shards.pair("d/a", 1)]))
+    assert [(item.original_key, item.fault) for item in found] == [("d/a", None)]
+
+
+def test_a_torn_tar_gives_its_whole_samples_and_one_reject_wherever_it_is_cut(tmp_path: Path) -> None:
+    content = shards.tar_bytes(shards.pairs(0, 3), tarfile.USTAR_FORMAT)
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        starts = [member.offset for member in archive]
+        end = archive.offset
+    whole = {item.original_key: item.members for item in listed(tmp_path, content)}
+    for cut in sorted(
+        {*starts, *(start + 300 for start in starts), *(start + 900 for start in starts), end - 512}
+    ):
+        found = listed(tmp_path, content[:cut])
+        expected = sum(start + 512 <= cut for start in starts[::3]) - 1
+        assert faults(found) == [None] * max(expected, 0) + ["source.unreadable"], cut
+        assert all(whole[item.original_key] == item.members for item in found[:-1])
+    assert faults(listed(tmp_path, content[: end + 512])) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds nothing"),
+        (b"<html>" * 200, "no sound tar header at byte 0"),
+        (b"\x1f\x8b" + bytes(600), "compressed by gzip"),
+        (
+            shards.tar_bytes(shards.pair("a", 1)) + shards.tar_bytes(shards.pair("b", 1)),
+            "goes on after its end",
+        ),
+        (shards.entry("a.jpg", b"", type=tarfile.GNUTYPE_SPARSE) + shards.END, "sparse"),
+        (shards.entry("p", b"nonsense", type=tarfile.XHDTYPE) + shards.END, "torn pax header"),
+        (shards.entry("p", b"99 path=x\n", type=tarfile.XHDTYPE) + shards.END, "torn pax header"),
+        (shards.entry("p", b"", size=b"77777777777\0", type=tarfile.XHDTYPE), "extended header of"),
+        (shards.entry("a.jpg", b"", size=b"\xff" * 12), "no sound size"),
+        (shards.entry("a.jpg", b"", size=b"-0000000001\0"), "no sound size"),
+    ],
+)
+def test_what_is_no_sound_tar_is_one_reject(tmp_path: Path, content: bytes, message: str) -> None:
+    last = listed(tmp_path, content)[-1]
+    assert last.fault is not None and last.fault[0] == "source.unreadable" and message in last.fault[1]
+
+
+def test_nothing_is_invented_behind_a_damaged_header(tmp_path: Path) -> None:
+    content = bytearray(shards.tar_bytes(shards.pairs(0, 3), tarfile.USTAR_FORMAT))
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        damaged = archive.getmembers()[4]
+    content[damaged.offset + 5] ^= 1
+    found = listed(tmp_path, bytes(content))
+    assert faults(found) == [None, "source.unreadable"]
+    assert found[1].original_key == "000000001" and f"byte {damaged.offset:,}" in (found[1].fault or "")[1]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "size", "reason"), [("jpg", 3 << 20, "image.too_large"), ("json", 257 << 20, "archive.bomb")]
+)
+def test_a_member_too_large_is_read_over_and_never_held(
+    tmp_path: Path, suffix: str, size: int, reason: str
+) -> None:
+    start = b"".join(shards.entry(name, content) for name, content in shards.pair("a", 1))
+    tracemalloc.start()
+    try:
+        ten_gigabytes = shards.entry(f"b.{suffix}", b"", size=b"\x80" + (10 << 30).to_bytes(11, "big"))
+        assert faults(listed(tmp_path, start + ten_gigabytes)) == [None, "source.unreadable"]
+        with (tmp_path / "x.tar").open("wb") as file:
+            file.write(start + shards.entry(f"b.{suffix}", b"", size=b"%011o\0" % size))
+            file.seek(size, os.SEEK_CUR)
+            file.write(shards.entry("b.txt", b"b") + shards.tar_bytes(shards.pair("c", 1)))
+        found = items(tmp_path / "x.tar", image={"max_pixels": 1000})
+        assert faults(found) == [None, reason, None]
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_sample_lacking_a_member_says_which_and_what_it_has(tmp_path: Path) -> None:
+    members = [("a.jpg", b""), ("b.txt", b"x"), ("b.cls", b"1"), ("c.jpg", raw.png(1)), ("c.txt", b"gr\xfcn")]
+    members += [
+        ("d.jpg", b"x"),
+        ("d.txt", b"d"),
+        ("d.json", b"{"),
+        ("e.jpg", b"x"),
+        ("e.txt", b"d"),
+        ("e.json", b"[]"),
+    ]
+    found = listed(tmp_path, shards.tar_bytes(members))
+    reasons = [
+        "caption.missing",
+        "member.missing",
+        "caption.encoding",
+        "source.unreadable",
+        "source.unreadable",
+    ]
+    assert faults(found) == reasons
+    assert found[1].fault == ("member.missing", "no image; its members: cls, txt")
+
+
+def test_members_that_the_modality_does_not_know_are_left_out(tmp_path: Path) -> None:
+    more = [("a.cls", b"3"), ("a.seg.png", raw.png(2)), ("a.url.txt", b"http://x")]
+    (found,) = listed(tmp_path, shards.tar_bytes([*shards.pair("a", 1), *more]))
+    assert found.members is not None and sorted(found.members) == ["image", "json", "txt"]
+
+
+def test_a_suffix_that_comes_again_begins_a_sample_as_in_webdataset(tmp_path: Path) -> None:
+    found = listed(tmp_path, shards.tar_bytes([*shards.pair("a", 1), *shards.pair("a", 2)]))
+    assert [item.original_key for item in found] == ["a", "a"] and faults(found) == [None, None]
+    torn = [("a.jpg", raw.png(1)), ("a.JPG", raw.png(2)), ("a.txt", b"a")]
+    assert faults(listed(tmp_path, shards.tar_bytes(torn))) == ["caption.missing", None]
+
+
+def test_members_that_do_not_stand_together_are_two_half_samples(tmp_path: Path) -> None:
+    members = [("a.jpg", raw.png(1)), *shards.pair("b", 1), ("a.txt", b"a")]
+    assert faults(listed(tmp_path, shards.tar_bytes(members))) == ["caption.missing", None, "member.missing"]
+
+
+def test_two_images_need_a_choice(tmp_path: Path) -> None:
+    content = shards.tar_bytes([*shards.pair("a", 1), ("a.png", raw.png(2))])
+    (both,) = listed(tmp_path, content)
+    assert both.fault is not None and both.fault[0] == "key.duplicate" and "jpg and png" in both.fault[1]
+    (chosen,) = listed(tmp_path, content, source={"members": {"jpg": "png"}})
+    assert chosen.members is not None and chosen.members["image"] == raw.png(2)
+
+
+def test_members_are_made_out_of_others(tmp_path: Path) -> None:
+    members = [("a.image.jpg", raw.png(1)), ("a.json", b'{"text": {"en": "hello"}, "uid": "u7"}')]
+    mapped = {"members": {"jpg": "image.jpg", "txt": "json:text.en"}, "key": "json:uid"}
+    (found,) = listed(tmp_path, shards.tar_bytes(members), source=mapped)
+    assert found.original_key == "u7" and found.members is not None
+    assert found.members["image"] == raw.png(1) and found.members["txt"] == b"hello"
+    bad = {
+        "a": {"text": "x"},
+        "b": {"text": ["x"], "uid": "b"},
+        "c": {"text": "\ud800", "uid": "c"},
+        "d": {"uid": 1},
+    }
+    content = [
+        (f"{key}.{suffix}", value)
+        for key, fields in bad.items()
+        for suffix, value in (("jpg", raw.png(1)), ("json", json.dumps(fields).encode()))
+    ]
+    mapped = {"members": {"txt": "json:text"}, "key": "json:uid"}
+    reasons = ["source.unreadable", "caption.missing", "caption.encoding", "caption.missing"]
+    assert faults(listed(tmp_path, shards.tar_bytes(content), source=mapped)) == reasons
+
+
+def test_a_member_no_sample_can_have_is_an_error_of_the_config(tmp_path: Path) -> None:
+    shards.make(tmp_path)
+    with pytest.raises(UsageError, match=r"dataset\.source\.members\.npz: .*image_text"):
+        source(tmp_path, source={"members": {"npz": "x"}})
+
+
+def test_filters_and_splits_use_fields_of_the_json(tmp_path: Path) -> None:
+    shards.make(tmp_path)
+    opened = source(tmp_path, filter={"score": 3}, splits={"val": 0.1, "group_by": "uid"})
+    assert {"score", "uid"} <= set(opened.columns())
+    first = next(iter(opened.items(next(opened.containers()))))
+    assert first.fields == {"score": 0, "uid": "uid-000000000"}
+    assert "scor" not in source(tmp_path, filter={"scor": 3}).columns()
+
+
+def test_a_tar_is_read_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.tar").write_bytes(
+        content := shards.tar_bytes([m for n in range(300) for m in shards.pair(f"{n:05d}", 1, score=n)])
+    )
+    taken: Counter[str] = Counter()
+    plain = LocalStore.open
+
+    class Counted(io.RawIOBase):
+        def __init__(self, file: BinaryIO) -> None:
+            self.file = file
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            data = self.file.read(len(buffer))
+            buffer[: len(data)] = data
+            taken["bytes"] += len(data)
+            return len(data)
+
+    def open_counted(store: LocalStore, file: str, *arguments: Any) -> BinaryIO:
+        return io.BufferedReader(Counted(plain(store, file)))  # type: ignore[return-value]
+
+    monkeypatch.setattr(LocalStore, "open", open_counted)
+    opened = source(tmp_path / "x.tar", filter={"score": 1})
+    opened.columns()
+    assert len([item for container in opened.containers() for item in opened.items(container)]) == 300
+    assert len(content) <= taken["bytes"] <= 1.1 * len(content)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "disk"), Unreachable(errno.EIO, "no network", "s3://b/x.tar")]
+)
+def test_a_disk_that_fails_costs_the_rest_of_a_tar_and_a_store_that_fails_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    (tmp_path / "x.tar").write_bytes(shards.tar_bytes(shards.pairs(0, 60)))
+
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() > 20_000:
+                raise error
+            return super().read(size)
+
+    monkeypatch.setattr(LocalStore, "open", lambda store, file: Failing((tmp_path / file).read_bytes()))
+    if isinstance(error, Unreachable):
+        with pytest.raises(DataError, match="no network"):
+            items(tmp_path / "x.tar")
+    else:
+        found = items(tmp_path / "x.tar")
+        assert 5 < len(found) < 60 and faults(found) == [None] * (len(found) - 1) + ["source.unreadable"]
+
+
+def parts(tmp_path: Path, count: int = 6) -> None:
+    """Images in one folder, teachers' members in another, as MobileCLIP's two repositories have them."""
+    for shard in range(2):
+        images: list[tuple[Any, bytes]] = []
+        added: list[tuple[Any, bytes]] = []
+        for number in range(3 * shard, 3 * shard + 3):
+            images += shards.pair(f"{number:08d}", number)
+            described = json.dumps({"uid": f"uid-{number:08d}", "sha256": "0"}).encode()
+            added[:0] = [
+                (f"k{number}.json", described),
+                (f"k{number}.url.txt", b"x"),
+                (f"k{number}.txt", b"theirs"),
+            ]
+            added[3:3] = [(f"k{number}.{suffix}", value) for suffix, value in shards.reinforcement().items()]
+        for folder, members in (("images", images), ("added", added)):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / f"{shard:05d}.tar").write_bytes(shards.tar_bytes(members))
+
+
+@pytest.mark.parametrize("match", ["key", "shard"])
+def test_tars_are_joined_by_key(tmp_path: Path, match: str) -> None:
+    parts(tmp_path)
+    join = {"path": f"{tmp_path}/added/{{00000..00001}}.tar", "key": "json:uid", "match": match}
+    config = shards.config(tmp_path / "images", "reinforced", source={"key": "json:uid", "join": [join]})
+    (opened,) = open_sources(config.dataset)
+    found = [item for container in opened.containers() for item in opened.items(container)]
+    assert faults(found) == [None] * 6
+    for number, item in enumerate(found):
+        assert item.members is not None and item.original_key == f"uid-{number:08d}"
+        assert item.members["image"] == raw.png(number, kind="JPEG")
+        assert item.members["txt"] == f"picture {number:08d}".encode()
+        assert {suffix: item.members[suffix] for suffix in shards.reinforcement()} == shards.reinforcement()
+        assert json.loads(item.members["json"])["sha256"] == "0"
+        MODALITIES["reinforced"].take(item.members, config.dataset)
+
+
+def test_a_sample_without_its_partner_is_rejected(tmp_path: Path) -> None:
+    parts(tmp_path)
+    (tmp_path / "added" / "00001.tar").rename(tmp_path / "added" / "00009.tar")
+    keyed = {"key": "json:uid"}
+    join = [{"path": str(tmp_path / "added"), **keyed}]
+    assert faults(items(tmp_path / "images", "reinforced", source={**keyed, "join": join})) == [None] * 6
+    join[0]["match"] = "shard"
+    by_shard = faults(items(tmp_path / "images", "reinforced", source={**keyed, "join": join}))
+    assert by_shard == [None] * 3 + ["member.missing"] * 3
+    content = (tmp_path / "added" / "00009.tar").read_bytes()
+    (tmp_path / "added" / "00009.tar").write_bytes(content[:4000])
+    join[0]["match"] = "key"
+    torn = items(tmp_path / "images", "reinforced", source={**keyed, "join": join})
+    assert Counter(faults(torn)) == {None: 3, "member.missing": 3}
+    assert all("00009.tar" in item.fault[1] for item in torn if item.fault)
+
+
+def test_a_changed_partner_changes_the_container(tmp_path: Path) -> None:
+    parts(tmp_path)
+    for match, changed in (("key", 2), ("shard", 1)):
+        joined = {"join": [{"path": str(tmp_path / "added"), "match": match}]}
+        before = list(source(tmp_path / "images", source=joined).containers())
+        os.utime(tmp_path / "added" / "00001.tar", ns=(1, changed))
+        after = list(source(tmp_path / "images", source=joined).containers())
+        assert sum(one != other for one, other in zip(before, after, strict=True)) == changed
+
+
+@pytest.mark.parametrize("match", ["key", "shard"])
+def test_the_layout_of_img2dataset_with_its_tables(tmp_path: Path, match: str) -> None:
+    for shard in range(2):
+        keys = [f"{shard:05d}{n:04d}" for n in range(4)]
+        members = [member for n, key in enumerate(keys[:3]) for member in shards.pair(key, n)]
+        (tmp_path / f"{shard:05d}.tar").write_bytes(shards.tar_bytes(members))
+        (tmp_path / f"{shard:05d}_stats.json").write_text('{"count": 4, "successes": 3}')
+        status = ["success"] * 3 + ["failed_to_download"]
+        table = {
+            "key": keys,
+            "status": status,
+            "aesthetic": [4.5, 5.5, 6.5, None],
+            "caption": ["from the table"] * 4,
+        }
+        pq.write_table(pa.table(table), tmp_path / f"{shard:05d}.parquet")
+    joined = {"join": [{"path": f"{tmp_path}/*.parquet", "key": "key", "match": match}]}
+    opened = source(tmp_path, source=joined, filter={"aesthetic": 5})
+    assert {"aesthetic", "status"} <= set(opened.columns())
+    found = [item for container in opened.containers() for item in opened.items(container)]
+    assert faults(found) == [None] * 6
+    assert [item.fields["aesthetic"] for item in found] == [4.5, 5.5, 6.5] * 2
+    assert found[0].members is not None
+    described = json.loads(found[0].members["json"])
+    assert described["caption"] == "a picture of 000000000" and described["status"] == "success"
+
+
+def test_a_table_without_the_key_or_with_it_twice(tmp_path: Path) -> None:
+    shards.make(tmp_path)
+    table = tmp_path / "t.csv"
+    table.write_text("id,score2\n000000000,1\n000000001,2\n000000001,3\n")
+    join = {"path": str(table), "key": "id"}
+    found = faults(items(tmp_path, source={"join": [join]}))
+    assert found == [None, "key.duplicate"] + ["member.missing"] * 4
+    with pytest.raises(UsageError, match=r"dataset\.source\.join\[0\]\.key.*did you mean 'id'"):
+        source(tmp_path, source={"join": [{**join, "key": "ids"}]}).columns()
+    with pytest.raises(UsageError, match=r"needs key"):
+        source(tmp_path, source={"join": [{"path": str(table)}]})
+
+
+def test_conversations_and_volumes_come_out_of_tars_too(tmp_path: Path) -> None:
+    chat = json.dumps({"messages": [{"user": "what?", "assistant": "this"}]}).encode()
+    (tmp_path / "x.tar").write_bytes(
+        shards.tar_bytes([("a.000.png", raw.png(1)), ("a.001.jpg", raw.png(2)), ("a.json", chat)])
+    )
+    (found,) = items(tmp_path / "x.tar", "chat")
+    assert found.members == {"000": raw.png(1), "001": raw.png(2), "json": chat}
+    (tmp_path / "x.tar").write_bytes(
+        shards.tar_bytes([("a.volume.npy", b"v"), ("a.txt", b"t"), ("a.json", b"{}"), ("b.txt", b"t")])
+    )
+    whole, torn = items(tmp_path / "x.tar", "volume_report")
+    assert whole.members == {"volume.npy": b"v", "txt": b"t", "json": b"{}"}
+    assert torn.fault is not None and torn.fault[0] == "member.missing"
+
+
+def test_remote_tars_are_streamed_and_joined_like_local_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = tmp_path / "local"
+    local.mkdir()
+    parts(local)
+    content = shards.tar_bytes([m for n in range(3000) for m in shards.pair(f"{n:05d}", 1)])
+    (local / "x.tar").write_bytes(content)
+
+    def found(root: str, match: str) -> list[Item]:
+        source = {"key": "json:uid", "join": [{"path": f"{root}/added", "key": "json:uid", "match": match}]}
+        return items(f"{root}/images/{{00000..00001}}.tar", "reinforced", source=source)
+
+    with s3.moto_server(tmp_path / "log") as port, s3.reached_through(port, monkeypatch) as wire:
+        s3.put(local, "raw")
+        assert found("s3://raw", "key") == found("s3://raw", "shard") == found(str(local), "key")
+        before = wire.received
+        assert faults(items("s3://raw/x.tar")) == [None] * 3000
+        assert wire.received - before < 1.1 * len(content)
+        with pytest.raises(UsageError, match=r"dataset\.source\.path.*00002\.tar"):
+            items("s3://raw/images/{00000..00002}.tar")
+        wire.cut()
+        with pytest.raises(DataError, match="s3://raw"):
+            items("s3://raw/x.tar")
+
+
+def test_every_sample_of_damaged_tars_is_accounted_for(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    shards.make(folder)
+    odd_ones = [
+        *shards.pair("000000001", 9, score=9),
+        (odd("l.jpg", tarfile.SYMTYPE, "/"), b""),
+        ("m.txt", b"no image"),
+    ]
+    (folder / "00002.tar").write_bytes(shards.tar_bytes([*odd_ones, *shards.pair("n", 1, score=9)]))
+    (folder / "00003.tar").write_bytes(shards.tar_bytes(shards.pairs(20, 3))[:-10240])
+    rules = {"filter": {"score": 1}, "reject_budget": 0.9}
+    result = build(shards.config(folder, output=tmp_path / "out", **rules))
+    manifest = read_manifest(result.version)
+    assert (result.read, result.accepted, result.filtered) == (13, 8, 1)
+    counted = dict.fromkeys(("archive.unsafe", "key.duplicate", "member.missing", "source.unreadable"), 1)
+    assert manifest.rejects == counted
+    assert verify(result.version, "full").ok

@@ -1,0 +1,184 @@
+"""A real Slurm of two emulated nodes on this machine, for tests: no systemd, no containers, loopback only.
+
+    python -m tests.slurm_lab start|stop|status FOLDER       then: export SLURM_CONF=FOLDER/slurm.conf
+
+Everything lies in FOLDER, whose owner must be the one who starts it or root (munge insists). Jobs really
+run, as whoever started it; there is no accounting, as on many a cluster whose `sacct` nobody may ask.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.services import free_port, until
+
+NODES = 2
+CPUS = 4
+"""Cores that a node claims, whatever the machine has."""
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+CONF = """\
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd-%n.log
+SlurmdParameters=config_overrides
+MailProg=/bin/true
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=100
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
+AccountingStorageType=accounting_storage/none
+KillWait=3
+SlurmdTimeout=10
+ReturnToService=2
+{loopback}
+NodeName=DEFAULT CPUs={cpus} RealMemory=4000 State=UNKNOWN
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing() -> list[str]:
+    """Which of the programs this machine lacks."""
+    return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
+@contextmanager
+def slurm_lab(folder: Path) -> Iterator[Path]:
+    """A running Slurm; the path of its slurm.conf, which clients look for in SLURM_CONF."""
+    try:
+        yield start(folder)
+    finally:
+        stop(folder)
+
+
+def start(folder: Path) -> Path:
+    if _pids(folder):
+        raise SystemExit(f"a Slurm runs in {folder} already")
+    for name in ("munge", "state", "spool", "log"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    key = folder / "munge/key"
+    key.write_bytes(secrets.token_bytes(1024))
+    key.chmod(0o600)
+    conf = folder / "slurm.conf"
+    conf.write_text(_conf(folder))
+    munge = {
+        "socket": folder / "munge/socket",
+        "key-file": key,
+        "pid-file": folder / "munged.pid",
+        "seed-file": folder / "munge/seed",
+        "log-file": folder / "log/munged.log",
+    }
+    _run(
+        ["munged", "--force", "--num-threads=2", *(f"--{name}={path}" for name, path in munge.items())], conf
+    )
+    _run(["slurmctld"], conf)
+    for number in range(1, NODES + 1):
+        _run(["slurmd", "-N", f"n{number}"], conf)
+    count = ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]
+    until("Slurm's nodes", lambda: len(_run(count, conf).split()) == NODES, 30)
+    return conf
+
+
+def stop(folder: Path) -> None:
+    """End the jobs while the daemons can, then the daemons, the controller first."""
+    conf = folder / "slurm.conf"
+    pids = _pids(folder)
+    if "slurmctld" in pids:
+        _run(["scancel", "-u", str(os.getuid())], conf)
+        until("the jobs' end", lambda: not _run(["squeue", "-h"], conf).strip(), 30)
+    for name in sorted(pids, key=lambda name: ("slurmctld" not in name, "munged" in name)):
+        _end(pids[name])
+
+
+def _conf(folder: Path) -> str:
+    host = socket.gethostname().partition(".")[0]
+    nodes = "\n".join(
+        f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()}"
+        for number in range(1, NODES + 1)
+    )
+    # The daemons bind to the address of the host's name; where that is no loopback one they bind to all.
+    is_loopback = socket.gethostbyname(host).startswith("127.")
+    return CONF.format(
+        host=host,
+        port=free_port(),
+        user=pwd.getpwuid(os.getuid()).pw_name,
+        folder=folder,
+        cpus=CPUS,
+        nodes=nodes,
+        loopback="CommunicationParameters=NoInAddrAny,NoCtldInAddrAny" if is_loopback else "",
+    )
+
+
+def _run(command: list[str], conf: Path) -> str:
+    done = subprocess.run(
+        command, env={**os.environ, "SLURM_CONF": str(conf)}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, f"{command[0]}: {done.stderr or done.stdout}"
+    return done.stdout
+
+
+def _pids(folder: Path) -> dict[str, psutil.Process]:
+    """The daemons that live, by name; a number in a file may be another process's by now."""
+    found = {}
+    for path in folder.glob("*.pid"):
+        try:
+            process = psutil.Process(int(path.read_text()))
+            if process.name() == path.stem.partition("-")[0]:
+                found[path.stem] = process
+        except (ValueError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def _end(process: psutil.Process) -> None:
+    """SIGTERM, then SIGKILL; one that its new parent has yet to reap is over."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + 10
+        try:
+            process.send_signal(sign)
+            while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+                time.sleep(0.05)
+        except psutil.NoSuchProcess:
+            return
+        if time.monotonic() < deadline:
+            return
+
+
+if __name__ == "__main__":
+    action, place = sys.argv[1], Path(sys.argv[2]).absolute()
+    if action == "start":
+        print(f"export SLURM_CONF={start(place)}")
+    elif action == "stop":
+        stop(place)
+    else:
+        print(*sorted(_pids(place)), sep="\n")
+        print(_run(["sinfo", "-N", "-l"], place / "slurm.conf"), _run(["squeue"], place / "slurm.conf"))
