@@ -20,20 +20,21 @@ from tasks.core.files import told_of_a_full_disk, write_json
 from tasks.core.lease import Held, Lease
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
-from tasks.dataset import changes, pilot, rejects, versions
-from tasks.dataset.assemble import Shard, assemble
-from tasks.dataset.catalogue import Catalogue
-from tasks.dataset.conversion import convert_all, rehashed
-from tasks.dataset.convert import RULES, staged, tar_path
-from tasks.dataset.facts import facts
+from tasks.dataset import versions
+from tasks.dataset.building import changes, pilot, rejects
+from tasks.dataset.building.assemble import Shard, assemble
+from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.conversion import convert_all, rehashed
+from tasks.dataset.building.convert import RULES, staged, tar_path
+from tasks.dataset.building.facts import facts
+from tasks.dataset.building.leaves import plan_leaves
+from tasks.dataset.building.listing import fingerprint, list_samples
+from tasks.dataset.building.redo import leaf_of_shard
+from tasks.dataset.building.reuse import Known, KnownSidecars, known_leaves
+from tasks.dataset.building.rules import rules_of
+from tasks.dataset.building.sidecar import first
 from tasks.dataset.freshness import is_up_to_date, unchanged
-from tasks.dataset.leaves import plan_leaves
-from tasks.dataset.listing import fingerprint, list_samples
 from tasks.dataset.manifest import Manifest, read_manifest
-from tasks.dataset.redo import leaf_of_shard
-from tasks.dataset.reuse import Known, KnownSidecars, known_leaves
-from tasks.dataset.rules import rules_of
-from tasks.dataset.sidecar import first
 
 __all__ = ["BuildResult", "build", "is_up_to_date"]
 

@@ -19,15 +19,15 @@ from tasks.core.files import write_json
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.catalogue import Catalogue, Leaf
-from tasks.dataset.convert import RULES, converter_in
-from tasks.dataset.fingerprint import config_digest
+from tasks.dataset.building.catalogue import Catalogue, Leaf
+from tasks.dataset.building.convert import RULES, converter_in
+from tasks.dataset.building.fingerprint import config_digest
+from tasks.dataset.building.leaves import plan_leaves
+from tasks.dataset.building.listing import check, fingerprint, list_samples
+from tasks.dataset.building.reuse import known_leaves
+from tasks.dataset.building.rules import rules_of
 from tasks.dataset.freshness import unchanged
-from tasks.dataset.leaves import plan_leaves
-from tasks.dataset.listing import check, fingerprint, list_samples
 from tasks.dataset.manifest import read_manifest
-from tasks.dataset.reuse import known_leaves
-from tasks.dataset.rules import rules_of
 from tasks.dataset.tar import ShardWriter
 
 TRIED = 20

@@ -29,7 +29,7 @@ def is_up_to_date(config: Config) -> Path | None:
 
     UsageError and DataError as the build would raise them.
     """
-    from tasks.dataset.listing import fingerprint
+    from tasks.dataset.building.listing import fingerprint
 
     inputs = fingerprint(config)
     version = versions.current(config.dataset.output)

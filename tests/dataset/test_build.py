@@ -13,8 +13,8 @@ from tasks.core.lease import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build import BuildResult, build, is_up_to_date
+from tasks.dataset.building.listing import fingerprint
 from tasks.dataset.keys import position
-from tasks.dataset.listing import fingerprint
 from tasks.dataset.shards import INDEX, parse_key, parse_sample, read_index, shard_name
 from tests.dataset import raw
 

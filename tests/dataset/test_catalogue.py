@@ -11,13 +11,13 @@ import pytest
 from tasks.core.errors import DataError
 from tasks.core.schema import Config
 from tasks.dataset.build import build
-from tasks.dataset.catalogue import NAME, Catalogue, reading
-from tasks.dataset.entries import Entry, Rejected
+from tasks.dataset.building.catalogue import NAME, Catalogue, reading
+from tasks.dataset.building.entries import Entry, Rejected
+from tasks.dataset.building.listing import SPILL, list_samples
+from tasks.dataset.building.plan import Weighed
+from tasks.dataset.building.spill import PARTS, read_spilled
 from tasks.dataset.keys import position
-from tasks.dataset.listing import SPILL, list_samples
-from tasks.dataset.plan import Weighed
 from tasks.dataset.sources.table import TableImages
-from tasks.dataset.spill import PARTS, read_spilled
 from tests.dataset import raw
 
 COUNT = 60

@@ -8,8 +8,9 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT
-from tasks.dataset import conversations, filters
+from tasks.dataset import conversations
 from tasks.dataset.build import BuildResult, build
+from tasks.dataset.building import filters
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples import MODALITIES, Taken
 from tasks.dataset.sources import Item, Source, open_sources

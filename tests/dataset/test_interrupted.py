@@ -8,10 +8,10 @@ import pytest
 
 from tasks.core.files import write_json
 from tasks.dataset.build import build
-from tasks.dataset.convert import RULES, Conversion, convert, sidecar_path, tar_path
-from tasks.dataset.leaves import plan_leaves
-from tasks.dataset.listing import list_samples
-from tasks.dataset.rules import rules_of
+from tasks.dataset.building.convert import RULES, Conversion, convert, sidecar_path, tar_path
+from tasks.dataset.building.leaves import plan_leaves
+from tasks.dataset.building.listing import list_samples
+from tasks.dataset.building.rules import rules_of
 from tests.dataset import raw
 from tests.soak import kill_builds
 

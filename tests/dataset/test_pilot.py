@@ -6,9 +6,9 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.core.schema import Config
-from tasks.dataset import pilot
 from tasks.dataset.build import build
-from tasks.dataset.rejects import Budget
+from tasks.dataset.building import pilot
+from tasks.dataset.building.rejects import Budget
 from tests.dataset import raw
 
 COUNT = 120

@@ -3,9 +3,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.dataset import plan
+from tasks.dataset.building import plan
+from tasks.dataset.building.plan import Weighed
 from tasks.dataset.keys import position
-from tasks.dataset.plan import Weighed
 
 MAXIMUM = 32
 

@@ -8,8 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError
-from tasks.dataset import conversion, versions
+from tasks.dataset import versions
 from tasks.dataset.build import build, is_up_to_date
+from tasks.dataset.building import conversion
 from tasks.dataset.verify import verify
 from tests.dataset import raw
 

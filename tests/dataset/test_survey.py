@@ -24,6 +24,7 @@ from tasks.core.schema import Config
 from tasks.dataset.build import build
 from tasks.dataset.survey import Survey, config_text, inventory, survey
 from tasks.dataset.survey.text import flow
+from tests import s3
 from tests.dataset import raw
 from tests.dataset.raw import chat, png
 
@@ -298,7 +299,7 @@ class TestImageFolders:
         (tmp_path / "raw/nine/0.txt").write_text("a nine")
         (tmp_path / "raw/nine/1.txt").write_text("another nine")
         seen = survey("raw")
-        assert [reading.what for reading in seen.readings][0] == "images in one folder a class"
+        assert seen.best.what == "images in one folder a class"
         assert "2 of 12 images have a .txt beside" in dict(seen.readings[1].seen)["images"]
 
     def test_formats_that_shards_do_not_hold_are_encoded(self, tmp_path: Path) -> None:
@@ -486,6 +487,23 @@ def test_values_are_read_back_as_they_were(text: str, tmp_path: Path) -> None:
         flow({"name": "x", "dataset": {"output": "o", "modality": "image_text", "source": source}})
     )
     assert load(path).dataset.source.image == text  # type: ignore[union-attr]
+
+
+def test_a_bucket_is_seen_as_a_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {}
+    for name in ("table", "captions beside", "npz", "nifti", "chat", "img2dataset", "reinforced"):
+        KINDS[name][0](tmp_path / "raw" / name)
+        here[name] = survey(f"raw/{name}")
+    with s3.moto_server(tmp_path / "log") as port, s3.reached_through(port, monkeypatch):
+        s3.put(tmp_path / "raw", "lab")
+        for name, local in here.items():
+            seen = survey(f"s3://lab/{name}")
+            assert seen.best.seen == local.best.seen
+            assert config_text(seen).split() == config_text(local).replace("raw/", "s3://lab/").split()
+        assert survey("s3://lab/table/captions.csv").best.kind == "table"
+        assert survey("s3://lab/chat/*.parquet").best.samples == 6
+        with pytest.raises(UsageError, match="s3://lab/nothing"):
+            survey("s3://lab/nothing")
 
 
 class TestCommand:

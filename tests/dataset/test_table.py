@@ -15,9 +15,9 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT
 from tasks.dataset.reasons import Reject
+from tasks.dataset.sources.reading.tabular import open_table
 from tasks.dataset.sources.source import Item
 from tasks.dataset.sources.table import TableImages
-from tasks.dataset.sources.tabular import open_table
 from tests.dataset import raw
 from tests.dataset.raw import table as tables
 from tests.web import web_server

@@ -30,13 +30,13 @@ from tasks.core.stores import (
     join_location,
     open_store,
 )
-from tasks.dataset import filters
+from tasks.dataset.building import filters
 from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.chat_row import RATED, SUBSET, interpret
-from tasks.dataset.sources.columns import require
+from tasks.dataset.sources.reading.chat_row import RATED, SUBSET, interpret
+from tasks.dataset.sources.reading.columns import require
+from tasks.dataset.sources.reading.tabular import Row, Table, open_table
 from tasks.dataset.sources.source import Container, Item, read_file
 from tasks.dataset.sources.table import BYTES_PER_PIXEL, SLACK
-from tasks.dataset.sources.tabular import Row, Table, open_table
 from tasks.dataset.tar import BLOCK, Members, span_bytes
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from tasks.core.schema.source import ImageFolderSource
 from tasks.core.stores import ABSENT, Stat, Store, Unreachable, is_remote, open_store
 from tasks.dataset.keys import key_of
 from tasks.dataset.reasons import Reason, Reject
-from tasks.dataset.sources.cells import text_of, to_json
+from tasks.dataset.sources.reading.cells import text_of, to_json
 from tasks.dataset.sources.source import Container, Item, open_file, read_file, unreadable
 from tasks.dataset.sources.table import BYTES_PER_PIXEL, SLACK
 from tasks.dataset.tar import Members, span_bytes

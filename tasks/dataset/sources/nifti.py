@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from tasks.core.schema import Dataset, NiftiSource
 from tasks.dataset.reasons import Reject
-from tasks.dataset.sources import nifti_file
-from tasks.dataset.sources.nifti_file import Head
+from tasks.dataset.sources.reading import nifti_file
+from tasks.dataset.sources.reading.nifti_file import Head
+from tasks.dataset.sources.reading.volume_tables import rescale_in, spacing_in
 from tasks.dataset.sources.volume_folder import VolumeFolder
-from tasks.dataset.sources.volume_tables import rescale_in, spacing_in
 from tasks.dataset.tar import Buffer
 from tasks.dataset.volumes import npy
 from tasks.dataset.volumes.hounsfield import is_plausible

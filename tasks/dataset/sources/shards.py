@@ -13,12 +13,12 @@ from typing import Any
 from tasks.core.schema import Dataset, ShardsSource
 from tasks.core.stores import Stat, absolute_location
 from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.fields import as_member, look_up, object_of
-from tasks.dataset.sources.files import Files
-from tasks.dataset.sources.foreign_tar import TarReader
-from tasks.dataset.sources.grouping import Group, groups
-from tasks.dataset.sources.join import TableRows, TarMembers
-from tasks.dataset.sources.roles import FIELD, REQUIRED, Roles
+from tasks.dataset.sources.reading.fields import as_member, look_up, object_of
+from tasks.dataset.sources.reading.files import Files
+from tasks.dataset.sources.reading.foreign_tar import TarReader
+from tasks.dataset.sources.reading.grouping import Group, groups
+from tasks.dataset.sources.reading.join import TableRows, TarMembers
+from tasks.dataset.sources.reading.roles import FIELD, REQUIRED, Roles
 from tasks.dataset.sources.source import Container, Item, unreadable
 from tasks.dataset.tar import Members
 

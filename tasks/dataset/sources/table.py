@@ -15,11 +15,11 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Dataset, TableSource
 from tasks.core.stores import ABSENT, Stat, Store, base_of, expand, join_location, open_store
 from tasks.dataset.reasons import Reason, Reject
-from tasks.dataset.sources.cells import content_key, embedded, text_of, to_json
-from tasks.dataset.sources.columns import require
-from tasks.dataset.sources.located import Located
+from tasks.dataset.sources.reading.cells import content_key, embedded, text_of, to_json
+from tasks.dataset.sources.reading.columns import require
+from tasks.dataset.sources.reading.located import Located
+from tasks.dataset.sources.reading.tabular import SUFFIXES, Row, Table, open_table
 from tasks.dataset.sources.source import Container, Item
-from tasks.dataset.sources.tabular import SUFFIXES, Row, Table, open_table
 from tasks.dataset.tar import Members, span_bytes
 
 __all__ = ["TableImages", "to_json"]

@@ -16,8 +16,8 @@ from tasks.core.schema import Dataset, VolumeSource
 from tasks.core.stores import Stat, Unreachable, is_remote, open_store
 from tasks.dataset.keys import stem
 from tasks.dataset.reasons import Reject
+from tasks.dataset.sources.reading.volume_tables import VolumeTables, labels_of, report_of, spacing_in
 from tasks.dataset.sources.source import Container, Item
-from tasks.dataset.sources.volume_tables import VolumeTables, labels_of, report_of, spacing_in
 from tasks.dataset.tar import Buffer, Members, span_bytes
 from tasks.dataset.volumes import geometry, npy, stored
 

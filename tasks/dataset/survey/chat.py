@@ -9,7 +9,7 @@ from typing import Any
 from tasks.core.formats import count, counted, percent
 from tasks.dataset.conversations import RATINGS
 from tasks.dataset.sources.chat import SUFFIXES
-from tasks.dataset.sources.chat_row import RATED
+from tasks.dataset.sources.reading.chat_row import RATED
 from tasks.dataset.survey.evidence import Key, Reading, listed, shown, splits_key
 from tasks.dataset.survey.inventory import Inventory, suffix_of
 from tasks.dataset.survey.profile import Profile

@@ -38,14 +38,13 @@ def _reading(inventory: Inventory, table: TableSet, tables: Tables) -> Reading |
         return None
     where, warnings, grade = _where_images_are(inventory, profile, image)
     caption = captions[0]
-    others = f" (others: {listed([one.name for one in captions[1:]])})" if captions[1:] else ""
     if caption.share(caption.spaced) < 0.5:
         warnings = [*warnings, f"{caption.name} holds single words rather than captions"]
         grade = min(grade, 1)
     seen = [
         ("table", f"{table.described}; columns {listed(list(profile.columns), 8)}"),
         ("image", f"{shown(image.name)}: {where}"),
-        ("caption", f"{shown(caption.name)}: {_quoted(caption)}{others}"),
+        ("caption", f"{shown(caption.name)}: {_quoted(caption)}{_others(captions)}"),
     ]
     label = label_column(profile, image, caption)
     if label is not None:
@@ -56,8 +55,7 @@ def _reading(inventory: Inventory, table: TableSet, tables: Tables) -> Reading |
         Key("kind", "table"),
         Key("path", table.path, table.described.partition(": ")[2]),
         Key("image", image.name, where),
-        Key("caption", caption.name, f"such as {_quoted(caption)}"),
-        *(Key("caption", one.name, "would do as well", is_aside=True) for one in captions[1:3]),
+        *_captions(captions),
         *_key(profile, image),
     ]
     dataset = [*_filter(label), _image_rules(image), *_splits(profile, table.rows), shard_key(table.rows)]
@@ -161,6 +159,12 @@ def _fix_of_paths(inventory: Inventory, folder: str, image: Column, named: Seque
     return f"{shown(named[0])} is not there: paths in {shown(image.name)} start at the table's folder"
 
 
+def _captions(columns: Sequence[Column]) -> Iterable[Key]:
+    yield Key("caption", columns[0].name, f"such as {_quoted(columns[0])}")
+    for column in columns[1:3]:
+        yield Key("caption", column.name, "would do as well", is_aside=True)
+
+
 def _key(profile: Profile, image: Column) -> Iterable[Key]:
     column = profile.named(*KEYS)
     if column is None or column is image or not column.is_unique:
@@ -208,6 +212,10 @@ def _split_files(table: TableSet) -> list[str]:
     if not names <= SPLIT_NAMES or len(names) < 2:
         return []
     return [f"the tables are named {listed(sorted(names))}: splits draws anew; for one alone give its path"]
+
+
+def _others(captions: Sequence[Column]) -> str:
+    return f" (others: {listed([one.name for one in captions[1:]])})" if captions[1:] else ""
 
 
 def _is(column: Column, names: Sequence[str]) -> bool:

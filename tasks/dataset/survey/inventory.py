@@ -25,8 +25,8 @@ from tasks.core.stores import (
     open_store,
     split_location,
 )
-from tasks.dataset.sources.files import COMPRESSED
-from tasks.dataset.sources.roles import IMAGES
+from tasks.dataset.sources.reading.files import COMPRESSED
+from tasks.dataset.sources.reading.roles import IMAGES
 
 MOST_FILES = 200_000
 """Names that are listed; a survey of more tells about the first."""

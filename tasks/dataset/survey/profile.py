@@ -14,8 +14,8 @@ from typing import Any
 
 from tasks.core.errors import TarmacError
 from tasks.core.stores import Unreachable, is_remote, join_location
-from tasks.dataset.sources.parquet import Row
-from tasks.dataset.sources.tabular import open_table
+from tasks.dataset.sources.reading.parquet import Row
+from tasks.dataset.sources.reading.tabular import open_table
 from tasks.dataset.survey.evidence import LOOKED_AT, shown
 from tasks.dataset.survey.inventory import IMAGE_SUFFIXES, Inventory, suffix_of
 

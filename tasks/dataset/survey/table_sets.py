@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 from tasks.core.formats import count, counted
-from tasks.dataset.sources.tabular import SUFFIXES
+from tasks.dataset.sources.reading.tabular import SUFFIXES
 from tasks.dataset.survey.evidence import spread
 from tasks.dataset.survey.inventory import Inventory, config_path
 from tasks.dataset.survey.profile import MOST_ROWS, Broken, Profile, profile

@@ -9,9 +9,9 @@ from typing import Any
 
 from tasks.core.stores import Unreachable, is_remote
 from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.fields import object_of
-from tasks.dataset.sources.foreign_tar import Damage, TarReader
-from tasks.dataset.sources.grouping import BESIDE, split_name
+from tasks.dataset.sources.reading.fields import object_of
+from tasks.dataset.sources.reading.foreign_tar import Damage, TarReader
+from tasks.dataset.sources.reading.grouping import BESIDE, split_name
 from tasks.dataset.survey.evidence import LOOKED_AT, shown
 from tasks.dataset.survey.inventory import Inventory
 

@@ -12,7 +12,7 @@ from typing import Any
 from tasks.core.formats import percent
 from tasks.core.stores import Unreachable
 from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.roles import IMAGES
+from tasks.dataset.sources.reading.roles import IMAGES
 from tasks.dataset.sources.source import read_file
 from tasks.dataset.survey.evidence import shown, spread
 from tasks.dataset.survey.image_table import CAPTIONS

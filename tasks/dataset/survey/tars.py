@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from tasks.core.formats import counted
-from tasks.dataset.sources.files import COMPRESSED
+from tasks.dataset.sources.reading.files import COMPRESSED
 from tasks.dataset.survey.evidence import Key, Reading, listed, shown, splits_key
 from tasks.dataset.survey.inventory import Inventory, config_path
 from tasks.dataset.survey.tar_folder import (
@@ -97,17 +97,17 @@ def _reading(
     if len(its) > 1:
         where = listed([one.folder or "." for one in its])
         warnings.append(f"tars lie in {where}: splits draws anew from all; for one alone give its path")
-    dataset = [splits_key(samples), _shard(first, modality)]
     is_private = modality == "volume_report"
+    group = "patient" if is_private and "patient" in field_names(first) else None
+    dataset = [splits_key(samples, group), _shard(first, modality)]
     return Reading(
         "shards", WHAT[modality], modality, samples, 2, seen, warnings, source, dataset, is_private
     )
 
 
 def _origin(first: TarFolder, origin: str) -> str:
-    return f"from {origin}" + (
-        f", “{shown(example(first, origin), 48)}”" if origin.startswith("json:") else ""
-    )
+    text = example(first, origin) if origin.startswith("json:") else ""
+    return f"from {origin}" + (f", “{shown(text, 48)}”" if text else "")
 
 
 def _shard(first: TarFolder, modality: str) -> Key:

@@ -18,7 +18,7 @@ from tasks.dataset.survey.survey import Survey
 WIDTH = 110
 COLUMN = 36
 """Where comments begin, unless the value is longer."""
-_PLAIN = re.compile(r"(?:[A-Za-z_/]|\.\./)[\w/. -]*(?<! )|\d+[kMGT]?B")
+_PLAIN = re.compile(r"(?:(?:s3|gs|https?)://|[A-Za-z_/]|\.\./)[\w/. -]*(?<! )|\d+[kMGT]?B")
 
 RECIPES = {
     "volume_report": "{recipe: ct_clip, model: {vision: ctvit, text: "

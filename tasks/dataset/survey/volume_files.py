@@ -11,10 +11,11 @@ from typing import TypeVar
 from tasks.core.errors import TarmacError
 from tasks.core.stores import Store, Unreachable
 from tasks.dataset.reasons import Reject
-from tasks.dataset.sources import archive
+from tasks.dataset.sources.reading import archive
 from tasks.dataset.survey.evidence import listed, shown, spread
 from tasks.dataset.volumes import npy
 from tasks.dataset.volumes.hounsfield import implausible
+from tasks.dataset.volumes.stored import require_package
 
 HEADERS = 12
 VOXELS = 2
@@ -82,7 +83,8 @@ def npz_voxels(store: Store, files: Sequence[str], array: str | None, looks: Loo
 
 def look_at_nifti(store: Store, files: Sequence[str]) -> Looks:
     """Headers of some, voxels of the first two that can be read."""
-    from tasks.dataset.sources import nifti_file
+    require_package("nibabel", "PATH: looking into NIfTI files")
+    from tasks.dataset.sources.reading import nifti_file
 
     looks = Looks()
     for file in spread(files, HEADERS):

@@ -11,7 +11,7 @@ from tasks.core.errors import TarmacError
 from tasks.core.formats import count
 from tasks.core.stores import Unreachable, join_location
 from tasks.dataset.keys import stem
-from tasks.dataset.sources.tabular import SUFFIXES, open_table
+from tasks.dataset.sources.reading.tabular import SUFFIXES, open_table
 from tasks.dataset.survey.evidence import listed, shown, spread
 from tasks.dataset.survey.inventory import Inventory, suffix_of
 from tasks.dataset.survey.profile import Broken, Column, Profile, profile
@@ -35,7 +35,6 @@ class About:
     path: str
     key: str
     matched: int
-    rows: int
     profile: Profile
 
     @property
@@ -96,7 +95,7 @@ def _around(inventory: Inventory) -> list[str]:
 
 def _about(inventory: Inventory, table: Profile, names: set[str]) -> About | None:
     candidates = [name for name, column in table.columns.items() if column.texts or column.is_numeric]
-    matched, rows = _matches(inventory, table.file, candidates, names)
+    matched = _matches(inventory, table.file, candidates, names)
     key = max(candidates, key=lambda name: matched[name], default=None)
     if key is None or not matched[key]:
         return None
@@ -110,19 +109,15 @@ def _about(inventory: Inventory, table: Profile, names: set[str]) -> About | Non
         role = "labels"
     else:
         return None
-    return About(role, table.file, key, matched[key], rows, table)
+    return About(role, table.file, key, matched[key], table)
 
 
-def _matches(
-    inventory: Inventory, file: str, columns: Sequence[str], names: set[str]
-) -> tuple[Mapping[str, int], int]:
-    """How many of the names stand in each column, with or without suffix; and how many rows there are."""
+def _matches(inventory: Inventory, file: str, columns: Sequence[str], names: set[str]) -> Mapping[str, int]:
+    """How many of the names stand in each column, with or without suffix."""
     found: dict[str, set[str]] = {column: set() for column in columns}
-    rows = 0
     try:
         table = open_table(join_location(inventory.store.location, file), "PATH", wanted=())
         for row in islice(table.rows, MOST_ROWS):
-            rows += 1
             for column in columns:
                 name = stem(str(row.fields.get(column)))
                 if name in names:
@@ -131,7 +126,7 @@ def _matches(
         raise
     except (TarmacError, OSError):
         pass  # it is torn further down; what was read tells enough, and the build names the line
-    return {column: len(its) for column, its in found.items()}, rows
+    return {column: len(its) for column, its in found.items()}
 
 
 def summary_of_labels(about: About) -> str:

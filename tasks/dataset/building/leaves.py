@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 from tasks.core.schema import Dataset
-from tasks.dataset import plan
-from tasks.dataset.catalogue import Catalogue, Leaf
-from tasks.dataset.entries import Entry
-from tasks.dataset.fingerprint import rules_digest
+from tasks.dataset.building import plan
+from tasks.dataset.building.catalogue import Catalogue, Leaf
+from tasks.dataset.building.entries import Entry
+from tasks.dataset.building.fingerprint import rules_digest
 from tasks.dataset.sources import open_sources
 from tasks.dataset.tar import END
 

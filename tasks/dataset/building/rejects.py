@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.dataset.catalogue import Catalogue
-from tasks.dataset.entries import Entry, Rejected
+from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.entries import Entry, Rejected
 from tasks.dataset.groups import reject_lines
 from tasks.dataset.reasons import TRANSIENT, printable
 from tasks.dataset.tables import TableWriter

@@ -18,17 +18,18 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config, Dataset
 from tasks.core.stores import Stat
-from tasks.dataset import filters, splits
-from tasks.dataset.catalogue import NAME, Catalogue
-from tasks.dataset.entries import Entry, Rejected
-from tasks.dataset.fingerprint import Fingerprint, rules_digest
+from tasks.dataset import splits
+from tasks.dataset.building import filters
+from tasks.dataset.building.catalogue import NAME, Catalogue
+from tasks.dataset.building.entries import Entry, Rejected
+from tasks.dataset.building.fingerprint import Fingerprint, rules_digest
+from tasks.dataset.building.plan import Weighed
+from tasks.dataset.building.spill import Spill
 from tasks.dataset.keys import key_of, position
-from tasks.dataset.plan import Weighed
 from tasks.dataset.reasons import Reject, printable
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.sources import Container, Item, Source, open_sources
-from tasks.dataset.sources.columns import require
-from tasks.dataset.spill import Spill
+from tasks.dataset.sources.reading.columns import require
 from tasks.dataset.tar import Members, span_bytes
 
 AT_ONCE = 1000

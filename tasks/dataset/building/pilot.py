@@ -12,17 +12,17 @@ from pathlib import Path
 from tasks.core.errors import DataError
 from tasks.core.progress import Progress
 from tasks.core.schema import Config, ShardRules
-from tasks.dataset import rejects
-from tasks.dataset.assemble import Shard, assemble
-from tasks.dataset.catalogue import NAME, Catalogue
-from tasks.dataset.convert import RULES, Conversion, convert, staged, tar_path
-from tasks.dataset.facts import facts
+from tasks.dataset.building import rejects
+from tasks.dataset.building.assemble import Shard, assemble
+from tasks.dataset.building.catalogue import NAME, Catalogue
+from tasks.dataset.building.convert import RULES, Conversion, convert, staged, tar_path
+from tasks.dataset.building.facts import facts
+from tasks.dataset.building.leaves import plan_leaves
+from tasks.dataset.building.listing import SPILL
+from tasks.dataset.building.plan import Weighed
+from tasks.dataset.building.sidecar import first
 from tasks.dataset.keys import position
-from tasks.dataset.leaves import plan_leaves
-from tasks.dataset.listing import SPILL
 from tasks.dataset.look import write_look
-from tasks.dataset.plan import Weighed
-from tasks.dataset.sidecar import first
 from tasks.dataset.verify import verify
 
 SAMPLES = 50

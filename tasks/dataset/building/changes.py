@@ -1,5 +1,4 @@
-"""What a new version has gained and lost against the one before, so that a source that was half there does not
-pass unnoticed."""
+"""What a new version has gained and lost against the one before: half a source must not pass unnoticed."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
-from tasks.dataset.catalogue import Catalogue
+from tasks.dataset.building.catalogue import Catalogue
 
 ALLOWED = 0.05
 """Share of the samples that may go from one version to the next without a word from the user."""

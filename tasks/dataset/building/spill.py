@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from tasks.dataset.entries import Spilled
+from tasks.dataset.building.entries import Spilled
 from tasks.dataset.keys import HASH_BITS
 from tasks.dataset.tar import Members
 

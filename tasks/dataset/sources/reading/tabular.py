@@ -17,8 +17,8 @@ from typing import BinaryIO, TextIO
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.stores import Unreachable, is_remote, open_store, split_location
-from tasks.dataset.sources import parquet
-from tasks.dataset.sources.parquet import Row
+from tasks.dataset.sources.reading import parquet
+from tasks.dataset.sources.reading.parquet import Row
 
 __all__ = ["SUFFIXES", "Row", "Table", "open_table"]
 

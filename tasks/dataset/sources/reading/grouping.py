@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from tasks.dataset.reasons import Reason, Reject
-from tasks.dataset.sources.foreign_tar import Damage, Member, TarReader
-from tasks.dataset.sources.roles import LARGEST_BYTES, Roles
+from tasks.dataset.sources.reading.foreign_tar import Damage, Member, TarReader
+from tasks.dataset.sources.reading.roles import LARGEST_BYTES, Roles
 from tasks.dataset.sources.source import unreadable
 
 MOST_MEMBERS = 10_000

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from tasks.core.schema import Config
-from tasks.dataset.catalogue import Catalogue
-from tasks.dataset.fingerprint import packages
+from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.fingerprint import packages
 
 
 def facts(config: Config, catalogue: Catalogue) -> dict[str, Any]:

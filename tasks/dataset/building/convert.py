@@ -20,14 +20,14 @@ import pyarrow as pa
 from tasks.core.errors import TarmacError
 from tasks.core.files import fsync_directory, read_json, told_of_a_full_disk
 from tasks.core.schema import Dataset
-from tasks.dataset.catalogue import NAME, Leaf, reading
-from tasks.dataset.entries import Entry
-from tasks.dataset.listing import SPILL
+from tasks.dataset.building.catalogue import NAME, Leaf, reading
+from tasks.dataset.building.entries import Entry
+from tasks.dataset.building.listing import SPILL
+from tasks.dataset.building.sidecar import Outcome, counted_reasons, first, holds_transient, sidecar
+from tasks.dataset.building.spill import read_spilled
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples import MODALITIES, Modality
-from tasks.dataset.sidecar import Outcome, counted_reasons, first, holds_transient, sidecar
 from tasks.dataset.sources import Source, open_sources
-from tasks.dataset.spill import read_spilled
 from tasks.dataset.tables import Batches, BatchWriter
 from tasks.dataset.tar import Members, ShardWriter
 

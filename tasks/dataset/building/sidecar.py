@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.dataset.entries import Entry
+from tasks.dataset.building.entries import Entry
 from tasks.dataset.reasons import TRANSIENT, Reject, printable
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.tar import Span

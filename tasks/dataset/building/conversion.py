@@ -9,11 +9,11 @@ from pathlib import Path
 from tasks.core.engines import map_groups
 from tasks.core.progress import Progress
 from tasks.core.schema import Config
-from tasks.dataset.catalogue import NAME, reading
-from tasks.dataset.convert import Conversion, content_digest, convert, converter_in
+from tasks.dataset.building.catalogue import NAME, reading
+from tasks.dataset.building.convert import Conversion, content_digest, convert, converter_in
+from tasks.dataset.building.rejects import Budget
+from tasks.dataset.building.reuse import Known, KnownSidecars
 from tasks.dataset.reasons import Reject
-from tasks.dataset.rejects import Budget
-from tasks.dataset.reuse import Known, KnownSidecars
 
 NOTE = "samples"
 JOBS = "jobs"

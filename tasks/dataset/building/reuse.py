@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.dataset import versions
-from tasks.dataset.catalogue import Catalogue
-from tasks.dataset.sidecar import counted_reasons, first, holds_transient
+from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.sidecar import counted_reasons, first, holds_transient
 from tasks.dataset.tables import Batches
 
 INPUTS = "inputs.arrow"

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from tasks.core.errors import UsageError
-from tasks.dataset.reuse import INPUTS
+from tasks.dataset.building.reuse import INPUTS
+from tasks.dataset.building.sidecar import first
 from tasks.dataset.shards import shard_name
-from tasks.dataset.sidecar import first
 from tasks.dataset.splits import REST
 from tasks.dataset.tables import Batches
 

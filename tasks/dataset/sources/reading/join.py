@@ -22,15 +22,15 @@ from tasks.core.schema import Join
 from tasks.core.schema.source import TABLES
 from tasks.core.stores import is_remote, join_location
 from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.columns import require
-from tasks.dataset.sources.fields import look_up, object_of
-from tasks.dataset.sources.files import Files
-from tasks.dataset.sources.foreign_tar import Member, TarReader
-from tasks.dataset.sources.grouping import groups
-from tasks.dataset.sources.lookup import Lookup
-from tasks.dataset.sources.roles import FIELD, Roles
+from tasks.dataset.sources.reading.columns import require
+from tasks.dataset.sources.reading.fields import look_up, object_of
+from tasks.dataset.sources.reading.files import Files
+from tasks.dataset.sources.reading.foreign_tar import Member, TarReader
+from tasks.dataset.sources.reading.grouping import groups
+from tasks.dataset.sources.reading.lookup import Lookup
+from tasks.dataset.sources.reading.roles import FIELD, Roles
+from tasks.dataset.sources.reading.tabular import Table, open_table
 from tasks.dataset.sources.source import unreadable
-from tasks.dataset.sources.tabular import Table, open_table
 
 CHUNK = 1 << 20
 

@@ -24,8 +24,11 @@ from numpy.lib import format as npy
 
 from tasks.core.files import digest, fsync_directory, write_atomic, write_json
 from tasks.core.schema import Config
-from tasks.dataset import fingerprint, rejects
-from tasks.dataset.catalogue import Catalogue
+from tasks.dataset.building import fingerprint, rejects
+from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.placement import move_into_place
+from tasks.dataset.building.reuse import INPUTS
+from tasks.dataset.building.sidecar import accepted, first, schema
 from tasks.dataset.freshness import BUILD, recorded
 from tasks.dataset.manifest import (
     Manifest,
@@ -33,11 +36,8 @@ from tasks.dataset.manifest import (
     SplitSummary,
     content_digest,
 )
-from tasks.dataset.placement import move_into_place
-from tasks.dataset.reuse import INPUTS
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.shards import INDEX, index_path, shard_name
-from tasks.dataset.sidecar import accepted, first, schema
 from tasks.dataset.tables import BatchWriter, TableWriter
 
 DRAFT = ".draft"

@@ -17,9 +17,9 @@ from tasks.core.schema import Labels, Metadata, Reports, VolumeSource
 from tasks.core.stores import join_location
 from tasks.dataset.keys import stem
 from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.columns import require
-from tasks.dataset.sources.lookup import Lookup
-from tasks.dataset.sources.tabular import Row, open_table
+from tasks.dataset.sources.reading.columns import require
+from tasks.dataset.sources.reading.lookup import Lookup
+from tasks.dataset.sources.reading.tabular import Row, open_table
 
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from tasks.core.schema import ChatSource
-from tasks.dataset import filters
+from tasks.dataset.building import filters
 from tasks.dataset.conversations import RATINGS, Conversation, check_images, parse, select
 from tasks.dataset.reasons import Reason, Reject
 from tasks.dataset.sources.table import to_json

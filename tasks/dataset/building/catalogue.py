@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.dataset.entries import Entry, Rejected, Spilled
+from tasks.dataset.building.entries import Entry, Rejected, Spilled
+from tasks.dataset.building.plan import Weighed
 from tasks.dataset.keys import HASH_BITS
-from tasks.dataset.plan import Weighed
 from tasks.dataset.reasons import printable
 
 NAME = "catalogue.sqlite"
