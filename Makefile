@@ -22,7 +22,8 @@ demo: install
 test: install
 	$(BIN)/pytest -m "not system" -n 2 --dist loadfile
 
-# Needs a browser, installed by .ci/run: a real Prefect server with a real worker.
+# Needs what .ci/run installs: a browser, Slurm, an emulator. Servers, workers and clusters are real, and run
+# on this machine.
 test-system: install
 	$(BIN)/pytest -m system
 

@@ -388,12 +388,12 @@ def test_without_a_manifest_nothing_was_decoded(version: Path) -> None:
 def test_workers_keep_to_the_containers_quota(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
 
-    def map_groups(function: Any, tasks: list[Any], workers: int) -> Any:
+    def map_here(function: Any, tasks: list[Any], workers: int) -> Any:
         counts.append(workers)
         return map(function, tasks)
 
     monkeypatch.setattr(verify_module, "WORTH_WORKERS_BYTES", 0)
-    monkeypatch.setattr(verify_module, "map_groups", map_groups)
+    monkeypatch.setattr(verify_module, "map_here", map_here)
     monkeypatch.setattr(verify_module, "available_cores", lambda: 3)
     assert verify(version).ok
     assert counts == [3]

@@ -17,7 +17,9 @@ import pytest
 from tasks.core.engines import dask, map_groups
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.schema.engine import Engines
+from tasks.dataset.build import build
 from tests.core.engine_functions import Job, die, die_once, refuse, stumble, work
+from tests.dataset import raw
 from tests.services import free_port, service, until
 
 pytestmark = pytest.mark.system
@@ -181,3 +183,15 @@ def test_a_scheduler_that_dies(bare: Cluster, tmp_path: Path, monkeypatch: pytes
     psutil.Process(bare.scheduler).send_signal(signal.SIGKILL)
     with pytest.raises(TarmacError, match="is gone"):
         list(running)
+
+
+def test_a_dataset_is_the_same_as_on_one_machine(cluster: Cluster, tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "raw", 120)
+    (tmp_path / "raw" / "0042.png").write_text("<html>")
+    config = raw.config(tmp_path / "raw", tmp_path / "out")
+    here = raw.contents(build(config).version)
+    block = {"output": tmp_path / "dask"}
+    there = config.model_copy(
+        update={"engine": engines(cluster), "dataset": config.dataset.model_copy(update=block)}
+    )
+    assert raw.contents(build(there).version) == here

@@ -17,6 +17,7 @@ import pytest
 from tasks.core.engines import map_groups, shares, slurm, slurm_queue
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.schema.engine import Engines
+from tasks.dataset.build import build
 from tests.core.engine_functions import (
     Job,
     die,
@@ -28,6 +29,7 @@ from tests.core.engine_functions import (
     stumble,
     work,
 )
+from tests.dataset import raw
 from tests.services import until
 from tests.slurm_lab import missing, slurm_lab
 
@@ -38,6 +40,7 @@ import sys
 from pathlib import Path
 from tasks.core.engines import map_groups, slurm
 from tasks.core.schema.engine import Engines
+from tasks.dataset.build import build
 from tests.core.engine_functions import Job, work
 slurm.BEAT_S, slurm.SILENCE_S = 0.3, 3.0
 folder = Path(sys.argv[1])
@@ -245,3 +248,17 @@ def test_what_slurm_refuses_is_said_in_its_words(tmp_path: Path, capfd: pytest.C
     with pytest.raises(TarmacError, match=r"does not take the jobs: .*invalid partition.*nowhere"):
         list(map_groups(environment, ["A"], engines(partition="nowhere"), folder=tmp_path / "jobs"))
     assert capfd.readouterr().err == ""
+
+
+def test_a_dataset_is_the_same_as_on_one_machine(lab: Path, tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "raw", 120)
+    (tmp_path / "raw" / "0042.png").write_text("<html>")
+    config = raw.config(tmp_path / "raw", tmp_path / "out")
+    here = raw.contents(build(config).version)
+    block = {"output": tmp_path / "slurm"}
+    there = config.model_copy(update={"engine": engines(), "dataset": config.dataset.model_copy(update=block)})
+    notes: list[str] = []
+    result = build(there, lambda done, total, note: notes.append(f"{done}/{total} {note}"))
+    assert raw.contents(result.version) == here
+    assert "120/120 samples" in notes
+    assert not (tmp_path / "slurm" / "staging").exists()
