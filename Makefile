@@ -1,5 +1,5 @@
 # Two commands do all the set-up: `make demo` and `make test`. They need python3 with venv, and make.
-.PHONY: install demo test test-system lint bench clean
+.PHONY: install demo test test-system lint bench soak clean
 SHELL := /bin/bash -o pipefail
 PYTHON ?= python3
 BIN := .venv/bin
@@ -38,6 +38,12 @@ bench: install
 	for file in tests/benchmarks/bench_*.py; do \
 		echo "== $$file"; $(BIN)/python -m tests.benchmarks.$$(basename $$file .py) || exit 1; \
 	done
+
+# Proofs that take long: builds killed at a hundred random moments, and a build of a million samples in as much
+# memory as one of ten thousand.
+soak: install
+	$(BIN)/python -m tests.soak.kill_builds 100
+	$(BIN)/python -m tests.soak.memory 10000 1000000
 
 clean:
 	rm -rf .venv build dist

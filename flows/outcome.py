@@ -94,7 +94,7 @@ def show(
         lines.append(f"  model   {_near(run.best)}")
     if settings.track.mode == "offline":
         lines.append(f"  wandb   tarmac gather {run.handle} --sync")
-    lines.append("Your own data: copy the config and change name, dataset.output and dataset.source")
+    lines.append("Your own data: tarmac init PATH")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

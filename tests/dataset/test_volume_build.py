@@ -122,6 +122,20 @@ def test_a_mended_report_is_taken_over_and_nothing_else_is_done(tmp_path: Path) 
     assert build(config).shards_rewritten == 1
 
 
+def test_reports_may_stand_in_several_tables(tmp_path: Path) -> None:
+    config = made("npz", tmp_path / "raw")
+    head, *rows = (tmp_path / "raw/reports.csv").read_text().splitlines()
+    for name, part in (("train", rows[:4]), ("valid", rows[4:])):
+        (tmp_path / f"raw/{name}_reports.csv").write_text("\n".join([head, *part]) + "\n")
+    whole = raw.contents(build(config).version)
+    (tmp_path / "raw/reports.csv").unlink()
+    block = config.dataset.model_dump(mode="json")
+    block["source"]["reports"]["path"] = "{train,valid}_reports.csv"
+    block["output"] = str(tmp_path / "other")
+    split = config.model_copy(update={"dataset": type(config.dataset).model_validate(block)})
+    assert raw.contents(build(split).version) == whole
+
+
 def test_statistics_stand_beside_the_samples(tmp_path: Path) -> None:
     version = build(made("nifti", tmp_path / "raw", splits={})).version
     rows = pq.read_table(version / "samples/train.parquet").to_pylist()

@@ -256,7 +256,9 @@ def test_a_dataset_is_the_same_as_on_one_machine(lab: Path, tmp_path: Path) -> N
     config = raw.config(tmp_path / "raw", tmp_path / "out")
     here = raw.contents(build(config).version)
     block = {"output": tmp_path / "slurm"}
-    there = config.model_copy(update={"engine": engines(), "dataset": config.dataset.model_copy(update=block)})
+    there = config.model_copy(
+        update={"engine": engines(), "dataset": config.dataset.model_copy(update=block)}
+    )
     notes: list[str] = []
     result = build(there, lambda done, total, note: notes.append(f"{done}/{total} {note}"))
     assert raw.contents(result.version) == here

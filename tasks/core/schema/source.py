@@ -57,7 +57,7 @@ class Reports(Block):
     """A table of reports, one row a volume."""
 
     path: Location
-    """Relative to the source's folder."""
+    """Relative to the source's folder; a pattern such as `{train,valid}_reports.csv` takes several."""
     key: str
     """Column that names the volume's file."""
     text: Annotated[list[str], Field(min_length=1)]

@@ -18,7 +18,7 @@ __all__ = ["DIGITS", "EXAMPLES", "digits", "digits_chat", "phantoms", "reinforce
 EXAMPLES: Mapping[str, Callable[[Path], int]] = {
     "digits": digits,
     "digits-chat": digits_chat,
-    "digits-reinforced": reinforced,
     "phantoms": phantoms,
+    "reinforced": reinforced,
 }
 """What `tarmac example NAME` can write."""

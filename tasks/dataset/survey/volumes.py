@@ -196,7 +196,7 @@ def _table_warnings(tables: Sequence[About], files: Sequence[str]) -> list[str]:
         if others and lacking:
             warnings.append(
                 f"{listed(others)} {'tells' if len(others) == 1 else 'tell'} about volumes too; "
-                f"{best.role}.path takes one table: join them"
+                f"{best.role}.path takes them all as '{{{','.join([best.path, *others])}}}'"
             )
     return warnings
 

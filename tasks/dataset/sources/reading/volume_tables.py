@@ -10,16 +10,17 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from tasks.core.errors import DataError
 from tasks.core.schema import Labels, Metadata, Reports, VolumeSource
-from tasks.core.stores import join_location
+from tasks.core.stores import expand, join_location
 from tasks.dataset.keys import stem
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.reading.columns import require
 from tasks.dataset.sources.reading.lookup import Lookup
-from tasks.dataset.sources.reading.tabular import Row, open_table
+from tasks.dataset.sources.reading.tabular import SUFFIXES, Row, open_table
 
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
@@ -57,17 +58,16 @@ class VolumeTables:
         self, config: Reports | Labels | Metadata, role: str, columns: dict[str, Sequence[str]]
     ) -> Iterator[Row]:
         key = f"{self._config_key}.{role}"
-        location = join_location(self._root, config.path)
-        table = open_table(
-            location, f"{key}.path", [config.key, *(name for names in columns.values() for name in names)]
-        )
-        for option, names in {"key": [config.key], **columns}.items():
-            for name in names:
-                require(f"{key}.{option}", name, table.columns, table.name)
-        for row in table.rows:
-            if row.fault is not None:
-                raise DataError(f"{location}:{row.line}: {row.fault}")
-            yield row
+        wanted = [config.key, *chain.from_iterable(columns.values())]
+        for location in expand(join_location(self._root, config.path), SUFFIXES, f"{key}.path"):
+            table = open_table(location, f"{key}.path", wanted)
+            for option, names in {"key": [config.key], **columns}.items():
+                for name in names:
+                    require(f"{key}.{option}", name, table.columns, table.name)
+            for row in table.rows:
+                if row.fault is not None:
+                    raise DataError(f"{location}:{row.line}: {row.fault}")
+                yield row
 
 
 def _columns(config: Metadata, rescale: str | None) -> dict[str, Sequence[str]]:
