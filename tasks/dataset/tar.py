@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,8 @@ BLOCK = 512
 END = bytes(2 * BLOCK)
 LARGEST = 8**11 - 1
 JOINED = 1 << 20
-"""Samples up to this many bytes are joined before they are hashed and written; larger ones are not copied."""
+"""Samples up to this many bytes are joined, and gathered to as many, before they are hashed and written: few
+large writes cost less. Larger samples are not copied."""
 
 Buffer: TypeAlias = Any
 """bytes or a numpy array of uint8; mypy knows no common type of the two before Python 3.12."""
@@ -72,11 +74,19 @@ class Header:
 
 
 class ShardWriter:
-    """Writes one tar and learns its SHA-256 and every sample's span on the way."""
+    """Writes one tar and learns its SHA-256 and every sample's span on the way.
+
+    Small samples are copied, and a thread hashes and writes many at once while the caller reads and checks
+    the next ones. Large ones are written when `add` returns, so no more than one of them is held.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._digest = hashlib.sha256()
+        self._thread = ThreadPoolExecutor(1)
+        self._gathered: list[Buffer] = []
+        self._gathered_bytes = 0
+        self._in_hand: Future[None] | None = None
         self.size_bytes = 0
 
     def add(self, key: str, members: Members) -> Span:
@@ -86,12 +96,19 @@ class ShardWriter:
             content = members[suffix]
             parts += [header(f"{key}.{suffix}", len(content)), content, bytes(padding(len(content)))]
         length = sum(len(part) for part in parts)
-        if length <= JOINED:
+        is_small = length <= JOINED
+        if is_small:
             parts = [b"".join(parts)]
         crc32c = 0
         for part in parts:
             crc32c = google_crc32c.extend(crc32c, part)
-            self._append(part)
+        self._gathered += parts
+        self._gathered_bytes += length
+        self.size_bytes += length
+        if self._gathered_bytes >= JOINED:
+            self._hand_over()
+            if not is_small:
+                self._wait()
         return Span(self.size_bytes - length, length, crc32c)
 
     @property
@@ -101,15 +118,31 @@ class ShardWriter:
 
     def finish(self) -> str:
         """Write the end, flush to disk and return the file's SHA-256 in hexadecimal."""
-        self._append(END)
+        self._gathered.append(END)
+        self.size_bytes += len(END)
+        self._hand_over()
+        self._wait()
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._digest.hexdigest()
 
-    def _append(self, part: Buffer) -> None:
-        self._digest.update(part)
-        self._file.write(part)
-        self.size_bytes += len(part)
+    def _hand_over(self) -> None:
+        """Let the thread have what is gathered, once it is done with what it had before."""
+        self._wait()
+        self._in_hand = self._thread.submit(self._append, self._gathered)
+        self._gathered, self._gathered_bytes = [], 0
+
+    def _wait(self) -> None:
+        """Until all that was handed over is written; OSError when it cannot be."""
+        if self._in_hand is not None:
+            self._in_hand.result()
+
+    def _append(self, parts: list[Buffer]) -> None:
+        if sum(len(part) for part in parts) <= 2 * JOINED:
+            parts = [b"".join(parts)]
+        for part in parts:
+            self._digest.update(part)
+            self._file.write(part)
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -117,6 +150,7 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._thread.shutdown()
         self._file.close()
 
 

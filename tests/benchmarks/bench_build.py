@@ -2,7 +2,8 @@
 
 Twenty thousand JPEGs and a table of captions; each measurement is a process of its own, all take turns, the
 page cache is warm. Tarmac lists, plans, checks, hashes, indexes and flushes to disk; the peers only write, so
-a ratio of 1 is not a tie. Seconds are those of the work; imports do not count, our workers' start does.
+a ratio of 1 is not a tie. Seconds are those of the work; imports do not count, our workers' start does. Run it
+on an idle machine: whoever takes a core away takes it from Tarmac and from tar, not from the other writers.
 
     .venv/bin/python -m tests.benchmarks.bench_build [FOLDER [SAMPLES [ROUNDS]]]
 

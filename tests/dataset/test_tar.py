@@ -86,3 +86,26 @@ def test_parse_header_refuses_what_is_none() -> None:
     info = tarfile.TarInfo("folder/" * 20 + "a.txt")
     parsed = parse_header(io.BytesIO(info.tobuf(tarfile.USTAR_FORMAT)).read(512))
     assert parsed is not None and parsed.name == info.name
+
+
+def test_samples_of_all_sizes_stand_in_the_order_they_came(tmp_path: Path) -> None:
+    sizes = [10, JOINED // 3, JOINED, 700, 2 * JOINED, JOINED // 2, JOINED // 2, 5]
+    contents = [np.random.default_rng(number).bytes(size) for number, size in enumerate(sizes)]
+    path = tmp_path / "x.tar"
+    with ShardWriter(path) as writer:
+        spans = [writer.add(f"s{number}", {"npy": content}) for number, content in enumerate(contents)]
+        digest = writer.finish()
+    data = path.read_bytes()
+    assert hashlib.sha256(data).hexdigest() == digest
+    for number, (span, content) in enumerate(zip(spans, contents, strict=True)):
+        bytes_of = data[span.offset : span.offset + span.length]
+        assert (parse_key(bytes_of), parse_sample(bytes_of)) == (f"s{number}", {"npy": content})
+        assert google_crc32c.value(bytes_of) == span.crc32c
+
+
+@pytest.mark.parametrize("size", [100, JOINED // 2, 2 * JOINED])
+def test_a_full_disk_reaches_the_caller(size: int) -> None:
+    with pytest.raises(OSError, match="No space left"), ShardWriter(Path("/dev/full")) as writer:
+        for number in range(5):
+            writer.add(f"s{number}", {"npy": bytes(size)})
+        writer.finish()
