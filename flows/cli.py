@@ -62,7 +62,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "VERSION": {"metavar": "VERSION", "nargs": "?", "help": "of rollback: the version, or its start"},
     "RUN": {"metavar": "RUN", "help": "a run's folder, or the start of its id or name"},
     "DATASET": {"metavar": "DATASET", "help": "a dataset's folder or a version's"},
-    "NAME": {"metavar": "NAME", "help": "digits"},
+    "NAME": {"metavar": "NAME", "help": "digits, digits-chat, phantoms or reinforced"},
     "PATH": {"metavar": "PATH", "nargs": "?", "help": "where to; data/raw/NAME unless given"},
     "--set": {
         "metavar": "KEY=VALUE",
@@ -87,7 +87,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "--runs": {"metavar": "FOLDER", "default": "runs", "help": "where run folders lie (default: runs)"},
     "--quick": {"action": "store_true", "help": "sizes, end blocks, counts and index only"},
     "--full": {"action": "store_true", "help": "decode and check every member too"},
-    "--out": {"metavar": "PATH", "help": "where to write the page; DATASET/look.html unless given"},
+    "--out": {"metavar": "PATH", "help": "where to write it, instead of the usual place"},
     "--sync": {"action": "store_true", "help": "then upload the run's offline files to wandb"},
 }
 
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"✗ tarmac {arguments.command} needs {missing}: pip install 'tarmac[{extra}]'\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted\n")
+        sys.stderr.write("\ninterrupted; what is done stays, and the same command goes on with it\n")
         return INTERRUPTED
 
 

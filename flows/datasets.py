@@ -53,7 +53,10 @@ def plan(arguments: Namespace) -> int:
     lines = list(_build_lines(settings, told))
     if training is not None:
         lines.append(f"train     {training}")
-    lines.append("nothing was written; to do it: tarmac run CONFIG" if training else "nothing was written")
+    if told.up_to_date is None or training is not None:
+        lines.append(
+            f"nothing was written; to do it: tarmac {'run' if training else 'build'} {arguments.config}"
+        )
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
@@ -100,7 +103,7 @@ def _build_lines(settings: Any, told: Any) -> Iterator[str]:
     if told.up_to_date is not None:
         yield f"build     up to date: version {told.up_to_date}"
         return
-    yield f"build     {'; '.join(told.why)}"
+    yield f"build     {told.why}"
     if told.work is None:
         needed = 2 * told.read_bytes
         yield (
@@ -120,14 +123,25 @@ def _work_lines(settings: Any, work: Any) -> Iterator[str]:
         f"          {count(work.listed)} raw samples: {count(work.filtered)} filtered, "
         f"{count(sum(work.rejected.values()))} rejected without a look inside"
     )
-    workers = settings.engine.build.workers or 2
+    time_needed = _time(settings.engine.for_build(), work.seconds)
     yield (
         f"          {count(work.to_convert)} to convert into {count(work.to_convert_shards)} of "
-        f"{count(work.shards)} shards: about {size(work.bytes)}, {duration(work.seconds / workers)} "
-        f"with {counted(workers, 'worker')}"
+        f"{count(work.shards)} shards: about {size(work.bytes)}, {time_needed}"
     )
     for reason, example in work.tried_rejects.items():
-        yield f"!         tried: {reason}" + ("" if settings.dataset.private else f"   {example}")
+        shown = "" if settings.dataset.private else f"   {example}"
+        yield f"!         of {counted(work.tried, 'sample')} tried: {reason}{shown}"
+    if work.stops is not None:
+        yield f"!         the build would stop: {work.stops}"
+
+
+def _time(engine: Any, seconds: float) -> str:
+    """How long the engine takes for what one process does in so many seconds."""
+    if engine.kind == "dask":
+        return f"{duration(seconds)} of work for the Dask cluster"
+    jobs = engine.jobs or 4 if engine.kind == "slurm" else 1
+    workers = jobs * (engine.workers or engine.cpus or 1)
+    return f"{duration(max(seconds / workers, 1))} with {counted(workers, 'worker')}"
 
 
 def _training(settings: Any, version: str | None) -> str | None:

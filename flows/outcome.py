@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core import screen
+from tasks.core.formats import counted, size
 from tasks.core.schema import Config
 from tasks.dataset.freshness import is_up_to_date
 from tasks.dataset.groups import reject_lines
@@ -128,16 +129,15 @@ def show_dataset(
         return 0
     if built is None:
         screen.finished("build", f"up to date: version {version.name}", time.monotonic() - began)
-    share = f" ({manifest.rejected / manifest.read:.1%}, budget {settings.dataset.reject_budget:.0%})"
+    share = f" ({manifest.rejected / manifest.read:.1%}, budget {settings.dataset.reject_budget:.1%})"
     lines = [
         f"{manifest.read:,} read = {manifest.accepted:,} accepted + {manifest.filtered:,} filtered "
         f"+ {manifest.rejected:,} rejected{share if manifest.rejected else ''}",
         *reject_lines(version, manifest.rejects, settings.dataset.private),
     ]
     for name, split in manifest.splits.items():
-        lines.append(
-            f"  {name:<8} {split.samples:,} samples in {split.shards} shards, {split.bytes / 1e6:,.1f} MB"
-        )
+        samples, shards = counted(split.samples, "sample"), counted(split.shards, "shard")
+        lines.append(f"  {name:<8} {samples} in {shards}, {size(split.bytes)}")
     if built is not None:
         was = built["previous"]
         change = (
@@ -148,6 +148,9 @@ def show_dataset(
         written = f"{built['shards_rewritten']} of {built['shards']} shards written"
         lines.append(f"✓ version {version.name}{change}; {written}")
     lines.append(f"  data     {_near(settings.dataset.output / 'current')}")
+    lines.append(f"  look     tarmac look {_near(settings.dataset.output)}")
+    if "train" not in manifest.splits:
+        lines.append("! no split is named train, which a training needs: see dataset.splits")
     if manifest.rejected:
         where = _near(version / "rejects.parquet")
         lines.append(f"  rejects  {where}; mend the sources and run again: only these are redone")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import environment
+from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.runs.folder import RunFolder, list_runs
@@ -52,10 +53,13 @@ def evaluation(run: RunFolder, again: Sequence[Key]) -> list[dict[str, Any]]:
 
 
 def _prepare() -> None:
-    """Set Prefect's environment, then make sure that the server it would use answers."""
+    """Set Prefect's environment, then make sure that a server answers: the one it is told of, or a temporary
+    one."""
+    screen.passing("starting Prefect")
     environment.prepare(quiet=True)
     url = importlib.import_module("prefect.settings").get_current_settings().api.url
     if url is None:
+        importlib.import_module("flows.temporary_server").start()
         return
     with importlib.import_module("prefect.client.orchestration").get_client(sync_client=True) as client:
         dead = client.api_healthcheck()

@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from pydantic_core import to_jsonable_python
 
 from tasks.core import child
+from tasks.core.errors import DataError
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.stage import StageResult, is_transient, shown
@@ -66,7 +67,11 @@ def publish(config: Config, version: Path) -> StageResult:
         summary = f"version {version.name}{was}"
         if config.dataset.mirror is not None:
             asked = {"version": version, "mirror": config.dataset.mirror, "keep": config.dataset.keep}
-            sent = child.call("tasks.dataset.mirror:publish", to_jsonable_python(asked), stage.progress)
+            try:
+                sent = child.call("tasks.dataset.mirror:publish", to_jsonable_python(asked), stage.progress)
+            except DataError as error:
+                there = f"the dataset is current at {config.dataset.output / 'current'}"
+                raise DataError(f"{error}; {there}, and running again does the copy alone") from None
             summary += (
                 f"; {config.dataset.mirror}: {sent['uploaded']} objects sent, {sent['kept']} there already"
             )

@@ -19,7 +19,7 @@ from prefect.context import FlowRunContext
 from prefect.tasks import Task
 
 from tasks.core import screen
-from tasks.core.errors import DataError, UsageError
+from tasks.core.child import Killed
 from tasks.core.progress import Progress
 
 ARTIFACT_INTERVAL_S = 1.0
@@ -65,9 +65,8 @@ def shown(stage: str) -> Iterator[Shown]:
 
 
 def is_transient(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
-    """Whether trying again can help: not after a wrong config or wrong data."""
-    error = state.result(raise_on_failure=False)
-    return not isinstance(error, UsageError | DataError)
+    """Whether trying again can help: what was killed may live, what went wrong would go wrong again."""
+    return isinstance(state.result(raise_on_failure=False), Killed)
 
 
 class _Artifact:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
 
 
 @contextmanager
@@ -40,10 +44,60 @@ def web_server(folder: Path, gives_parts: bool) -> Iterator[tuple[str, list[int]
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with _serving(Handler) as address:
+        yield address, sent
+
+
+@contextmanager
+def endless_server(
+    status: int, headers: dict[str, str], most: int = 1 << 30
+) -> Iterator[tuple[str, list[int]]]:
+    """A web server that answers everything with zeros until nobody takes them, and how many bytes it sent."""
+    sent = [0]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with suppress(OSError):
+                while sent[0] < most:
+                    sent[0] += self.wfile.write(bytes(min(1 << 16, most - sent[0])))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with _serving(Handler) as address:
+        yield address, sent
+
+
+@contextmanager
+def failing_server(status: int) -> Iterator[tuple[str, list[str]]]:
+    """A web server that answers everything with one status, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+
+        do_GET = do_HEAD
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with _serving(Handler) as address:
+        yield address, asked
+
+
+@contextmanager
+def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = _Server(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", sent
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

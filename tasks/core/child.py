@@ -35,6 +35,10 @@ PROGRESS_INTERVAL_S = 0.2
 LAST_LINES = 15
 
 
+class Killed(TarmacError):
+    """A child was killed by a signal, which another try may be spared."""
+
+
 def call(
     target: str,
     arguments: Mapping[str, Any],
@@ -93,7 +97,8 @@ def _converse(
     code = process.wait()
     ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     tail = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log is not None else []
-    raise TarmacError("\n  ".join([f"{target} {ended}" + (f"; its log is {log}" if log else ""), *tail]))
+    told = "\n  ".join([f"{target} {ended}" + (f"; its log is {log}" if log else ""), *tail])
+    raise Killed(told) if code < 0 else TarmacError(told)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

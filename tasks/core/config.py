@@ -67,14 +67,19 @@ def _override(tree: Any, override: str) -> None:
     OmegaConf.update(tree, key.strip(), value["value"], merge=False, force_add=True)
 
 
+UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found")
+
+
 def _worded(error: ValidationError, origin: str) -> str:
-    """The first mistaken key in one line, and how many more there are."""
+    """The first mistaken key in one line, and the names of the others."""
     reasons: dict[str, list[str]] = {}
     for mistake in error.errors(include_url=False):
-        key = ".".join(str(part) for part in mistake["loc"] if not _is_branch(part))
+        parts = [str(part) for part in mistake["loc"] if not _is_branch(part)]
+        key = ".".join([*parts, "kind"] if mistake["type"] in UNKNOWN_KIND else parts)
         reasons.setdefault(key, []).append(_reason(mistake))
     key, why = next(iter(reasons.items()))
-    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    others = [name for name in reasons if name != key]
+    more = f" (and {', '.join(others[:5])}{', …' if len(others) > 5 else ''})" if others else ""
     return f"{origin}: " + (f"{key}: " if key else "") + " or ".join(dict.fromkeys(why)) + more
 
 
@@ -86,8 +91,11 @@ def _reason(mistake: Any) -> str:
         return "unknown key" + (f"; did you mean {near[0]}?" if near else "")
     if mistake["type"] == "missing":
         return "is required and missing"
-    if mistake["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        return f"kind must be one of {mistake['ctx'].get('expected_tags', 'the known kinds')}"
+    if mistake["type"] in UNKNOWN_KIND:
+        given = str(mistake["ctx"].get("tag", ""))
+        near = difflib.get_close_matches(given, MODALITIES_OF, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"must be one of {', '.join(MODALITIES_OF)}" + (f", not {given!r}" if given else "") + hint
     if mistake["type"] == "model_type":
         return "must be a block of keys"
     message = str(mistake["msg"]).removeprefix("Value error, ")

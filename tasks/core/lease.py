@@ -9,6 +9,7 @@ try, one wins.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,7 @@ from tasks.core.errors import TarmacError
 from tasks.core.files import read_json, write_json
 from tasks.core.process import Identity
 
+logger = logging.getLogger(__name__)
 HEARTBEAT_S = 10.0
 STALE_S = 120.0
 
@@ -95,14 +97,24 @@ class Lease:
                     raise
                 time.sleep(poll_s)
 
+    def require(self) -> None:
+        """TarmacError when somebody has taken the lease over, as may happen to a process that stood still."""
+        if not self._is_mine():
+            raise TarmacError(
+                f"{self.path.parent} was taken over by {holder_of(self.path) or 'nobody'}; run again"
+            )
+
+    def _is_mine(self) -> bool:
+        holder = holder_of(self.path)
+        return holder is not None and holder.identity == self._mine
+
     def release(self) -> None:
         """Give the lease back; harmless when somebody has taken it over meanwhile."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        holder = holder_of(self.path)
-        if holder is not None and holder.identity == self._mine:
+        if self._is_mine():
             self.path.unlink(missing_ok=True)
 
     def _create(self) -> bool:
@@ -135,10 +147,12 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
-            holder = holder_of(self.path)
-            if holder is None or holder.identity != self._mine:
-                return  # taken over while this process could not beat
-            write_json(self.path, self._content())
+            try:
+                if not self._is_mine():
+                    return  # taken over while this process could not beat
+                write_json(self.path, self._content())
+            except OSError as error:
+                logger.warning("%s: no heartbeat (%s); trying again", self.path, error)
 
     def __enter__(self) -> Lease:
         self.acquire()

@@ -12,15 +12,17 @@ import errno
 import importlib.util
 import io
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
 from tasks.core import web
+from tasks.core.addresses import host_of, is_remote, is_web, shown
 from tasks.core.errors import UsageError
-from tasks.core.remote_errors import failure, shown
-from tasks.core.stores import ABSENT, Stat, Unreachable, is_remote
+from tasks.core.remote_errors import failure
+from tasks.core.stores import ABSENT, NotRegular, Stat, Unreachable, read_at_most
 
 BLOCK = 4 << 20
 """Bytes of a request."""
@@ -37,6 +39,8 @@ PAUSE_S = 0.5
 """Before the second try; twice as long before each further one."""
 TOGETHER = 32
 """Requests for sizes and tags at the same time."""
+HOPELESS = 8
+"""Failures of a host in a row."""
 
 NEEDS = {
     "s3": ("s3fs", "tarmac[remote]"),
@@ -88,13 +92,14 @@ def call(
 
 
 class RemoteStore:
-    """A folder of a bucket or web server. A name that is an address of the same kind stands for itself."""
+    """A folder of a bucket or web server. A name that is an address of the same kind, of whatever host,
+    stands for itself."""
 
     def __init__(self, location: str, config_key: str = "dataset.source.path") -> None:
         self.location = location.rstrip("/")
         self._config_key = config_key
-        self._is_web = location.startswith("http")
-        self._known: dict[str, Stat] = {}
+        self._is_web = is_web(location)
+        self._known: dict[str, Stat | OSError] = {}
 
     @cached_property
     def _fs(self) -> Any:
@@ -108,54 +113,87 @@ class RemoteStore:
     def stat(self, file: str) -> Stat:
         """What `entries` or `look_ahead` has just learnt is told once, then the store is asked."""
         known = self._known.pop(file, None)
-        if known is not None:
-            return known
         path = self.path(file)
         try:
-            return _stat(call(self._fs, self._info, path, where=path))
-        except (FileNotFoundError, PermissionError):
+            if isinstance(known, OSError):
+                raise known
+            return known or _stat(call(self._fs, self._info, path, where=path))
+        except (FileNotFoundError, PermissionError, NotRegular):
             return ABSENT
 
     def look_ahead(self, files: Sequence[str]) -> None:
-        """Ask about many files at once, for the calls of `stat` that follow; those repeat what fails."""
+        """Ask about many files at once, for the calls of `stat` that follow, failures too: what may pass is
+        tried again here, all of it together."""
+        self._known = {}
+        waiting = list(files)
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(PAUSE_S * 2 ** (attempt - 1))
+            found = call(self._fs, self._infos, waiting, where=self.location, limit_s=LISTING_S)
+            again = []
+            for file, info in zip(waiting, found, strict=True):
+                if isinstance(info, BaseException):
+                    failed, may_pass = failure(info, self.path(file))
+                    self._known[file] = failed
+                    again += [file] if may_pass else []
+                else:
+                    self._known[file] = _stat(info)
+            waiting = again
+            if not waiting:
+                return
+
+    async def _infos(self, files: Sequence[str]) -> list[dict[str, Any] | BaseException]:
+        """Of each file; a host that fails HOPELESS times in a row is not asked for the others."""
         limit = asyncio.Semaphore(TOGETHER)
+        failed: Counter[str] = Counter()
 
-        async def one(file: str) -> Any:
+        async def one(file: str) -> dict[str, Any]:
+            path = self.path(file)
             async with limit:
-                return await asyncio.wait_for(self._info(self.path(file)), REQUEST_S)
+                if failed[host_of(path)] >= HOPELESS:
+                    raise TimeoutError
+                try:
+                    found = await asyncio.wait_for(self._info(path), REQUEST_S)
+                except BaseException as error:
+                    failed[host_of(path)] += failure(error, path)[1]
+                    raise
+                failed[host_of(path)] = 0
+                return found
 
-        async def all_of_them() -> list[Any]:
-            return await asyncio.gather(*map(one, files), return_exceptions=True)
-
-        found = call(self._fs, all_of_them, where=self.location, limit_s=LISTING_S)
-        told = zip(files, found, strict=True)
-        self._known = {file: _stat(info) for file, info in told if isinstance(info, dict)}
+        return await asyncio.gather(*map(one, files), return_exceptions=True)
 
     def open(self, file: str, in_order: bool = True) -> BinaryIO:
         """Not `in_order`: nothing is read ahead, for a reader that seeks."""
-        path = self.path(file)
+        opened = self._opened(self.path(file), BLOCK if in_order else PROBE if self._is_web else 0)
+        is_raw = isinstance(opened, RemoteFile)
+        return cast(BinaryIO, io.BufferedReader(opened, BLOCK) if is_raw and in_order else opened)
+
+    def read(self, file: str, most: int) -> bytes:
+        with self._opened(self.path(file), min(most + 1, BLOCK), most) as opened:
+            return read_at_most(cast(BinaryIO, opened), most)
+
+    def _opened(self, path: str, ahead: int, most: int | None = None) -> Any:
+        """A RemoteFile with its first bytes, or all of a file whose server gives no parts."""
+        content, size = b"", -1
         if self._is_web:
-            ahead, size, whole = call(
-                self._fs, web.begin, self._fs, path, BLOCK if in_order else PROBE, where=path
-            )
+            content, size, whole = call(self._fs, web.begin, self._fs, path, ahead, most, where=path)
             if whole is not None:
-                return cast(BinaryIO, whole)
-        else:
-            ahead, size = self._begin(path) if in_order else (b"", -1)
+                return whole
+        elif ahead:
+            content, size = self._begin(path, ahead)
         if size < 0:
             size = _stat(call(self._fs, self._info, path, where=path)).size
-        raw = RemoteFile(self, path, size, ahead)
-        return cast(BinaryIO, io.BufferedReader(raw, BLOCK) if in_order else raw)
+        return RemoteFile(self, path, size, content)
 
-    def _begin(self, path: str) -> tuple[bytes, int]:
-        """The first block, and the size where that was all: most files cost one request."""
+    def _begin(self, path: str, count: int) -> tuple[bytes, int]:
+        """The first bytes, and the size where that was all: most files cost one request."""
         try:
-            ahead = self.fetch(path, 0, BLOCK)
+            ahead = self.fetch(path, 0, count)
         except (FileNotFoundError, PermissionError, Unreachable):
             raise
         except OSError:
             return b"", -1  # an empty file has no first byte to ask for
-        return ahead, len(ahead) if len(ahead) < BLOCK else -1
+        return ahead, len(ahead) if len(ahead) < count else -1
 
     def fetch(self, path: str, start: int, end: int) -> bytes:
         """The bytes from `start` to before `end`, fewer where the file ends; OSError."""
@@ -230,10 +268,13 @@ class RemoteFile(io.RawIOBase):
         return max(self._position - start, 0)
 
     def readall(self) -> bytes:
-        """Not the inherited one, which asks for 8 KiB at a time."""
-        content = bytearray(max(self._size - self._position, 0))
-        self.readinto(content)
-        return bytes(content)
+        """Not the inherited one, which asks for 8 KiB at a time. Takes memory for what comes, not for what
+        the store has said of the size."""
+        pieces = []
+        while self._position < self._size:
+            pieces.append(self._next(min(self._size, self._position + BLOCK)))
+            self._position += len(pieces[-1])
+        return b"".join(pieces)
 
     def _next(self, end: int) -> bytes:
         """The bytes from the position to at most `end`; some."""

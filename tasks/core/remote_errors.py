@@ -7,9 +7,9 @@ a key's id.
 from __future__ import annotations
 
 import errno
-from urllib.parse import urlsplit, urlunsplit
 
-from tasks.core.stores import Unreachable
+from tasks.core.addresses import shown
+from tasks.core.stores import NotRegular, Unreachable
 
 REFUSED = {
     "ExpiredToken": "the credentials have expired",
@@ -34,15 +34,19 @@ CREDENTIALS = (
 )
 
 
-def shown(location: str) -> str:
-    """An address without user, password and query, which may hold secrets."""
-    parts = urlsplit(location)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+class WrongAnswer(OSError):
+    """A server that answers, but not what it was asked for; asking again would not help."""
 
 
 def failure(error: BaseException, location: str) -> tuple[OSError, bool]:
     """The error as an OSError about `location`, and whether another try may help."""
     where, code = shown(location), _code(error)
+    if isinstance(error, NotRegular | WrongAnswer):
+        return error, False
+    if isinstance(error, UnicodeError) or type(error).__name__.startswith("InvalidU"):
+        return NotRegular("no valid address"), False
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OSError(error.errno, f"{error.strerror}, where temporary files are kept", where), False
     if code in REFUSED:
         return Unreachable(errno.EACCES, REFUSED[code], where), False
     if "Credentials" in type(error).__name__:

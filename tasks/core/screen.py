@@ -41,6 +41,14 @@ def finished(stage: str, summary: str, seconds: float, mark: str = "✓") -> Non
     console().print(f"{mark} {stage:<9} {summary:<{WIDTH}} {format_duration(seconds):>7}", markup=False)
 
 
+def passing(text: str) -> None:
+    """A line for whoever waits at a terminal, which the next one overwrites; nothing elsewhere."""
+    shown = console()
+    if shown.is_terminal:
+        shown.file.write(f"  {text}…\r")
+        shown.file.flush()
+
+
 def warn(text: str) -> None:
     """A line that a person should read, whatever else goes on."""
     console().print(f"! {text}", markup=False)

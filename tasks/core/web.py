@@ -1,13 +1,18 @@
 """Web servers as stores: what fsspec's own client leaves out.
 
-It takes any failure of a look for a missing file, and a server that ignores ranges costs it the whole file a
-block. Here a failure keeps its kind, and such a server's file goes once through a temporary file.
+It takes any failure of a look for a missing file, a server that ignores ranges costs it the whole file a
+block, and it takes whatever a server sends. Here a failure keeps its kind, a file without parts goes once
+through a temporary file, and no more is taken than was asked for.
 """
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from typing import Any, BinaryIO
+
+from tasks.core.remote_errors import WrongAnswer
+from tasks.core.stores import NotRegular
 
 IN_MEMORY = 8 << 20
 """Larger files of servers that give no parts wait on disk for their reader."""
@@ -20,25 +25,30 @@ NOT_BY_HEAD = (400, 401, 403, 405, 501)
 async def info(fs: Any, url: str) -> dict[str, Any]:
     """Size and tags as fsspec tells them; a page that lists a folder is a directory."""
     session = await fs.set_session()
-    async with session.head(fs.encode_url(url), allow_redirects=True, **fs.kwargs) as answer:
+    async with session.head(_encoded(fs, url), allow_redirects=True, **fs.kwargs) as answer:
         if answer.status not in NOT_BY_HEAD:
             return _told(answer, url)
-    async with session.get(fs.encode_url(url), **_with_range(fs, 0, 1)) as answer:
+    async with session.get(_encoded(fs, url), **_with_range(fs, 0, 1)) as answer:
         return _told(answer, url)
 
 
-async def begin(fs: Any, url: str, count: int) -> tuple[bytes | None, int, BinaryIO | None]:
-    """The first `count` bytes and the file's size, or from a server that gives no parts the whole file."""
+async def begin(
+    fs: Any, url: str, count: int, most: int | None = None
+) -> tuple[bytes | None, int, BinaryIO | None]:
+    """The first `count` bytes and the file's size, or from a server that gives no parts the whole file, but
+    no more than `most` + 1 bytes of it."""
     session = await fs.set_session()
-    async with session.get(fs.encode_url(url), **_with_range(fs, 0, count)) as answer:
+    async with session.get(_encoded(fs, url), **_with_range(fs, 0, count)) as answer:
         if answer.status == 416:
             return b"", 0, None
         answer.raise_for_status()
         if answer.status == 206:
-            return await answer.read(), _size(answer), None
+            return await _content(answer, count), _size(answer), None
         whole = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the reader closes it
         async for chunk in answer.content.iter_chunked(CHUNK):
             whole.write(chunk)
+            if most is not None and whole.tell() > most:
+                break
         size = whole.tell()
         whole.seek(0)
         return None, size, whole  # type: ignore[return-value]
@@ -47,12 +57,28 @@ async def begin(fs: Any, url: str, count: int) -> tuple[bytes | None, int, Binar
 async def part(fs: Any, url: str, start: int, end: int) -> bytes:
     """The bytes from `start` to before `end`."""
     session = await fs.set_session()
-    async with session.get(fs.encode_url(url), **_with_range(fs, start, end)) as answer:
+    async with session.get(_encoded(fs, url), **_with_range(fs, start, end)) as answer:
         answer.raise_for_status()
         if answer.status != 206:
-            raise ConnectionError("the server gives no parts any more")
-        content: bytes = await answer.read()
-        return content
+            raise WrongAnswer(errno.EIO, "the server gives no parts any more")
+        return await _content(answer, end - start)
+
+
+async def _content(answer: Any, most: int) -> bytes:
+    pieces, size = [], 0
+    async for chunk in answer.content.iter_chunked(CHUNK):
+        size += len(chunk)
+        if size > most:
+            raise WrongAnswer(errno.EIO, "the server sends more than it was asked for")
+        pieces.append(chunk)
+    return b"".join(pieces)
+
+
+def _encoded(fs: Any, url: str) -> Any:
+    try:
+        return fs.encode_url(url)
+    except ValueError:
+        raise NotRegular("no valid address") from None
 
 
 def _with_range(fs: Any, start: int, end: int) -> dict[str, Any]:
@@ -70,6 +96,6 @@ def _told(answer: Any, url: str) -> dict[str, Any]:
 def _size(answer: Any) -> int:
     """-1 when the server does not tell."""
     whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    if whole.isdigit():
+    if whole.isdecimal():
         return int(whole)
     return -1 if answer.status == 206 else int(answer.headers.get("Content-Length", -1))

@@ -10,29 +10,31 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.core.errors import DataError
-from tasks.core.files import told_of_a_full_disk, write_json
+from tasks.core.engines.local import warm_up
+from tasks.core.errors import DataError, UsageError
+from tasks.core.files import FULL, told_of_a_full_disk
 from tasks.core.lease import Held, Lease
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
-from tasks.dataset import versions
+from tasks.dataset import mirror, versions
 from tasks.dataset.building import changes, pilot, rejects
-from tasks.dataset.building.assemble import Shard, assemble
+from tasks.dataset.building.assemble import assemble
 from tasks.dataset.building.catalogue import Catalogue
-from tasks.dataset.building.conversion import convert_all, rehashed
-from tasks.dataset.building.convert import RULES, staged, tar_path
+from tasks.dataset.building.check import check
+from tasks.dataset.building.conversion import convert_all
+from tasks.dataset.building.convert import convert, sidecar_path, write_rules
 from tasks.dataset.building.facts import facts
 from tasks.dataset.building.leaves import plan_leaves
 from tasks.dataset.building.listing import fingerprint, list_samples
 from tasks.dataset.building.redo import leaf_of_shard
-from tasks.dataset.building.reuse import Known, KnownSidecars, known_leaves
-from tasks.dataset.building.rules import rules_of
-from tasks.dataset.building.sidecar import first
+from tasks.dataset.building.rehash import changed_leaves
+from tasks.dataset.building.reuse import Known, known_leaves
+from tasks.dataset.building.staging import converted_shards, note_rejects, remove, sweep
 from tasks.dataset.freshness import is_up_to_date, unchanged
 from tasks.dataset.manifest import Manifest, read_manifest
 
@@ -88,30 +90,43 @@ def build(
     shard: str | None = None,
     waits: bool = True,
 ) -> BuildResult:
-    """Build the dataset's next version; waits for whoever else builds it, unless `waits` is False (Held).
+    """Build the dataset's next version; waits for whoever else builds it, unless `waits` is False.
 
-    UsageError for a config that does not fit the source, DataError when the source holds nothing, the rejects
-    are certain to pass the budget, too many samples are gone, or the disk is full.
+    UsageError for a config that does not fit the source or the disk. DataError when the source holds nothing,
+    the rejects are certain to pass the budget, too many samples are gone, the disk is full, or, with `waits`
+    False, somebody else builds.
     """
     started = time.monotonic()
-    inputs = fingerprint(config, progress)  # a wrong config is told before anything is written
+    check(config.dataset)  # a wrong config is told before anything is written
+    if config.dataset.mirror is not None:
+        mirror.require_reachable(config.dataset.mirror)
     output = config.dataset.output
-    with told_of_a_full_disk(output):
-        lease = Lease(output / "lease.json")
-        try:
-            lease.acquire()
-        except Held as held:
-            if not waits:
-                raise
-            logger.warning("%s; waiting", held)
-            progress(0, 0, f"{held}; waiting")
-            lease.wait()
-            inputs = fingerprint(config, progress)
-        try:
-            asked = Asked(rehash, accept_loss, shard)
-            return _Build(config, output / "staging", progress, asked, started).run(inputs)
-        finally:
-            lease.release()
+    with told_of_a_full_disk(output), _leased(output, waits, progress) as lease:
+        asked = Asked(rehash, accept_loss, shard)
+        return _Build(config, output / "staging", progress, asked, lease, started).run()
+
+
+@contextmanager
+def _leased(output: Path, waits: bool, progress: Progress) -> Iterator[Lease]:
+    """Hold the dataset while the block runs."""
+    lease = Lease(output / "lease.json")
+    try:
+        lease.acquire()
+    except Held as held:
+        if not waits:
+            raise DataError(f"{held}; without --no-wait this build would wait for it") from None
+        logger.warning("%s; waiting", held)
+        progress(0, 0, f"{held}; waiting")
+        lease.wait()
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        reason = error.strerror or error
+        raise UsageError(f"dataset.output: {output} cannot be written ({reason}); choose another") from None
+    try:
+        yield lease
+    finally:
+        lease.release()
 
 
 @dataclass
@@ -122,83 +137,80 @@ class _Build:
     staging: Path
     progress: Progress
     asked: Asked
+    lease: Lease
     started: float
 
-    def run(self, inputs: str) -> BuildResult:
-        output = self.config.dataset.output
-        before = versions.current(output)
-        if before is not None and not self.asked.wants_work and unchanged(before, inputs):
+    def run(self) -> BuildResult:
+        dataset = self.config.dataset
+        before = versions.current(dataset.output)
+        if before is not None and not self.asked.wants_work and self._is_unchanged(before):
             shutil.rmtree(self.staging, ignore_errors=True)  # of a build that was killed when all was done
             return self._result(before, read_manifest(before), 0, before, changes.NONE)
         again = None if self.asked.shard is None else leaf_of_shard(before, self.asked.shard)
+        if self.config.engine.build.kind == "local":
+            warm_up(convert.__module__)
         self.staging.mkdir(exist_ok=True)
-        write_json(self.staging / RULES, rules_of(self.config.dataset))
-        catalogue = list_samples(self.config, self.staging, self.progress)
+        rules = write_rules(self.staging, dataset)
+        catalogue = list_samples(self.config, self.staging, self.progress, anew=self.asked.rehash)
         try:
-            plan_leaves(catalogue, self.config.dataset)
-            known = self._known(catalogue, again)
-            self._convert(catalogue, known)
-            _require_some(catalogue)
+            plan_leaves(catalogue, dataset)
+            catalogue.forget_conversions()
+            sweep(self.staging, catalogue)
+            known = self._known(catalogue, rules, again)
+            self._convert(catalogue, rules, known)
             changed = changes.since(before, catalogue)
             if not self.asked.accept_loss:
                 changed.check(before)
-            shards = list_of(catalogue, known, self.staging)
+            self.lease.require()
+            shards = converted_shards(catalogue, known, self.staging)
             told = facts(self.config, catalogue)
-            version, manifest = assemble(self.config, catalogue, shards, told, output)
+            version, manifest = assemble(self.config, catalogue, shards, told, dataset.output)
         finally:
             catalogue.close()
-        rewritten = sum(1 for path in self.staging.glob("*.tar"))
+        rewritten = sum(1 for _ in self.staging.glob("*.tar"))
         shutil.rmtree(self.staging)
         return self._result(version, manifest, rewritten, before, changed)
 
-    def _known(self, catalogue: Catalogue, again: str | None) -> dict[int, Known]:
+    def _is_unchanged(self, before: Path) -> bool:
+        return unchanged(before, fingerprint(self.config, self.progress), self.config.dataset)
+
+    def _known(self, catalogue: Catalogue, rules: str, again: str | None) -> dict[int, Known]:
+        """What need not be converted."""
         known = known_leaves(self.config.dataset.output, catalogue)
         if self.asked.rehash:
-            for left in self.staging.glob("*.arrow"):
-                left.unlink()
-            for ordinal in rehashed(self.config, self.staging, known, self.progress):
+            remove(self.staging, catalogue)
+            for ordinal in changed_leaves(self.config, self.staging, rules, known, self.progress):
                 del known[ordinal]
         if again is not None:
-            (self.staging / f"{again}.arrow").unlink(missing_ok=True)
-            for ordinal in catalogue.ordinals(again):
-                known.pop(ordinal, None)
+            sidecar_path(self.staging, again).unlink(missing_ok=True)
+            known = {one: its for one, its in known.items() if one != catalogue.ordinal(again)}
         return known
 
-    def _convert(self, catalogue: Catalogue, known: Mapping[int, Known]) -> None:
-        """Convert whatever no version holds into `staging`; DataError once the budget is sure to be passed.
-
-        Afterwards the catalogue knows all rejects.
-        """
+    def _convert(self, catalogue: Catalogue, rules: str, known: Mapping[int, Known]) -> None:
+        """Convert the rest into `staging`; DataError once the budget is sure to be passed, or when nothing is
+        left. Afterwards the catalogue knows all rejects."""
         budget = rejects.Budget(catalogue.read, self.config.dataset.reject_budget)
         budget.add(catalogue.reasons())
         for one in known.values():
             budget.add(one.rejects)
         done = sum(one.samples for one in known.values())
-        ordinals = [leaf.ordinal for leaf in catalogue.leaves() if leaf.ordinal not in known]
+        missing = [leaf for leaf in catalogue.leaves() if leaf.ordinal not in known]
         if not budget.is_exceeded:
-            pilot.run(self.config, catalogue, self.staging, catalogue.accepted - done, budget, self.progress)
-            convert_all(self.config, self.staging, ordinals, budget, done, catalogue.accepted, self.progress)
-        self._note_rejects(catalogue, known)
+            pilot.run(self.config, catalogue, self.staging, missing, budget, self.progress)
+            ordinals = [leaf.ordinal for leaf in missing]
+            convert_all(
+                self.config, self.staging, rules, ordinals, budget, done, catalogue.accepted, self.progress
+            )
+        note_rejects(catalogue, known, self.staging)
         if budget.is_exceeded:
             path = self.staging / "rejects.parquet"
             rejects.write(path, catalogue.rejects())
             raise budget.error(catalogue, path, self.config.dataset.private)
-
-    def _note_rejects(self, catalogue: Catalogue, known: Mapping[int, Known]) -> None:
-        """Bring the rejects of all converted shards into the catalogue."""
-        sidecars = KnownSidecars()
-        unread: Counter[str] = Counter()
-        with catalogue.transaction():
-            for leaf in catalogue.leaves():
-                one = known.get(leaf.ordinal)
-                if one is not None and not one.rejects:
-                    continue
-                table = staged(self.staging, leaf.digest) if one is None else sidecars[one]
-                if table is not None:
-                    found = list(rejects.of_sidecar(catalogue.entries(leaf), table))
-                    unread.update(reject.reason for reject in found)
-                    catalogue.reject(found)
-            catalogue.note("unread", unread[rejects.TRANSIENT])
+        if catalogue.accepted == catalogue.rejected_entries:
+            raise DataError(
+                f"none of {catalogue.read:,} samples is left: {catalogue.filtered:,} filtered, "
+                f"{sum(catalogue.reasons().values()):,} rejected; loosen dataset.filter or mend the source"
+            )
 
     def _result(
         self,
@@ -223,30 +235,4 @@ class _Build:
             lost=changed.lost,
             up_to_date=version == before and rewritten == 0,
             seconds=round(time.monotonic() - self.started, 3),
-        )
-
-
-def _require_some(catalogue: Catalogue) -> None:
-    """DataError when no sample is left to make a dataset of."""
-    if catalogue.accepted == catalogue.rejected_entries:
-        raise DataError(
-            f"none of {catalogue.read:,} samples is left: {catalogue.filtered:,} filtered, "
-            f"{sum(catalogue.reasons().values()):,} rejected; loosen dataset.filter or mend the source"
-        )
-
-
-def list_of(catalogue: Catalogue, known: Mapping[int, Known], staging: Path) -> Iterator[Shard]:
-    """Every leaf as the shard it has become; DataError when one was taken away meanwhile."""
-    sidecars = KnownSidecars()
-    for leaf in catalogue.leaves():
-        one = known.get(leaf.ordinal)
-        if one is not None:
-            tar = None if one.tar is None else one.version / one.tar
-            yield Shard(leaf.split, sidecars[one], tar)
-            continue
-        table = staged(staging, leaf.digest)
-        if table is None:
-            raise DataError(f"a converted shard has gone from {staging}; build again")
-        yield Shard(
-            leaf.split, table, None if first(table, "sha256") is None else tar_path(staging, leaf.digest)
         )

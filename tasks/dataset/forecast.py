@@ -10,23 +10,26 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
-from tasks.core.files import write_json
+from tasks.core.errors import DataError
+from tasks.core.files import read_json
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.building.catalogue import Catalogue, Leaf
-from tasks.dataset.building.convert import RULES, converter_in
+from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.changes import since
+from tasks.dataset.building.check import check
+from tasks.dataset.building.convert import Converter, converter, write_rules
 from tasks.dataset.building.fingerprint import config_digest
 from tasks.dataset.building.leaves import plan_leaves
-from tasks.dataset.building.listing import check, fingerprint, list_samples
+from tasks.dataset.building.listing import fingerprint, list_samples
+from tasks.dataset.building.rejects import Budget
 from tasks.dataset.building.reuse import known_leaves
-from tasks.dataset.building.rules import rules_of
-from tasks.dataset.freshness import unchanged
+from tasks.dataset.building.spread import spread
+from tasks.dataset.freshness import BUILD, unchanged
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.tar import ShardWriter
 
@@ -46,7 +49,10 @@ class Work:
     to_convert_shards: int
     bytes: int
     seconds: float
+    tried: int
     tried_rejects: Mapping[str, str]
+    stops: str | None
+    """Why the build would stop, as far as that shows without converting all."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Forecast:
     """
 
     up_to_date: str | None
-    why: Sequence[str]
+    why: str | None
     containers: int
     read_bytes: int
     free_bytes: int
@@ -68,21 +74,21 @@ class Forecast:
 
 def forecast(config: Config, progress: Progress = silent) -> Forecast:
     """UsageError and DataError as the build would raise them."""
-    inputs = fingerprint(config, progress)
+    sources = check(config.dataset)
     before = versions.current(config.dataset.output)
     free = _room(config.dataset.output)
-    if before is not None and unchanged(before, inputs):
-        return Forecast(before.name, (), 0, 0, free, None)
-    sources = check(config.dataset)
+    inputs = fingerprint(config, progress) if before is not None else ""
+    if before is not None and unchanged(before, inputs, config.dataset):
+        return Forecast(before.name, None, 0, 0, free, None)
     containers = [one for source in sources if source.is_sequential for one in source.containers()]
     if containers:
         size = sum(max(one.stat.size, 0) for one in containers)
-        why = _why(config, before, "a container of the source has changed, come or gone")
+        why = _why(config, before, inputs, "a container of the source has changed, come or gone")
         return Forecast(None, why, len(containers), size, free, None)
     with tempfile.TemporaryDirectory(prefix="tarmac-plan-") as folder:
-        work = _work(config, Path(folder), progress)
+        work = _work(config, before, Path(folder), progress)
     changed = "samples have changed, come or gone" if work.to_convert else "samples have gone"
-    return Forecast(None, _why(config, before, changed), 0, 0, free, work)
+    return Forecast(None, _why(config, before, inputs, changed), 0, 0, free, work)
 
 
 def _room(output: Path) -> int:
@@ -91,26 +97,30 @@ def _room(output: Path) -> int:
     return shutil.disk_usage(next(there)).free
 
 
-def _why(config: Config, before: Path | None, changed: str) -> tuple[str]:
+def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
     """Why there is something to do."""
     if before is None:
-        return ("there is no version yet",)
-    if read_manifest(before).config_digest != config_digest(config.dataset):
-        return ("the dataset block of the config has changed",)
-    return (changed,)
+        return "there is no version yet"
+    try:
+        if read_manifest(before).config_digest != config_digest(config.dataset):
+            return "the dataset block of the config has changed"
+        is_same = read_json(before / BUILD)["inputs_digest"] == inputs
+    except (DataError, OSError, ValueError, KeyError, TypeError):
+        is_same = True
+    return "the current version is damaged, or a sample could not be read for it" if is_same else changed
 
 
-def _work(config: Config, staging: Path, progress: Progress) -> Work:
+def _work(config: Config, before: Path | None, staging: Path, progress: Progress) -> Work:
     """List into a folder of its own and try a few samples."""
-    write_json(staging / RULES, rules_of(config.dataset))
+    rules = write_rules(staging, config.dataset)
     catalogue = list_samples(config, staging, progress)
     try:
         plan_leaves(catalogue, config.dataset)
         known = known_leaves(config.dataset.output, catalogue)
         missing = [leaf for leaf in catalogue.leaves() if leaf.ordinal not in known]
         to_convert = sum(leaf.samples for leaf in missing)
-        ranks = _spread(missing, min(to_convert, TRIED))
-        size, seconds, rejects = _try(catalogue, staging, ranks)
+        ranks = spread(missing, TRIED)
+        size, seconds, rejects = _try(catalogue, converter(staging, rules), ranks)
         share = to_convert / max(len(ranks), 1)
         return Work(
             listed=catalogue.read,
@@ -121,23 +131,35 @@ def _work(config: Config, staging: Path, progress: Progress) -> Work:
             to_convert_shards=len(missing),
             bytes=round(size * share),
             seconds=seconds * share,
+            tried=len(ranks),
             tried_rejects=rejects,
+            stops=_stops(config, before, catalogue),
         )
     finally:
         catalogue.close()
 
 
-def _spread(leaves: Sequence[Leaf], count: int) -> list[int]:
-    """The ranks of `count` samples, evenly spread over the leaves."""
-    ranks = list(chain.from_iterable(range(leaf.start, leaf.stop) for leaf in leaves))
-    return [ranks[number * len(ranks) // count] for number in range(count)]
+def _stops(config: Config, before: Path | None, catalogue: Catalogue) -> str | None:
+    if not catalogue.accepted:
+        return "no sample is left; loosen dataset.filter or mend the source"
+    budget = Budget(catalogue.read, config.dataset.reject_budget)
+    budget.add(catalogue.reasons())
+    if budget.is_exceeded:
+        total = budget.counts.total()
+        return (
+            f"{total:,} of {budget.read:,} are rejected, more than dataset.reject_budget ({budget.share:.1%})"
+        )
+    try:
+        since(before, catalogue).check(before)
+    except DataError as error:
+        return str(error)
+    return None
 
 
-def _try(catalogue: Catalogue, staging: Path, ranks: list[int]) -> tuple[int, float, dict[str, str]]:
+def _try(catalogue: Catalogue, work: Converter, ranks: list[int]) -> tuple[int, float, dict[str, str]]:
     """Bytes and seconds of converting these entries, and the rejects among them with their details."""
     entries = [entry for rank in ranks for entry in catalogue.between(rank, rank + 1)]
-    work = converter_in(staging)
-    with ShardWriter(staging / "tried.tar") as writer:
+    with ShardWriter(work.staging / "tried.tar") as writer:
         work.convert(writer, entries[:1])  # imports what it needs
         began, before = time.perf_counter(), writer.size_bytes
         outcomes = work.convert(writer, entries)

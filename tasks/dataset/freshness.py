@@ -29,13 +29,15 @@ def is_up_to_date(config: Config) -> Path | None:
 
     UsageError and DataError as the build would raise them.
     """
+    from tasks.dataset.building.check import check
     from tasks.dataset.building.listing import fingerprint
 
-    inputs = fingerprint(config)
     version = versions.current(config.dataset.output)
-    if version is None or not unchanged(version, inputs) or not _is_mirrored(config.dataset, version):
+    if version is None:
+        check(config.dataset)
         return None
-    return version
+    is_current = unchanged(version, fingerprint(config), config.dataset)
+    return version if is_current and _is_mirrored(config.dataset, version) else None
 
 
 def _is_mirrored(dataset: Dataset, version: Path) -> bool:
@@ -49,7 +51,7 @@ def _is_mirrored(dataset: Dataset, version: Path) -> bool:
         return False
 
 
-def unchanged(version: Path, inputs: str) -> bool:
+def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
     """Whether the version was built from what has this fingerprint, has all its files, and is worth keeping.
 
     It is not when a file could not be read at the time, which may have passed. Files of more than
@@ -59,8 +61,8 @@ def unchanged(version: Path, inputs: str) -> bool:
         build = read_json(version / BUILD)
         manifest = versions.read_manifest(version)
         is_itself = version_name((version / "manifest.json").read_bytes()) == version.name
-        is_of_these = build["inputs_digest"] == inputs and not build["unread"]
-        if not (is_itself and is_of_these and _are_sound(version, build["files"])):
+        is_of_these = build["inputs_digest"] == inputs and build["private"] == dataset.private
+        if build["unread"] or not (is_itself and is_of_these and _are_sound(version, build["files"])):
             return False
     except (OSError, ValueError, TypeError, AttributeError, KeyError, DataError):
         return False

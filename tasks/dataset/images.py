@@ -26,13 +26,26 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from tasks.core.schema import ImageRules
-from tasks.dataset import png
+from tasks.core.schema.dataset import MOST_PIXELS
+from tasks.dataset import png, signatures
 from tasks.dataset.reasons import Reject
 
 logger = logging.getLogger(__name__)
 
 MEMBERS = ("jpg", "png", "webp")
 """Suffixes an image may have in a shard; the others are only read, to be re-encoded."""
+SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff")
+"""Of files in these formats, in lower case."""
+UNREAD = (
+    *("heic", "heif", "hif", "avif", "jxl", "jp2", "j2k", "jpf", "jpx", "jxr"),
+    *("svg", "svgz", "eps", "psd", "xcf", "ico", "icns", "tga", "pcx", "dds"),
+    *("ppm", "pgm", "pbm", "pnm", "pfm", "exr", "hdr"),
+    *("dng", "raw", "cr2", "cr3", "crw", "nef", "arw", "orf", "rw2", "raf", "pef", "srw"),
+)
+"""Of images in formats that are not read; they have to be converted."""
+BYTES_PER_PIXEL = 8
+"""16-bit RGBA."""
+SLACK = 1 << 20
 
 DECODERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "jpg": JpegImageFile,
@@ -44,12 +57,21 @@ DECODERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
 }
 ENCODERS: dict[str, dict[str, object]] = {
     "jpg": {"format": "JPEG", "quality": 92},
-    "png": {"format": "PNG", "compress_level": 0},
     "webp": {"format": "WEBP", "quality": 90},
 }
+ANY_SIZE = ImageRules(max_pixels=MOST_PIXELS)
+"""For whoever does not know what the build allowed; a torn header must still not ask for all the memory."""
 JPEG_END = b"\xff\xd9"
+RANGELESS = ("I", "F")
+"""Modes of pixels that may mean anything: which value is white, only whoever wrote them knows."""
+RANGE_UNKNOWN = "float or 32-bit grey, whose range is not known"
 TAIL = 4096
 """Bytes at a file's end in which its end mark is looked for."""
+
+
+def largest_bytes(rules: ImageRules) -> int:
+    """What an image file has at most, without any compression; a larger one cannot be within the limits."""
+    return rules.max_pixels * BYTES_PER_PIXEL + SLACK
 
 
 def kind_of(data: bytes) -> str | None:
@@ -80,8 +102,7 @@ def _parse(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
         raise Reject("image.empty", "0 bytes")
     kind = kind_of(data)
     if kind is None:
-        start = data[:16].decode("ascii", "replace")
-        raise Reject("image.not_an_image", f"starts with {start!r}, like no image format")
+        raise Reject("image.not_an_image", f"it is {signatures.described(data)}")
     try:
         image = DECODERS[kind](io.BytesIO(data))
     except MemoryError:
@@ -91,6 +112,8 @@ def _parse(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
     except Exception as error:  # noqa: BLE001 - decoders raise whatever a torn header leads them to
         raise _undecodable(kind, error) from None
     _check_size(image, rules)
+    if kind == "tiff" and image.mode in RANGELESS:
+        raise Reject("image.undecodable", f"tiff: {RANGE_UNKNOWN}")
     return kind, image
 
 
@@ -170,10 +193,11 @@ def _encode(image: Image.Image, suffix: str, max_side: int | None) -> tuple[byte
         image = to_rgb(image)
     if max_side is not None:
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
+    if suffix == "png":
+        return png.encode(image), image.size
     file = io.BytesIO()
     image.save(file, **ENCODERS[suffix])  # type: ignore[arg-type]
-    encoded = file.getvalue()
-    return (png.compressed(encoded) if suffix == "png" else encoded), image.size
+    return file.getvalue(), image.size
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -192,16 +216,15 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """The picture as a viewer would show it: what is transparent lies on white, 16-bit grey is scaled to 8.
 
     Pillow's plain conversion drops the alpha channel (so hidden colours show) and clips 16 bits to white.
-    ValueError for grey values beyond 16 bits.
+    ValueError for grey of more than 16 bits.
     """
     if image.mode == "RGB" and "transparency" not in image.info:
         image.load()
         return image
-    if image.mode.startswith("I"):
-        levels = np.asarray(image)
-        if levels.min() < 0 or levels.max() > 0xFFFF:
-            raise ValueError("grey values beyond 16 bits")
-        return Image.fromarray((levels >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in RANGELESS:
+        raise ValueError(RANGE_UNKNOWN)
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")

@@ -1,8 +1,9 @@
 """Keys of samples and the hash bits that place them.
 
-A key is the sample's name in tars, tables and findings: it must survive every file system, tar reader and
-the first-dot rule of webdataset, so it is cut down to `A-Z a-z 0-9 _ -`. Shards and splits use independent
-bits, so that the held-out samples are not those of some shards.
+A key is the sample's name in tars, tables and findings: it must survive every tar reader, the first-dot rule
+of webdataset, and every file system that tells upper from lower case (`k1` and `K1` are two samples). So it
+is cut down to `A-Z a-z 0-9 _ -`. Shards and splits use independent bits, so that the held-out samples are not
+those of some shards.
 """
 
 from __future__ import annotations

@@ -68,6 +68,23 @@ def check(mirror: str) -> None:
     remote.filesystem(mirror, "dataset.mirror")
 
 
+def require_reachable(mirror: str) -> None:
+    """DataError when the store refuses or does not answer: better before the work than after it."""
+    with _told(mirror):
+        _Mirror(mirror.rstrip("/")).current()
+
+
+@contextlib.contextmanager
+def _told(mirror: str) -> Iterator[None]:
+    """DataError that names the key for what goes wrong between here and the store."""
+    try:
+        yield
+    except Unreachable:
+        raise
+    except OSError as error:
+        raise DataError(f"dataset.mirror: {error.filename or mirror}: {error.strerror or error}") from None
+
+
 def publish(version: Path, mirror: str, keep: int, progress: Progress = silent) -> Mirrored:
     """Bring the version to the mirror, make it current there, and prune all but the newest `keep`.
 
@@ -75,12 +92,8 @@ def publish(version: Path, mirror: str, keep: int, progress: Progress = silent) 
     is there by then stays, and the next call goes on from it.
     """
     check(mirror)
-    try:
+    with _told(mirror):
         return _Mirror(mirror.rstrip("/")).publish(version, keep, progress)
-    except Unreachable:
-        raise
-    except OSError as error:
-        raise DataError(f"dataset.mirror: {error.filename or mirror}: {error.strerror or error}") from None
 
 
 def plan_transfers(
@@ -102,6 +115,14 @@ class _Mirror:
     def __init__(self, address: str) -> None:
         self.address = address
         self._fs = remote.filesystem(address, "dataset.mirror")
+
+    def current(self) -> str | None:
+        """The name of the mirror's current version."""
+        try:
+            content: bytes = self._call("_cat_file", "current")
+        except FileNotFoundError:
+            return None
+        return content.decode(errors="replace").strip()
 
     def publish(self, version: Path, keep: int, progress: Progress) -> Mirrored:
         sizes = {path.relative_to(version).as_posix(): path.stat().st_size for path in _files(version)}

@@ -7,9 +7,12 @@ rows and Arrow compresses them. Format: https://www.w3.org/TR/png-3/, section 5.
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Iterator
+
+from PIL import Image
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 END = b"IEND\xaeB`\x82"
@@ -43,17 +46,34 @@ def without_texts(data: bytes) -> bytes:
     return b"".join([*kept, data[end:]])
 
 
-def compressed(plain: bytes) -> bytes:
-    """A PNG that was stored without compression, compressed."""
-    import pyarrow as pa  # here, because most datasets keep their images as they are
-
+def encode(image: Image.Image) -> bytes:
+    """The image as a PNG, with its colour profile."""
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=0)
+    plain = file.getvalue()
     parts = [(name, plain[start + 8 : stop - 4]) for name, start, stop in chunks(plain)]
     rows = zlib.decompress(b"".join(content for name, content in parts if name == b"IDAT"))
-    packed = pa.Codec("gzip", compression_level=LEVEL).compress(rows, asbytes=True)
+    first = [
+        _chunk(name, _profile(content) if name == b"iCCP" else content)
+        for name, content in parts
+        if name not in (b"IDAT", b"IEND")
+    ]
+    return b"".join([SIGNATURE, *first, _chunk(b"IDAT", _deflated(rows)), _chunk(b"IEND", b"")])
+
+
+def _profile(content: bytes) -> bytes:
+    """The content of an `iCCP` chunk, whose profile Pillow has compressed."""
+    name, _, rest = content.partition(b"\0")
+    return name + b"\0" + rest[:1] + _deflated(zlib.decompress(rest[1:]))
+
+
+def _deflated(plain: bytes) -> bytes:
+    """As a zlib stream."""
+    import pyarrow as pa  # here, because most datasets keep their images as they are
+
+    packed: bytes = pa.Codec("gzip", compression_level=LEVEL).compress(plain, asbytes=True)
     deflated = packed[_GZIP_HEADER:-_GZIP_TRAILER]
-    stream = b"\x78\x9c" + deflated + struct.pack(">I", zlib.adler32(rows))
-    first = [_chunk(name, content) for name, content in parts if name not in (b"IDAT", b"IEND")]
-    return b"".join([SIGNATURE, *first, _chunk(b"IDAT", stream), _chunk(b"IEND", b"")])
+    return b"\x78\x9c" + deflated + struct.pack(">I", zlib.adler32(plain))
 
 
 def _chunk(name: bytes, content: bytes) -> bytes:

@@ -34,7 +34,7 @@ def group_of(splits: Splits, fields: Mapping[str, Any]) -> str | None:
     if splits.group_by is None:
         return None
     value = fields.get(splits.group_by)
-    if value is None or value == "":
+    if value is None or value == "" or value != value:  # NaN is how data frames write that there is none
         raise Reject("source.unreadable", f"no value for dataset.splits.group_by: {splits.group_by}")
     return str(value)
 

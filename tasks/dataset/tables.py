@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROW_GROUP = 1 << 13
+LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class TableWriter:
@@ -83,8 +84,7 @@ class BatchWriter:
 
     def __init__(self, path: Path, schema: Any) -> None:
         self._file = path.open("wb")
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        self._writer = pa.ipc.new_file(self._file, schema, options=options)
+        self._writer = pa.ipc.new_file(self._file, schema, options=LZ4)
 
     def write(self, table: Any) -> None:
         """Append a table as one batch."""
@@ -101,6 +101,13 @@ class BatchWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
         self._file.close()
+
+
+def write_batch(path: Path, table: Any) -> None:
+    """Write a table as an Arrow file of one batch. It is not flushed to disk: whoever reads it takes a torn
+    file for an absent one."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema, options=LZ4) as writer:
+        writer.write_batch(table.combine_chunks().to_batches()[0])
 
 
 class Batches:

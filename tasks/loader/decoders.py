@@ -6,7 +6,6 @@ Every fault is a DataError; the caller, who knows the sample, adds where it is.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +16,9 @@ from PIL import Image
 
 from tasks.core.errors import DataError
 from tasks.dataset import images
+from tasks.dataset.reasons import Reject
 from tasks.dataset.volumes import stored
 from tasks.dataset.volumes.stored import Crop, StoredVolume
-
-FORMATS = ("JPEG", "PNG", "WEBP")
-"""Pillow knows many more, and starts Ghostscript for one of them."""
 
 
 def image_of(members: Mapping[str, bytes]) -> Image.Image:
@@ -33,13 +30,15 @@ def image_of(members: Mapping[str, bytes]) -> Image.Image:
 
 
 def decode_image(data: bytes) -> Image.Image:
-    """An upright picture of mode RGB. Pillow's limit on pixels (about 179 million) holds."""
+    """An upright picture of mode RGB, decoded as the build did, whatever number of pixels that allowed."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-            return images.to_rgb(images.upright(picture))
-    except Image.DecompressionBombError as error:
-        raise DataError(f"picture refused: {error}") from error
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow's plugins raise all three for broken files
+        kind, picture = images.decode(data, images.ANY_SIZE)
+        if kind not in images.MEMBERS:
+            raise DataError(f"picture cannot be decoded: shards hold {', '.join(images.MEMBERS)}, not {kind}")
+        return images.to_rgb(images.upright(picture))
+    except Reject as reject:
+        raise DataError(f"picture cannot be decoded: {reject.detail}") from None
+    except (OSError, SyntaxError, ValueError) as error:  # of pixels that no picture can be made of
         raise DataError(f"picture cannot be decoded: {error}") from error
 
 
@@ -82,5 +81,5 @@ def decode_text(data: bytes) -> str:
 def decode_json(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"JSON cannot be read: {error}") from error

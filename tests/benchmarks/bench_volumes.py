@@ -79,7 +79,7 @@ def prepared(folder: Path, encoding: str, volume: np.ndarray) -> Path:
     rules = {"window": [-1000, 1000], "spacing_mm": TARGET_SPACING, "shape": TARGET_SHAPE, "encode": encoding}
     raw = {"npy": npy.dump(volume), "json": json.dumps({"spacing_mm": SPACING}).encode()}
     members = VOLUME_REPORT.take(
-        {"volume.npy": raw["npy"], "json": raw["json"], "txt": b"clear"}, _dataset(rules)
+        {"volume": raw["npy"], "json": raw["json"], "txt": b"clear"}, _dataset(rules)
     ).members
     places, content = {}, b""
     for name, data in members.items():

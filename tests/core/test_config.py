@@ -46,7 +46,10 @@ def test_a_dumped_config_loads_as_the_same() -> None:
         ("trainn.steps=3", "trainn: unknown key; did you mean train?"),
         ("train.lr=-1", "train.lr: should be greater than 0, not -1"),
         ("train.batch_size=1", "train.batch_size: should be greater than or equal to 2, not 1"),
-        ("dataset.source.kind=tabel", "dataset.source: kind must be one of 'image_folder', 'table'"),
+        (
+            "dataset.source.kind=tabel",
+            "dataset.source.kind: must be one of image_folder, table, npz, nifti, chat, shards, not 'tabel'; did you",
+        ),
         ("engine.train.time=30", "engine.train.time: 30 needs a number and a unit (s, m, h, d), such as 48h"),
         (
             "dataset.shard={bytes: 256}",

@@ -11,9 +11,19 @@ import pytest
 
 from tasks.core import remote
 from tasks.core.errors import UsageError
-from tasks.core.patterns import is_hidden
-from tasks.core.stores import ABSENT, LocalStore, NotRegular, Unreachable, base_of, expand, open_store
-from tests.web import web_server
+from tasks.core.globs import is_hidden
+from tasks.core.stores import (
+    ABSENT,
+    AHEAD,
+    LocalStore,
+    NotRegular,
+    Unreachable,
+    base_of,
+    expand,
+    open_store,
+    split_location,
+)
+from tests.web import endless_server, failing_server, web_server
 
 
 @pytest.fixture
@@ -45,6 +55,8 @@ TRAIN = ["train/000000.tar", "train/000001.TAR", "train/000002.tar"]
         ("train/*", TRAIN),
         ("*/*.tar", ["train/000000.tar", "train/000002.tar", "val/000000.tar"]),
         ("train/00000[12].*", TRAIN[1:]),
+        ("train/00000[!1].*", [TRAIN[0], TRAIN[2]]),
+        ("**/00000[!1].*", [TRAIN[0], TRAIN[2], "val/000000.tar"]),
         ("**/000000.tar", ["train/000000.tar", "val/000000.tar"]),
         ("**/train/**", TRAIN),
         ("{val,train}/000000.tar", ["val/000000.tar", "train/000000.tar"]),
@@ -115,6 +127,38 @@ def test_the_folder_in_front_of_a_pattern(location: str, base: str) -> None:
     assert base_of(location) == base
 
 
+@pytest.mark.parametrize("name", ["raw[1]", "r{a,b}", "what?", "all*"])
+def test_a_folder_that_looks_like_a_pattern_is_a_folder_when_there_is_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "x.tar").write_bytes(b"")
+    assert found(tmp_path, name) == [f"{name}/x.tar"]
+    assert base_of(f"{tmp_path}/{name}") == f"{tmp_path}/{name}"
+
+
+def test_a_question_mark_in_a_local_name_begins_no_query(tmp_path: Path) -> None:
+    (tmp_path / "what?.tar").write_bytes(b"")
+    assert found(tmp_path, "what?.tar") == ["what?.tar"]
+
+
+def test_the_query_of_an_address_belongs_to_its_file() -> None:
+    assert split_location("https://h/x/t.csv?at=a/b") == ("https://h/x", "t.csv?at=a/b")
+    assert split_location("s3://b/x?/t.csv") == ("s3://b/x?", "t.csv")
+
+
+@pytest.mark.parametrize("location", ["http://[bad/x.tar", "http:///x.tar", "s3:///x.tar"])
+def test_an_address_that_is_none_names_the_key(location: str) -> None:
+    with pytest.raises(UsageError, match=r"is no valid address$"):
+        open_store(location, "the.key")
+
+
+def test_no_secret_of_an_address_is_said(tmp_path: Path) -> None:
+    with web_server(tmp_path, True) as (address, _):
+        location = f"{address.replace('//', '//me:secret@')}/x.tar?X-Amz-Signature=secret"
+        with pytest.raises(UsageError, match="there is no file") as caught:
+            expand(location, (".tar",))
+    assert "secret" not in str(caught.value)
+
+
 def test_files_come_folder_by_folder_in_the_order_of_their_names(folder: Path) -> None:
     files = [file for file in LocalStore(str(folder)).files() if not is_hidden(file)]
     assert files == ["read.me", *TRAIN, "val/000000.tar"]
@@ -123,11 +167,28 @@ def test_files_come_folder_by_folder_in_the_order_of_their_names(folder: Path) -
 def test_linked_folders_are_followed_but_not_in_circles(folder: Path) -> None:
     (folder / "val" / "again").symlink_to(folder)
     (folder / "val" / "self").symlink_to(".")
-    (folder / "linked").symlink_to(folder / "train")
     (folder / "broken").symlink_to("broken")
     files = [file for file in LocalStore(str(folder)).files() if not is_hidden(file)]
-    linked = ["linked/000000.tar", "linked/000001.TAR", "linked/000002.tar"]
-    assert files == ["broken", "read.me", *linked, *TRAIN, "val/000000.tar"]
+    assert files == ["broken", "read.me", *TRAIN, "val/000000.tar"]
+    below = [file for file in LocalStore(str(folder / "val")).files() if not is_hidden(file)]
+    assert below == ["000000.tar", "again/broken", "again/read.me", *(f"again/{file}" for file in TRAIN)]
+
+
+def test_a_folder_is_listed_once_however_many_links_lead_to_it(folder: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name).symlink_to(folder / "train")
+        (folder / "val" / name).symlink_to(folder / "train")
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    (outside / "x").mkdir(parents=True)
+    (outside / "x" / "y.tar").write_bytes(b"")
+    (outside / "x" / "back").symlink_to(folder)
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "seen.tar").write_bytes(b"")
+    (folder / "c").symlink_to(".cache")
+    for name in (".d", "d", "e"):
+        (folder / name).symlink_to(outside)
+    files = [file for file in LocalStore(str(folder)).files() if not is_hidden(file)]
+    assert files == ["read.me", "c/seen.tar", "d/x/y.tar", *TRAIN, "val/000000.tar"]
 
 
 def test_very_deep_folders_are_listed(tmp_path: Path) -> None:
@@ -149,6 +210,77 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
         with pytest.raises(NotRegular):
             store.open(name)
     assert store.stat("nowhere") == ABSENT
+
+
+def test_what_the_system_says_of_itself_is_no_data(tmp_path: Path) -> None:
+    (tmp_path / "x").symlink_to("/proc/self/environ")
+    (tmp_path / "y").symlink_to("/proc")
+    (tmp_path / "z").symlink_to(tmp_path / "data")
+    (tmp_path / "data").write_bytes(b"data")
+    store = LocalStore(str(tmp_path))
+    for name in ("x", "y/self/environ", "/proc/self/cmdline"):
+        with pytest.raises(NotRegular):
+            store.read(name, 10)
+        with pytest.raises(NotRegular):
+            store.open(name)
+    assert store.read("z", 10) == b"data"
+
+
+@pytest.mark.parametrize("size", [0, 1, AHEAD, AHEAD + 1, 6_000_000])
+def test_a_file_is_read_whole_or_one_byte_beyond_what_is_wanted(tmp_path: Path, size: int) -> None:
+    content = os.urandom(size)
+    (tmp_path / "x").write_bytes(content)
+    with web_server(tmp_path, True) as (parts, _), web_server(tmp_path, False) as (whole, _):
+        for store in map(open_store, (str(tmp_path), parts, whole)):
+            for most in (size - 1, size, 801_000_000):
+                assert store.read("x", max(most, 0)) == content[: max(most, 0) + 1]
+            with pytest.raises(FileNotFoundError):
+                store.read("nowhere", 1)
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_bytes(b"x" * 100)
+    before = os.stat(tmp_path / "x")
+    monkeypatch.setattr(os, "fstat", lambda _: before)
+    (tmp_path / "x").write_bytes(b"x" * 300_000)
+    assert LocalStore(str(tmp_path)).read("x", 1 << 20) == b"x" * 300_000
+    assert LocalStore(str(tmp_path)).read("x", 200) == b"x" * 201
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (206, {"Content-Range": "bytes 0-99/100"}),
+        (206, {"Content-Range": f"bytes 0-99/{1 << 50}"}),
+        (200, {}),
+        (200, {"Content-Length": str(1 << 50)}),
+    ],
+)
+def test_a_server_that_sends_without_end_fills_nothing(status: int, headers: dict[str, str]) -> None:
+    with endless_server(status, headers) as (address, sent):
+        if status == 200:
+            assert len(open_store(address).read("x", 1000)) == 1001
+        else:
+            with pytest.raises(OSError, match="sends more than it was asked for") as caught:
+                open_store(address).read("x", 1000)
+            assert not isinstance(caught.value, Unreachable)
+            with pytest.raises(OSError, match="sends more than it was asked for"):
+                open_store(address).open("x")
+        assert sent[0] < 64 << 20
+
+
+def test_a_server_that_claims_any_size_gets_no_memory_for_it() -> None:
+    with endless_server(206, {"Content-Range": f"bytes 0-9/{1 << 50}"}, most=10) as (address, _):
+        tracemalloc.start()
+        try:
+            file = open_store(address).open("x", in_order=False)
+            with pytest.raises(OSError, match="changed while it was read"):
+                file.read()
+            assert tracemalloc.get_traced_memory()[1] < 24 << 20
+        finally:
+            tracemalloc.stop()
 
 
 @pytest.mark.parametrize("gives_parts", [True, False])
@@ -255,6 +387,25 @@ def test_a_server_that_is_not_there_is_an_error(quick: None) -> None:
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
     with pytest.raises(Unreachable, match="cannot be reached"):
         open_store(address).stat("x")
+
+
+def test_many_files_of_a_server_that_fails_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    names = [f"{number}.png" for number in range(200)]
+    with failing_server(503) as (address, asked):
+        store = open_store(address)
+        store.look_ahead(names)
+        assert len(asked) <= remote.TRIES * (remote.TOGETHER + remote.HOPELESS)
+        for name in names:
+            with pytest.raises(Unreachable):
+                store.stat(name)
+        assert len(pauses) == remote.TRIES - 1
+    with failing_server(404) as (address, asked):
+        store = open_store(address)
+        store.look_ahead(names)
+        assert [store.stat(name) for name in names] == [ABSENT] * len(names)
+        assert len(asked) == len(names)
 
 
 def test_a_package_that_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.lease import Held, Lease
+from tasks.core.lease import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build import BuildResult, build
@@ -114,5 +114,5 @@ def test_an_unknown_shard_is_named(config: Config, shard: str) -> None:
 
 
 def test_nobody_has_to_wait(config: Config, tmp_path: Path) -> None:
-    with Lease(tmp_path / "out" / "lease.json"), pytest.raises(Held, match=f"process {os.getpid()}"):
+    with Lease(tmp_path / "out" / "lease.json"), pytest.raises(DataError, match=f"process {os.getpid()}"):
         build(config, waits=False)

@@ -11,6 +11,7 @@ import pytest
 from tasks.core.errors import DataError
 from tasks.core.schema import Config
 from tasks.dataset.build import build
+from tasks.dataset.building import listing
 from tasks.dataset.building.catalogue import NAME, Catalogue, reading
 from tasks.dataset.building.entries import Entry, Rejected
 from tasks.dataset.building.listing import SPILL, list_samples
@@ -94,8 +95,8 @@ def test_the_first_of_a_key_stays_wherever_the_others_would_go(catalogue: Catalo
         for split in catalogue.splits()
     ] == [("train", sorted((1, 2), key=lambda n: position("a" if n == 1 else "b")))]
     assert [(one.number, one.reason, one.detail) for one in catalogue.rejects()] == [
-        (4, "key.duplicate", "a has this key"),
-        (9, "key.duplicate", "a has this key"),
+        (4, "key.duplicate", "a has this key; suffixes do not count"),
+        (9, "key.duplicate", "a has this key; suffixes do not count"),
     ]
     assert (catalogue.read, catalogue.accepted, catalogue.refused) == (4, 2, 2)
 
@@ -125,6 +126,7 @@ def test_members_out_of_containers_wait_on_disk(tmp_path: Path) -> None:
 
 def test_a_killed_listing_reads_no_container_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parquet(tmp_path / "raw")
+    monkeypatch.setattr(listing, "COMMIT_BYTES", 0)
     opened: list[str] = []
     items = TableImages.items
 
@@ -156,6 +158,7 @@ def test_a_container_that_changed_meanwhile_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = parquet(tmp_path / "raw")
+    monkeypatch.setattr(listing, "COMMIT_BYTES", 0)
     items = TableImages.items
 
     def interrupted(self: TableImages, container: Any) -> Any:
@@ -174,5 +177,5 @@ def test_a_container_that_changed_meanwhile_is_read_again(
 
 def test_sources_that_hold_nothing_are_named(tmp_path: Path) -> None:
     raw.pictures(tmp_path / "raw", 0)
-    with pytest.raises(DataError, match=r"captions\.csv: holds no samples"):
+    with pytest.raises(DataError, match=r"dataset\.source\.path: .*captions\.csv: holds no samples"):
         build(raw.config(tmp_path / "raw", tmp_path / "out"))

@@ -1,3 +1,5 @@
+import errno
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,9 @@ import pytest
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
-from tasks.core.stores import ABSENT
-from tasks.dataset import conversations
+from tasks.core.stores import ABSENT, LocalStore
+from tasks.dataset import conversations, filters
 from tasks.dataset.build import BuildResult, build
-from tasks.dataset.building import filters
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples import MODALITIES, Taken
 from tasks.dataset.sources import Item, Source, open_sources
@@ -19,6 +20,7 @@ from tasks.dataset.versions import publish
 from tests.dataset import raw
 from tests.dataset.raw import chat, png
 from tests.dataset.raw.chat import row, turn, write_jsonl, write_parquet
+from tests.web import web_server
 
 CHAT = MODALITIES["chat"]
 
@@ -237,27 +239,28 @@ def test_files_and_folders_are_subsets(tmp_path: Path) -> None:
     assert subsets(folder / "[bc]" / "train-?.parquet") == ["b", "b"]
 
 
-def test_a_subset_that_does_not_load_is_one_reject_and_a_warning(
+def test_a_subset_that_does_not_load_costs_the_rows_it_is_known_to_have(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_parquet(tmp_path / "vqa.parquet", [row(0)])
     (tmp_path / "ocr.parquet").write_bytes(b"PAR1 torn")
-    write_parquet(tmp_path / "web.parquet", [{"page": "no turns here"}])
+    write_parquet(tmp_path / "web.parquet", [{"page": f"no turns here {number}"} for number in range(3)])
     config = chat.config(tmp_path, tmp_path / "out")
-    by_key = {item.original_key: item for item in items_of(config)}
-    for name in ("ocr", "web"):
-        fault = by_key[name].fault
-        assert fault is not None and fault[0] == "source.unreadable" and by_key[name].place == name
-        assert f"{name}.parquet" in caplog.text
-        assert str(tmp_path) not in fault[1]
-    assert sum(item.fault is None for item in by_key.values()) == 1
+    by_place = {item.place: item for item in items_of(config)}
+    assert set(by_place) == {"vqa.parquet:1", "ocr", "web.parquet:1", "web.parquet:2", "web.parquet:3"}
+    for place, item in by_place.items():
+        if not place.startswith("vqa"):
+            assert item.fault is not None and item.fault[0] == "source.unreadable" and not item.may_pass
+            assert str(tmp_path) not in item.fault[1]
+    assert "ocr.parquet is left out" in caplog.text
+    assert "web.parquet: 3 of 3 rows are left out: there is no column 'texts'" in caplog.text
     (tmp_path / "vqa.parquet").unlink()
     (tmp_path / "web.parquet").unlink()
     with pytest.raises(DataError, match="ocr"):
         source_of(config).columns()
 
 
-def test_a_file_torn_in_its_middle_gives_the_rows_before(tmp_path: Path) -> None:
+def test_of_a_file_torn_in_its_middle_each_row_that_is_lost_counts(tmp_path: Path) -> None:
     path = write_parquet(
         tmp_path / "vqa.parquet",
         [row(number) for number in range(20)],
@@ -269,10 +272,135 @@ def test_a_file_torn_in_its_middle_gives_the_rows_before(tmp_path: Path) -> None
     middle = data.index(png(12))
     data[middle + 60 : middle + 64] = b"torn"
     path.write_bytes(data)
-    *before, last = items_of(chat.config(path, tmp_path / "out"))
-    assert last.fault is not None and last.fault[0] == "source.unreadable"
-    assert "row 11 and on" in last.fault[1]
-    assert len(before) == 10 and all(item.fault is None for item in before)
+    items = items_of(chat.config(path, tmp_path / "out"))
+    before, lost = items[:10], items[10:]
+    assert all(item.fault is None for item in before)
+    assert [item.place for item in lost] == [f"vqa.parquet:{number}" for number in range(11, 21)]
+    for item in lost:
+        assert item.fault is not None and item.fault[0] == "source.unreadable"
+        assert "row 11 and on" in item.fault[1]
+    with pytest.raises(DataError, match=r"10 of 20 read are rejected \(50\.0%\)"):
+        build(chat.config(path, tmp_path / "out"))
+
+
+class Failing(io.BytesIO):
+    """A file on a disk that fails at one byte."""
+
+    def __init__(self, content: bytes, at: int) -> None:
+        super().__init__(content)
+        self._at = at
+
+    def read(self, size: int | None = -1) -> bytes:
+        start, content = self.tell(), super().read(size)
+        if start <= self._at < self.tell():
+            raise OSError(errno.EIO, "the disk fails")
+        return content
+
+    read1 = read
+
+
+@pytest.mark.parametrize("share", [0.01, 0.25, 0.999])
+def test_a_disk_that_fails_is_no_fault_of_the_file_and_ends_the_build(
+    write: Any, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    source = source_of(write([row(number, images=[{"bytes": png(number, 120)}]) for number in range(3)]))
+    source.columns()
+
+    def open_failing(store: LocalStore, file: str, in_order: bool = True) -> Any:
+        content = Path(store.path(file)).read_bytes()
+        return Failing(content, int(share * len(content)))
+
+    monkeypatch.setattr(LocalStore, "open", open_failing)
+    with pytest.raises(DataError, match="the disk fails"):
+        [item for container in source.containers() for item in source.items(container)]
+
+
+def test_an_image_that_its_disk_cannot_give_may_be_there_at_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parquet(tmp_path / "vqa.parquet", [row(0)])
+    path = write_jsonl(tmp_path / "web" / "rows.jsonl", [row(1), row(2), row(3)])
+    images = [json.loads(line)["images"][0] for line in path.read_text().splitlines()]
+    (path.parent / images[1]).unlink()
+    read = LocalStore.read
+
+    def failing(store: LocalStore, file: str, most: int) -> bytes:
+        if file.endswith(images[0]):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(store, file, most)
+
+    monkeypatch.setattr(LocalStore, "read", failing)
+    items = items_of(chat.config(tmp_path, tmp_path / "out"))
+    found = {item.place: (item.fault and item.fault[0], item.may_pass) for item in items}
+    assert found["web/rows.jsonl:1"] == ("source.unreadable", True)
+    assert found["web/rows.jsonl:2"] == ("member.missing", False)
+    assert found["web/rows.jsonl:3"] == (None, False)
+
+
+def test_images_may_be_named_by_their_address(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "a.png").write_bytes(png(1))
+    with web_server(tmp_path / "site", gives_parts=True) as (address, _):
+        rows = [{**row(n), "images": [f"{address}/{name}"]} for n, name in enumerate(("a.png", "b.png"))]
+        lines = "".join(json.dumps(one) + "\n" for one in rows)
+        (tmp_path / "raw").mkdir()
+        (tmp_path / "raw" / "vqa.jsonl").write_text(lines)
+        config = chat.config(tmp_path / "raw", tmp_path / "out")
+        there, gone = items_of(config)
+        source = source_of(config)
+        assert source.stat(there.file).size == len(png(1)) and source.stat(gone.file) == ABSENT
+        assert taken_of(config, there).members["000.png"] == png(1)
+        with pytest.raises(Reject, match=r"member\.missing"):
+            source.read(gone.file, gone.content)
+        write_parquet(tmp_path / "raw" / "ocr.parquet", [row(5)])  # read in order, bytes and all
+        found = {item.place: item for item in items_of(config)}
+        assert (found["vqa.jsonl:1"].members or {})["000"] == png(1)
+        assert (found["vqa.jsonl:2"].fault or ("",))[0] == "member.missing"
+
+
+def test_a_source_that_is_gone_ends_the_build_instead_of_rejecting_its_images(tmp_path: Path) -> None:
+    config = chat.make_paths(tmp_path / "raw")
+    item = items_of(config)[0]
+    (tmp_path / "raw").rename(tmp_path / "unmounted")
+    with pytest.raises(DataError, match="not there any more"):
+        source_of(config).read(item.file, item.content)
+
+
+@pytest.mark.parametrize("depth", [90, 200, 495, 900, 985, 20_000])
+def test_json_nested_too_deeply_is_a_reject_wherever_it_stands(tmp_path: Path, depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    lines = [
+        json.dumps(row(0, images=[])),
+        json.dumps(row(1, images=[], more=0)).replace('"more": 0', f'"more": {nested}'),
+        json.dumps(row(2, images=[], texts=0)).replace('"texts": 0', f'"texts": {nested}'),
+    ]
+    (tmp_path / "vqa.jsonl").write_text("\n".join(lines) + "\n")
+    plain, more, texts = items_of(chat.config(tmp_path / "vqa.jsonl", tmp_path / "out"))
+    deep = ("source.unreadable", "nested too deeply")
+    assert plain.fault is None
+    assert more.fault == (None if depth < 100 else deep)
+    assert texts.fault is not None and (depth < 100 or texts.fault == deep)
+
+
+@pytest.mark.parametrize("column", ["images", "texts"])
+def test_what_no_value_can_be_made_of_costs_its_row_and_not_its_images_alone(
+    tmp_path: Path, column: str
+) -> None:
+    import pyarrow as pa
+
+    def text(*values: bytes) -> pa.Array:
+        return pa.array(values, pa.binary()).view(pa.string())
+
+    ends = pa.array([0, 1, 2], pa.int32())
+    paths = text(b"a.png", b"\xff.png" if column == "images" else b"b.png")
+    said = text(b"What?", b"\xff?" if column == "texts" else b"What?")
+    images = pa.StructArray.from_arrays([pa.array([png(1), png(2)]), paths], ["bytes", "path"])
+    turns = pa.StructArray.from_arrays([said, text(b"This.", b"That.")], ["user", "assistant"])
+    rows = {name: pa.ListArray.from_arrays(ends, its) for name, its in (("images", images), ("texts", turns))}
+    pq.write_table(pa.table(rows), tmp_path / "vqa.parquet")
+    sound, torn = items_of(chat.config(tmp_path / "vqa.parquet", tmp_path / "out"))
+    assert sound.fault is None
+    assert torn.fault == ("source.unreadable", f"column {column} holds no valid value")
 
 
 def test_a_bad_line_costs_one_row(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from tasks.dataset import png
 from tasks.dataset.build import build
 from tasks.dataset.examples import DIGITS, digits
 from tests.dataset import raw
@@ -21,6 +22,7 @@ def test_digits_are_images_with_captions(tmp_path: Path) -> None:
     assert len({(row["label"], row["caption"]) for row in rows}) == 10 * len(templates)
     image = Image.open(folder / rows[0]["file"])
     assert image.size == (32, 32) and image.getextrema() == (0, 239)
+    assert png.encode(image) == (folder / rows[0]["file"]).read_bytes()  # the same on every machine
     assert [path.name for path in folder.parent.iterdir()] == ["digits"]
     result = build(raw.config(folder, tmp_path / "out", workers=2, shard={"samples": 256}))
     assert (result.accepted, result.shards) == (1797, 10)

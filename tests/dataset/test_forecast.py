@@ -28,7 +28,7 @@ def published(config: Config) -> None:
 def test_the_first_build(config: Config, tmp_path: Path) -> None:
     told = forecast(config)
     assert not (tmp_path / "out").exists()
-    assert told.up_to_date is None and told.why == ("there is no version yet",)
+    assert told.up_to_date is None and told.why == "there is no version yet"
     result = build(config)
     assert told.work is not None
     assert (told.work.listed, told.work.to_convert) == (COUNT, COUNT)
@@ -45,11 +45,11 @@ def test_a_change(config: Config, tmp_path: Path) -> None:
     (tmp_path / "raw" / "0007.png").write_bytes(raw.png(777))
     told = forecast(config)
     assert told.work is not None
-    assert told.why == ("samples have changed, come or gone",)
+    assert told.why == "samples have changed, come or gone"
     assert told.work.to_convert_shards == 1 and told.work.to_convert <= 16
     assert sorted((tmp_path / "out").rglob("*")) == before
     other = raw.config(tmp_path / "raw", tmp_path / "out", image={"encode": "jpg"})
-    assert forecast(other).why == ("the dataset block of the config has changed",)
+    assert forecast(other).why == "the dataset block of the config has changed"
 
 
 def test_what_would_be_rejected_shows_beforehand(config: Config, tmp_path: Path) -> None:

@@ -38,13 +38,13 @@ def write(folder: Path, *names: str) -> None:
 
 def test_captions_beside_images(tmp_path: Path) -> None:
     members = read_all(image_folder.make(tmp_path / "raw"))
-    assert [one["txt"].decode() for one in members] == [f"picture {n}" for n in range(6)]
+    assert [one["txt"].decode().strip() for one in members] == [f"picture {n}" for n in range(6)]
     assert [one["image"] for one in members] == [raw.png(n) for n in range(6)]
 
 
 def test_captions_in_json_keep_the_other_fields(tmp_path: Path) -> None:
     members = read_all(image_folder.make_of_json(tmp_path / "raw"))
-    assert [one["txt"].decode() for one in members] == [f"picture {n}" for n in range(6)]
+    assert [one["txt"].decode().strip() for one in members] == [f"picture {n}" for n in range(6)]
     assert all(json.loads(one["json"]) == {"seed": 1} for one in members)
 
 
@@ -81,6 +81,37 @@ def test_an_image_outside_all_classes_is_a_reject(tmp_path: Path) -> None:
         ("a.png", "caption.missing"),
         ("cat/b.png", None),
     ]
+
+
+@pytest.mark.parametrize("captions", ["txt", "json", "folder"])
+def test_images_in_formats_that_are_not_read_are_counted(tmp_path: Path, captions: str) -> None:
+    """But for those that lie there in another format too."""
+    write(tmp_path / "raw", "x/a.HEIC", "x/a.txt", "x/a.json", "x/b.avif", "x/c.svg", "x/d.jpg", "x/d.nef")
+    write(tmp_path / "raw", "x/d.txt", "x/d.json", "x/e.JPE", "x/e.txt", "x/e.json", "x/notes.pdf")
+    field = {"field": "caption"} if captions == "json" else {}
+    items = listed(source(image_folder.config(tmp_path / "raw", captions=captions, **field)))
+    assert [(item.file, item.fault) for item in items] == [
+        ("x/d.jpg", None),
+        ("x/e.JPE", None),
+        ("x/a.HEIC", ("image.undecodable", ".heic is not read; convert it")),
+        ("x/b.avif", ("image.undecodable", ".avif is not read; convert it")),
+        ("x/c.svg", ("image.undecodable", ".svg is not read; convert it")),
+    ]
+
+
+def test_a_link_to_what_the_system_says_of_itself_is_no_caption_and_no_image(tmp_path: Path) -> None:
+    write(tmp_path / "raw", "a.png", "b.txt", "real/c.png", "real/c.txt")
+    (tmp_path / "raw/a.txt").symlink_to("/proc/self/environ")
+    (tmp_path / "raw/b.png").symlink_to("/proc/self/environ")
+    (tmp_path / "raw/real").rename(tmp_path / "cache")
+    for name in ("c.png", "c.txt"):
+        (tmp_path / "raw" / name).symlink_to(tmp_path / "cache" / name)
+    images = source(image_folder.config(tmp_path / "raw"))
+    *refused, linked = listed(images)
+    for item in refused:
+        with pytest.raises(Reject, match=r"^member\.missing: not a regular file$"):
+            images.read(item.file, item.content)
+    assert images.read(linked.file, linked.content)["txt"] == b"a cat"
 
 
 def test_suffixes_in_any_case_and_hidden_files(tmp_path: Path) -> None:
@@ -148,7 +179,7 @@ def test_a_blank_caption_and_a_byte_order_mark(tmp_path: Path) -> None:
     config = image_folder.make(tmp_path / "raw")
     (tmp_path / "raw/train/0.txt").write_bytes(b"\n \n")
     (tmp_path / "raw/train/1.txt").write_bytes(b"\xef\xbb\xbfa cat\r\n")
-    assert [one["txt"] for one in read_all(config)[:2]] == [b"", b"a cat"]
+    assert [one["txt"] for one in read_all(config)[:2]] == [b"\n \n", b"a cat\r\n"]
 
 
 def _vanish(folder: Path) -> None:

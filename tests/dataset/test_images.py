@@ -1,3 +1,4 @@
+import gzip
 import io
 import struct
 import warnings
@@ -49,6 +50,30 @@ def test_what_is_no_image_is_told_from_what_is_damaged() -> None:
     assert reason(b"%!PS-Adobe-3.0 EPSF") == "image.not_an_image"
     assert reason(b"\x89PNG\r\n\x1a\n") == "image.undecodable"
     assert reason(b"\xff\xd8\xff\xe0 torn") == "image.undecodable"
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"root:x:0:0:secret\n", "text"),
+        (b"\xef\xbb\xbf<!DOCTYPE html><p>secret", "HTML"),
+        (b"<?xml version='1.0'?><secret/>", "XML"),
+        (b'{"token": "secret"}', "JSON"),
+        (b"PK\x03\x04secret", "a zip archive"),
+        (gzip.compress(b"secret"), "gzip"),
+        (b"%PDF-1.7 secret", "a PDF file"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0secret", "a HEIC image"),
+        (b"\0\0\0\x18ftypavif\0\0\0\0secret", "an AVIF image"),
+        (b"secret\0\x01\x02", "no known kind of file"),
+        ("gêheim".encode("latin-1"), "no known kind of file"),
+        (("é" * 400).encode()[1:], "no known kind of file"),
+        (b"x" + ("é" * 400).encode(), "text"),
+    ],
+)
+def test_what_is_no_image_is_named_and_not_shown(data: bytes, kind: str) -> None:
+    with pytest.raises(Reject) as caught:
+        images.store(data, RULES)
+    assert (caught.value.reason, caught.value.detail) == ("image.not_an_image", f"it is {kind}")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
@@ -122,6 +147,16 @@ def test_sixteen_bit_grey_is_scaled_and_not_clipped(encode: str) -> None:
     _, stored, _ = images.store(file.getvalue(), ImageRules(encode=encode))
     level = Image.open(io.BytesIO(stored)).convert("RGB").getpixel((4, 4))
     assert isinstance(level, tuple) and abs(level[0] - 128) <= 2
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_grey_of_no_known_range_is_rejected_rather_than_black(dtype: Any) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.linspace(0, 1000, 81).reshape(9, 9).astype(dtype)).save(file, "TIFF")
+    for rules in (ImageRules(encode="png"), ImageRules(encode="jpg", check="header")):
+        with pytest.raises(Reject, match=r"image\.undecodable.*float or 32-bit grey") as caught:
+            images.store(file.getvalue(), rules)
+        assert "ValueError" not in caught.value.detail
 
 
 @pytest.mark.parametrize(("mode", "hidden"), [("RGBA", (255, 0, 0, 0)), ("LA", (10, 0))])
@@ -348,9 +383,17 @@ def test_an_ink_profile_does_not_go_with_rgb_pixels() -> None:
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
 def test_png_is_compressed_by_the_zlib_that_is_pinned(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     picture = noise(mode).resize((60, 60))
-    data = encoded(picture, "TIFF")
+    profile = b"profile " * 40
+    data = encoded(picture, "TIFF", icc_profile=profile)
     _, stored, _ = images.store(data, ImageRules(encode="png"))
-    assert Image.open(io.BytesIO(stored)).tobytes() == picture.tobytes()
+    opened = Image.open(io.BytesIO(stored))
+    assert opened.tobytes() == picture.tobytes() and opened.info["icc_profile"] == profile
     assert len(stored) < len(encoded(picture, "PNG", compress_level=0))
-    monkeypatch.setitem(images.ENCODERS, "png", {"format": "PNG", "compress_level": 9})  # another zlib's work
+    save, compress = Image.Image.save, zlib.compress
+
+    def save_otherwise(image: Image.Image, file: Any, kind: str, **options: Any) -> None:
+        save(image, file, kind, **{**options, "compress_level": 9})
+
+    monkeypatch.setattr(Image.Image, "save", save_otherwise)  # another zlib's work
+    monkeypatch.setattr(zlib, "compress", lambda content: compress(content, 1))
     assert images.store(data, ImageRules(encode="png"))[1] == stored

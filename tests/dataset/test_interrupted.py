@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.files import write_json
 from tasks.dataset.build import build
-from tasks.dataset.building.convert import RULES, Conversion, convert, sidecar_path, tar_path
+from tasks.dataset.building.convert import Conversion, convert, sidecar_path, tar_path, write_rules
 from tasks.dataset.building.leaves import plan_leaves
 from tasks.dataset.building.listing import list_samples
-from tasks.dataset.building.rules import rules_of
 from tests.dataset import raw
 from tests.soak import kill_builds
 
@@ -44,13 +42,13 @@ def test_a_staged_shard_that_is_damaged_is_made_again(tmp_path: Path) -> None:
     sound = raw.contents(build(raw.config(folder, tmp_path / "other")).version)
     staging = output / "staging"
     staging.mkdir(parents=True)
-    write_json(staging / RULES, rules_of(config.dataset))
+    rules = write_rules(staging, config.dataset)
     catalogue = list_samples(config, staging)
     plan_leaves(catalogue, config.dataset)
     leaves = list(catalogue.leaves())
     catalogue.close()
     for leaf in leaves:
-        convert(Conversion(staging, leaf.ordinal))
+        convert(Conversion(staging, rules, leaf.ordinal))
     os.truncate(tar_path(staging, leaves[0].digest), 100)
     sidecar_path(staging, leaves[1].digest).write_bytes(b"torn")
     tar_path(staging, leaves[2].digest).unlink()

@@ -3,7 +3,7 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.schema import Splits
 from tasks.dataset import splits
-from tasks.dataset.building.filters import passes
+from tasks.dataset.filters import passes
 from tasks.dataset.keys import key_of, lot, position
 from tasks.dataset.reasons import Reject
 

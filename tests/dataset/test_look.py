@@ -13,12 +13,12 @@ from PIL import Image
 
 from flows.cli import main
 from tasks.core.errors import DataError
+from tasks.dataset.groups import COMPARED, read_groups
 from tasks.dataset.look import page_path, write_look
 from tasks.dataset.look.choice import choose, spread
 from tasks.dataset.look.histogram import Histogram
 from tasks.dataset.look.page import gather
 from tasks.dataset.look.pictures import MOST_BYTES, thumbnail
-from tasks.dataset.look.rejects import COMPARED, read_groups
 from tasks.dataset.volumes import stored
 from tests.core.test_pages import Tags
 from tests.dataset.handmade import Members, write_version
@@ -163,12 +163,15 @@ def test_pictures_are_small_upright_and_bare(tmp_path: Path) -> None:
     shown = thumbnail(file.getvalue(), "noise")
     assert (shown.width, shown.height) == (800, 1200)
     assert len(shown.uri) < 1.4 * MOST_BYTES + 100
+    file = io.BytesIO()
+    noisy.save(file, "PNG", exif=b"Exif\0\0garbage garbage")
+    assert thumbnail(file.getvalue(), "with torn EXIF").width == 1200
     with pytest.raises(DataError, match="no image format"):
         thumbnail(b"%!PS", "none")
 
 
 def test_reinforced_samples_show_crops_and_synthetic_captions(tmp_path: Path) -> None:
-    crops = [[[10, 20, 30, 40], [[1, 2]]], [[[1, 2]]], [[0, 0, 60, 90], None]]
+    crops = [[[10, 20, 30, 40], [[1, 2]]], [[0, 0, 60, 90], None]]
     members = {
         "jpg": picture(1),
         "txt": b"a cat",
@@ -179,11 +182,17 @@ def test_reinforced_samples_show_crops_and_synthetic_captions(tmp_path: Path) ->
         ("a", {**members, "paug.json": json.dumps(as_list).encode()}),
         ("b", {**members, "paug.json": json.dumps(as_text).encode()}),
         ("c", {**members, "paug.json": b'{"param_aug": 1}'}),
+        ("d", {**members, "paug.json": b'{"param_aug": [[[[1, 2]]]]}', "syn.json": b'{"syn_text": [1]}'}),
     ]
     version = write_version(tmp_path / "version", "reinforced", {"train": samples})
     tiles = gather(version, None).gallery["train"]
-    assert [tile.pictures[0].crops for tile in tiles] == [((20, 10, 40, 30), (0, 0, 90, 60))] * 2 + [()]
-    assert tiles[2].faults == ["paug.json: there is no list param_aug"]
+    drawn = ((20, 10, 40, 30), (0, 0, 90, 60))
+    assert [tile.pictures[0].crops for tile in tiles] == [drawn, drawn, (), ()]
+    assert tiles[2].faults == ["paug.json: param_aug is no list of augmentations"]
+    assert [fault.partition(" has no")[0] for fault in tiles[3].faults] == [
+        "augmentation 0",
+        "syn.json: syn_text holds an empty caption",
+    ]
     page = look(version)
     assert len([attrs for attrs in attributes(page, "rect") if attrs.get("class") == "crop"]) == 4
     assert "a small cat" in page.text
@@ -242,7 +251,7 @@ def test_all_rejects_are_counted_but_few_are_kept(tmp_path: Path) -> None:
     many = COMPARED + 300
     rejects = [("image.empty", f"a/{n}", "0 bytes", "") for n in range(many)]
     version = write_version(tmp_path / "version", "image_text", {"train": pairs(2)}, rejects=rejects)
-    (group,) = read_groups(version, {"image.empty": many}, [])
+    (group,) = read_groups(version, {"image.empty": many})
     assert group.count == many and group.is_sampled and len(group.examples) == 5
     assert group.patterns[0] == f"all {COMPARED:,} under a"
 

@@ -49,7 +49,7 @@ def read(folder: Path, **keys: Any) -> tuple[np.ndarray, dict[str, Any]]:
     nifti = source(folder, **keys)
     item = next(nifti.items(next(nifti.containers())))
     members = nifti.read(item.file, item.content)
-    return npy.parse(members["volume.npy"]), json.loads(members["json"])
+    return npy.parse(members["volume"]), json.loads(members["json"])
 
 
 def take(folder: Path, volume: Any = None, **keys: Any) -> Any:

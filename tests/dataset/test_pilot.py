@@ -8,7 +8,9 @@ from tasks.core.errors import DataError
 from tasks.core.schema import Config
 from tasks.dataset.build import build
 from tasks.dataset.building import pilot
+from tasks.dataset.building.catalogue import Leaf
 from tasks.dataset.building.rejects import Budget
+from tasks.dataset.building.spread import spread
 from tests.dataset import raw
 
 COUNT = 120
@@ -42,7 +44,7 @@ def test_what_spoils_every_sample_stops_the_build_before_its_first_shard(
 ) -> None:
     for number in range(0, COUNT, 2):
         (tmp_path / "raw" / f"{number:04d}.png").write_text("<html>")
-    with pytest.raises(DataError, match=r"the pilot stops the build.*\n.*\n.*image\.not_an_image"):
+    with pytest.raises(DataError, match=r"the pilot stops the build.*\n.*image\.not_an_image"):
         build(config)
     assert not list((tmp_path / "out" / "staging").glob("*.tar"))
     assert not (tmp_path / "out" / "versions").exists()
@@ -57,7 +59,19 @@ def test_private_samples_stay_out_of_the_page(config: Config, tmp_path: Path) ->
 
 def test_chance_does_not_stop_a_build() -> None:
     budget = Budget(10_000, 0.05)
-    assert not budget.is_hopeless(0, 50)
-    assert not budget.is_hopeless(8, 50)
-    assert budget.is_hopeless(16, 50)
-    assert Budget(10_000, 0.0).is_hopeless(1, 50), "no reject at all is allowed, and one was found"
+    assert not budget.is_hopeless(0, 50, 10_000)
+    assert not budget.is_hopeless(8, 50, 10_000)
+    assert budget.is_hopeless(16, 50, 10_000)
+    assert not budget.is_hopeless(16, 50, 2_000), (
+        "where little is left to convert, more of it may be rejected"
+    )
+    assert Budget(10_000, 0.0).is_hopeless(1, 50, 10_000), "none is allowed, and one was found"
+
+
+def test_few_samples_are_spread_over_the_leaves_that_are_given() -> None:
+    leaves = [Leaf(0, "train", 1, 11, "a"), Leaf(5, "train", 101, 103, "b"), Leaf(9, "val", 200, 228, "c")]
+    held = [rank for leaf in leaves for rank in range(leaf.start, leaf.stop)]
+    assert spread(leaves, 40) == spread(leaves, 99) == held
+    few = spread(leaves, 10)
+    assert few == held[::4]
+    assert spread([], 10) == []

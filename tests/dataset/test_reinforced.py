@@ -213,6 +213,22 @@ def test_bombs_are_given_up_early() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_packing_that_unpacks_without_limit_is_refused(compression: int) -> None:
+    """A kilobyte of bzip2 is gigabytes at one go, which no limit on what is read can stop."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        archive.writestr("image_emb.npy", bytes(48 << 20))
+    stored = {suffix: bytes(content) for suffix, content in take(members(), DATASET).members.items()}
+    tracemalloc.start()
+    try:
+        assert rejected(npz=file.getvalue()) == "reinforcement.members"
+        assert [fault.member for fault in judge({**stored, "npz": file.getvalue()})] == ["npz|pth.gz"]
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def arrays(**changes: Any) -> bytes:
     return shards.npz(
         {name: value for name, value in {**shards.embeddings(), **changes}.items() if value is not None}

@@ -179,6 +179,14 @@ def test_a_torn_tar_gives_its_whole_samples_and_one_reject_wherever_it_is_cut(tm
     assert faults(listed(tmp_path, content[: end + 512])) == [None] * 3
 
 
+def pax(key: str, size: int) -> bytes:
+    """A record of a pax header."""
+    length = size
+    while len(str(length)) + len(key) + 3 + size != length:
+        length = len(str(length)) + len(key) + 3 + size
+    return b"%d %s=%s\n" % (length, key.encode(), b"v" * size)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -192,7 +200,8 @@ def test_a_torn_tar_gives_its_whole_samples_and_one_reject_wherever_it_is_cut(tm
         (shards.entry("a.jpg", b"", type=tarfile.GNUTYPE_SPARSE) + shards.END, "sparse"),
         (shards.entry("p", b"nonsense", type=tarfile.XHDTYPE) + shards.END, "torn pax header"),
         (shards.entry("p", b"99 path=x\n", type=tarfile.XHDTYPE) + shards.END, "torn pax header"),
-        (shards.entry("p", b"", size=b"77777777777\0", type=tarfile.XHDTYPE), "extended header of"),
+        (shards.entry("p", b"", size=b"77777777777\0", type=tarfile.XHDTYPE), "extended headers of"),
+        (shards.entry("p", pax("comment", 1 << 19), type=tarfile.XHDTYPE) * 3, "extended headers of"),
         (shards.entry("a.jpg", b"", size=b"\xff" * 12), "no sound size"),
         (shards.entry("a.jpg", b"", size=b"-0000000001\0"), "no sound size"),
     ],
@@ -202,14 +211,25 @@ def test_what_is_no_sound_tar_is_one_reject(tmp_path: Path, content: bytes, mess
     assert last.fault is not None and last.fault[0] == "source.unreadable" and message in last.fault[1]
 
 
-def test_nothing_is_invented_behind_a_damaged_header(tmp_path: Path) -> None:
-    content = bytearray(shards.tar_bytes(shards.pairs(0, 3), tarfile.USTAR_FORMAT))
+@pytest.mark.parametrize("form", FORMATS)
+def test_behind_a_damaged_header_nothing_is_read_and_each_sample_is_counted(
+    tmp_path: Path, form: int
+) -> None:
+    content = bytearray(shards.tar_bytes(shards.pairs(0, 200), form))
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         damaged = archive.getmembers()[4]
     content[damaged.offset + 5] ^= 1
     found = listed(tmp_path, bytes(content))
-    assert faults(found) == [None, "source.unreadable"]
-    assert found[1].original_key == "000000001" and f"byte {damaged.offset:,}" in (found[1].fault or "")[1]
+    assert faults(found) == [None] + ["source.unreadable"] * 199
+    assert [item.original_key for item in found] == [f"{number:09d}" for number in range(200)]
+    assert all(item.fault and "no sound tar header" in item.fault[1] for item in found[1:])
+
+
+def test_two_tars_in_one_count_what_is_behind_the_end_of_the_first(tmp_path: Path) -> None:
+    both = shards.tar_bytes(shards.pairs(0, 3)) + shards.tar_bytes(shards.pairs(3, 40))
+    assert [item.original_key for item in listed(tmp_path, both) if item.fault][1:] == [
+        f"{number:09d}" for number in range(3, 43)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -350,26 +370,32 @@ def test_a_tar_is_read_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.EIO, "disk"), Unreachable(errno.EIO, "no network", "s3://b/x.tar")]
+    "error", [OSError(errno.EIO, "disk trouble"), Unreachable(errno.EIO, "no network", "s3://b/x.tar")]
 )
-def test_a_disk_that_fails_costs_the_rest_of_a_tar_and_a_store_that_fails_the_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+@pytest.mark.parametrize("after", [-1, 20_000])
+def test_a_disk_or_store_that_fails_ends_the_build_and_rejects_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, after: int
 ) -> None:
+    parts(tmp_path)
     (tmp_path / "x.tar").write_bytes(shards.tar_bytes(shards.pairs(0, 60)))
 
     class Failing(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
-            if self.tell() > 20_000:
+            if self.tell() > after:
                 raise error
             return super().read(size)
 
-    monkeypatch.setattr(LocalStore, "open", lambda store, file: Failing((tmp_path / file).read_bytes()))
-    if isinstance(error, Unreachable):
-        with pytest.raises(DataError, match="no network"):
-            items(tmp_path / "x.tar")
-    else:
-        found = items(tmp_path / "x.tar")
-        assert 5 < len(found) < 60 and faults(found) == [None] * (len(found) - 1) + ["source.unreadable"]
+    def open_failing(store: LocalStore, file: str, in_order: bool = True) -> Any:
+        content = Path(store.path(file)).read_bytes()
+        return (io.BytesIO if "images" in store.location else Failing)(content)
+
+    monkeypatch.setattr(LocalStore, "open", open_failing)
+    with pytest.raises(DataError, match=r"x\.tar.*(disk trouble|no network)"):
+        items(tmp_path / "x.tar")
+    join = {"path": str(tmp_path / "added"), "key": "json:uid"}
+    if after < 0:  # the joined tars are shorter
+        with pytest.raises(DataError, match=r"disk trouble|no network"):
+            items(tmp_path / "images", "reinforced", source={"key": "json:uid", "join": [join]})
 
 
 def parts(tmp_path: Path, count: int = 6) -> None:
@@ -474,6 +500,43 @@ def test_a_table_without_the_key_or_with_it_twice(tmp_path: Path) -> None:
         source(tmp_path, source={"join": [{"path": str(table)}]})
 
 
+def test_what_a_table_has_not_is_null_in_the_sample(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(shards.tar_bytes(shards.pairs(0, 2)))
+    table = {"id": ["000000000", "000000001"], "aesthetic": [float("nan"), float("inf")]}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    join = {"path": str(tmp_path / "t.parquet"), "key": "id"}
+    for item in items(tmp_path / "x.tar", source={"join": [join]}):
+        assert item.members is not None
+        described = item.members["json"]
+        assert b"NaN" not in described and b"Infinity" not in described
+        assert json.loads(described)["aesthetic"] is None and json.loads(described)["uid"]
+
+
+def test_numbers_that_json_has_not_are_no_captions_and_no_members(tmp_path: Path) -> None:
+    image = shards.pair("a", 1)[0]
+    (tmp_path / "x.tar").write_bytes(
+        shards.tar_bytes([image, ("a.json", b'{"said": NaN, "facts": {"score": 1e999}}'), ("a.txt", b"a")])
+    )
+    (nothing,) = items(tmp_path / "x.tar", source={"members": {"txt": "json:said"}})
+    assert nothing.fault is not None and nothing.fault[0] == "caption.missing"
+    (item,) = items(tmp_path / "x.tar", source={"members": {"json": "json:facts"}})
+    assert item.members is not None and item.members["json"] == b'{"score": null}'
+
+
+def test_the_mark_of_the_byte_order_is_no_part_of_a_caption(tmp_path: Path) -> None:
+    (image, *_) = shards.pair("a", 1)
+    (item,) = listed(tmp_path, shards.tar_bytes([image, ("a.txt", b"\xef\xbb\xbfa caf\xc3\xa9 ")]))
+    assert item.members is not None and item.members["txt"] == "a café ".encode()
+
+
+@pytest.mark.parametrize("depth", [90, 200, 495, 985, 100_000])
+def test_json_nested_too_deeply_is_a_reject(tmp_path: Path, depth: int) -> None:
+    image, _, text = shards.pair("a", 1)
+    deep = b'{"more": ' + b"[" * depth + b"]" * depth + b"}"
+    (item,) = listed(tmp_path, shards.tar_bytes([image, ("a.json", deep), text]))
+    assert item.fault == (None if depth < 100 else ("source.unreadable", "json: nested too deeply"))
+
+
 def test_conversations_and_volumes_come_out_of_tars_too(tmp_path: Path) -> None:
     chat = json.dumps({"messages": [{"user": "what?", "assistant": "this"}]}).encode()
     (tmp_path / "x.tar").write_bytes(
@@ -485,8 +548,14 @@ def test_conversations_and_volumes_come_out_of_tars_too(tmp_path: Path) -> None:
         shards.tar_bytes([("a.volume.npy", b"v"), ("a.txt", b"t"), ("a.json", b"{}"), ("b.txt", b"t")])
     )
     whole, torn = items(tmp_path / "x.tar", "volume_report")
-    assert whole.members == {"volume.npy": b"v", "txt": b"t", "json": b"{}"}
+    assert whole.members == {"volume": b"v", "txt": b"t", "json": b"{}"}
     assert torn.fault is not None and torn.fault[0] == "member.missing"
+    both = [("a.volume.npy", b"v"), ("a.volume.b2nd", b"w"), ("a.txt", b"t"), ("a.json", b"{}")]
+    (tmp_path / "x.tar").write_bytes(shards.tar_bytes(both))
+    (doubtful,) = items(tmp_path / "x.tar", "volume_report")
+    assert doubtful.fault is not None and doubtful.fault[0] == "key.duplicate"
+    (chosen,) = items(tmp_path / "x.tar", "volume_report", source={"members": {"volume.npy": "volume.b2nd"}})
+    assert chosen.members == {"volume": b"w", "txt": b"t", "json": b"{}"}
 
 
 def test_remote_tars_are_streamed_and_joined_like_local_ones(

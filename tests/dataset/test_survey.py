@@ -24,6 +24,7 @@ from tasks.core.schema import Config
 from tasks.dataset.build import build
 from tasks.dataset.survey import Survey, config_text, inventory, survey
 from tasks.dataset.survey.text import flow
+from tasks.dataset.volumes import stored
 from tests import s3
 from tests.dataset import raw
 from tests.dataset.raw import chat, png
@@ -132,6 +133,16 @@ def webdataset(folder: Path) -> None:
     tars(folder, lambda number: {"png": png(number), "txt": b"a thing", "cls": b"1"})
 
 
+def volumes_in_tars(folder: Path) -> None:
+    """As a build writes them."""
+
+    def members(number: int) -> dict[str, bytes]:
+        name, content = stored.encode(np.rint(scan(number)).astype(np.int16), "blosc2")
+        return {name: bytes(content), "txt": b"The lungs are clear.", "json": b"{}"}
+
+    tars(folder, members)
+
+
 def img2dataset(folder: Path) -> None:
     described = json.dumps({"caption": "a thing", "uid": "u"}).encode()
     tars(folder, lambda number: {"jpg": png(number, kind="JPEG"), "json": described})
@@ -168,6 +179,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "nifti": (nifti, "nifti", "volume_report"),
     "chat": (conversations, "chat", "chat"),
     "webdataset": (webdataset, "shards", "image_text"),
+    "volumes in tars": (volumes_in_tars, "shards", "volume_report"),
     "img2dataset": (img2dataset, "shards", "image_text"),
     "reinforced": (reinforced, "shards", "reinforced"),
 }
@@ -482,7 +494,7 @@ def test_lists_no_more_than_its_limit(tmp_path: Path, monkeypatch: pytest.Monkey
 )
 def test_values_are_read_back_as_they_were(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
-    source = {"kind": "table", "path": "x", "image": text, "caption": text}
+    source = {"kind": "table", "path": "x", "image": text, "caption": f"{text} too"}
     path.write_text(
         flow({"name": "x", "dataset": {"output": "o", "modality": "image_text", "source": source}})
     )

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import pytest
 
 from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
-from tasks.core.schema import Config
+from tasks.core.schema import Config, Splits
 from tasks.core.stores import ABSENT
 from tasks.dataset.reasons import Reject
+from tasks.dataset.samples import MODALITIES
+from tasks.dataset.sources.reading import tabular
 from tasks.dataset.sources.reading.tabular import open_table
 from tasks.dataset.sources.source import Item
 from tasks.dataset.sources.table import TableImages
+from tasks.dataset.splits import group_of
 from tests.dataset import raw
 from tests.dataset.raw import table as tables
 from tests.web import web_server
@@ -232,19 +236,15 @@ def test_what_a_row_of_bytes_lacks_is_its_own_fault(tmp_path: Path) -> None:
     rows = [
         {**good, "image": None},
         {**good, "image": {"bytes": None, "path": None}},
-        {**good, "image": {"bytes": None, "path": "nowhere.png"}},
-        {**good, "text": None},
         {**good, "image": {"bytes": None, "path": "there.png"}},
+        {**good, "text": None},
     ]
     (tmp_path / "there.png").write_bytes(b"from its file")
     tables.write_parquet(tmp_path / "t.parquet", rows)
     items = listed(source(tmp_path / "t.parquet", image="image", caption="text"))
-    assert [item.fault and item.fault[0] for item in items] == [
-        *["member.missing"] * 3,
-        "caption.missing",
-        None,
-    ]
-    assert items[4].members is not None and items[4].members["image"] == b"from its file"
+    faults = [item.fault for item in items if item.fault is not None]
+    assert [reason for reason, _ in faults] == [*["member.missing"] * 3, "caption.missing"]
+    assert "a source of their own" in faults[2][1]
 
 
 @pytest.mark.parametrize("path", ["", "*.parquet", "{0..1}.parquet"])
@@ -290,13 +290,63 @@ def test_columns_of_json_lines_are_looked_for_in_all_rows(tmp_path: Path) -> Non
         source(tmp_path / "t.jsonl", caption="captoin").columns()
 
 
-def test_cells_that_are_no_value_cost_their_row(tmp_path: Path) -> None:
+def test_cells_that_are_no_value_cost_their_row_where_they_are_used(tmp_path: Path) -> None:
     times = pa.array([0, 2**62], pa.int64()).cast(pa.timestamp("us"))
     columns = {"file": ["a.png", "b.png"], "caption": ["x", "y"], "time": times}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    first, second = listed(source(tmp_path / "t.parquet"))
+    first, second = listed(source(tmp_path / "t.parquet", key="time"))
     assert first.fault is None and json.loads(first.content)["time"] == "1970-01-01 00:00:00"
     assert second.fault == ("source.unreadable", "column time holds no valid value")
+    first, second = listed(source(tmp_path / "t.parquet"))
+    assert second.fault is None and json.loads(second.content)["time"] is None
+
+
+def test_times_in_nanoseconds_are_text(tmp_path: Path) -> None:
+    whole = pa.array([1, None], pa.int64())
+    columns = {kind: whole.cast(getattr(pa, kind)("ns")) for kind in ("timestamp", "time64", "duration")}
+    table = {"file": ["a.png", "b.png"], "caption": ["x", "y"], **columns}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    first, second = listed(source(tmp_path / "t.parquet"))
+    assert first.fault is None and second.fault is None
+    assert {json.loads(first.content)[kind] for kind in columns} == {
+        "1970-01-01 00:00:00.000000001",
+        "00:00:00.000000001",
+        "1",
+    }
+    assert {json.loads(second.content)[kind] for kind in columns} == {None}
+
+
+@pytest.mark.parametrize("file", ["image", "nested"])
+def test_what_rows_repeat_takes_memory_once(tmp_path: Path, file: str) -> None:
+    """1,000 rows of one image: 300 KB on disk, 300 MB when each row has its own."""
+    image = os.urandom(300_000)
+    cell: Any = image if file == "image" else {"bytes": image, "path": "x.png"}
+    kind = pa.binary() if file == "image" else tables.IMAGE
+    rows = [{"image": cell, "text": "y" * 1000, "label": n} for n in range(1000)]
+    tables.write_parquet(tmp_path / "t.parquet", rows, kind)
+    assert (tmp_path / "t.parquet").stat().st_size < 1_000_000
+    count, grown_mb = count_and_growth(tmp_path / "t.parquet")
+    assert count == 1000 * 300_000
+    assert grown_mb < 120
+
+
+def test_texts_and_bytes_with_dictionaries_are_read_as_they_are(tmp_path: Path) -> None:
+    captions = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\4\0\0\0\10\0\0\0"), pa.py_buffer(b"gr\xfcnfine")]
+    )
+    columns = {
+        "file": pa.array(["a.png", "b.png"]).dictionary_encode(),
+        "caption": captions,
+        "label": pa.array(["x", None], pa.large_string()),
+        "bytes": pa.array([b"x", b"y"]).dictionary_encode(),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    table = open_table(tmp_path / "t.parquet", "dataset.source.path", image="file")
+    assert table.binary == {"bytes"}
+    assert [row.fields for row in table.rows] == [
+        {"file": "a.png", "caption": "gr\udcfcn", "label": "x"},
+        {"file": "b.png", "caption": "fine", "label": None},
+    ]
 
 
 def test_a_table_that_is_gone_is_no_bad_sample(tmp_path: Path) -> None:
@@ -358,14 +408,22 @@ def test_a_row_group_of_any_size_takes_little_memory(tmp_path: Path) -> None:
     rows = [{"image": {"bytes": image, "path": f"{n}.png"}, "text": "x", "label": n} for n in range(300)]
     options = {"use_dictionary": False, "compression": "none", "write_batch_size": 8}
     tables.write_parquet(tmp_path / "t.parquet", rows, **options)
+    count, grown_mb = count_and_growth(tmp_path / "t.parquet")
+    assert count == 300 << 20
+    assert grown_mb < 220
+
+
+def count_and_growth(path: Path) -> tuple[int, int]:
+    """The bytes of all images, and by how many MB a process of its own grows from listing them."""
     program = f"""
 import re
 from pathlib import Path
 from tests.dataset.raw import table as tables
 from tasks.dataset.sources.table import TableImages
+from tasks.dataset.splits import group_of
 def peak_mb():
     return int(re.search("VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
-config = tables.config({str(tmp_path / "t.parquet")!r}, Path("out"))
+config = tables.config({str(path)!r}, Path("out"))
 source = TableImages(config.dataset.all_sources[0], config.dataset, "dataset.source")
 source.columns()
 before = peak_mb()
@@ -374,5 +432,149 @@ print(count, peak_mb() - before)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     count, grown_mb = map(int, done.stdout.split())
-    assert count == 300 << 20
-    assert grown_mb < 220
+    return count, grown_mb
+
+
+BAD_ADDRESSES = ("http://[bad/x.png", "http:///x.png", "s3:///x", "s3://a b/x.png", "http://h:99999/x.png")
+
+
+def test_an_address_that_is_none_costs_its_own_row(tmp_path: Path) -> None:
+    raw.write_table(tmp_path, [(address, "x", "") for address in BAD_ADDRESSES])
+    table = source(tmp_path / "captions.csv")
+    for item in listed(table):
+        assert table.stat(item.file) == ABSENT
+        with pytest.raises(Reject, match=r"^member\.missing: no valid address$"):
+            table.read(item.file, item.content)
+
+
+def test_a_signature_is_used_and_never_told(tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "there", 2)
+    with web_server(tmp_path / "there", True) as (address, _):
+        address = address.replace("//", "//me:secret@")
+        rows = [(f"{address}/{n:04d}.png?X-Amz-Signature=secret{n}", "x", "") for n in range(2)]
+        raw.write_table(tmp_path / "here", rows)
+        raw.write_table(tmp_path / "there", [(name.rpartition("/")[2], "x", "") for name, _, _ in rows])
+        remote_table = f"{address}/captions.csv?token=secret"
+        for path in (tmp_path / "here" / "captions.csv", remote_table):
+            for keys in ({}, {"key": "file"}):
+                config = tables.config(path, tmp_path / "out", image="file", caption="caption", **keys)
+                assert "secret" not in " ".join(told_of_two_pictures(config))
+
+
+def told_of_two_pictures(config: Config) -> list[str]:
+    """What people see of a table of two pictures, which are read as a build does it."""
+    table, worker = (
+        TableImages(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    told = []
+    for container in table.containers():
+        for number, item in enumerate(table.items(container)):
+            told += [container.name, item.place, item.original_key, item.file]
+            assert table.stat(item.file).size == len(raw.png(number))
+            assert worker.read(item.file, item.content)["image"] == raw.png(number)
+    assert len(told) == 8
+    return told
+
+
+def test_an_address_that_is_signed_anew_keeps_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "PAUSE_S", 0.01)
+
+    def key(address: str) -> str:
+        path = raw.write_table(tmp_path, [(address, "x", "")])
+        return listed(source(path))[0].original_key
+
+    assert key("https://127.0.0.1:1/a.png?Signature=1&Expires=1") == key(
+        "https://127.0.0.1:1/a.png?Signature=2"
+    )
+    assert key("https://127.0.0.1:1/get?id=1") != key("https://127.0.0.1:1/get?id=2")
+
+
+def test_a_server_that_is_gone_is_not_waited_for_row_by_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    raw.write_table(tmp_path, [(f"http://127.0.0.1:1/{n}.png", "x", "") for n in range(1000)])
+    table = source(tmp_path / "captions.csv")
+    items = [(item, table.stat(item.file)) for c in table.containers() for item in table.items(c)]
+    assert {stat for _, stat in items} == {ABSENT} and len(items) == 1000
+    assert len(pauses) == remote.TRIES - 1
+    worker = source(tmp_path / "captions.csv")
+    for item, _ in items:
+        with pytest.raises(Reject, match=r"^source\.unreadable: its server does not answer$"):
+            worker.read(item.file, item.content)
+    assert len(pauses) <= 4 * (remote.TRIES - 1)
+
+
+def test_long_cells_are_read_and_endless_ones_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("file,caption\na.png," + "x" * 500_000 + "\n")
+    assert [len(item.fields["caption"]) for item in listed(source(path))] == [500_000]
+    path.write_text('file,caption\na.png,"' + ("x" * 1000 + "\n") * 17_000)
+    with pytest.raises(DataError, match=r"t\.csv:2: a cell of more than .* quotes"):
+        listed(source(path))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_line_without_end_is_an_error(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tabular, "LONGEST_LINE", 10_000)
+    path = write(tmp_path, kind)
+    with path.open("a") as file:
+        file.write(f'{{"file": "a.png", "caption": "{"x" * 20_000}"}}\n')
+    with pytest.raises(DataError, match="a line of more than"):
+        list(open_table(path, "dataset.source.path").rows)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "latin-1"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_another_encoding_is_said(tmp_path: Path, kind: str, encoding: str) -> None:
+    text = "file,caption,größe\na.png,x,1\n" if kind == "csv" else '{"file": "a.png", "caption": "x"}\n'
+    (tmp_path / f"t.{kind}").write_bytes(text.encode(encoding))
+    if (kind, encoding) == ("jsonl", "latin-1"):
+        return
+    with pytest.raises(DataError, match="is not UTF-8; save it as UTF-8"):
+        list(open_table(tmp_path / f"t.{kind}", "dataset.source.path").rows)
+
+
+def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["c", "c"]), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="two columns are named 'c'"):
+        open_table(tmp_path / "t.parquet", "dataset.source.path")
+
+
+def test_image_and_caption_are_two_columns(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="column 'file' is the image's"):
+        source(raw.write_table(tmp_path, ROWS), caption="file")
+
+
+def test_a_number_that_is_none_is_no_key_and_no_group(tmp_path: Path) -> None:
+    columns = {"file": ["a.png", "b.png"], "caption": ["x", "y"], "id": [1.5, float("nan")]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    first, second = listed(source(tmp_path / "t.parquet", key="id"))
+    assert first.original_key == "1.5"
+    assert second.fault == ("source.unreadable", "column id holds no key")
+    rules = Splits.model_validate({"group_by": "id"})
+    assert group_of(rules, first.fields) == "1.5"
+    with pytest.raises(Reject, match="no value"):
+        group_of(rules, second.fields)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_no_table_stays_open_for_its_head(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, kind)
+    table = source(path)
+    table.columns()
+    assert not table.is_sequential
+    links = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert str(path) not in links
+
+
+def test_white_space_around_a_caption_is_no_part_of_it(tmp_path: Path) -> None:
+    config = tables.make(tmp_path)
+    taken = MODALITIES["image_text"].take({"image": raw.png(1), "txt": b" \na cat \r\n"}, config.dataset)
+    assert taken.members["txt"] == b"a cat" and taken.statistics["caption_length"] == 5

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli, commands
+from flows import cli, commands, datasets
 from tests.conftest import ROOT
 
 
@@ -30,7 +30,7 @@ def complaint(*arguments: str | Path, cwd: Path) -> str:
 
 def test_every_command_has_code_and_every_argument_a_meaning() -> None:
     for name, (_, arguments) in cli.COMMANDS.items():
-        assert callable(getattr(commands, name))
+        assert callable(getattr(datasets if name in cli.ON_DATASETS else commands, name))
         assert set(arguments.split()) <= set(cli.ARGUMENTS)
 
 
@@ -57,6 +57,11 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         (["cancel", "3f9a", "--runs", "elsewhere"], "no run in elsewhere starts with '3f9a'"),
         (["evaluate", "3f9a", "--step", "x"], "invalid int value: 'x'"),
         (["verify", "nowhere"], "nowhere"),
+        (["versions", "nowhere"], "nowhere has no versions; build it first"),
+        (["versions", "nowhere", "rollback"], "VERSION: rollback needs the version"),
+        (["versions", "nowhere", "rollback", "9c41"], "no version of nowhere start with '9c41'"),
+        (["plan", "digits-clip.yaml"], "dataset.source.path: there is no file"),
+        (["init", "nowhere"], "nowhere"),
         (["example", "dogs"], "no example is named 'dogs'; there are: digits"),
     ],
 )

@@ -4,8 +4,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import ValidationError
 
 from tasks.core.errors import DataError
+from tasks.core.schema import ImageRules
+from tasks.dataset import images
 from tasks.loader.decoders import decode_image, decode_json, decode_text, image_of
 
 
@@ -73,10 +76,15 @@ def test_a_truncated_picture_is_a_data_error(kind: str) -> None:
         decode_image(data[: len(data) // 2])
 
 
-def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(DataError, match="picture refused"):
-        decode_image(saved(Image.new("L", (100, 100))))
+def test_whatever_the_build_may_allow_is_decoded_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # of the whole process, and not the build's
+    data = saved(Image.new("L", (100, 100)))
+    assert decode_image(data).size == (100, 100)
+    with pytest.raises(ValidationError, match="max_pixels"):
+        ImageRules(max_pixels=images.ANY_SIZE.max_pixels + 1)
+    monkeypatch.setattr(images, "ANY_SIZE", ImageRules(max_pixels=9_999))
+    with pytest.raises(DataError, match="100 x 100, more than 9,999 pixels"):
+        decode_image(data)
 
 
 def test_a_sample_without_a_picture_says_what_it_has() -> None:
@@ -94,3 +102,5 @@ def test_json() -> None:
     assert decode_json(b'{"a": [1]}') == {"a": [1]}
     with pytest.raises(DataError, match="JSON cannot be read"):
         decode_json(b"{")
+    with pytest.raises(DataError, match="JSON cannot be read"):
+        decode_json(b"[" * 100_000)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from typing import Generic, TypeVar
 
 from tasks.core.errors import TarmacError
@@ -56,6 +57,12 @@ def map_here(
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+
+
+def warm_up(module: str) -> None:
+    """Start the process that workers are forked from; it imports `module` while other work goes on."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload([module])
+    forkserver.ensure_running()
 
 
 def _module_of(function: Callable[..., object]) -> str:

@@ -6,13 +6,19 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import Field, FiniteFloat, model_serializer, model_validator
 
 from tasks.core.schema.block import REMOTE_SCHEMES, Block, Location, Share, Size
 from tasks.core.schema.source import Source
 
 Positive = Annotated[float, Field(gt=0)]
 Side = Annotated[int, Field(ge=1)]
+
+Rule = str | bool | int | FiniteFloat
+"""What a field must be, or at least be."""
+
+MOST_PIXELS = 1 << 29
+"""What an image in a shard may have at most, so that whoever decodes it later knows a limit too."""
 
 MODALITIES_OF = {
     "image_folder": ("image_text",),
@@ -32,7 +38,7 @@ class ImageRules(Block):
     """Longer images are scaled down to this many pixels on the longer side."""
     min_side: Annotated[int, Field(ge=1)] = 1
     """Images with a shorter side are rejected as `image.too_small`."""
-    max_pixels: Annotated[int, Field(ge=1)] = 100_000_000
+    max_pixels: Annotated[int, Field(ge=1, le=MOST_PIXELS)] = 100_000_000
     """Images with more pixels are rejected as `image.too_large` before they are decoded."""
     encode: Literal["keep", "jpg", "png", "webp"] = "keep"
     """`keep` stores the source's bytes, unless `max_side` makes the image smaller."""
@@ -125,7 +131,7 @@ class Dataset(Block):
     """Keeps samples and keys out of every page and tracker: counts only."""
     source: Source | None = None
     sources: list[Source] | None = None
-    filter: dict[str, Any] = {}
+    filter: dict[str, Rule | list[Rule]] = {}
     """Your own rules on a sample's fields: a number is a minimum, a text must be equal, a list holds all
     allowed values. What they leave out counts as filtered, not rejected."""
     image: ImageRules = ImageRules()
@@ -140,7 +146,12 @@ class Dataset(Block):
     @model_validator(mode="after")
     def _one_or_more_sources(self) -> Self:
         if (self.source is None) == (not self.sources):
-            raise ValueError("needs either source or a list of sources")
+            given = (
+                "both are given: remove one"
+                if self.source is not None
+                else "neither is there, or the list is empty"
+            )
+            raise ValueError(f"needs either source or a list of sources; {given}")
         for source in self.all_sources:
             if self.modality not in MODALITIES_OF[source.kind]:
                 raise ValueError(f"modality {self.modality} cannot come from a source of kind {source.kind}")
@@ -150,7 +161,10 @@ class Dataset(Block):
     @classmethod
     def _mirror_of_remote_output(cls, value: Any) -> Any:
         """A remote output means: built here, mirrored there."""
-        if isinstance(value, dict) and str(value.get("output")).partition("://")[0] in REMOTE_SCHEMES:
+        scheme, mark, _ = str(value.get("output") if isinstance(value, dict) else "").partition("://")
+        if mark and scheme not in REMOTE_SCHEMES:
+            raise ValueError(f"output: {scheme}:// cannot be written; use a path or s3://, gs://")
+        if isinstance(value, dict) and mark:
             address = str(value["output"]).rstrip("/")
             if value.get("mirror") not in (None, address):
                 raise ValueError("output is remote, so it is the mirror; leave mirror out")

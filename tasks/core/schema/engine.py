@@ -68,7 +68,7 @@ class BuildEngine(SlurmDefaults):
     @classmethod
     def _two_workers_here(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("kind", "local") == "local":
-            return {**value, "workers": value.get("workers") or 2}
+            return {**value, "workers": 2 if value.get("workers") is None else value["workers"]}
         return value
 
     @model_validator(mode="after")

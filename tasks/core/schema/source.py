@@ -52,6 +52,12 @@ class TableSource(Block):
     """Column with the sample's key. Without it the image's path is the key, of images as bytes a digest of
     image and caption; `key: IMAGE_COLUMN` makes Hugging Face's path the key, where no two are alike."""
 
+    @model_validator(mode="after")
+    def _columns_are_two(self) -> Self:
+        if self.image == self.caption:
+            raise ValueError(f"caption: column {self.caption!r} is the image's; name the one with the text")
+        return self
+
 
 class Reports(Block):
     """A table of reports, one row a volume."""
@@ -59,13 +65,14 @@ class Reports(Block):
     path: Location
     """Relative to the source's folder; a pattern such as `{train,valid}_reports.csv` takes several."""
     key: str
-    """Column that names the volume's file."""
+    """Column that names the volume's file: by its path within the source's folder, or by the last part of it
+    where no other file has the same. Suffixes do not count. The same holds for labels and metadata."""
     text: Annotated[list[str], Field(min_length=1)]
-    """Columns whose texts, joined by a space, are the report."""
+    """Columns whose texts, joined by a space, are the report; `Not given.` is no text."""
 
 
 class Labels(Block):
-    """A table of labels, one row a volume; every column but the key is a label."""
+    """A table of labels, one row a volume; every column but the key is a label, which every row must give."""
 
     path: Location
     key: str
@@ -95,6 +102,7 @@ FACTS = (
     "shape",
     "shape_before",
     "pad_fraction",
+    "tells_hu",
     "chunk_crc32c",
 )
 """What the `json` of every volume says; no field may take these names."""

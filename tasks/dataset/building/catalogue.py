@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ CREATE TABLE listed ({_SAMPLE});
 CREATE TABLE rejects (number INTEGER PRIMARY KEY, key TEXT, original_key TEXT, reason TEXT, detail TEXT,
     place TEXT, file TEXT);
 CREATE TABLE entries (rank INTEGER PRIMARY KEY, {_SAMPLE});
-CREATE TABLE leaves (ordinal INTEGER PRIMARY KEY, split TEXT, start INTEGER, stop INTEGER, digest TEXT);
+CREATE TABLE leaves (
+    ordinal INTEGER PRIMARY KEY, split TEXT, start INTEGER, stop INTEGER, digest TEXT UNIQUE);
 """
 _ENTRY = (
     "number, key, original_key, place, source, file, size, stamp, content, split, grp, part, start, length"
@@ -69,9 +71,11 @@ class Catalogue:
     def __init__(self, path: Path, *, reads_only: bool = False) -> None:
         self.path = path
         mode = "mode=ro&immutable=1" if reads_only else "mode=rwc&nolock=1"
+        if not reads_only:
+            os.environ["SQLITE_TMPDIR"] = str(path.parent)  # where there must be room anyway
         self._database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)
         if not reads_only and not self._database.execute("SELECT name FROM sqlite_master").fetchone():
-            self._database.executescript(_SCHEMA)
+            self._database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -133,7 +137,7 @@ class Catalogue:
         self._database.execute("CREATE INDEX IF NOT EXISTS listed_keys ON listed (key, number)")
         for number, key, original_key, place, file, first in self._database.execute(_DUPLICATES):
             names = [printable(_text(name)) for name in (original_key, place, file)]
-            detail = f"{printable(_text(first))} has this key"
+            detail = f"{printable(_text(first))} has this key; suffixes do not count"
             self.reject([Rejected(number, key, names[0], "key.duplicate", detail, names[1], names[2])])
         order = "position, key" if by_hash else "number"
         self._database.execute(
@@ -141,6 +145,8 @@ class Catalogue:
             f"WHERE number NOT IN (SELECT number FROM rejects) ORDER BY split, {order}"
         )
         self._database.execute("CREATE UNIQUE INDEX entry_keys ON entries (key)")
+        self._database.execute("CREATE UNIQUE INDEX entry_numbers ON entries (number)")
+        self._database.execute("DROP TABLE listed")
 
     def splits(self) -> list[str]:
         return [
@@ -172,7 +178,7 @@ class Catalogue:
     @property
     def refused(self) -> int:
         """Samples that were rejected before conversion, and in it as far as `reject` was told."""
-        return self._count("SELECT count(*) FROM rejects WHERE number NOT IN (SELECT number FROM entries)")
+        return self._count("SELECT count(*) FROM rejects") - self.rejected_entries
 
     @property
     def rejected_entries(self) -> int:
@@ -191,10 +197,10 @@ class Catalogue:
     def leaf(self, ordinal: int) -> Leaf:
         return Leaf(*self._database.execute("SELECT * FROM leaves WHERE ordinal = ?", (ordinal,)).fetchone())
 
-    def ordinals(self, digest: str) -> list[int]:
-        """The leaves of this digest: none, or one."""
-        query = "SELECT ordinal FROM leaves WHERE digest = ?"
-        return [ordinal for (ordinal,) in self._database.execute(query, (digest,))]
+    def ordinal(self, digest: str) -> int | None:
+        """The leaf of this digest, if it is planned."""
+        row = self._database.execute("SELECT ordinal FROM leaves WHERE digest = ?", (digest,)).fetchone()
+        return None if row is None else int(row[0])
 
     def entries(self, leaf: Leaf) -> list[Entry]:
         return list(self.between(leaf.start, leaf.stop))
@@ -203,6 +209,10 @@ class Catalogue:
         """The entries of ranks start to stop."""
         query = f"SELECT {_ENTRY} FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
         return map(_entry, self._database.execute(query, (start, stop)))
+
+    def forget_conversions(self) -> None:
+        """Forget the rejects that a build noted which was killed later: its sidecars tell them again."""
+        self._database.execute("DELETE FROM rejects WHERE number IN (SELECT number FROM entries)")
 
     def rejects(self) -> Iterator[Rejected]:
         """In the sources' order."""

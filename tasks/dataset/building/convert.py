@@ -1,34 +1,39 @@
 """One planned shard from raw files to a tar: idempotent, in a worker process of its own.
 
-The tar is written to a temporary name, flushed and renamed, then its sidecar likewise; a shard with a
-sidecar is done. So a build that is killed at any moment loses at most the shards in hand.
+The tar is written to a temporary name, flushed and renamed, then its sidecar likewise; a shard with a whole
+sidecar and a tar of the right size is done. So a build that is killed at any moment loses at most the shards
+in hand, and one whose machine crashes some more.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 
 from tasks.core.errors import TarmacError
-from tasks.core.files import fsync_directory, read_json, told_of_a_full_disk
+from tasks.core.files import digest, told_of_a_full_disk, write_atomic
 from tasks.core.schema import Dataset
+from tasks.core.stores import ABSENT
 from tasks.dataset.building.catalogue import NAME, Leaf, reading
 from tasks.dataset.building.entries import Entry
+from tasks.dataset.building.fingerprint import members_digest
 from tasks.dataset.building.listing import SPILL
+from tasks.dataset.building.rules import rules_of
 from tasks.dataset.building.sidecar import Outcome, counted_reasons, first, holds_transient, sidecar
 from tasks.dataset.building.spill import read_spilled
-from tasks.dataset.reasons import Reject
+from tasks.dataset.reasons import TRANSIENT, Reject
 from tasks.dataset.samples import MODALITIES, Modality
 from tasks.dataset.sources import Source, open_sources
-from tasks.dataset.tables import Batches, BatchWriter
+from tasks.dataset.tables import Batches, write_batch
 from tasks.dataset.tar import Members, ShardWriter
 
 RULES = "dataset.json"
@@ -38,9 +43,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """One leaf of the catalogue in the folder `staging` that is to become a shard there."""
+    """One leaf of the catalogue in the folder `staging` that is to become a shard there, by the rules in that
+    folder, whose digest is `rules`."""
 
     staging: Path
+    rules: str
     ordinal: int
 
 
@@ -48,7 +55,6 @@ class Conversion:
 class Converted:
     """How many samples of a shard were looked at, and the rejects among them by reason."""
 
-    ordinal: int
     samples: int
     rejects: Mapping[str, int]
 
@@ -68,8 +74,8 @@ def convert(task: Conversion) -> Converted:
         table = staged(task.staging, leaf.digest)
         if table is None or holds_transient(table):
             with told_of_a_full_disk(task.staging):
-                table = _write(task.staging, leaf, catalogue.entries(leaf))
-    return Converted(task.ordinal, table.num_rows, counted_reasons(table))
+                table = _write(converter(task.staging, task.rules), leaf, catalogue.entries(leaf))
+    return Converted(table.num_rows, counted_reasons(table))
 
 
 def staged(staging: Path, leaf: str) -> Any | None:
@@ -91,48 +97,63 @@ class Converter:
     dataset: Dataset
     sources: Sequence[Source]
     modality: Modality
-    spill: Path
+    staging: Path
 
     def raw(self, entry: Entry) -> Members:
         """The sample's raw members; Reject when they cannot be had."""
         if entry.spilled is not None:
-            return read_spilled(self.spill, entry.spilled)
-        return self.sources[entry.source].read(entry.file, entry.content)
+            return read_spilled(self.staging / SPILL, entry.spilled)
+        source = self.sources[entry.source]
+        try:
+            return source.read(entry.file, entry.content)
+        except Reject as reject:
+            was_there = reject.reason == "member.missing" and entry.size >= 0
+            if was_there and source.stat(entry.file) == ABSENT:
+                raise Reject(TRANSIENT, "was there when it was listed") from None
+            raise
 
     def convert(self, writer: ShardWriter, entries: Iterable[Entry]) -> list[Outcome]:
         """Append what can be taken to the tar; what became of each."""
         return [self._convert(writer, entry) for entry in entries]
 
     def _convert(self, writer: ShardWriter, entry: Entry) -> Outcome:
+        content = None
         try:
             raw = self.raw(entry)
+            content = content_digest(entry, raw)
             taken = self.modality.take(raw, self.dataset)
+            span = writer.add(entry.key, taken.members)
         except Reject as reject:
-            return Outcome(entry, None, None, {}, reject)
-        except (MemoryError, TarmacError):
+            return Outcome(entry, None, content, {}, reject)
+        except (MemoryError, OSError, TarmacError):
             raise  # of this host, or of the source as a whole
         except Exception as error:  # noqa: BLE001 - decoders are fed hostile bytes: one sample, never the build
             detail = _ADDRESS.sub("", f"{type(error).__name__}: {error}")[:200]
-            return Outcome(entry, None, None, {}, Reject(self.modality.undecodable, detail))
-        span = writer.add(entry.key, taken.members)
-        return Outcome(entry, span, content_digest(entry, raw), taken.statistics, None)
+            return Outcome(entry, None, content, {}, Reject(self.modality.undecodable, detail))
+        return Outcome(entry, span, content, taken.statistics, None)
 
 
 @lru_cache(maxsize=1)
-def converter(staging: Path, changed: int) -> Converter:
-    """The converter of the build that works in `staging`; `changed` is the time of its rules file."""
-    dataset = Dataset.model_validate(read_json(staging / RULES))
-    modality = MODALITIES[dataset.modality]
-    return Converter(dataset, open_sources(dataset), modality, staging / SPILL)
+def converter(staging: Path, rules: str) -> Converter:
+    """What converts by the rules in `staging`; TarmacError when those there have another digest, as a shared
+    file system may show them to another machine for some seconds."""
+    content = (staging / RULES).read_bytes()
+    if digest(content.decode()) != rules:
+        raise TarmacError(f"{staging / RULES} is not up to date on this machine; build again")
+    dataset = Dataset.model_validate_json(content)
+    return Converter(dataset, open_sources(dataset), MODALITIES[dataset.modality], staging)
 
 
-def converter_in(staging: Path) -> Converter:
-    return converter(staging, (staging / RULES).stat().st_mtime_ns)
+def write_rules(staging: Path, dataset: Dataset) -> str:
+    """Write the rules for the workers; their digest."""
+    content = json.dumps(rules_of(dataset), indent=2)
+    write_atomic(staging / RULES, content)
+    return digest(content)
 
 
-def _write(staging: Path, leaf: Leaf, entries: Sequence[Entry]) -> Any:
-    work = converter_in(staging)
-    temporary = staging / f".{leaf.digest}.{os.getpid()}"
+def _write(work: Converter, leaf: Leaf, entries: Sequence[Entry]) -> Any:
+    staging = work.staging
+    temporary = staging / f".{leaf.digest}.{uuid4().hex}"
     with ShardWriter(temporary) as writer:
         outcomes = work.convert(writer, entries)
         sha256 = writer.finish()
@@ -143,17 +164,11 @@ def _write(staging: Path, leaf: Leaf, entries: Sequence[Entry]) -> Any:
     else:
         os.replace(temporary, tar_path(staging, leaf.digest))
         table = sidecar(modality, leaf.digest, sha256, writer.size_bytes, outcomes)
-    with BatchWriter(temporary, table.schema) as batches:
-        batches.write(table)
-    fsync_directory(staging)
+    write_batch(temporary, table)
     os.replace(temporary, sidecar_path(staging, leaf.digest))
     return table
 
 
 def content_digest(entry: Entry, raw: Members) -> bytes:
     """Of the sample as it came: its original key and raw members, not times or places."""
-    running = blake2b(f"{entry.key}\0{entry.original_key}".encode("utf-8", "surrogatepass"), digest_size=16)
-    for suffix in sorted(raw):
-        running.update(f"\0{suffix}\0{len(raw[suffix])}\0".encode())
-        running.update(raw[suffix])
-    return running.digest()
+    return bytes(members_digest(raw, entry.key, entry.original_key).digest())

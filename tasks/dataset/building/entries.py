@@ -39,11 +39,10 @@ class Entry:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What must be the same for the sample to count as unchanged; not where it stands in its table."""
+        """What must be the same of a source's sample for it to count as unchanged; not where it stands."""
         return (
             self.key,
             self.original_key,
-            self.source,
             self.file,
             self.size,
             self.stamp,

@@ -11,13 +11,16 @@ from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import xxhash
+
 from tasks.core.files import digest
 from tasks.core.schema import Config, Dataset
 from tasks.core.stores import Stat
-from tasks.dataset.sources.source import Container, Item, Source
+from tasks.dataset.sources import Container, Item, Source, open_sources
+from tasks.dataset.tar import Members
 
 PLACES = {"output", "mirror", "keep", "private", "source", "sources"}
-CONVERTER = 3
+CONVERTER = 4
 """Raise it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
 
@@ -31,8 +34,8 @@ PACKAGES = {
 
 
 def rules_digest(dataset: Dataset) -> str:
-    """Covers what shapes a sample's members: modality, image and volume rules, sources without their place,
-    filters (which may drop a part of a sample), and the packages that decode and encode."""
+    """Covers what shapes a sample's members: modality, image and volume rules, filters (which
+    may drop a part of a sample), and the packages that decode and encode."""
     return digest(
         {
             "converter": CONVERTER,
@@ -41,9 +44,14 @@ def rules_digest(dataset: Dataset) -> str:
             "image": dataset.image.model_dump(mode="json"),
             "volume": dataset.volume.model_dump(mode="json"),
             "filter": dataset.filter if dataset.modality == "chat" else {},
-            "sources": _sources(dataset),
         }
     )
+
+
+def source_digests(dataset: Dataset) -> list[str]:
+    """Of each source, what shapes its samples' raw members: its place and its options."""
+    sources = zip(open_sources(dataset), dataset.all_sources, strict=True)
+    return [digest([source.location, config.model_dump(mode="json")]) for source, config in sources]
 
 
 def packages(modality: str) -> dict[str, str | None]:
@@ -74,6 +82,18 @@ def _without_paths(block: Any) -> Any:
     return [_without_paths(value) for value in block] if isinstance(block, list) else block
 
 
+def members_digest(members: Members, *facts: str) -> Any:
+    """A running 128-bit digest over raw members and what else tells two samples apart.
+
+    It tells changes, not forgeries: the shards have their SHA-256. (XXH3 takes a tenth of SHA-256's time.)
+    """
+    running = xxhash.xxh3_128("\0".join(facts).encode("utf-8", "surrogatepass"))
+    for suffix in sorted(members):
+        running.update(f"\0{suffix}\0{len(members[suffix])}\0".encode("utf-8", "surrogatepass"))
+        running.update(members[suffix])
+    return running
+
+
 class Fingerprint:
     """Running digest over all that is listed, in order."""
 
@@ -90,9 +110,8 @@ class Fingerprint:
     def add_item(self, source: Source, item: Item, stat: Stat) -> None:
         """A sample that has files of its own; of its fields, only those that decide anything count."""
         used = [item.fields.get(name) for name in self._used]
-        self._add(
-            source.location, item.place, item.original_key, item.file, stat, item.content, item.fault, used
-        )
+        place = source.location, item.place, item.original_key, item.file
+        self._add(*place, stat.size, stat.stamp, item.content, item.fault, used)
 
     def _add(self, *facts: object) -> None:
         self._digest.update("\0".join(map(str, facts)).encode("utf-8", "surrogatepass") + b"\n")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from tasks.core.schema import Dataset
 from tasks.dataset.building import plan
 from tasks.dataset.building.catalogue import Catalogue, Leaf
 from tasks.dataset.building.entries import Entry
-from tasks.dataset.building.fingerprint import rules_digest
-from tasks.dataset.sources import open_sources
+from tasks.dataset.building.fingerprint import rules_digest, source_digests
 from tasks.dataset.tar import END
 
 
@@ -18,14 +18,13 @@ def plan_leaves(catalogue: Catalogue, dataset: Dataset) -> None:
     """Write all leaves into a sorted catalogue, unless a killed build has."""
     if catalogue.fact("planned"):
         return
-    locations = "".join(f"\0{source.location}" for source in open_sources(dataset))
-    rules = rules_digest(dataset) + locations
+    digests = _Digests(rules_digest(dataset), source_digests(dataset))
     with catalogue.transaction():
-        catalogue.add_leaves(_leaves(catalogue, dataset, rules))
+        catalogue.add_leaves(_leaves(catalogue, dataset, digests))
         catalogue.note("planned", True)
 
 
-def _leaves(catalogue: Catalogue, dataset: Dataset, rules: str) -> Iterator[Leaf]:
+def _leaves(catalogue: Catalogue, dataset: Dataset, digests: _Digests) -> Iterator[Leaf]:
     ordinal = 0
     shard = dataset.shard
     cut = plan.by_hash if shard.order == "hash" else plan.in_order
@@ -35,13 +34,21 @@ def _leaves(catalogue: Catalogue, dataset: Dataset, rules: str) -> Iterator[Leaf
     for split in catalogue.splits():
         for group in cut(catalogue.sorted_samples(split), maximum):
             ranks = [rank for rank, _ in group]
-            digest = _digest(rules, [entry for _, entry in group])
+            digest = digests.of([entry for _, entry in group])
             yield Leaf(ordinal, split, ranks[0], ranks[-1] + 1, digest)
             ordinal += 1
 
 
-def _digest(rules: str, entries: Sequence[Entry]) -> str:
-    running = blake2b(rules.encode("utf-8", "surrogatepass"), digest_size=16)
-    for entry in entries:
-        running.update("\0".join(map(str, entry.identity)).encode("utf-8", "surrogatepass") + b"\n")
-    return running.hexdigest()
+@dataclass(frozen=True)
+class _Digests:
+    """Names leaves by what shapes their bytes: the rules, each sample, and the source that it comes from."""
+
+    rules: str
+    sources: Sequence[str]
+
+    def of(self, entries: Sequence[Entry]) -> str:
+        running = blake2b(self.rules.encode(), digest_size=16)
+        for entry in entries:
+            facts = (self.sources[entry.source], *entry.identity)
+            running.update("\0".join(map(str, facts)).encode("utf-8", "surrogatepass") + b"\n")
+        return running.hexdigest()

@@ -7,29 +7,29 @@ sorted out here; whatever can only be known by decoding is left to the conversio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError
 from tasks.core.progress import Progress, silent
-from tasks.core.schema import Config, Dataset
-from tasks.core.stores import Stat
-from tasks.dataset import splits
-from tasks.dataset.building import filters
+from tasks.core.schema import Config
+from tasks.core.stores import ABSENT, Stat
+from tasks.dataset import filters, splits
 from tasks.dataset.building.catalogue import NAME, Catalogue
+from tasks.dataset.building.check import check
 from tasks.dataset.building.entries import Entry, Rejected
-from tasks.dataset.building.fingerprint import Fingerprint, rules_digest
+from tasks.dataset.building.fingerprint import Fingerprint, members_digest, source_digests
 from tasks.dataset.building.plan import Weighed
-from tasks.dataset.building.spill import Spill
+from tasks.dataset.building.spill import Spill, is_whole
 from tasks.dataset.keys import key_of, position
 from tasks.dataset.reasons import Reject, printable
-from tasks.dataset.samples import MODALITIES
-from tasks.dataset.sources import Container, Item, Source, open_sources
-from tasks.dataset.sources.reading.columns import require
+from tasks.dataset.sources import Container, Item, Source
 from tasks.dataset.tar import Members, span_bytes
 
 AT_ONCE = 1000
@@ -38,24 +38,9 @@ SPILL = "spill"
 NOTE = "samples listed"
 
 
-def check(dataset: Dataset) -> list[Source]:
-    """The config's sources; UsageError for a config that does not fit them."""
-    splits.check(dataset.splits)
-    _require_known_sizes(dataset)
-    MODALITIES[dataset.modality].check(dataset)
-    if dataset.mirror is not None:
-        from tasks.dataset import mirror  # which brings in fsspec
-
-        mirror.check(dataset.mirror)
-    sources = open_sources(dataset)
-    for source in sources:
-        columns = source.columns()
-        for name in dataset.filter:
-            require("dataset.filter", name, columns, "the source")
-        for key, column in (("group_by", dataset.splits.group_by), ("from", dataset.splits.column)):
-            if column is not None:
-                require(f"dataset.splits.{key}", column, columns, "the source")
-    return sources
+COMMIT_BYTES = 256_000_000
+COMMIT_S = 5.0
+"""A killed listing loses at most what it read since this much."""
 
 
 def fingerprint(config: Config, progress: Progress = silent) -> str:
@@ -68,63 +53,68 @@ def fingerprint(config: Config, progress: Progress = silent) -> str:
                 running.add_container(index, container)
                 continue
             for number, item in enumerate(source.items(container)):
-                running.add_item(source, item, _stat(source, item))
+                running.add_item(source, item, source.stat(item.file))
                 if number % AT_ONCE == 0:
                     progress(number, 0, NOTE)
     return running.hexdigest()
 
 
-def list_samples(config: Config, staging: Path, progress: Progress = silent) -> Catalogue:
+def list_samples(
+    config: Config, staging: Path, progress: Progress = silent, *, anew: bool = False
+) -> Catalogue:
     """The catalogue of all sources, listed and sorted; what a killed build had read of sequential sources is
-    not read again. Its fact `inputs` is the digest of all that was listed. UsageError and DataError as
-    `fingerprint`; DataError too when the sources hold nothing."""
+    not read again, unless `anew`. Its fact `inputs` is the digest of all that was listed. UsageError and
+    DataError as `fingerprint`; DataError too when the sources hold nothing."""
     sources = check(config.dataset)
-    catalogue = _opened(config, sources, staging)
+    catalogue = _opened(config, sources, staging, anew)
     try:
         if catalogue.fact("inputs") is None:
-            sizes = catalogue.fact("spill") or {}
-            spill = Spill(staging / SPILL, {int(part): size for part, size in sizes.items()})
+            spill = Spill(staging / SPILL, _spilled(catalogue))
             try:
                 _Lister(config, sources, catalogue, spill, progress).run()
             finally:
                 spill.close()
-        if not catalogue.read:
-            names = ", ".join(source.path for source in config.dataset.all_sources)
-            raise DataError(f"{names}: holds no samples")
     except BaseException:
         catalogue.close()
         raise
     return catalogue
 
 
-def _opened(config: Config, sources: list[Source], staging: Path) -> Catalogue:
+def _opened(config: Config, sources: list[Source], staging: Path, anew: bool) -> Catalogue:
     """The catalogue that a killed build left, when all it says still holds; else a new one."""
     path = staging / NAME
-    rules = rules_digest(config.dataset) + Fingerprint(config).hexdigest()
-    rules += "".join(f"\0{source.location}" for source in sources)
-    if path.exists():
-        catalogue = Catalogue(path)
-        if catalogue.fact("rules") == rules and _still_holds(catalogue, sources):
-            return catalogue
-        catalogue.close()
-        for left in staging.glob(f"{NAME}*"):
-            left.unlink()
+    rules = "".join([Fingerprint(config).hexdigest(), *source_digests(config.dataset)])
+    if path.exists() and not anew:
+        with contextlib.suppress(sqlite3.DatabaseError):  # torn by a crash of the machine
+            catalogue = Catalogue(path)
+            if catalogue.fact("rules") == rules and _still_holds(catalogue, sources, staging):
+                return catalogue
+            catalogue.close()
+    for left in staging.glob(f"{NAME}*"):
+        left.unlink()
     catalogue = Catalogue(path)
     catalogue.note("rules", rules)
     return catalogue
 
 
-def _still_holds(catalogue: Catalogue, sources: list[Source]) -> bool:
-    """Whether the containers read so far are the first of those there are now, unchanged."""
-    if not all(source.is_sequential for source in sources):
+def _spilled(catalogue: Catalogue) -> dict[int, int]:
+    """The sizes of the spill's parts when the last container was done."""
+    return {int(part): size for part, size in (catalogue.fact("spill") or {}).items()}
+
+
+def _still_holds(catalogue: Catalogue, sources: list[Source], staging: Path) -> bool:
+    """Whether the containers read so far are the first of those there are now, unchanged; they could all be
+    read, and their samples are still there."""
+    if not all(source.is_sequential for source in sources) or catalogue.fact("unread_containers"):
         return False
     known = catalogue.containers()
     there = (
         (index, c.name, repr(c.stat)) for index, source in enumerate(sources) for c in source.containers()
     )
-    is_whole = catalogue.fact("inputs") is not None
-    same = all(one == next(there, None) for one in known)
-    return same and (not is_whole or next(there, None) is None)
+    is_finished = catalogue.fact("inputs") is not None
+    are_first = all(one == next(there, None) for one in known)
+    are_all = not is_finished or next(there, None) is None
+    return are_first and are_all and is_whole(staging / SPILL, _spilled(catalogue))
 
 
 @dataclass
@@ -141,45 +131,80 @@ class _Lister:
         done = {(source, name) for source, name, _ in self.catalogue.containers()}
         running = Fingerprint(self.config)
         numbers = count(self.catalogue.following_number)
-        for index, source in enumerate(self.sources):
-            for container in source.containers():
-                if source.is_sequential:
-                    running.add_container(index, container)
-                if (index, container.name) not in done:
-                    self._container(index, source, container, numbers, running)
+        with ExitStack() as stack:
+            since = self._begin(stack)
+            for index, source in enumerate(self.sources):
+                holds_some = False
+                for container in source.containers():
+                    if source.is_sequential:
+                        running.add_container(index, container)
+                    if (index, container.name) in done:
+                        holds_some = True
+                        continue
+                    holds_some |= self._container(index, source, container, numbers, running)
+                    since = self._commit_in_time(stack, since)
+                if not holds_some:
+                    raise DataError(f"{self._named(index)}: holds no samples")
+            self._note_spill()
         with self.catalogue.transaction():
             self.catalogue.sort(by_hash=self.config.dataset.shard.order == "hash")
             self.catalogue.note("inputs", running.hexdigest())
 
+    def _named(self, source: int) -> str:
+        """The key and place of a source."""
+        dataset = self.config.dataset
+        key = "dataset.source" if dataset.source is not None else f"dataset.sources[{source}]"
+        return f"{key}.path: {dataset.all_sources[source].path}"
+
+    def _begin(self, stack: ExitStack) -> tuple[float, int]:
+        """Open a transaction; when, and how much was spilled by then."""
+        stack.enter_context(self.catalogue.transaction())
+        return time.monotonic(), self.spill.size_bytes
+
+    def _commit_in_time(self, stack: ExitStack, since: tuple[float, int]) -> tuple[float, int]:
+        """End the transaction after a container when enough has been read since it began."""
+        began, size = since
+        if time.monotonic() - began < COMMIT_S and self.spill.size_bytes - size < COMMIT_BYTES:
+            return since
+        self._note_spill()
+        stack.close()
+        return self._begin(stack)
+
+    def _note_spill(self) -> None:
+        self.spill.flush()
+        self.catalogue.note("spill", self.spill.sizes)
+
     def _container(
         self, index: int, source: Source, container: Container, numbers: Iterator[int], running: Fingerprint
-    ) -> None:
-        """One transaction: the samples, their spilled bytes, and that the container is done."""
+    ) -> bool:
+        """Note the samples of a container, and that it is done; whether there were any."""
         listed: list[Weighed[Entry]] = []
         rejected: list[Rejected] = []
-        filtered = 0
-        with self.catalogue.transaction():
-            for item in source.items(container):
-                number = next(numbers)
-                stat = Stat(0, "") if source.is_sequential else _stat(source, item)
-                if not source.is_sequential:
-                    running.add_item(source, item, stat)
-                try:
-                    if item.fault is not None:
-                        raise Reject(*item.fault)
-                    if filters.passes(self.config.dataset.filter, item.fields):
-                        listed.append(self._entry(index, source, number, item, stat))
-                    else:
-                        filtered += 1
-                except Reject as reject:
-                    rejected.append(_rejected(number, item, reject))
-                if number % AT_ONCE == 0:
-                    self._write(listed, rejected)
-                    self.progress(number, 0, NOTE)
-            self._write(listed, rejected)
-            self.spill.flush()
-            self.catalogue.note("spill", self.spill.sizes)
-            self.catalogue.close_container(index, container.name, repr(container.stat), filtered)
+        filtered = unread = 0
+        number = None
+        for item in source.items(container):
+            number = next(numbers)
+            stat = ABSENT if source.is_sequential else source.stat(item.file)
+            if not source.is_sequential:
+                running.add_item(source, item, stat)
+            try:
+                if item.fault is not None:
+                    unread += item.may_pass
+                    raise Reject(*item.fault)
+                if filters.passes(self.config.dataset.filter, item.fields):
+                    listed.append(self._entry(index, source, number, item, stat))
+                else:
+                    filtered += 1
+            except Reject as reject:
+                rejected.append(_rejected(number, item, reject))
+            if number % AT_ONCE == 0:
+                self._write(listed, rejected)
+                self.progress(number, 0, NOTE)
+        self._write(listed, rejected)
+        self.catalogue.close_container(index, container.name, repr(container.stat), filtered)
+        if unread:
+            self.catalogue.note("unread_containers", (self.catalogue.fact("unread_containers") or 0) + unread)
+        return number is not None
 
     def _write(self, listed: list[Weighed[Entry]], rejected: list[Rejected]) -> None:
         self.catalogue.add(listed)
@@ -219,34 +244,9 @@ class _Lister:
         return Weighed(place, weight, entry)
 
 
-def _stat(source: Source, item: Item) -> Stat:
-    return source.stat(item.file)
-
-
 def _stat_of(members: Members) -> Stat:
     """Of a sample that comes with its bytes: their number, and their digest in place of a time."""
-    running = blake2b(digest_size=16)
-    for suffix in sorted(members):
-        running.update(f"{suffix}\0{len(members[suffix])}\0".encode())
-        running.update(members[suffix])
-    return Stat(sum(len(content) for content in members.values()), running.hexdigest())
-
-
-def _require_known_sizes(dataset: Dataset) -> None:
-    """Shards are planned before any sample is converted, so a maximum in bytes needs samples stored as they
-    are."""
-    if dataset.shard.bytes is None:
-        return
-    changes: Mapping[str, Any] = {
-        "image.encode": dataset.image.encode != "keep",
-        "image.max_side": dataset.image.max_side is not None,
-    }
-    for key, is_set in changes.items():
-        if is_set and dataset.modality != "volume_report":
-            raise UsageError(
-                f"dataset.shard.bytes: no maximum can be kept with dataset.{key}, because the size of "
-                "re-encoded images is not known beforehand; use dataset.shard.samples instead"
-            )
+    return Stat(sum(len(content) for content in members.values()), members_digest(members).hexdigest())
 
 
 def _rejected(number: int, item: Item, reject: Reject) -> Rejected:

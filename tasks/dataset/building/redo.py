@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tasks.core.errors import UsageError
+import pyarrow as pa
+
+from tasks.core.errors import DataError, UsageError
 from tasks.dataset.building.reuse import INPUTS
 from tasks.dataset.building.sidecar import first
 from tasks.dataset.shards import shard_name
@@ -24,7 +26,10 @@ def leaf_of_shard(version: Path | None, shard: str) -> str:
     name = shard_name(match[1] or REST, int(match[2]))
     if version is None:
         raise UsageError(f"--shard {shard}: the dataset has no version yet; build it first")
-    batches = Batches(version / INPUTS, ("leaf", "tar"))
+    try:
+        batches = Batches(version / INPUTS, ("leaf", "tar"))
+    except (OSError, pa.ArrowException, ValueError):
+        raise DataError(f"{version / INPUTS} cannot be read; tarmac build --rehash makes it again") from None
     for number in range(len(batches)):
         table = batches[number]
         if first(table, "tar") == name:

@@ -60,12 +60,19 @@ class Budget:
 
     @property
     def is_exceeded(self) -> bool:
-        return self.counts.total() > floor(self.share * self.read + 1e-9)
+        return self.counts.total() > self.allowed
 
-    def is_hopeless(self, rejected: int, tried: int) -> bool:
-        """Whether so many rejects in a spread sample are all but impossible (CERTAIN) within the budget."""
+    @property
+    def allowed(self) -> int:
+        """Rejects that the budget has room for."""
+        return floor(self.share * self.read + 1e-9)
+
+    def is_hopeless(self, rejected: int, tried: int, left: int) -> bool:
+        """Whether so many rejects among `tried` samples, spread over the `left` that are to be converted, are
+        all but impossible (CERTAIN) if the budget is to hold."""
+        share = min(1.0, max(0, self.allowed - self.counts.total()) / left)
         tail = (
-            comb(tried, count) * self.share**count * (1 - self.share) ** (tried - count)
+            comb(tried, count) * share**count * (1 - share) ** (tried - count)
             for count in range(rejected, tried + 1)
         )
         return rejected > 0 and sum(tail) < CERTAIN

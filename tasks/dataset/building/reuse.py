@@ -41,15 +41,15 @@ def known_leaves(dataset: Path, catalogue: Catalogue) -> dict[int, Known]:
     doubted: set[int] = set()
     for version in versions.listed(dataset):
         for number, table in _sidecars(version):
-            for ordinal in catalogue.ordinals(first(table, "leaf")):
-                if holds_transient(table):
-                    continue
-                if _has_its_tar(version, table):
-                    rejects = counted_reasons(table)
-                    known = Known(version, number, first(table, "tar"), table.num_rows, rejects)
-                    found.setdefault(ordinal, known)
-                else:
-                    doubted.add(ordinal)
+            ordinal = catalogue.ordinal(first(table, "leaf"))
+            if ordinal is None or holds_transient(table):
+                continue
+            if _has_its_tar(version, table):
+                rejects = counted_reasons(table)
+                known = Known(version, number, first(table, "tar"), table.num_rows, rejects)
+                found.setdefault(ordinal, known)
+            else:
+                doubted.add(ordinal)
     return {ordinal: known for ordinal, known in found.items() if ordinal not in doubted}
 
 

@@ -1,4 +1,4 @@
-"""The dataset block as workers anywhere need it: every path of it absolute."""
+"""The dataset block as workers anywhere need it: every path of its sources absolute."""
 
 from __future__ import annotations
 

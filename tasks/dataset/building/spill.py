@@ -1,4 +1,4 @@
-"""Raw members of samples that come out of containers, kept on local disk until their shard is converted.
+"""Raw members of samples that come out of containers, kept beside the dataset until their shard is converted.
 
 A container is read once, in its own order, which is not the order of the shards. So its samples are appended
 to PARTS files by the first bits of their place among the shards: a shard's samples then lie close together in
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from tasks.core.errors import DataError
 from tasks.dataset.building.entries import Spilled
 from tasks.dataset.keys import HASH_BITS
 from tasks.dataset.tar import Members
@@ -53,6 +54,11 @@ class Spill:
         self.sizes[part] = offset + len(record)
         return Spilled(part, offset, len(record))
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all parts."""
+        return sum(self.sizes.values())
+
     def flush(self) -> None:
         """All that was written is on disk when this returns."""
         for file in self._files.values():
@@ -64,13 +70,32 @@ class Spill:
             file.close()
 
 
+def is_whole(folder: Path, sizes: Mapping[int, int]) -> bool:
+    """Whether every part is there as far as it was recorded."""
+    try:
+        return all(_path(folder, part).stat().st_size >= size for part, size in sizes.items())
+    except OSError:
+        return False
+
+
 def read_spilled(folder: Path, spilled: Spilled) -> dict[str, bytes]:
-    """The raw members of one sample by suffix."""
-    with _path(folder, spilled.part).open("rb", buffering=0) as file:
-        record = os.pread(file.fileno(), spilled.length, spilled.offset)
-    start = LENGTH + int.from_bytes(record[:LENGTH], "big")
-    members = {}
-    for suffix, size in json.loads(record[LENGTH:start]).items():
-        members[suffix] = record[start : start + size]
-        start += size
+    """The raw members of one sample by suffix; DataError when the spill is damaged, which is no sample's
+    fault."""
+    path = _path(folder, spilled.part)
+    try:
+        with path.open("rb", buffering=0) as file:
+            record = os.pread(file.fileno(), spilled.length, spilled.offset)
+        start = LENGTH + int.from_bytes(record[:LENGTH], "big")
+        members = {}
+        for suffix, size in json.loads(record[LENGTH:start]).items():
+            members[suffix] = record[start : start + size]
+            start += size
+    except (OSError, ValueError, AttributeError) as error:
+        raise _damaged(folder, str(error)) from None
+    if start != spilled.length or len(record) != spilled.length:
+        raise _damaged(folder, f"{path.name} ends too early")
     return members
+
+
+def _damaged(folder: Path, why: str) -> DataError:
+    return DataError(f"{folder} is damaged ({why}); remove {folder.parent} and build again")

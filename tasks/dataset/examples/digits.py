@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
+from tasks.dataset import png
 from tasks.dataset.examples.draft import is_taken, whole
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -39,11 +41,15 @@ def digits(path: Path) -> int:
         table.writerow(("file", "caption", "label"))
         for number, (pixels, digit) in enumerate(zip(data.images, data.target, strict=True)):
             name = f"digit_{number:04d}.png"
-            grey = (pixels * (255 / DARKEST)).round().astype("uint8")
-            image = Image.fromarray(grey.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1))
-            image.save(draft / name)
+            (draft / name).write_bytes(picture(pixels))
             table.writerow((name, _caption(number, DIGITS[digit]), DIGITS[digit]))
     return len(data.target)
+
+
+def picture(pixels: Any) -> bytes:
+    """The 8 x 8 pixels as a PNG of 32 x 32, of the same bytes everywhere."""
+    grey = (pixels * (255 / DARKEST)).round().astype("uint8")
+    return png.encode(Image.fromarray(grey.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)))
 
 
 def _caption(number: int, label: str) -> str:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-from tasks.dataset import png
 from tasks.dataset.conversations import RATINGS
-from tasks.dataset.examples.digits import DARKEST, DIGITS, ENLARGED
+from tasks.dataset.examples.digits import DIGITS, picture
 from tasks.dataset.examples.draft import is_taken, whole
 
 READ, ADDED, FACTS, COMPARED = 200, 200, 50, 150
@@ -36,7 +32,7 @@ def digits_chat(path: Path) -> int:
     from sklearn.datasets import load_digits  # here, because it takes a second that the check above saves
 
     data = load_digits()
-    images = [_png(pixels) for pixels in data.images[: READ + 2 * ADDED + COMPARED]]
+    images = [picture(pixels) for pixels in data.images[: READ + 2 * ADDED + COMPARED]]
     labels = [int(label) for label in data.target]
     with whole(path) as draft:
         _write_parquet(draft / "read.parquet", [_read(n, images, labels) for n in range(READ)])
@@ -44,15 +40,6 @@ def digits_chat(path: Path) -> int:
         _write_parquet(draft / "facts.parquet", [_fact(n) for n in range(FACTS)])
         _write_jsonl(draft / "compare", images, labels)
     return READ + ADDED + FACTS + COMPARED
-
-
-def _png(pixels: Any) -> bytes:
-    """The 8 x 8 pixels as 32 x 32, the same bytes everywhere, since they make the samples' keys."""
-    grey = (pixels * (255 / DARKEST)).round().astype("uint8")
-    image = Image.fromarray(grey.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1))
-    file = io.BytesIO()
-    image.save(file, "PNG", compress_level=0)
-    return png.compressed(file.getvalue())
 
 
 def _read(number: int, images: Sequence[bytes], labels: Sequence[int]) -> Row:

@@ -55,7 +55,7 @@ def _members(number: int, image: NDArray[np.uint8], digit: int, teacher: Teacher
     turn = number // 10  # over blocks of ten, since the digits come nearly in turn themselves
     captions = [TEMPLATES[(turn + n) % len(TEMPLATES)].format(DIGITS[digit]) for n in range(CAPTIONS)]
     seen = [augmentation(number, n, len(image)) for n in range(AUGMENTATIONS)]
-    content = _png(image)
+    content = png.encode(Image.fromarray(image))
     described = {
         "uid": f"digit-{number:04d}",
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -76,12 +76,6 @@ def _members(number: int, image: NDArray[np.uint8], digit: int, teacher: Teacher
 
 def _json(value: dict[str, Any]) -> bytes:
     return json.dumps(value).encode()
-
-
-def _png(image: NDArray[np.uint8]) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG", compress_level=0)
-    return png.compressed(file.getvalue())
 
 
 def _npz(arrays: dict[str, NDArray[np.float32]]) -> bytes:

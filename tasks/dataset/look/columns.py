@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
 from tasks.core.progress import Progress, silent
-from tasks.dataset.look.choice import spread
 from tasks.dataset.look.histogram import Histogram
 
 BATCH = 1 << 16
@@ -25,8 +24,6 @@ PLACES = ("shard", "row")
 """Columns that say where a sample is, not what it is."""
 MOST_SHARDS = 48
 """Shards that get a bar each; of more there is a histogram."""
-KEYS = 1000
-"""Of accepted samples, to compare the rejects' keys with."""
 
 TITLES: Mapping[str, tuple[str, str]] = {
     "width": ("Width", "pixels"),
@@ -121,22 +118,6 @@ def read_shards(version: Path) -> Shards:
         shards.samples += [int(value) for value in samples[:room]]
         shards.bytes += [int(value) for value in sizes[:room]]
     return shards
-
-
-def read_keys(version: Path, splits: Sequence[str]) -> list[str]:
-    """Some keys of accepted samples, from a few places of each split; none where a table cannot be read."""
-    keys: list[str] = []
-    for split in splits:
-        try:
-            with pq.ParquetFile(version / "samples" / f"{split}.parquet") as file:
-                groups = spread(file.num_row_groups, 4)
-                each = KEYS // max(1, len(groups) * len(splits))
-                for group in groups:
-                    rows = next(file.iter_batches(max(1, each), [group], ["original_key"]), None)
-                    keys += rows.column(0).to_pylist() if rows is not None else []
-        except (OSError, ValueError, pa.ArrowException):
-            continue
-    return [key for key in keys if key is not None]
 
 
 def _batches(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:

@@ -18,7 +18,8 @@ from tasks.core.errors import DataError
 from tasks.core.files import read_json, write_atomic
 from tasks.core.pages import render
 from tasks.core.progress import Progress, silent
-from tasks.dataset.look import columns, plots, rejects
+from tasks.dataset.groups import COMPARED, Group, counts_only, read_groups
+from tasks.dataset.look import columns, plots
 from tasks.dataset.look.choice import choose, spread
 from tasks.dataset.look.columns import Column
 from tasks.dataset.look.histogram import Histogram
@@ -52,7 +53,7 @@ class Content:
     private: str
     """Why nothing but counts is shown; empty when samples may be."""
     gallery: dict[str, list[Tile]] = field(default_factory=dict)
-    groups: Sequence[rejects.Group] = ()
+    groups: Sequence[Group] = ()
     charts: list[Drawing] = field(default_factory=list)
     rows: list[plots.Row] = field(default_factory=list)
     shard_charts: list[Drawing] = field(default_factory=list)
@@ -82,7 +83,7 @@ def write_look(
         version=_name(version),
         note=title_note,
         built=_built(version),
-        sampled=rejects.COMPARED,
+        sampled=COMPARED,
         shares=[name for name, _ in plots.SHARES],
         written=time.time(),
     )
@@ -125,12 +126,11 @@ def _add_gallery(content: Content, version: Path, progress: Progress) -> None:
 
 def _add_rejects(content: Content, version: Path) -> None:
     counts = content.manifest.rejects
-    content.groups = rejects.counts_only(counts)
+    content.groups = counts_only(counts)
     if content.private or not content.groups:
         return
     try:
-        accepted = columns.read_keys(version, list(content.manifest.splits))
-        content.groups = rejects.read_groups(version, counts, accepted)
+        content.groups = read_groups(version, counts)
     except DataError as error:
         content.missing.append(f"No examples of rejects are shown: {error}.")
 

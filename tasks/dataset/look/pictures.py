@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass, replace
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from tasks.core.errors import DataError
 from tasks.core.pages import image_uri
@@ -55,8 +55,9 @@ def thumbnail(data: bytes, alt: str, crops: tuple[Box, ...] = ()) -> Picture:
         if width * height > MOST_PIXELS:
             raise DataError(f"the image is too large to be shown: {width} x {height}")
         image.draft(None, (2 * LONGEST, 2 * LONGEST))
-        upright: Image.Image = image if crops else ImageOps.exif_transpose(image)
-        if (upright.width > upright.height) != (image.width > image.height):
+        lies_wide = image.width > image.height
+        upright = image if crops else images.upright(image)
+        if (upright.width > upright.height) != lies_wide:
             width, height = height, width
         made = encode(images.to_rgb(upright), alt)
     except MemoryError:

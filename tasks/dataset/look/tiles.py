@@ -60,11 +60,11 @@ def _image_text(members: Mapping[str, bytes], shown: Tile) -> None:
 
 
 def _reinforced(members: Mapping[str, bytes], shown: Tile) -> None:
-    crops: list[Box] = _attempt(lambda: crops_of(_json(members, "paug.json")), shown, [])
+    crops: list[Box] = _attempt(lambda: crops_of(_member(members, "paug.json")), shown, [])
     drawn = tuple(crops[index] for index in spread(len(crops), CROPS))
     _add_picture(members, shown, drawn)
     shown.caption = _text(members, shown, TEXT)
-    texts: list[str] = _attempt(lambda: synthetic_captions(_json(members, "syn.json")), shown, [])
+    texts: list[str] = _attempt(lambda: synthetic_captions(_member(members, "syn.json")), shown, [])
     shown.more = [shorten(text, TEXT // 2) for text in texts[:5]]
     if crops:
         shown.notes.append(
@@ -161,11 +161,15 @@ def _text(members: Mapping[str, bytes], shown: Tile, most: int) -> str:
     return shorten(text, most)
 
 
-def _json(members: Mapping[str, bytes], name: str) -> Any:
+def _member(members: Mapping[str, bytes], name: str) -> bytes:
     if name not in members:
         raise DataError(f"there is no {name}")
+    return members[name]
+
+
+def _json(members: Mapping[str, bytes], name: str) -> Any:
     try:
-        return json.loads(members[name])
+        return json.loads(_member(members, name))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name} cannot be read: {str(error)[:120]}") from None
 

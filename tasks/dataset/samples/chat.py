@@ -11,7 +11,7 @@ from tasks.core.schema import Dataset
 from tasks.dataset import images
 from tasks.dataset.conversations import Conversation, check_images, parse
 from tasks.dataset.reasons import Reject
-from tasks.dataset.samples.image_text import ANY_SIZE, judge_json
+from tasks.dataset.samples.image_text import judge_json
 from tasks.dataset.samples.sample import Fault, Modality, Taken
 from tasks.dataset.tar import Members
 
@@ -91,7 +91,7 @@ def judge(members: Mapping[str, bytes]) -> list[Fault]:
 
 def _judge_image(name: str, content: bytes) -> list[Fault]:
     try:
-        kind, _ = images.decode(content, ANY_SIZE)
+        kind, _ = images.decode(content, images.ANY_SIZE)
     except Reject as reject:
         return [Fault("member.undecodable", name, str(reject))]
     suffix = name[4:]

@@ -1,26 +1,27 @@
-"""Image-text pairs: an image that decodes whole, a caption that says something, further fields as JSON."""
+"""Image-text pairs: an image that decodes whole, a caption that says something, further fields as JSON.
+
+White space around a caption is no part of it, whatever source it comes from.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 
-from tasks.core.schema import Dataset, ImageRules
+from tasks.core.schema import Dataset
 from tasks.dataset import images
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples.sample import Fault, Modality, Taken
 from tasks.dataset.tar import Members
 
-ANY_SIZE = ImageRules(max_pixels=1 << 29)
-"""What the build allowed is not known here; a torn header must still not ask for all the memory."""
-
 
 def take(raw: Members, dataset: Dataset) -> Taken:
-    caption = bytes(raw["txt"]).decode()
-    if not caption.strip():
-        raise Reject("caption.empty", "the caption is blank" if caption else "the caption is empty")
+    text = bytes(raw["txt"]).decode()
+    caption = text.strip()
+    if not caption:
+        raise Reject("caption.empty", "the caption is blank" if text else "the caption is empty")
     suffix, image, (width, height) = images.store(bytes(raw["image"]), dataset.image)
-    members = {suffix: image, "txt": raw["txt"]}
+    members = {suffix: image, "txt": caption.encode()}
     if "json" in raw:
         members["json"] = raw["json"]
     return Taken(members, {"width": width, "height": height, "caption_length": len(caption)})
@@ -31,7 +32,7 @@ def judge(members: Mapping[str, bytes]) -> list[Fault]:
     for suffix in images.MEMBERS:
         if suffix in members:
             try:
-                kind, _ = images.decode(members[suffix], ANY_SIZE)
+                kind, _ = images.decode(members[suffix], images.ANY_SIZE)
                 if kind != suffix:
                     faults.append(Fault("member.undecodable", suffix, f"holds a {kind}"))
             except Reject as reject:

@@ -1,7 +1,8 @@
 """Reinforced image-text pairs (MobileCLIP): an image-text pair, and what teachers said of it.
 
 Members are stored as they came. A crop counts pixels of the image that the teacher saw, so the image may
-neither be scaled nor turned on its way into a shard.
+neither be scaled nor turned on its way into a shard. A `sha256` in `json` is not compared: DataCompDR's and
+img2dataset's are of the file as downloaded, before img2dataset encoded it anew, so sound images differ.
 """
 
 from __future__ import annotations

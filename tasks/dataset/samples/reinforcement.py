@@ -9,8 +9,9 @@ hold further lists of captions, each with an array `<list>_emb` of its own.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,18 @@ from tasks.dataset.samples.tensors import read_pth_gz
 OPERATIONS = 14
 """Identity, ShearX, ShearY, TranslateX, TranslateY, Rotate, Brightness, Color, Contrast, Sharpness,
 Posterize, Solarize, AutoContrast, Equalize."""
+FARTHEST = 1 << 30
+"""Pixels; no image has a side of as many."""
 EMBEDDINGS = {"npz": read_npz, "pth.gz": read_pth_gz}
+
+
+class Crop(NamedTuple):
+    """In pixels of the image as it is stored."""
+
+    top: int
+    left: int
+    height: int
+    width: int
 
 
 def check(members: Mapping[str, bytes], width: int, height: int) -> dict[str, int]:
@@ -32,18 +44,18 @@ def check(members: Mapping[str, bytes], width: int, height: int) -> dict[str, in
     if lacking or len(stored) != 1:
         fault = f"no {lacking[0]}" if lacking else "needs npz or pth.gz, one of them"
         raise Reject("reinforcement.members", fault)
-    augmentations = _augmentations(members["paug.json"])
-    for number, augmentation in enumerate(augmentations):
+    of_image = augmentations(members["paug.json"])
+    for number, augmentation in enumerate(of_image):
         _check_augmentation(number, augmentation, width, height)
-    captions = _captions(members["syn.json"])
+    texts_by_name = captions(members["syn.json"])
     arrays = EMBEDDINGS[stored[0]](bytes(members[stored[0]]))
-    of_text = sum(len(texts) for name, texts in captions.items() if f"{name}_emb" not in arrays)
-    rows = {f"{name}_emb": len(texts) for name, texts in captions.items() if f"{name}_emb" in arrays}
-    rows |= {"image_emb": len(augmentations), "text_emb": 1 + of_text}
+    of_text = sum(len(texts) for name, texts in texts_by_name.items() if f"{name}_emb" not in arrays)
+    rows = {f"{name}_emb": len(texts) for name, texts in texts_by_name.items() if f"{name}_emb" in arrays}
+    rows |= {"image_emb": len(of_image), "text_emb": 1 + of_text}
     embedding_width = _check_arrays(arrays, rows, stored[0])
     return {
-        "augmentations": len(augmentations),
-        "synthetic_captions": sum(len(texts) for texts in captions.values()),
+        "augmentations": len(of_image),
+        "synthetic_captions": sum(len(texts) for texts in texts_by_name.values()),
         "embedding_width": embedding_width,
     }
 
@@ -58,8 +70,8 @@ def _object(content: bytes, suffix: str) -> dict[str, Any]:
     return value
 
 
-def _augmentations(content: bytes) -> Sequence[Any]:
-    """`param_aug`, which is a list, or a list as JSON text."""
+def augmentations(content: bytes) -> Sequence[Any]:
+    """`param_aug` of a `paug.json`, which is a list, or a list as JSON text; Reject."""
     value = _object(content, "paug.json").get("param_aug")
     if isinstance(value, str):
         try:
@@ -71,17 +83,24 @@ def _augmentations(content: bytes) -> Sequence[Any]:
     return value
 
 
-def _check_augmentation(number: int, augmentation: Any, width: int, height: int) -> None:
-    """One is `[[top, left, height, width], [[operation, magnitude], …]]`, null for an operation skipped."""
+def crop_of(number: int, augmentation: Any) -> Crop:
+    """Of the augmentation of that number, which is `[crop, operations]` or `[crop]`; Reject."""
     where = f"augmentation {number}"
     if not isinstance(augmentation, list) or len(augmentation) not in (1, 2):
         raise Reject("reinforcement.crop", f"{where} is no [crop, operations]")
     crop = augmentation[0]
-    if not isinstance(crop, list) or len(crop) != 4 or not all(type(side) is int for side in crop):
+    if not isinstance(crop, list) or len(crop) != 4 or not all(map(_is_pixels, crop)):
         raise Reject("reinforcement.crop", f"{where} has no crop [top, left, height, width] in pixels")
-    top, left, high, wide = crop
+    return Crop(*crop)
+
+
+def _check_augmentation(number: int, augmentation: Any, width: int, height: int) -> None:
+    """Operations are `[[operation, magnitude], …]`, null for one skipped, or null for none at all."""
+    where = f"augmentation {number}"
+    crop = top, left, high, wide = crop_of(number, augmentation)
     if min(top, left) < 0 or min(high, wide) < 1 or top + high > height or left + wide > width:
-        raise Reject("reinforcement.crop", f"{where}: {crop} lies outside of {width} x {height} pixels")
+        outside = f"{list(crop)} lies outside of {width} x {height} pixels"
+        raise Reject("reinforcement.crop", f"{where}: {outside}")
     operations = augmentation[1] if len(augmentation) == 2 else None
     if operations is None:
         return
@@ -89,17 +108,21 @@ def _check_augmentation(number: int, augmentation: Any, width: int, height: int)
         raise Reject("reinforcement.members", f"{where}: operations are no [[0 to 13, number], …]")
 
 
+def _is_pixels(value: Any) -> bool:
+    return type(value) is int and abs(value) < FARTHEST
+
+
 def _is_operation(value: Any) -> bool:
     if value is None:
         return True
     if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not int:
         return False
-    is_number = type(value[1]) in (int, float) and abs(value[1]) < float("inf")
+    is_number = type(value[1]) in (int, float) and abs(value[1]) < math.inf
     return 0 <= value[0] < OPERATIONS and is_number
 
 
-def _captions(content: bytes) -> dict[str, Sequence[str]]:
-    """The lists of synthetic captions, by their names."""
+def captions(content: bytes) -> dict[str, Sequence[str]]:
+    """The lists of synthetic captions of a `syn.json`, by their names; Reject."""
     named = {
         name: value for name, value in _object(content, "syn.json").items() if name.startswith("syn_text")
     }

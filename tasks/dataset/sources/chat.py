@@ -1,7 +1,10 @@
 """Conversations about images in nanoVLM's row format, as Parquet or JSON lines; one file or folder a subset.
 
 Parquet with images in it is read once, in order. Where rows hold paths instead, listing opens no image.
-A file that does not load is one reject and a warning, as nanoVLM passes over it; that none loads is an error.
+A file that does not load costs its own rows and a warning, as nanoVLM passes over it; that none loads is an
+error. Parquet tells how many rows it has, so each that cannot be read counts as a reject; of a file of which
+nothing is known the one reject is all that can be told. Where not the file but its disk or server is to blame
+the build ends, because the next one may well read it.
 
 A rule of `filter` on a rating is nanoVLM's: it drops a turn, and a conversation only when no turn is left.
 The turns are hence dropped here, and what the general filter sees is whether one is left.
@@ -11,12 +14,12 @@ from __future__ import annotations
 
 import json
 import logging
-import posixpath
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError
 from tasks.core.schema import ChatSource, Dataset
 from tasks.core.stores import (
     ABSENT,
@@ -26,22 +29,25 @@ from tasks.core.stores import (
     absolute_location,
     base_of,
     expand,
-    is_remote,
     join_location,
     open_store,
 )
-from tasks.dataset.building import filters
-from tasks.dataset.reasons import Reject
+from tasks.dataset import filters
+from tasks.dataset.images import largest_bytes
+from tasks.dataset.reasons import TRANSIENT, Reason, Reject
 from tasks.dataset.sources.reading.chat_row import RATED, SUBSET, interpret
 from tasks.dataset.sources.reading.columns import require
+from tasks.dataset.sources.reading.located import Located
+from tasks.dataset.sources.reading.presence import needed
 from tasks.dataset.sources.reading.tabular import Row, Table, open_table
-from tasks.dataset.sources.source import Container, Item, read_file
-from tasks.dataset.sources.table import BYTES_PER_PIXEL, SLACK
+from tasks.dataset.sources.source import Container, Item
 from tasks.dataset.tar import BLOCK, Members, span_bytes
 
 logger = logging.getLogger(__name__)
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson")
+AT_ONCE = 256
+"""Rows whose images are asked for together, where each costs a turn of the network."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class ChatRows:
         self._config = config
         self._config_key = config_key
         self._filter = dataset.filter
-        self._limit = dataset.image.max_pixels * BYTES_PER_PIXEL + SLACK
+        self._limit = largest_bytes(dataset.image)
         named = (config.images, config.texts, config.key, dataset.splits.group_by, dataset.splits.column)
         used = {name for name in (*dataset.filter, *named) if name is not None}
         self._wanted = {RATED.get(name, name) for name in used} - {SUBSET}
@@ -80,29 +86,23 @@ class ChatRows:
             yield Container(file, self._store.stat(file))
 
     def items(self, container: Container) -> Iterator[Item]:
-        file = container.name
-        try:
-            table = self._open(file, ())
-            if table.columns and self._config.texts not in table.columns:
-                raise DataError(f"there is no column {self._config.texts!r}")
-            for row in table.rows:
-                yield self._item(file, row)
-        except Unreachable:
-            raise
-        except (UsageError, DataError) as error:
-            fault = self._why(file, error)
-            logger.warning("%s: %s is left out: %s", self._config_key, file, fault)
-            name = file.rpartition(".")[0]
-            yield Item(name, name, file, {}, "", ("source.unreadable", fault))
+        items = self._rows(container.name)
+        if self.is_sequential:
+            yield from items
+            return
+        while some := list(islice(items, AT_ONCE)):
+            self._images.look_ahead([image for item in some for image in _images_of(item.file)])
+            yield from some
 
     def stat(self, file: str) -> Stat:
-        found = [self._store.stat(image) for image in _images_of(file)]
+        found = [self._images.stat(image) for image in _images_of(file)]
         if ABSENT in found:
             return ABSENT
         return Stat(sum(stat.size for stat in found), " ".join(stat.stamp for stat in found))
 
     def read(self, file: str, content: str) -> Members:
-        images = [read_file(self._store, image, self._limit) for image in _images_of(file)]
+        with needed(self._store):
+            images = [self._images.read(image, self._limit) for image in _images_of(file)]
         return _members(content.encode(), images)
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
@@ -112,6 +112,10 @@ class ChatRows:
     @cached_property
     def _store(self) -> Store:
         return open_store(base_of(self._config.path), f"{self._config_key}.path")
+
+    @cached_property
+    def _images(self) -> Located:
+        return Located(self._store, f"{self._config_key}.path")
 
     @cached_property
     def _files(self) -> Sequence[str]:
@@ -129,7 +133,7 @@ class ChatRows:
                 table = self._open(file, self._wanted)
             except Unreachable:
                 raise
-            except (UsageError, DataError) as error:
+            except DataError as error:
                 faults.append(f"{file}: {self._why(file, error)}")
                 continue
             columns |= dict.fromkeys(table.columns)
@@ -152,41 +156,64 @@ class ChatRows:
         """The error, the same wherever the source lies."""
         return str(error).replace(join_location(self._store.location, file), file)
 
+    def _rows(self, file: str) -> Iterator[Item]:
+        table, line = None, 0
+        try:
+            is_parquet = file.lower().endswith(".parquet")
+            table = self._open(file, self._wanted if is_parquet else ())  # lines are not read over twice
+            if table.columns and self._config.texts not in table.columns:
+                raise DataError(f"there is no column {self._config.texts!r}")
+            for row in table.rows:
+                line = row.line
+                yield self._item(file, row)
+        except Unreachable:
+            raise
+        except DataError as error:
+            yield from self._lost(file, line, table.count if table is not None else None, error)
+
+    def _lost(self, file: str, read: int, count: int | None, error: DataError) -> Iterator[Item]:
+        """What became of the rows after the first `read`, of `count` or nobody knows how many."""
+        why = self._why(file, error)
+        fault: tuple[Reason, str] = ("source.unreadable", why)
+        if count is None:
+            logger.warning("%s: %s is left out: %s", self._config_key, file, why)
+            name = file.rpartition(".")[0]
+            yield Item(name, name, file, {}, "", fault)
+            return
+        logger.warning(
+            "%s: %s: %s of %s rows are left out: %s", self._config_key, file, count - read, count, why
+        )
+        for place in (f"{file}:{row}" for row in range(read + 1, count + 1)):
+            yield Item(place, place, "", {}, "", fault)
+
     def _item(self, file: str, row: Row) -> Item:
         place = f"{file}:{row.line}"
         if row.fault is not None:
             return Item(place, place, "", {}, "", ("source.unreadable", row.fault))
         sample = interpret(row.fields, _subset_of(file), self._config, self._filter)
         key = sample.original_key or place
-        paths = [_located(file, image) for image in sample.images if isinstance(image, str)]
-        named = file if self.is_sequential else _joined(paths)
+        folder = file.rpartition("/")[0]
+        images = [self._images.name(one, folder) if isinstance(one, str) else one for one in sample.images]
+        named = file if self.is_sequential else _joined([one for one in images if isinstance(one, str)])
         if sample.fault is not None or not filters.passes(self._filter, sample.fields):
             return Item(place, key, named, sample.fields, "", sample.fault)
         if not self.is_sequential:
             return Item(place, key, named, sample.fields, sample.document.decode())
         try:
-            members = _members(sample.document, [self._bytes(file, image) for image in sample.images])
+            members = _members(sample.document, [self._bytes(image) for image in images])
         except Reject as reject:
-            return Item(place, key, named, sample.fields, "", (reject.reason, reject.detail))
+            fault, may_pass = (reject.reason, reject.detail), reject.reason == TRANSIENT
+            return Item(place, key, named, sample.fields, "", fault, may_pass=may_pass)
         return Item(place, key, named, sample.fields, "", members=members)
 
-    def _bytes(self, file: str, image: bytes | str) -> bytes:
-        if isinstance(image, str):
-            return read_file(self._store, _located(file, image), self._limit)
-        return image
+    def _bytes(self, image: bytes | str) -> bytes:
+        return self._images.read(image, self._limit) if isinstance(image, str) else image
 
 
 def _subset_of(file: str) -> str:
     """The first folder that the file lies in, or its own name."""
     folder, slash, _ = file.partition("/")
     return folder if slash else file.rpartition(".")[0]
-
-
-def _located(file: str, image: str) -> str:
-    """An image's path relative to the source's folder, told from that of the file which names it."""
-    if is_remote(image) or image.startswith("/"):
-        return image
-    return posixpath.normpath(posixpath.join(posixpath.dirname(file), image))
 
 
 def _joined(images: Sequence[str]) -> str:

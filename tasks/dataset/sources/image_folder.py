@@ -1,7 +1,8 @@
 """A folder of images, the caption of each in a file beside it, or in the name of the folder it lies in.
 
 Listing holds the names of one folder at a time and opens nothing. What is hidden (`.x`, `__MACOSX`) is no
-part of the data; every other image and caption file is a sample, or a reject that says what it lacks.
+part of the data; every other image and caption file is a sample, or a reject that says what it lacks. So is
+an image in a format that is not read, unless the same image lies beside it in one that is.
 """
 
 from __future__ import annotations
@@ -11,22 +12,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from itertools import groupby
-from pathlib import PurePath, PurePosixPath
+from pathlib import PurePath
+from posixpath import splitext
 from typing import Any
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.patterns import is_hidden
+from tasks.core.globs import is_hidden
 from tasks.core.schema import Dataset
 from tasks.core.schema.source import ImageFolderSource
-from tasks.core.stores import ABSENT, Stat, Store, Unreachable, is_remote, open_store
+from tasks.core.stores import ABSENT, Stat, Store, Unreachable, open_store
+from tasks.dataset import images
 from tasks.dataset.keys import key_of
 from tasks.dataset.reasons import Reason, Reject
 from tasks.dataset.sources.reading.cells import text_of, to_json
-from tasks.dataset.sources.source import Container, Item, open_file, read_file, unreadable
-from tasks.dataset.sources.table import BYTES_PER_PIXEL, SLACK
+from tasks.dataset.sources.reading.presence import needed
+from tasks.dataset.sources.source import Container, Item, read_file, read_start
 from tasks.dataset.tar import Members, span_bytes
 
-IMAGES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+IMAGES = frozenset(f".{suffix}" for suffix in images.SUFFIXES)
+UNREAD = frozenset(f".{suffix}" for suffix in images.UNREAD)
 LARGEST_CAPTION = 16 << 20
 JSON_GROWTH = 5
 """`1E9` is stored as `1000000000.0`; nothing grows more when it is written anew."""
@@ -39,7 +43,7 @@ class ImageFolder:
         self._config = config
         self._config_key = config_key
         self._suffix = "" if config.captions == "folder" else f".{config.captions}"
-        self._limit = dataset.image.max_pixels * BYTES_PER_PIXEL + SLACK
+        self._limit = images.largest_bytes(dataset.image)
 
     @property
     def location(self) -> str:
@@ -89,16 +93,9 @@ class ImageFolder:
 
     def read(self, file: str, content: str) -> Members:
         beside = json.loads(content)
-        try:
+        with needed(self._store):
             members = self._from_file(beside["file"]) if self._suffix else _from_label(beside)
             return {**members, "image": read_file(self._store, file, self._limit)}
-        except Reject as reject:
-            if reject.reason in ("member.missing", "source.unreadable") and not self._is_there():
-                raise DataError(
-                    f"{self.location} is not there any more (removed, or not mounted); bring it back and run "
-                    "again, the current version stays as it was"
-                ) from None
-            raise
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         if not self._suffix:
@@ -113,23 +110,31 @@ class ImageFolder:
         return open_store(self._config.path, f"{self._config_key}.path")
 
     def _pairs(self, folder: str, files: Iterable[str]) -> Iterator[Item]:
-        """A folder's images in the order of their names, then the captions that have none."""
-        images, captions = [], {}
+        """A folder's images in the order of their names, then those in formats that are not read, then the
+        captions that have none."""
+        found: list[str] = []
+        unread: list[str] = []
+        captions = {}
         for file in files:
-            suffix = PurePosixPath(file).suffix.lower()
+            name, suffix = splitext(file)
+            suffix = suffix.lower()
             if suffix in IMAGES:
-                images.append(file)
+                found.append(file)
+            elif suffix in UNREAD:
+                unread.append(file)
             elif suffix == self._suffix:
-                captions[file[: -len(suffix)]] = file
-        paired = set()
-        for image in images:
-            name = image[: -len(PurePosixPath(image).suffix)]
-            paired.add(name)
-            yield self._item(folder, image, captions.get(name))
+                captions[name] = file
+        paired = set(map(_stem, found))
+        for image in found:
+            yield self._item(folder, image, captions.get(_stem(image)))
+        for image in unread:
+            if _stem(image) not in paired:
+                what = f"{splitext(image)[1].lower()} is not read; convert it"
+                yield _lost(image, folder, ("image.undecodable", what))
+        paired |= set(map(_stem, unread))
         for name, caption in captions.items():
             if name not in paired:
-                fault: tuple[Reason, str] = ("member.missing", "no image beside this caption")
-                yield Item(caption, caption, caption, _fields(folder), "", fault)
+                yield _lost(caption, folder, ("member.missing", "no image beside this caption"))
 
     def _item(self, folder: str, image: str, caption: str | None) -> Item:
         fields = _fields(folder)
@@ -150,7 +155,7 @@ class ImageFolder:
         return templates[int.from_bytes(drawn, "big") % len(templates)].replace("{}", label)
 
     def _caption_beside(self, image: str) -> Stat:
-        name = image[: -len(PurePosixPath(image).suffix)]
+        name = _stem(image)
         spellings = (self._suffix, self._suffix.upper(), self._suffix.capitalize())
         found = (self._store.stat(name + suffix) for suffix in spellings)
         return next((stat for stat in found if stat != ABSENT), ABSENT)
@@ -158,22 +163,18 @@ class ImageFolder:
     def _from_file(self, file: str) -> dict[str, bytes]:
         content = self._text(file)
         if self._config.field is None:
-            return {"txt": content.strip().encode()}
+            return {"txt": content.encode()}
         try:
             fields = json.loads(content)
         except (ValueError, RecursionError):
             raise Reject("caption.missing", "the caption file is no valid JSON") from None
         if not isinstance(fields, dict):
             raise Reject("caption.missing", "the caption file is no JSON object")
-        members = {"txt": text_of(fields.pop(self._config.field, None)).strip()}
+        members = {"txt": text_of(fields.pop(self._config.field, None))}
         return {**members, "json": to_json(fields)} if fields else members
 
     def _text(self, file: str) -> str:
-        with open_file(self._store, file) as opened:
-            try:
-                content = opened.read(LARGEST_CAPTION + 1)
-            except OSError as error:
-                raise unreadable(error) from None
+        content = read_start(self._store, file, LARGEST_CAPTION)
         if len(content) > LARGEST_CAPTION:
             raise Reject("caption.missing", f"the caption file has more than {LARGEST_CAPTION:,} bytes")
         try:
@@ -181,12 +182,13 @@ class ImageFolder:
         except UnicodeDecodeError as error:
             raise Reject("caption.encoding", f"not UTF-8 at byte {error.start}") from None
 
-    def _is_there(self) -> bool:
-        """A folder that is not mounted is often there, and empty. A remote one says so by itself."""
-        try:
-            return is_remote(self.location) or any(self._store.entries())
-        except OSError:
-            return False
+
+def _stem(file: str) -> str:
+    return splitext(file)[0]
+
+
+def _lost(file: str, folder: str, fault: tuple[Reason, str]) -> Item:
+    return Item(file, file, file, _fields(folder), "", fault)
 
 
 def _fields(folder: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from tasks.core.schema import Dataset, NiftiSource
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.reading import nifti_file
 from tasks.dataset.sources.reading.nifti_file import Head
-from tasks.dataset.sources.reading.volume_tables import rescale_in, spacing_in
+from tasks.dataset.sources.reading.volume_tables import rescale_in, spacing_in, table_name
 from tasks.dataset.sources.volume_folder import VolumeFolder
 from tasks.dataset.tar import Buffer
 from tasks.dataset.volumes import npy
@@ -65,7 +65,8 @@ class NiftiVolumes(VolumeFolder):
         told = slope, intercept = rescale_in(rows["metadata"], self._config.metadata)
         if told == IDENTITY:
             return told
-        which = f"slope {slope:g} and intercept {intercept:g} of {self._config.metadata.path}"
+        table = table_name(self._config.metadata.path)
+        which = f"slope {slope:g} and intercept {intercept:g} of {table}"
         if (head.slope, head.intercept) != IDENTITY:
             its_own = f"slope {head.slope:g} and intercept {head.intercept:g}"
             raise Reject(

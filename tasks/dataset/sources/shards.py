@@ -1,11 +1,13 @@
 """WebDataset tars made by others: each read once, from its first byte to its last, never extracted.
 
 Every sample that a tar holds is accounted for: what is torn, unsafe, or lacks a member is an item with a
-fault. Its members keep their bytes; what becomes of which is told by `roles`, what joins them by `join`.
+fault. A tar that its disk or server does not give ends the build. Members keep their bytes, but for the mark
+of the byte order before a caption; what becomes of which is told by `roles`, what joins them by `join`.
 """
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -19,7 +21,7 @@ from tasks.dataset.sources.reading.foreign_tar import TarReader
 from tasks.dataset.sources.reading.grouping import Group, groups
 from tasks.dataset.sources.reading.join import TableRows, TarMembers
 from tasks.dataset.sources.reading.roles import FIELD, REQUIRED, Roles
-from tasks.dataset.sources.source import Container, Item, unreadable
+from tasks.dataset.sources.source import Container, Item
 from tasks.dataset.tar import Members
 
 LOOKED_AT = 1000
@@ -89,12 +91,7 @@ class Shards:
         raise NotImplementedError("a sample of a tar comes with its bytes")
 
     def _groups(self, files: Files, file: str) -> Iterator[Group[bytes]]:
-        try:
-            opened = files.store.open(file)
-        except OSError as error:
-            yield Group("", fault=("source.unreadable", f"the tar: {unreadable(error).detail}"))
-            return
-        with opened:
+        with files.opened(file) as opened:
             reader = TarReader(opened)
             yield from groups(reader, self._roles, lambda _, member: reader.content(member))
 
@@ -143,6 +140,8 @@ class Shards:
                 given = self._roles.origins.get(role)
                 lacking = f"no {role}" if given is None else f"no {role}, as it has no {given}"
                 raise Reject(reason, f"{lacking}; its members: {', '.join(sorted(suffixes)[:12])}")
+        if "txt" in members:
+            members["txt"] = members["txt"].removeprefix(BOM_UTF8)
         _check_text(members)
         return members
 

@@ -47,6 +47,8 @@ class Item:
     content: str
     fault: tuple[Reason, str] | None = None
     members: Members | None = None
+    may_pass: bool = False
+    """Of a fault: whether it may be gone at the next try, as a disk's or a server's trouble may."""
 
 
 class Source(Protocol):
@@ -84,28 +86,36 @@ def open_file(store: Store, file: str, in_order: bool = True) -> BinaryIO:
     """A regular file, open for reading as `Store.open` does; Reject when it is absent or cannot be opened."""
     try:
         return store.open(file, in_order)
-    except (FileNotFoundError, NotADirectoryError):
-        raise Reject("member.missing", "no such file") from None
-    except NotRegular as error:
-        raise Reject("member.missing", str(error)) from None
-    except OSError as error:
-        if error.errno in NO_FILE:
-            raise Reject("member.missing", os.strerror(error.errno)) from None
-        raise unreadable(error) from None
-    except ValueError:
-        raise Reject("member.missing", "no file can have such a name") from None
+    except (OSError, ValueError) as error:
+        raise _rejected(error) from None
 
 
 def read_file(store: Store, file: str, limit: int) -> bytes:
     """A regular file's content; Reject when it is absent, unreadable, or larger than `limit` bytes."""
-    with open_file(store, file) as opened:
-        try:
-            content = opened.read(limit + 1)
-        except OSError as error:
-            raise unreadable(error) from None
+    content = read_start(store, file, limit)
     if len(content) > limit:
         raise Reject("image.too_large", f"more than {limit:,} bytes, as no image within the limits has")
     return content
+
+
+def read_start(store: Store, file: str, most: int) -> bytes:
+    """A regular file's content, or its first `most` + 1 bytes; Reject when it is absent or unreadable."""
+    try:
+        return store.read(file, most)
+    except (OSError, ValueError) as error:
+        raise _rejected(error) from None
+
+
+def _rejected(error: OSError | ValueError) -> Reject:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return Reject("member.missing", "no such file")
+    if isinstance(error, NotRegular):
+        return Reject("member.missing", str(error))
+    if not isinstance(error, OSError):
+        return Reject("member.missing", "no file can have such a name")
+    if error.errno in NO_FILE:
+        return Reject("member.missing", os.strerror(error.errno))
+    return unreadable(error)
 
 
 def unreadable(error: OSError) -> Reject:

@@ -1,6 +1,9 @@
 """Images and captions in tables: CSV, TSV, JSON lines or Parquet, the images as paths or as bytes.
 
 Images with paths are read whenever their sample is wanted; a table of bytes is read once, in its own order.
+
+An address may hold a signature or a password. It stands whole in an item's `content` alone, which nobody
+sees; everywhere else, keys included, it stands without (`tasks.core.addresses.named`).
 """
 
 from __future__ import annotations
@@ -11,24 +14,25 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.addresses import is_remote, named
+from tasks.core.errors import DataError
 from tasks.core.schema import Dataset, TableSource
-from tasks.core.stores import ABSENT, Stat, Store, base_of, expand, join_location, open_store
+from tasks.core.stores import Stat, Store, base_of, expand, join_location, open_store
+from tasks.dataset.images import largest_bytes
 from tasks.dataset.reasons import Reason, Reject
-from tasks.dataset.sources.reading.cells import content_key, embedded, text_of, to_json
+from tasks.dataset.sources.reading.cells import content_key, embedded, row_text, text_of, to_json
 from tasks.dataset.sources.reading.columns import require
 from tasks.dataset.sources.reading.located import Located
+from tasks.dataset.sources.reading.presence import needed
 from tasks.dataset.sources.reading.tabular import SUFFIXES, Row, Table, open_table
 from tasks.dataset.sources.source import Container, Item
 from tasks.dataset.tar import Members, span_bytes
 
-__all__ = ["TableImages", "to_json"]
-
-BYTES_PER_PIXEL = 8
-"""16-bit RGBA; an image file with more than this for every allowed pixel cannot be within the limits."""
-SLACK = 1 << 20
 AT_ONCE = 256
 """Rows whose images are asked for together, where each costs a turn of the network."""
+_PATH_AMONG_BYTES = (
+    "its image is a path in a table of bytes; give those rows as a source of their own"  # told by its stat
+)
 
 
 class TableImages:
@@ -37,13 +41,16 @@ class TableImages:
     def __init__(self, config: TableSource, dataset: Dataset, config_key: str) -> None:
         self._config = config
         self._config_key = config_key
-        self._limit = dataset.image.max_pixels * BYTES_PER_PIXEL + SLACK
+        self._limit = largest_bytes(dataset.image)
         roles = {f"{config_key}.{role}": getattr(config, role) for role in ("image", "caption", "key")}
         splits = {"group_by": dataset.splits.group_by, "from": dataset.splits.column}
         rules = {f"dataset.splits.{key}": name for key, name in splits.items()}
         self._asked = [(key, name) for key, name in (roles | rules).items() if name is not None]
         self._asked += [("dataset.filter", name) for name in dataset.filter]
         self._wanted = {name for _, name in self._asked}
+        self._addresses: dict[
+            str, str
+        ] = {}  # whole ones, by item's file, while the items at hand are looked at
 
     @cached_property
     def location(self) -> str:
@@ -56,16 +63,18 @@ class TableImages:
     def columns(self) -> Sequence[str]:
         """Of the first table; of JSON lines also of further ones, while a column is looked for."""
         columns = dict.fromkeys(self._first.columns)
-        tables = iter(self._tables[1:] if self._first.columns_vary else ())
-        while not self._wanted <= columns.keys() and (table := next(tables, None)) is not None:
-            columns.update(dict.fromkeys(self._open(table).columns))
+        tables = islice(self._tables if self._first.columns_vary else (), 1, None)
+        while not self._wanted <= columns.keys() and (name := next(tables, None)) is not None:
+            table = self._open(name)
+            table.close()
+            columns.update(dict.fromkeys(table.columns))
         for key, name in self._asked:
             require(key, name, list(columns), self._first.name)
         return list(columns)
 
     def containers(self) -> Iterator[Container]:
-        for table in self._tables:
-            yield Container(table, self._store.stat(table))
+        for name, table in self._tables.items():
+            yield Container(name, self._store.stat(table))
 
     def items(self, container: Container) -> Iterator[Item]:
         table = self._open(container.name)
@@ -73,26 +82,31 @@ class TableImages:
         if self.is_sequential:
             yield from (self._item_of_bytes(container.name, row) for row in table.rows)
         else:
-            items = (self._item_of_path(container.name, row) for row in table.rows)
-            while some := list(islice(items, AT_ONCE)):
-                self._images.look_ahead([item.file for item in some if item.fault is None])
+            folder = container.name.rpartition("/")[0]
+            items = (self._item_of_path(container.name, folder, row) for row in table.rows)
+            while some := self._next(items):
                 yield from some
-        if self._store.stat(container.name) != container.stat:
+        if self._store.stat(self._tables[container.name]) != container.stat:
             raise DataError(f"{table.location} has changed while it was read; run again")
 
+    def _next(self, items: Iterator[Item]) -> list[Item]:
+        self._addresses = {}
+        some = list(islice(items, AT_ONCE))
+        self._images.look_ahead(
+            self._addresses.get(item.file, item.file) for item in some if item.fault is None
+        )
+        return some
+
     def stat(self, file: str) -> Stat:
-        return self._images.stat(file)
+        return self._images.stat(self._addresses.get(file, file))
 
     def read(self, file: str, content: str) -> Members:
-        try:
-            return {**self._beside(json.loads(content)), "image": self._images.read(file, self._limit)}
-        except Reject as reject:
-            if reject.reason in ("member.missing", "source.unreadable") and not self._is_there():
-                raise DataError(
-                    f"{self.location}: the tables are not there any more (removed, or not mounted); bring "
-                    "them back and run again, the current version stays as it was"
-                ) from None
-            raise
+        row = json.loads(content)
+        written = row[self._config.image]
+        with needed(self._store):
+            beside = self._beside(row)
+            image = self._images.read(written if is_remote(written) else file, self._limit)
+        return {**beside, "image": image}
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         # The row as ASCII JSON is at least as long as the caption and the rest of the row in UTF-8.
@@ -107,17 +121,21 @@ class TableImages:
         return Located(self._store, f"{self._config_key}.path")
 
     @cached_property
-    def _tables(self) -> list[str]:
-        """Relative to the location."""
+    def _tables(self) -> dict[str, str]:
+        """Relative to the location, by the names that people see."""
         found = expand(self._config.path, SUFFIXES, f"{self._config_key}.path")
-        return [table.removeprefix(self.location).lstrip("/") for table in found]
+        tables = [table.removeprefix(self.location).lstrip("/") for table in found]
+        return {self._images.told(table): table for table in tables}
 
     @cached_property
     def _first(self) -> Table:
-        return self._open(self._tables[0])
+        """What its head tells; its rows are not for reading."""
+        table = self._open(next(iter(self._tables)))
+        table.close()
+        return table
 
-    def _open(self, table: str) -> Table:
-        location = join_location(self.location, table)
+    def _open(self, name: str) -> Table:
+        location = join_location(self.location, self._tables[name])
         return open_table(location, f"{self._config_key}.path", self._wanted, self._config.image)
 
     def _require_sameness(self, table: Table) -> None:
@@ -130,37 +148,35 @@ class TableImages:
         for key, name in () if table.columns_vary else self._asked:
             require(key, name, table.columns, table.name)
 
-    def _is_there(self) -> bool:
-        try:
-            return self._store.stat(self._tables[0]) != ABSENT
-        except UsageError:
-            return False
-
-    def _item_of_path(self, table: str, row: Row) -> Item:
+    def _item_of_path(self, table: str, folder: str, row: Row) -> Item:
         place = f"{table}:{row.line}"
+        fields = row.fields
         if row.fault is not None:
             return Item(place, place, "", {}, "", ("source.unreadable", row.fault))
-        image = row.fields.get(self._config.image)
-        if not isinstance(image, str) or not image:
-            return Item(place, place, "", row.fields, "", ("member.missing", "the row names no image"))
-        file = self._images.name(image, table.rpartition("/")[0])
-        original_key = file if self._config.key is None else self._key(row.fields)
+        written = fields.get(self._config.image)
+        if not isinstance(written, str) or not written:
+            return Item(place, place, "", fields, "", ("member.missing", "the row names no image"))
+        name = self._images.name(written, folder)
+        file = self._images.told(name)
+        if file != name:
+            self._addresses[file] = self._images.address(name)
+            fields = {**fields, self._config.image: self._addresses[file]}
+        original_key = file if self._config.key is None else self._key(fields)
         if not original_key:
-            return Item(place, place, file, row.fields, "", self._no_key)
-        return Item(place, original_key, file, row.fields, json.dumps(row.fields, default=str))
+            return Item(place, place, file, fields, "", self._no_key)
+        return Item(place, original_key, file, fields, row_text(fields))
 
     def _item_of_bytes(self, table: str, row: Row) -> Item:
         place = original_key = f"{table}:{row.line}"
         if row.fault is not None:
             return Item(place, place, table, {}, "", ("source.unreadable", row.fault))
         image, path = embedded(row.fields.get(self._config.image))
+        path = named(path) if path is not None and is_remote(path) else path
         fields = {**row.fields, self._config.image: path}
         try:
-            beside = self._beside(json.loads(json.dumps(fields, default=str)))
-            if image is None and path:
-                image = self._images.read(self._images.name(path, table.rpartition("/")[0]), self._limit)
+            beside = self._beside(json.loads(row_text(fields)))
             if image is None:
-                raise Reject("member.missing", "the row holds no image")
+                raise Reject("member.missing", _PATH_AMONG_BYTES if path else "the row holds no image")
             if len(image) > self._limit:
                 raise Reject("image.too_large", f"{len(image):,} bytes, as no image within the limits has")
             original_key = self._key(fields) if self._config.key else content_key(path, image, beside["txt"])
@@ -168,7 +184,7 @@ class TableImages:
                 raise Reject(*self._no_key)
         except Reject as reject:
             return Item(place, original_key or place, table, fields, "", (reject.reason, reject.detail))
-        return Item(place, original_key, table, fields, "", None, {**beside, "image": image})
+        return Item(place, original_key, table, fields, "", members={**beside, "image": image})
 
     def _beside(self, row: dict[str, Any]) -> dict[str, bytes]:
         """The members but the image; Reject."""
@@ -181,7 +197,9 @@ class TableImages:
     def _key(self, fields: Mapping[str, Any]) -> str:
         """What the key's column holds; "" when that is nothing."""
         key = fields.get(str(self._config.key))
-        return "" if key is None else str(key)
+        if key is None or key != key:  # NaN is how data frames write that there is none
+            return ""
+        return named(str(key)) if is_remote(str(key)) else str(key)
 
     @property
     def _no_key(self) -> tuple[Reason, str]:

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.patterns import is_hidden
+from tasks.core.globs import is_hidden
 from tasks.core.schema import Dataset, VolumeSource
 from tasks.core.stores import Stat, Unreachable, is_remote, open_store
-from tasks.dataset.keys import stem
 from tasks.dataset.reasons import Reject
+from tasks.dataset.sources.reading.names import Names
+from tasks.dataset.sources.reading.presence import needed
 from tasks.dataset.sources.reading.volume_tables import VolumeTables, labels_of, report_of, spacing_in
 from tasks.dataset.sources.source import Container, Item
 from tasks.dataset.tar import Buffer, Members, span_bytes
@@ -63,13 +64,18 @@ class VolumeFolder(ABC):
     def items(self, container: Container) -> Iterator[Item]:
         self.columns()
         tables = VolumeTables(self._tables, self.location, self._config_key)
+        files = Names(self._files())
         found = False
-        for file in self._files():
+        for file in files:
             found = True
             matches = {field: pattern.search(file) for field, pattern in self._patterns.items()}
             fields = {field: match.group(1) if match else None for field, match in matches.items()}
-            content = {"fields": fields, **tables.rows(stem(os.path.basename(file)))}
-            yield Item(file, file, file, fields, json.dumps(content))
+            try:
+                about = tables.rows(file, files.sharing(file))
+            except Reject as reject:
+                yield Item(file, file, file, fields, "", (reject.reason, reject.detail))
+                continue
+            yield Item(file, file, file, fields, json.dumps({"fields": fields, **about}))
         if not found:
             kinds = " or ".join(self.suffixes)
             raise DataError(f"{self._config_key}.path: {self._tables.path} holds no {kinds} file")
@@ -96,14 +102,15 @@ class VolumeFolder(ABC):
         facts: dict[str, Any] = {"volume_name": os.path.basename(file), **beside["fields"]}
         if self._tables.labels is not None:
             facts["labels"] = labels_of(beside["labels"], self._tables.labels.path)
-        voxels, known = self._voxels(file, beside)
+        with needed(self._store):
+            voxels, known = self._voxels(file, beside)
         facts |= known
         try:
             text = report.encode()
             described = json.dumps(facts, sort_keys=True, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise Reject("caption.encoding", "report, labels or path are not UTF-8") from None
-        return {"txt": text, "json": described, stored.NPY: voxels}
+        return {"txt": text, "json": described, "volume": voxels}
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         beside = len(content) + JSON_BYTES

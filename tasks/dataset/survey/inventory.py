@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from tasks.core.errors import UsageError
 from tasks.core.formats import count
-from tasks.core.patterns import first_mark, is_hidden
+from tasks.core.globs import first_mark, is_hidden
 from tasks.core.schema.source import TABLES
 from tasks.core.stores import (
     ABSENT,
@@ -25,8 +25,8 @@ from tasks.core.stores import (
     open_store,
     split_location,
 )
+from tasks.dataset.images import SUFFIXES as IMAGES
 from tasks.dataset.sources.reading.files import COMPRESSED
-from tasks.dataset.sources.reading.roles import IMAGES
 
 MOST_FILES = 200_000
 """Names that are listed; a survey of more tells about the first."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from tasks.core.errors import UsageError
-from tasks.core.patterns import first_mark
+from tasks.core.globs import first_mark
 from tasks.core.stores import absolute_location, split_location
 from tasks.dataset.survey import chat, image_folder, image_table, tars, volumes
 from tasks.dataset.survey.evidence import Reading, listed, shown

@@ -11,13 +11,14 @@ from typing import Any
 
 from tasks.core.formats import percent
 from tasks.core.stores import Unreachable
+from tasks.dataset.images import SUFFIXES as IMAGES
 from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.reading.roles import IMAGES
 from tasks.dataset.sources.source import read_file
 from tasks.dataset.survey.evidence import shown, spread
 from tasks.dataset.survey.image_table import CAPTIONS
 from tasks.dataset.survey.inventory import Inventory
 from tasks.dataset.survey.tar_file import Looked, look_at_tar
+from tasks.dataset.volumes import stored
 
 MOST_FOLDERS = 8
 TARS = 3
@@ -114,7 +115,7 @@ def modality_of(one: TarFolder) -> str:
     """ "" where the members make none."""
     if any(one.has(f"000.{suffix}") for suffix in IMAGES) or "messages" in field_names(one):
         return "chat"
-    if one.has("volume.npy") or (one.has("npy") and not one.images):
+    if _has_volumes(one) or (one.has("npy") and not one.images):
         return "volume_report"
     has_image = one.images or _dotted_image(one)
     if has_image and one.is_reinforcement:
@@ -134,9 +135,13 @@ def members_of(one: TarFolder) -> Mapping[str, str]:
             members["image"] = dotted
         if not one.has("txt") and (origin := _caption_origin(one)):
             members["txt"] = origin
-    if modality == "volume_report" and not one.has("volume.npy"):
+    if modality == "volume_report" and not _has_volumes(one):
         members["volume.npy"] = "npy"
     return members
+
+
+def _has_volumes(one: TarFolder) -> bool:
+    return any(one.has(suffix) for suffix in stored.MEMBERS)
 
 
 def _dotted_image(one: TarFolder) -> str | None:

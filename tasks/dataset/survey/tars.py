@@ -56,7 +56,8 @@ def without_use(inventory: Inventory) -> str:
         return f"the tars hold reinforcements ({first.members}) without images: give a folder with both"
     return (
         f"the tars' samples hold {first.members or 'nothing'}, which is no sample that Tarmac knows: images "
-        "need txt, or json with a caption; volumes volume.npy, txt and json; conversations json and 000.jpg"
+        "need txt, or json with a caption; volumes volume.npy or volume.b2nd, txt and json; conversations "
+        "json and 000.jpg"
     )
 
 

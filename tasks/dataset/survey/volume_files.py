@@ -60,7 +60,7 @@ class Looks:
 def look_at_npz(store: Store, files: Sequence[str]) -> Looks:
     looks = Looks()
     for file in spread(files, HEADERS):
-        arrays = _tried(looks, file, lambda file=file: _arrays(store, file))  # type: ignore[misc]
+        arrays = _tried(looks, file, lambda file=file: archive.headers(store, file))  # type: ignore[misc]
         if arrays is None:
             continue
         looks.arrays.append(tuple(arrays))
@@ -116,21 +116,3 @@ def _tried(looks: Looks, file: str, look: Callable[[], Seen], again: bool = Fals
     except (TarmacError, OSError, zipfile.BadZipFile, ValueError, RuntimeError) as error:
         looks.broken.append(f"{shown(file)}: {shown(error, 100)}")
     return None
-
-
-def _arrays(store: Store, file: str) -> dict[str, npy.Header]:
-    """The headers of an NPZ file's arrays by name; Reject when there is none."""
-    with store.open(file, in_order=False) as opened:
-        if opened.read(2) != b"PK":
-            raise Reject("volume.undecodable", "no NPZ file: it does not start like a zip archive")
-        opened.seek(0)
-        with zipfile.ZipFile(opened) as packed:
-            headers = {}
-            for entry in packed.infolist()[: archive.MAX_ARRAYS]:
-                if entry.filename.endswith(".npy") and entry.compress_type in archive.COMPRESSIONS:
-                    with packed.open(entry) as member:
-                        start = member.read(npy.LONGEST_HEADER)
-                    headers[entry.filename.removesuffix(".npy")] = npy.parse_header(start, entry.filename)
-    if not headers:
-        raise Reject("volume.shape", "holds no array")
-    return headers

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tasks.dataset.reasons import Reject
 from tasks.dataset.tar import Buffer
 
+MAGIC = npy.MAGIC_PREFIX
 LARGEST_BYTES = 4 << 30
 """A volume of 512 x 512 x 2,000 in float64 fits."""
 LONGEST_HEADER = 1 << 14
@@ -74,8 +75,11 @@ def parse(content: Buffer, name: str = "volume.npy") -> NDArray[Any]:
     if len(content) - header.offset != header.size_bytes:
         there = len(content) - header.offset
         raise Reject("volume.undecodable", f"{name} has {there:,} of {header.size_bytes:,} bytes")
-    values = np.frombuffer(content, header.dtype, offset=header.offset)
-    return values.reshape(header.shape, order="F" if header.fortran else "C")
+    try:
+        values = np.frombuffer(content, header.dtype, offset=header.offset)
+        return values.reshape(header.shape, order="F" if header.fortran else "C")
+    except ValueError as error:  # of no numbers at all, but with sides beyond what numpy can count
+        raise Reject("volume.undecodable", f"{name}: {error}") from None
 
 
 def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[np.uint8], NDArray[Any]]:

@@ -24,7 +24,7 @@ from tasks.core.errors import UsageError
 from tasks.dataset.reasons import Reject
 from tasks.dataset.tar import Buffer
 from tasks.dataset.volumes import npy
-from tasks.dataset.volumes.frame import CHUNK_HEADER, require_chunk, require_frame
+from tasks.dataset.volumes.frame import CHUNK_HEADER, FIXED_HEADER, MAGIC, require_chunk, require_frame
 from tasks.dataset.volumes.geometry import Shape
 
 B2ND, NPY = "volume.b2nd", "volume.npy"
@@ -88,6 +88,12 @@ def most_bytes(shape: Shape, encoding: str) -> int:
 def member_of(members: Mapping[str, Any]) -> str | None:
     """The name of the member that holds the volume."""
     return next((name for name in MEMBERS if name in members), None)
+
+
+def kind_of(content: Buffer) -> str | None:
+    """The member that such bytes would be, told by the first of them; None when they are no volume."""
+    start = bytes(content[:FIXED_HEADER])
+    return NPY if start.startswith(npy.MAGIC) else B2ND if start.startswith(MAGIC) else None
 
 
 def open_volume(name: str, content: Buffer) -> StoredVolume:
@@ -226,6 +232,9 @@ def _blosc2() -> Any:
     """Imported only where a volume is handled: it takes a fifth of a second, and numexpr, which it brings
     along and nobody here uses, starts threads for every core unless told otherwise."""
     os.environ.setdefault("NUMEXPR_NUM_THREADS", "1")
-    import blosc2
-
+    try:
+        import blosc2
+    except ImportError:
+        require_package("blosc2", f"{B2ND} in a shard")
+        raise
     return blosc2

@@ -51,7 +51,7 @@ def stored(seed: int, shape: tuple[int, int, int] = (6, 5, 4)) -> np.ndarray:
 
 def config(folder: Path, source: Any = None, **dataset: Any) -> Config:
     block = {"kind": "nifti", **(source or {})}
-    return raw.volume_config(folder, folder / "out", source=block, **dataset)
+    return raw.volume_config(folder, folder.parent / "out", source=block, **dataset)
 
 
 def tables(folder: Path, names: list[str], metadata: str = '1,0,"[0.75, 0.75]",1.5') -> None:

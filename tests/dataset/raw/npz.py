@@ -10,4 +10,4 @@ from tests.dataset import raw
 
 def make(folder: Path) -> Config:
     raw.volumes(folder, 6)
-    return raw.volume_config(folder, folder / "out")
+    return raw.volume_config(folder, folder.parent / "out")

@@ -5,9 +5,9 @@ An object array is refused by its header, and a member is read only as far as it
 
 from __future__ import annotations
 
-import errno
 import zipfile
-import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import IO, Any
@@ -16,14 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.core.stores import Store, Unreachable
+from tasks.dataset import zips
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.source import open_file, unreadable
 from tasks.dataset.volumes import npy
 
-MAX_ARRAYS = 1000
 PICKLE_MAGIC = b"\x80"
-COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""What numpy writes; others may claim any amount of memory for their dictionary."""
 AT_ONCE = 1 << 24
 
 
@@ -40,51 +38,55 @@ def read_npy(store: Store, file: str, name: str | None, scale: float | None) -> 
 
     Reject when there is none that is safe to read.
     """
-    try:
-        with open_file(store, file, in_order=False) as opened, _open(opened) as archive:
-            chosen = _choose(archive, name)
-            npy.require_numbers(chosen.header, chosen.name)
-            with archive.open(chosen.name) as member:
-                return _read(member, chosen, 1.0 if scale is None else scale)
-    except Unreachable:
-        raise
-    except OSError as error:
-        if error.errno == errno.EINVAL:  # a torn archive that points before its own start
-            raise Reject("volume.undecodable", "no NPZ file: its parts lie outside of it") from None
-        raise unreadable(error) from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        # RuntimeError: encrypted, or of a compression that zipfile does not know
-        raise Reject("volume.undecodable", str(error)) from None
+    with _opened(store, file) as archive:
+        chosen = _choose(archive, name)
+        npy.require_numbers(chosen.header, chosen.name)
+        with archive.open(chosen.name) as member:
+            return _read(member, chosen, 1.0 if scale is None else scale)
 
 
 def peek(store: Store, file: str, name: str | None) -> npy.Header:
     """The header of the array that `read_npy` would read."""
-    with open_file(store, file, in_order=False) as opened, _open(opened) as archive:
+    with _opened(store, file) as archive:
         return _choose(archive, name).header
 
 
-def _open(file: IO[bytes]) -> zipfile.ZipFile:
-    start = file.read(4)
-    if start.startswith(PICKLE_MAGIC):
-        raise Reject("volume.pickle", "the file is a pickle, which is never opened")
-    if not start:
-        raise Reject("volume.undecodable", "the file is empty")
-    if not start.startswith(b"PK"):
-        raise Reject("volume.undecodable", "no NPZ file: it does not start like a zip archive")
-    file.seek(0)
-    return zipfile.ZipFile(file)
+def headers(store: Store, file: str) -> dict[str, npy.Header]:
+    """The headers of all the file's arrays, by name; Reject when there is none."""
+    with _opened(store, file) as archive:
+        members = _members(archive)
+    if not members:
+        raise Reject("volume.shape", "holds no array")
+    return {member.name.removesuffix(".npy"): member.header for member in members}
+
+
+@contextmanager
+def _opened(store: Store, file: str) -> Iterator[zipfile.ZipFile]:
+    with open_file(store, file, in_order=False) as opened:
+        try:
+            start = opened.read(4)
+            if start.startswith(PICKLE_MAGIC):
+                raise Reject("volume.pickle", "the file is a pickle, which is never opened")
+            if not start:
+                raise Reject("volume.undecodable", "the file is empty")
+            if not start.startswith(b"PK"):
+                raise Reject("volume.undecodable", "no NPZ file: it does not start like a zip archive")
+            opened.seek(0)
+            with zips.opened(opened, "the file", "volume.undecodable") as archive:
+                yield archive
+        except Unreachable:
+            raise
+        except OSError as error:
+            raise unreadable(error) from None
 
 
 def _choose(archive: zipfile.ZipFile, name: str | None) -> Member:
-    entries = archive.infolist()
-    if len(entries) > MAX_ARRAYS:
-        raise Reject("archive.bomb", f"{len(entries):,} members in one file")
     if name is not None:
         if name + ".npy" not in archive.namelist():
-            there = ", ".join(sorted(entry.filename.removesuffix(".npy") for entry in entries)[:8])
+            there = ", ".join(sorted(entry.removesuffix(".npy") for entry in archive.namelist())[:8])
             raise Reject("member.missing", f"no array {name!r} (it has: {there or 'none'})")
         return _member(archive, archive.getinfo(name + ".npy"))
-    members = [_member(archive, entry) for entry in entries if entry.filename.endswith(".npy")]
+    members = _members(archive)
     volumes = [one for one in members if len(one.header.shape) == 3 and not one.header.dtype.hasobject]
     candidates = volumes or members
     if len(candidates) != 1:
@@ -93,9 +95,11 @@ def _choose(archive: zipfile.ZipFile, name: str | None) -> Member:
     return candidates[0]
 
 
+def _members(archive: zipfile.ZipFile) -> list[Member]:
+    return [_member(archive, entry) for entry in archive.infolist() if entry.filename.endswith(".npy")]
+
+
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Member:
-    if entry.compress_type not in COMPRESSIONS:
-        raise Reject("volume.undecodable", f"{entry.filename} is compressed as numpy never does")
     with archive.open(entry) as file:
         return Member(entry.filename, npy.parse_header(file.read(npy.LONGEST_HEADER), entry.filename))
 

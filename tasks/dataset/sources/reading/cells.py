@@ -10,6 +10,10 @@ from typing import Any
 from tasks.dataset.keys import stem
 from tasks.dataset.reasons import Reject
 
+row_text = json.JSONEncoder(default=str, check_circular=False).encode
+"""A row as JSON in ASCII, whatever its cells hold."""
+_canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False).encode
+
 
 def text_of(value: Any) -> bytes:
     """A caption's cell as UTF-8; Reject when there is none, or its bytes were something else."""
@@ -44,7 +48,10 @@ def content_key(path: str | None, image: bytes, text: bytes) -> str:
 def to_json(value: Any) -> bytes:
     """Canonical JSON in UTF-8; numbers that JSON has not (NaN, Infinity) become null. Reject on bad text."""
     try:
-        text = json.dumps(_finite(value), sort_keys=True, ensure_ascii=False, allow_nan=False)
+        try:
+            text = _canonical(value)
+        except ValueError:
+            text = _canonical(_finite(value))
         return text.encode()
     except UnicodeEncodeError:
         raise Reject("caption.encoding", "a further column of the row is not UTF-8") from None

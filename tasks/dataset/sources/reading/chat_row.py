@@ -9,10 +9,10 @@ from hashlib import blake2b
 from typing import Any
 
 from tasks.core.schema import ChatSource
-from tasks.dataset.building import filters
+from tasks.dataset import filters
 from tasks.dataset.conversations import RATINGS, Conversation, check_images, parse, select
 from tasks.dataset.reasons import Reason, Reject
-from tasks.dataset.sources.table import to_json
+from tasks.dataset.sources.reading.cells import to_json
 
 RATED = {name: f"{name}_ratings" for name in RATINGS}
 """The column with each kind of rating."""

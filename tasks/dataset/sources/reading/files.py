@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from typing import BinaryIO
 
 from tasks.core.errors import UsageError
-from tasks.core.stores import Stat, Store, base_of, expand, open_store
+from tasks.core.stores import Stat, Store, Unreachable, base_of, expand, join_location, open_store
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 AT_ONCE = 1000
@@ -49,3 +51,20 @@ class Files:
                 look_ahead(some)
             for name in some:
                 yield name, self.store.stat(name)
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[BinaryIO]:
+        """A file to be read in order; Unreachable for whatever OSError comes of it."""
+        try:
+            with self.store.open(name) as file:
+                yield file
+        except OSError as error:
+            raise lost(join_location(self.store.location, name), error) from None
+
+
+def lost(place: str, error: OSError, what: str = "cannot be read") -> Unreachable:
+    """The error that ends a build when a file of many samples cannot be read for no fault of its content: the
+    dataset would lack them all, and the next try may well read it."""
+    if isinstance(error, Unreachable):
+        return error
+    return Unreachable(error.errno, f"{what}: {error.strerror or error}", place)

@@ -17,10 +17,11 @@ from tasks.dataset.tar import BLOCK, padding
 CHUNK = 1 << 20
 ZEROS = bytes(BLOCK)
 LONGEST_EXTENSION = 1 << 20
-"""Bytes of a pax header or a GNU long name."""
+"""Bytes of the pax headers and GNU long names before one member, together."""
 LARGEST = 1 << 60
 REGULAR = ("0", "\0", "7")
 FOLDER = "5"
+MAGIC, MAGIC_AT = b"ustar", 257
 PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK, VOLUME_NAME = "x", "g", "L", "K", "V"
 UNFOLLOWED = {"S": "a sparse file", "M": "a part of another volume"}
 KINDS = {"1": "a hard link", "2": "a symbolic link", "3": "a device", "4": "a device", "6": "a pipe"}
@@ -55,6 +56,8 @@ class TarReader:
         self._seeks = seeks
         self._offset = 0
         self._left = 0
+        self._extended = 0
+        self._beyond = b""
 
     def __iter__(self) -> Iterator[Member]:
         extension: dict[str, str] = {}
@@ -69,7 +72,7 @@ class TarReader:
                 extension |= self._extension(kind, size, start)
                 continue
             member = self._member(block, kind, size, start, extension)
-            extension = {}
+            extension, self._extended = {}, 0
             if member is not None:
                 yield member
 
@@ -82,6 +85,22 @@ class TarReader:
             left -= len(parts[-1])
         self._left -= member.size
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def names_behind(self) -> Iterator[str]:
+        """After Damage: the names in whatever still looks like the header of a plain file.
+
+        Good enough to count what is lost, and for nothing else: content may look like a header, the end of a
+        long name is elsewhere, and headers of old V7 tars look like nothing. OSError.
+        """
+        chunk = self._beyond or self._file.read(CHUNK)
+        while chunk:
+            at = chunk.find(MAGIC)
+            while at >= 0:
+                block = chunk[at - MAGIC_AT : at - MAGIC_AT + BLOCK]
+                if at % BLOCK == MAGIC_AT and len(block) == BLOCK and _is_header(block):
+                    yield _name(block)
+                at = chunk.find(MAGIC, at + 1)
+            chunk = self._file.read(CHUNK)
 
     def _member(
         self, block: bytes, kind: str, size: int, start: int, extension: dict[str, str]
@@ -103,8 +122,9 @@ class TarReader:
 
     def _extension(self, kind: str, size: int, start: int) -> dict[str, str]:
         """What an extended header says of the next member."""
-        if size > LONGEST_EXTENSION:
-            raise Damage(f"an extended header of {size:,} bytes", start)
+        self._extended += size
+        if self._extended > LONGEST_EXTENSION:
+            raise Damage(f"extended headers of {self._extended:,} bytes", start)
         content = self._read(size)
         self._skip(padding(size))
         if kind == LONG_NAME:
@@ -116,6 +136,7 @@ class TarReader:
         start = self._offset
         while block := self._file.read(CHUNK):
             if any(block):
+                self._beyond = block
                 raise Damage("goes on after its end", start)
             self._offset += len(block)
 
@@ -155,6 +176,13 @@ def _parse(block: bytes, start: int) -> tuple[str, int]:
     if size is None or size > LARGEST:
         raise Damage("a header with no sound size", start)
     return chr(block[156]), size
+
+
+def _is_header(block: bytes) -> bool:
+    try:
+        return _parse(block, 0)[0] in REGULAR
+    except Damage:
+        return False
 
 
 def _octal(field: bytes) -> int | None:

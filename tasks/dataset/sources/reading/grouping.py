@@ -2,19 +2,20 @@
 
 A key is the path up to the first dot of its last part; a sample ends where the key changes or a suffix comes
 again (`tariterators.group_by_keys_nothrow` of open_clip). Where a tar is damaged, the sample in hand may lack
-members without a trace, so it is given up with all that would follow, as one fault.
+members without a trace, so it is given up with all that follows: each sample whose header can still be found
+is a fault of its own, so that a dataset which has lost most of a tar does not look whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Generic, TypeVar
 
 from tasks.dataset.reasons import Reason, Reject
 from tasks.dataset.sources.reading.foreign_tar import Damage, Member, TarReader
 from tasks.dataset.sources.reading.roles import LARGEST_BYTES, Roles
-from tasks.dataset.sources.source import unreadable
 
 MOST_MEMBERS = 10_000
 BESIDE = frozenset({"md5", "sha1", "sha256", "sha512", "crc32c", "idx", "index", "tar.idx", "tar.md5"})
@@ -41,7 +42,7 @@ class Group(Generic[Content]):
 def groups(
     reader: TarReader, roles: Roles, load: Callable[[str, Member], Content]
 ) -> Iterator[Group[Content]]:
-    """Samples in the tar's order; `load` gives what is kept of a member. Raises Unreachable alone."""
+    """Samples in the tar's order; `load` gives what is kept of a member. OSError."""
     current: Group[Content] | None = None
     try:
         for member in reader:
@@ -60,14 +61,23 @@ def groups(
             except Reject as reject:
                 current.members.clear()
                 current.fault = current.fault or (reject.reason, reject.detail)
-    except (Damage, OSError) as error:
-        problem = unreadable(error).detail if isinstance(error, OSError) else str(error)
+    except Damage as error:
+        problem = f"the tar: {error}; this sample and whatever follows cannot be read"
         key = current.key if current is not None else ""
-        rest = f"the tar: {problem}; this sample and whatever follows cannot be read"
-        yield Group(key, fault=("source.unreadable", rest))
+        for lost in chain([key], _keys_behind(reader, key)):
+            yield Group(lost, fault=("source.unreadable", problem))
         return
     if current is not None and current.is_sample:
         yield current
+
+
+def _keys_behind(reader: TarReader, key: str) -> Iterator[str]:
+    """The keys of samples behind the damage that `key` has."""
+    for name in reader.names_behind():
+        found, suffix = split_name(name)
+        if found != key and suffix not in BESIDE and not _is_beside(name, suffix):
+            key = found
+            yield key
 
 
 def _add(

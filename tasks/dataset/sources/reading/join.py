@@ -3,7 +3,7 @@
 What is held is an index on disk (`Lookup`), never the partners themselves. With `match: key` it covers all
 the joined files and is made once, which costs a pass over them (of tars on this machine, over their headers);
 with `match: shard` it covers one file at a time. A remote tar is copied to local disk while its index lives,
-because partners come in any order.
+because partners come in any order. A joined file that its disk or server does not give ends the build.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import BinaryIO
 
@@ -24,13 +25,12 @@ from tasks.core.stores import is_remote, join_location
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.reading.columns import require
 from tasks.dataset.sources.reading.fields import look_up, object_of
-from tasks.dataset.sources.reading.files import Files
+from tasks.dataset.sources.reading.files import Files, lost
 from tasks.dataset.sources.reading.foreign_tar import Member, TarReader
 from tasks.dataset.sources.reading.grouping import groups
 from tasks.dataset.sources.reading.lookup import Lookup
 from tasks.dataset.sources.reading.roles import FIELD, Roles
 from tasks.dataset.sources.reading.tabular import Table, open_table
-from tasks.dataset.sources.source import unreadable
 
 CHUNK = 1 << 20
 
@@ -126,10 +126,8 @@ class TarMembers(Partners):
         place = json.loads(self._find(container, key))
         if "fault" in place:
             raise Reject(*place["fault"])
-        try:
+        with self._needed(place["file"]):
             return {suffix: self._read(place["file"], *span) for suffix, span in place["members"].items()}
-        except OSError as error:  # of this machine's disk: a remote tar has been copied
-            raise unreadable(error) from None
 
     def _read(self, file: str, offset: int, size: int) -> bytes:
         if self._open is None or self._open[0] != file:
@@ -147,12 +145,7 @@ class TarMembers(Partners):
             self._open[1].close()
         self._open = self._copies = None
         for file in files:
-            try:
-                tar = self._copied(file)
-            except OSError as error:
-                self._damage = f" ({file}: {unreadable(error).detail})"
-                continue
-            with tar:
+            with self._needed(file), self._copied(file) as tar:
                 yield from self._samples(file, tar)
 
     def _samples(self, file: str, tar: BinaryIO) -> Iterator[tuple[str, str]]:
@@ -185,6 +178,13 @@ class TarMembers(Partners):
             return None
         value = look_up(fields, self._config.key.removeprefix(FIELD))
         return None if value is None else str(value)
+
+    @contextmanager
+    def _needed(self, file: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise lost(join_location(self.files.store.location, file), error) from None
 
     def _copied(self, file: str) -> BinaryIO:
         """The tar, open on this machine's disk; copied to there once when it is remote."""

@@ -1,4 +1,5 @@
-"""What the members of a tar are to a modality: `jpeg` is a pair's `image`, `001.png` a chat's `001`."""
+"""What the members of a tar are to a modality: `jpeg` is a pair's `image`, `001.png` a chat's `001`,
+`volume.b2nd` a `volume`. What an image or volume is stored as, its bytes tell, not its name."""
 
 from __future__ import annotations
 
@@ -8,23 +9,22 @@ from dataclasses import dataclass
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset, ShardsSource
+from tasks.dataset import images
 from tasks.dataset.reasons import Reason, Reject
+from tasks.dataset.volumes import stored
 
-IMAGES = ("jpg", "jpeg", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff")
-_CHAT_IMAGE = re.compile(rf"(\d{{3}})(?:\.(?:{'|'.join(IMAGES)}))?")
+_CHAT_IMAGE = re.compile(rf"(\d{{3}})(?:\.(?:{'|'.join(images.SUFFIXES)}))?")
 REINFORCEMENT = ("syn.json", "paug.json", "npz", "pth.gz")
 FIELD = "json:"
 """Begins an origin that is a field of the sample's `json`."""
 
-BYTES_PER_PIXEL = 8
-"""16-bit RGBA; an image file with more than this for every allowed pixel cannot be within the limits."""
 LARGEST_BYTES = 4 << 30
 """A sample's members together; a volume of 512 x 512 x 2,000 in float64 fits."""
 LARGEST_TEXT = 256 << 20
 
 
 def _pair(suffix: str) -> str | None:
-    return "image" if suffix in (*IMAGES, "image") else suffix if suffix in ("txt", "json") else None
+    return "image" if suffix in (*images.SUFFIXES, "image") else suffix if suffix in ("txt", "json") else None
 
 
 def _reinforced(suffix: str) -> str | None:
@@ -32,7 +32,9 @@ def _reinforced(suffix: str) -> str | None:
 
 
 def _volume(suffix: str) -> str | None:
-    return suffix if suffix in ("volume.npy", "txt", "json") else None
+    if suffix in (*stored.MEMBERS, "volume"):
+        return "volume"
+    return suffix if suffix in ("txt", "json") else None
 
 
 def _chat(suffix: str) -> str | None:
@@ -51,7 +53,7 @@ ROLES: Mapping[str, Callable[[str], str | None]] = {
 REQUIRED: Mapping[str, Mapping[str, Reason]] = {
     "image_text": {"image": "member.missing", "txt": "caption.missing"},
     "reinforced": {"image": "member.missing", "txt": "caption.missing"},
-    "volume_report": {"volume.npy": "member.missing", "txt": "report.missing", "json": "member.missing"},
+    "volume_report": {"volume": "member.missing", "txt": "report.missing", "json": "member.missing"},
     "chat": {"json": "member.missing"},
 }
 """What a sample cannot do without, and the reason of its reject; the modality checks the rest."""
@@ -101,9 +103,9 @@ class Roles:
         """Reject a member that is larger than any sound one, before it is read."""
         role = next((role for role, origin in self.origins.items() if origin == suffix), self.role(suffix))
         if role is not None and (role == "image" or role.isdigit()):
-            limit, reason = self.max_pixels * BYTES_PER_PIXEL + (1 << 20), "image.too_large"
+            limit, reason = self.max_pixels * images.BYTES_PER_PIXEL + images.SLACK, "image.too_large"
         else:
-            limit, reason = (LARGEST_BYTES if role == "volume.npy" else LARGEST_TEXT), "archive.bomb"
+            limit, reason = (LARGEST_BYTES if role == "volume" else LARGEST_TEXT), "archive.bomb"
         if size > limit:
             raise Reject(reason, f"{suffix}: {size:,} bytes, more than {limit:,}")  # type: ignore[arg-type]
 

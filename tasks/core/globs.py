@@ -9,17 +9,23 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from functools import lru_cache
 
+from tasks.core.addresses import host_of, is_remote, is_web
 from tasks.core.errors import UsageError
 
 MOST_FILES = 10_000_000
 """That braces may stand for."""
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}")
+_MARK, _WEB_MARK = re.compile(r"[*?[]"), re.compile(r"[*[]")
+_MARKS = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^]]*\])")
+_MEANINGS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 def is_hidden(file: str) -> bool:
     """Whether the file, or a folder on the way to it, is none of the data: `.git/x`, `__MACOSX/._a.jpg`."""
+    if "." not in file and "_" not in file:
+        return False
     return any(part.startswith(".") or part == "__MACOSX" for part in file.split("/"))
 
 
@@ -31,7 +37,8 @@ def first_mark(location: str) -> int | None:
 
 def glob_in(location: str) -> re.Match[str] | None:
     """In an address of the web `?` begins the query."""
-    return re.search(r"[*[]" if location.startswith("http") else r"[*?[]", location)
+    marks = _WEB_MARK if is_web(location) else _MARK
+    return marks.search(location, len(host_of(location)) if is_remote(location) else 0)
 
 
 def choices(location: str, config_key: str) -> list[str]:
@@ -58,11 +65,24 @@ def _ways(first: str | None, last: str | None, names: str | None, config_key: st
 
 def matches(name: str, pattern: str) -> bool:
     """As a shell does it: `*` leaves hidden names out."""
-    return fnmatchcase(name, pattern) and (pattern.startswith(".") or not is_hidden(name))
+    return bool(expression(pattern).fullmatch(name)) and (pattern.startswith(".") or not is_hidden(name))
 
 
-def any_depth(pattern: str) -> re.Pattern[str]:
-    """A pattern with `**` as an expression: `a/**/b*` matches `a/b1` and `a/x/y/b1`."""
-    inside = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+\])", pattern)
-    return re.compile("".join(inside.get(one, one if one[:1] == "[" else re.escape(one)) for one in pieces))
+@lru_cache(maxsize=64)
+def expression(pattern: str) -> re.Pattern[str]:
+    """The pattern for whole paths: `a/**/[!b]*` matches `a/c1` and `a/x/y/c1`."""
+    pieces = _MARKS.split(pattern)
+    return re.compile("".join(map(_meaning, pieces)), re.DOTALL)
+
+
+def _meaning(piece: str) -> str:
+    if piece in _MEANINGS:
+        return _MEANINGS[piece]
+    if not _MARKS.fullmatch(piece):
+        return re.escape(piece)
+    is_negated = piece[1] == "!"
+    inside = re.sub(r"([\\\[\]^&~|])", r"\\\1", piece[1 + is_negated : -1])
+    try:
+        return re.compile(f"(?!/)[{'^' if is_negated else ''}{inside}]").pattern
+    except re.error:  # a range that ends before it begins
+        return "(?!)" if not is_negated else "[^/]"
