@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
+
+from tasks.core.addresses import named
 
 Reason = Literal[
     "source.unreadable",
@@ -53,6 +56,12 @@ class Reject(Exception):
         self.detail = detail
 
 
+_ADDRESS = re.compile(r"\b(?:https?|s3|gs)://[^\s\"']+")
+
+
 def printable(text: str) -> str:
-    """The text with whatever is not valid Unicode (bytes that were not UTF-8) written out as escapes."""
+    """The text as tables and pages may hold it: what is not valid Unicode (bytes that were not UTF-8) written
+    out as escapes, addresses without what lets one read them."""
+    if "://" in text:
+        text = _ADDRESS.sub(lambda found: named(found[0]), text)
     return text.encode("utf-8", "backslashreplace").decode()

@@ -255,7 +255,7 @@ def forge(version: Path, samples: list[tuple[str, dict[str, bytes]]], extra: byt
     with ShardWriter(path) as writer:
         spans = [writer.add(key, members) for key, members in samples]
         if extra:
-            writer._append(extra)
+            writer._append([extra])
         sha256 = writer.finish()
     index = np.array([(0, span.offset, span.length, span.crc32c) for span in spans], INDEX)
     np.save(version / "index" / "train.npy", index)
