@@ -17,8 +17,6 @@ from tasks.dataset import versions
 from tasks.dataset.manifest import version_name
 
 BUILD = "build.json"
-MIRRORED = "mirror.json"
-"""In the dataset's folder: where the last version was copied to."""
 HASHED_BYTES = 64_000_000
 """Reading more than this would make a build that has nothing to do slow."""
 
@@ -45,7 +43,7 @@ def _is_mirrored(dataset: Dataset, version: Path) -> bool:
     if dataset.mirror is None:
         return True
     try:
-        last = read_json(dataset.output / MIRRORED)
+        last = read_json(dataset.output / versions.MIRRORED)
         return bool(last == {"address": dataset.mirror.rstrip("/"), "version": version.name})
     except (OSError, ValueError):
         return False

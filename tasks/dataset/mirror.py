@@ -27,7 +27,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import write_json
 from tasks.core.progress import Progress, silent
 from tasks.core.stores import Unreachable
-from tasks.dataset.freshness import MIRRORED
+from tasks.dataset.versions import MIRRORED
 
 TOGETHER = 4
 """Transfers at the same time."""

@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[0-9a-f]{12}")
+MIRRORED = "mirror.json"
+"""In the dataset's folder: where the last version was copied to."""
 DOOMED = ".pruned-"
 DAMAGED = ".damaged-"
 """Before a version's name: what is about to be removed."""

@@ -17,8 +17,8 @@ import yaml
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.files import fsync_directory, read_json, write_atomic
 from tasks.core.lease import Held, Lease
+from tasks.core.locations import absolute_location
 from tasks.core.schema import Config
-from tasks.core.stores import absolute_location
 from tasks.runs import record
 from tasks.runs.folder import ARCHIVE, RunFolder
 from tasks.runs.identity import ID_DIGITS, DataRef, identity, run_id

@@ -12,17 +12,8 @@ import pytest
 from tasks.core import remote
 from tasks.core.errors import UsageError
 from tasks.core.globs import is_hidden
-from tasks.core.stores import (
-    ABSENT,
-    AHEAD,
-    LocalStore,
-    NotRegular,
-    Unreachable,
-    base_of,
-    expand,
-    open_store,
-    split_location,
-)
+from tasks.core.locations import base_of, expand, open_store, split_location
+from tasks.core.stores import ABSENT, AHEAD, LocalStore, NotRegular, Unreachable
 from tests.web import endless_server, failing_server, web_server
 
 

@@ -17,8 +17,9 @@ import pytest
 
 from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
+from tasks.core.locations import expand, open_store
 from tasks.core.schema import Config
-from tasks.core.stores import ABSENT, Unreachable, expand, open_store
+from tasks.core.stores import ABSENT, Unreachable
 from tasks.dataset import mirror, versions
 from tasks.dataset.build import build
 from tasks.dataset.reasons import Reject

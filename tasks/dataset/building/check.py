@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from tasks.core.addresses import is_remote
 from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset
-from tasks.core.stores import is_remote
 from tasks.dataset import splits
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.sources import Source, open_sources

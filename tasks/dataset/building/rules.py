@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tasks.core.locations import absolute_location
 from tasks.core.schema import Dataset
-from tasks.core.stores import absolute_location
 
 
 def rules_of(dataset: Dataset) -> Any:

@@ -20,18 +20,9 @@ from functools import cached_property
 from itertools import islice
 
 from tasks.core.errors import DataError
+from tasks.core.locations import absolute_location, base_of, expand, join_location, open_store
 from tasks.core.schema import ChatSource, Dataset
-from tasks.core.stores import (
-    ABSENT,
-    Stat,
-    Store,
-    Unreachable,
-    absolute_location,
-    base_of,
-    expand,
-    join_location,
-    open_store,
-)
+from tasks.core.stores import ABSENT, Stat, Store, Unreachable
 from tasks.dataset import filters
 from tasks.dataset.images import largest_bytes
 from tasks.dataset.reasons import TRANSIENT, Reason, Reject

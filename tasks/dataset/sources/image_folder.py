@@ -18,9 +18,10 @@ from typing import Any
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.globs import is_hidden
+from tasks.core.locations import open_store
 from tasks.core.schema import Dataset
 from tasks.core.schema.source import ImageFolderSource
-from tasks.core.stores import ABSENT, Stat, Store, Unreachable, open_store
+from tasks.core.stores import ABSENT, Stat, Store, Unreachable
 from tasks.dataset import images
 from tasks.dataset.keys import key_of
 from tasks.dataset.reasons import Reason, Reject

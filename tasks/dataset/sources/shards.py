@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from tasks.core.locations import absolute_location
 from tasks.core.schema import Dataset, ShardsSource
-from tasks.core.stores import Stat, absolute_location
+from tasks.core.stores import Stat
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.reading.fields import as_member, look_up, object_of
 from tasks.dataset.sources.reading.files import Files

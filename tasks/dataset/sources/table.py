@@ -16,8 +16,9 @@ from typing import Any
 
 from tasks.core.addresses import is_remote, named
 from tasks.core.errors import DataError
+from tasks.core.locations import base_of, expand, join_location, open_store
 from tasks.core.schema import Dataset, TableSource
-from tasks.core.stores import Stat, Store, base_of, expand, join_location, open_store
+from tasks.core.stores import Stat, Store
 from tasks.dataset.images import largest_bytes
 from tasks.dataset.reasons import Reason, Reject
 from tasks.dataset.sources.reading.cells import content_key, embedded, row_text, text_of, to_json

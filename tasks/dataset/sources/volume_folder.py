@@ -10,10 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from tasks.core.addresses import is_remote
 from tasks.core.errors import DataError, UsageError
 from tasks.core.globs import is_hidden
+from tasks.core.locations import open_store
 from tasks.core.schema import Dataset, VolumeSource
-from tasks.core.stores import Stat, Unreachable, is_remote, open_store
+from tasks.core.stores import Stat, Unreachable
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.reading.names import Names
 from tasks.dataset.sources.reading.presence import needed

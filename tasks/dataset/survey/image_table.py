@@ -6,8 +6,9 @@ import posixpath
 import re
 from collections.abc import Iterable, Sequence
 
+from tasks.core.addresses import is_remote
 from tasks.core.formats import count, counted
-from tasks.core.stores import ABSENT, is_remote
+from tasks.core.stores import ABSENT
 from tasks.dataset.splits import FOLDERS
 from tasks.dataset.survey.evidence import Grade, Key, Reading, listed, shard_key, shown, splits_key
 from tasks.dataset.survey.inventory import IMAGE_SUFFIXES, Inventory

@@ -10,21 +10,13 @@ from functools import cached_property
 from itertools import islice
 from pathlib import PurePosixPath
 
+from tasks.core.addresses import is_remote
 from tasks.core.errors import UsageError
 from tasks.core.formats import count
 from tasks.core.globs import first_mark, is_hidden
+from tasks.core.locations import base_of, expand, open_store, split_location
 from tasks.core.schema.source import TABLES
-from tasks.core.stores import (
-    ABSENT,
-    LocalStore,
-    Store,
-    Unreachable,
-    base_of,
-    expand,
-    is_remote,
-    open_store,
-    split_location,
-)
+from tasks.core.stores import ABSENT, LocalStore, Store, Unreachable
 from tasks.dataset.images import SUFFIXES as IMAGES
 from tasks.dataset.sources.reading.files import COMPRESSED
 

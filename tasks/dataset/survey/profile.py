@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from tasks.core.addresses import is_remote
 from tasks.core.errors import TarmacError
-from tasks.core.stores import Unreachable, is_remote, join_location
+from tasks.core.locations import join_location
+from tasks.core.stores import Unreachable
 from tasks.dataset.sources.reading.parquet import Row
 from tasks.dataset.sources.reading.tabular import open_table
 from tasks.dataset.survey.evidence import LOOKED_AT, shown

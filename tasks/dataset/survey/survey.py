@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from tasks.core.errors import UsageError
 from tasks.core.globs import first_mark
-from tasks.core.stores import absolute_location, split_location
+from tasks.core.locations import absolute_location, split_location
 from tasks.dataset.survey import chat, image_folder, image_table, tars, volumes
 from tasks.dataset.survey.evidence import Reading, listed, shown
 from tasks.dataset.survey.inventory import READ, Inventory, shown_path, take

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.core.stores import Unreachable, is_remote
+from tasks.core.addresses import is_remote
+from tasks.core.stores import Unreachable
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.reading.fields import object_of
 from tasks.dataset.sources.reading.foreign_tar import Damage, TarReader

@@ -9,7 +9,8 @@ from typing import Literal
 
 from tasks.core.errors import TarmacError
 from tasks.core.formats import count
-from tasks.core.stores import Unreachable, join_location
+from tasks.core.locations import join_location
+from tasks.core.stores import Unreachable
 from tasks.dataset.keys import stem
 from tasks.dataset.sources.reading.tabular import SUFFIXES, open_table
 from tasks.dataset.survey.evidence import listed, shown, spread

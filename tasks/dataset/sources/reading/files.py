@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import BinaryIO
 
 from tasks.core.errors import UsageError
-from tasks.core.stores import Stat, Store, Unreachable, base_of, expand, join_location, open_store
+from tasks.core.locations import base_of, expand, join_location, open_store
+from tasks.core.stores import Stat, Store, Unreachable
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 AT_ONCE = 1000

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tasks.core.addresses import host_of, is_remote, is_valid, is_web, named, shown
-from tasks.core.stores import ABSENT, Stat, Store, Unreachable, join_location, open_store
+from tasks.core.locations import join_location, open_store
+from tasks.core.stores import ABSENT, Stat, Store, Unreachable
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.source import read_file
 

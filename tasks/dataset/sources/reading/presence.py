@@ -11,8 +11,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tasks.core.addresses import is_remote
 from tasks.core.errors import DataError
-from tasks.core.stores import Store, is_remote
+from tasks.core.stores import Store
 from tasks.dataset.reasons import Reject
 
 DOUBTFUL = ("member.missing", "source.unreadable")

@@ -17,7 +17,8 @@ from typing import BinaryIO, TextIO
 
 from tasks.core.addresses import shown
 from tasks.core.errors import DataError, UsageError
-from tasks.core.stores import Unreachable, open_store, path_of, split_location
+from tasks.core.locations import open_store, path_of, split_location
+from tasks.core.stores import Unreachable
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.reading import parquet
 from tasks.dataset.sources.reading.fields import parse_json
