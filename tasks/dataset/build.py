@@ -37,6 +37,7 @@ from tasks.dataset.building.reuse import Known, known_leaves
 from tasks.dataset.building.staging import converted_shards, note_rejects, remove, sweep
 from tasks.dataset.freshness import is_up_to_date, unchanged
 from tasks.dataset.manifest import Manifest, read_manifest
+from tasks.dataset.tables import give_memory_back
 
 __all__ = ["BuildResult", "build", "is_up_to_date"]
 
@@ -97,6 +98,7 @@ def build(
     False, somebody else builds.
     """
     started = time.monotonic()
+    give_memory_back()
     check(config.dataset)  # a wrong config is told before anything is written
     if config.dataset.mirror is not None:
         mirror.require_reachable(config.dataset.mirror)

@@ -16,7 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROW_GROUP = 1 << 13
+MOST_PIECES = 64
+"""A table of one row takes thousands of bytes."""
 LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+def give_memory_back() -> None:
+    """Let Arrow use the system's allocator in this process. Its own keeps what tables have freed, which over
+    a million samples comes to tens of megabytes."""
+    pa.set_memory_pool(pa.system_memory_pool())
 
 
 class TableWriter:
@@ -35,6 +43,8 @@ class TableWriter:
         self._rows += table.num_rows
         if self._rows >= ROW_GROUP:
             self._flush(whole_groups=True)
+        elif len(self._pieces) >= MOST_PIECES:
+            self._pieces = [pa.concat_tables(self._pieces).combine_chunks()]
 
     def _flush(self, *, whole_groups: bool) -> None:
         table = pa.concat_tables(self._pieces).combine_chunks()
