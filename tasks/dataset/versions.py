@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from pathlib import Path
+
+import psutil
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import link_atomic
-from tasks.core.lease import Held, Lease
+from tasks.core.lease import STALE_S, Held, Lease
 from tasks.dataset.manifest import Manifest, read_manifest
 
 __all__ = [
@@ -148,10 +151,25 @@ def _switch(dataset: Path, version: Path) -> None:
 
 
 def _sweep(dataset: Path) -> None:
-    """Remove what a prune or a build that was killed had set aside."""
+    """Remove what a prune, a build or a switch that was killed has left."""
     for prefix in (DOOMED, DAMAGED):
         for left in (dataset / "versions").glob(f"{prefix}*"):
             shutil.rmtree(left)
+    for left in dataset.glob(".*"):
+        if not left.is_dir() and _is_abandoned(left):
+            left.unlink(missing_ok=True)
+
+
+def _is_abandoned(temporary: Path) -> bool:
+    """Whether a file that was to be renamed belongs to nobody: the process in its name is gone, or, where its
+    name tells none, it is older than any write takes."""
+    owners = [int(part) for part in temporary.name.split(".") if part.isdigit()]
+    if owners:
+        return not psutil.pid_exists(owners[0])
+    try:
+        return time.time() - temporary.lstat().st_mtime > STALE_S
+    except FileNotFoundError:
+        return False
 
 
 def _prune(dataset: Path, keep: int) -> None:

@@ -135,3 +135,18 @@ def test_a_manifest_that_cannot_be_read_says_so(output: Path, content: str) -> N
     path.write_text(text.replace("tarmac/1", "tarmac/9"))
     with pytest.raises(DataError, match="newer"):
         versions.read_manifest(version)
+
+
+def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "raw", 20)
+    result = build(raw.config(tmp_path / "raw", tmp_path / "out"))
+    gone, alive = tmp_path / "out/.current.4194399.tmp", tmp_path / f"out/.current.{os.getpid()}.tmp"
+    old, young = tmp_path / "out/.lease.json.abc.tmp", tmp_path / "out/.lease.json.xyz.tmp"
+    for link in (gone, alive):
+        link.symlink_to("nowhere")
+    for file in (old, young):
+        file.write_text("{")
+    os.utime(old, (1, 1))
+    versions.publish(tmp_path / "out", result.version, 3)
+    left = {path.name for path in (tmp_path / "out").glob(".*")}
+    assert left == {young.name}, "the switch itself takes its own name"
