@@ -18,6 +18,7 @@ from tasks.core.stores import ABSENT
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.sources.reading import tabular
+from tasks.dataset.sources.reading.cells import text_of
 from tasks.dataset.sources.reading.tabular import open_table
 from tasks.dataset.sources.source import Item
 from tasks.dataset.sources.table import TableImages
@@ -578,3 +579,11 @@ def test_white_space_around_a_caption_is_no_part_of_it(tmp_path: Path) -> None:
     config = tables.make(tmp_path)
     taken = MODALITIES["image_text"].take({"image": raw.png(1), "txt": b" \na cat \r\n"}, config.dataset)
     assert taken.members["txt"] == b"a cat" and taken.statistics["caption_length"] == 5
+
+
+@pytest.mark.parametrize("cell", ["nan", "NaN"])
+def test_a_missing_caption_that_is_spelled_out_is_missing(cell: str) -> None:
+    with pytest.raises(Reject, match="no caption") as caught:
+        text_of(cell)
+    assert caught.value.reason == "caption.missing"
+    assert text_of("nan bread") == b"nan bread"

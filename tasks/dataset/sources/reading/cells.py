@@ -15,9 +15,13 @@ row_text = json.JSONEncoder(default=str, check_circular=False).encode
 _canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False).encode
 
 
+NOT_A_TEXT = ("nan", "NaN")
+"""How data frames write a missing text into CSV; elsewhere it is the number."""
+
+
 def text_of(value: Any) -> bytes:
     """A caption's cell as UTF-8; Reject when there is none, or its bytes were something else."""
-    if value is None or value != value:  # NaN is how data frames write a missing text
+    if value is None or value != value or value in NOT_A_TEXT:
         raise Reject("caption.missing", "the row has no caption")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise Reject("caption.missing", f"a {type(value).__name__} where a text belongs")
