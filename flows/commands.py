@@ -6,14 +6,12 @@ and they find out first whether there is anything to do, because Prefect takes l
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from flows import start
+from flows.output import print_json, say
 from flows.parameters import Overrides, configured
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
@@ -77,12 +75,12 @@ def bench(arguments: Namespace) -> int:
     with screen.running("bench") as progress:
         chosen = tune(settings, resolve(settings.dataset.output), progress)
     if arguments.json:
-        return _print({"ok": True, "findings": [], **chosen.model_dump(mode="json")})
+        return print_json({"ok": True, "findings": [], **chosen.model_dump(mode="json")})
     for one in chosen.measurements:
         mark = "✓" if one.workers == chosen.workers else " "
         rate = f"{one.samples_per_s:>9,.0f} samples/s"
-        _say(f"{mark} {counted(one.workers, 'worker'):<10} {rate}  first batch {one.first_batch_s:.2f} s")
-    _say(f"loader: {{workers: {chosen.workers}, prefetch: {chosen.prefetch}}}   # {chosen.reason}")
+        say(f"{mark} {counted(one.workers, 'worker'):<10} {rate}  first batch {one.first_batch_s:.2f} s")
+    say(f"loader: {{workers: {chosen.workers}, prefetch: {chosen.prefetch}}}   # {chosen.reason}")
     return 0
 
 
@@ -107,8 +105,8 @@ def cancel(arguments: Namespace) -> int:
     obeys = ask(folder)
     text = "stops at its next step, with a checkpoint" if obeys else "is not running"
     if arguments.json:
-        return _print({"ok": True, "findings": [], "run": folder.name, "stopping": obeys})
-    _say(f"{folder.name} {text}")
+        return print_json({"ok": True, "findings": [], "run": folder.name, "stopping": obeys})
+    say(f"{folder.name} {text}")
     return 0
 
 
@@ -122,8 +120,8 @@ def gather(arguments: Namespace) -> int:
     if arguments.sync:
         gathering.sync(folder)
     if arguments.json:
-        return _print({"ok": True, "findings": [], "run": folder.name, "wandb": str(folder.wandb)})
-    _say(f"✓ gathered {len(gathering.results_of(folder))} evaluations and the metrics: {folder.wandb}")
+        return print_json({"ok": True, "findings": [], "run": folder.name, "wandb": str(folder.wandb)})
+    say(f"✓ gathered {len(gathering.results_of(folder))} evaluations and the metrics: {folder.wandb}")
     return 0
 
 
@@ -133,7 +131,7 @@ def report(arguments: Namespace) -> int:
     from tasks.supervision.report import write_report
 
     page = write_report(find(Path(arguments.runs), arguments.run))
-    return _print({"ok": True, "findings": [], "report": str(page)}) if arguments.json else _say(str(page))
+    return print_json({"ok": True, "findings": [], "report": str(page)}) if arguments.json else say(str(page))
 
 
 def deploy(arguments: Namespace) -> int:
@@ -145,17 +143,7 @@ def deploy(arguments: Namespace) -> int:
 
     made = register([Path(path) for path in arguments.configs])
     if arguments.json:
-        return _print({"ok": True, "findings": [], "deployments": [entry.__dict__ for entry in made]})
+        return print_json({"ok": True, "findings": [], "deployments": [entry.__dict__ for entry in made]})
     for entry in made:
-        _say(f"✓ {entry.name:<32} {entry.state:<10} {entry.schedule or 'on demand':<12} {entry.url}")
-    return 0
-
-
-def _say(text: str) -> int:
-    sys.stdout.write(text + "\n")
-    return 0
-
-
-def _print(value: Any) -> int:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+        say(f"✓ {entry.name:<32} {entry.state:<10} {entry.schedule or 'on demand':<12} {entry.url}")
     return 0

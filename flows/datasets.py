@@ -5,7 +5,6 @@ All but `build` call the library directly, because a person waits for them.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import start
+from flows.output import print_json, say
 from flows.parameters import Overrides, configured
 from tasks.core import screen
 from tasks.core.errors import DataError, UsageError
@@ -49,7 +49,7 @@ def plan(arguments: Namespace) -> int:
         told = forecast(settings, progress)
     training = _training(settings, told.up_to_date)
     if arguments.json:
-        return _print({"ok": True, "findings": [], "build": asdict(told), "train": training})
+        return print_json({"ok": True, "findings": [], "build": asdict(told), "train": training})
     lines = list(_build_lines(settings, told))
     if training is not None:
         lines.append(f"train     {training}")
@@ -80,7 +80,9 @@ def init(arguments: Namespace) -> int:
     if arguments.json:
         readings = [reading.as_json() for reading in seen.readings]
         files = {shown(suffix): number for suffix, number in sorted(seen.inventory.counts.items())}
-        return _print({"ok": True, "findings": [], "config": str(path), "files": files, "readings": readings})
+        return print_json(
+            {"ok": True, "findings": [], "config": str(path), "files": files, "readings": readings}
+        )
     sys.stdout.write("\n".join(_survey_lines(seen, path)) + "\n")
     return 0
 
@@ -190,12 +192,12 @@ def look(arguments: Namespace) -> int:
         raise UsageError(f"--out: {out} cannot be written ({error.strerror}); give another PATH") from None
     if arguments.json:
         facts = {"look": str(out), "version": version.name, "shown": made.shown, "faulty": made.faulty}
-        return _print({"ok": True, "findings": [], **facts})
+        return print_json({"ok": True, "findings": [], **facts})
     if made.faulty:
         screen.warn(
             f"faults in {made.faulty} of {counted(made.shown, 'sample')} shown: tarmac verify {version}"
         )
-    return _say(str(out))
+    return say(str(out))
 
 
 def versions(arguments: Namespace) -> int:
@@ -208,7 +210,7 @@ def versions(arguments: Namespace) -> int:
             raise UsageError("VERSION: rollback needs the version to go back to; see tarmac versions DATASET")
         version = history.rollback(dataset, arguments.version)
         if arguments.json:
-            return _print({"ok": True, "findings": [], "current": version.name})
+            return print_json({"ok": True, "findings": [], "current": version.name})
         sys.stdout.write(f"✓ current is {version.name}; a build of changed sources makes a new version\n")
         return 0
     if arguments.action == "prune":
@@ -216,7 +218,7 @@ def versions(arguments: Namespace) -> int:
             raise UsageError("--keep: at least 1, the current version")
         removed = history.prune(dataset, arguments.keep)
         if arguments.json:
-            return _print({"ok": True, "findings": [], "removed": removed})
+            return print_json({"ok": True, "findings": [], "removed": removed})
         sys.stdout.write(f"✓ removed {', '.join(removed) or 'nothing'}\n")
         return 0
     return _list(dataset, arguments.json)
@@ -233,7 +235,7 @@ def _list(dataset: Path, as_json: bool) -> int:
     if not rows:
         raise UsageError(f"DATASET: {dataset} has no versions; build it first")
     if as_json:
-        return _print({"ok": True, "findings": [], "versions": rows})
+        return print_json({"ok": True, "findings": [], "versions": rows})
     for row in rows:
         mark = "→" if row["current"] else " "
         if row["error"] is not None:
@@ -277,36 +279,26 @@ def example(arguments: Namespace) -> int:
     path = Path(arguments.path or f"data/raw/{arguments.name}")
     count = examples.EXAMPLES[arguments.name](path)
     if arguments.json:
-        return _print({"ok": True, "findings": [], "path": str(path), "samples": count})
+        return print_json({"ok": True, "findings": [], "path": str(path), "samples": count})
     written = f"✓ example   {count:,} samples in {path}"
-    return _say(written if count else f"{path} is there already: left alone")
+    return say(written if count else f"{path} is there already: left alone")
 
 
 def schema(arguments: Namespace) -> int:
     """The config's JSON Schema."""
     from tasks.core.schema import Config
 
-    return _print(Config.model_json_schema())
+    return print_json(Config.model_json_schema())
 
 
 def _tell(report: Report, sound: str, began: float, as_json: bool) -> int:
     """Print a report's findings; the exit code says whether all is well."""
     code = 0 if report.ok else 1
     if as_json:
-        _print(report.to_json())
+        print_json(report.to_json())
         return code
     for finding in report.findings:
-        _say("\n".join(finding.lines()))
+        say("\n".join(finding.lines()))
     took = format_duration(time.monotonic() - began)
-    _say(f"✓ {sound}, {took}" if report.ok else f"✗ {len(report.findings)} findings, {took}")
+    say(f"✓ {sound}, {took}" if report.ok else f"✗ {len(report.findings)} findings, {took}")
     return code
-
-
-def _say(text: str) -> int:
-    sys.stdout.write(text + "\n")
-    return 0
-
-
-def _print(value: Any) -> int:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
-    return 0

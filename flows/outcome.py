@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.output import print_json
 from tasks.core import screen
 from tasks.core.formats import counted, size
 from tasks.core.schema import Config
@@ -73,7 +73,7 @@ def show(
         run = RunFolder(Path(path))
     first = read_headline(run)
     if as_json:
-        _print(
+        print_json(
             {
                 "ok": True,
                 "findings": [],
@@ -112,7 +112,7 @@ def show_dataset(
     told, None when nothing was to be done."""
     manifest = read_manifest(version)
     if as_json:
-        _print(
+        print_json(
             {
                 "ok": True,
                 "findings": [],
@@ -162,7 +162,3 @@ def _near(path: Path) -> str:
     """The path as a person in this folder would type it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
-
-
-def _print(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")

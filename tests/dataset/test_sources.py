@@ -14,7 +14,7 @@ from tasks.core.stores import ABSENT
 from tasks.dataset.build import build, is_up_to_date
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples import MODALITIES, missing
-from tasks.dataset.sources import SOURCES, Item, Source, open_sources
+from tasks.dataset.sources import SOURCES, Item, Source, of_files, open_sources
 from tasks.dataset.tar import Members, ShardWriter
 from tasks.dataset.verify import verify
 from tests.dataset import raw
@@ -40,7 +40,7 @@ def listed(source: Source) -> Iterator[Item]:
 
 
 def members_of(source: Source, item: Item) -> Members:
-    return source.read(item.file, item.content) if item.members is None else item.members
+    return of_files(source).read(item.file, item.content) if item.members is None else item.members
 
 
 def plain(item: Item) -> tuple[object, ...]:
@@ -63,7 +63,7 @@ def test_says_what_would_change_when_a_sample_does(source: Source) -> None:
             if source.is_sequential:
                 assert item.members is not None and container.stat != ABSENT
             else:
-                assert item.members is None and source.stat(item.file) != ABSENT
+                assert item.members is None and of_files(source).stat(item.file) != ABSENT
 
 
 def test_reads_what_its_modality_takes(config: Config, source: Source, tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_reads_what_its_modality_takes(config: Config, source: Source, tmp_path:
         with ShardWriter(tmp_path / "x.tar") as writer:
             span = writer.add("key", taken.members)
         if not source.is_sequential:
-            size = source.stat(item.file).size
-            assert span.length <= source.stored_bytes(item.file, size, item.content)
+            size = of_files(source).stat(item.file).size
+            assert span.length <= of_files(source).stored_bytes(item.file, size, item.content)
         stored = {suffix: bytes(content) for suffix, content in taken.members.items()}
         assert modality.judge(stored) == []
 
@@ -94,8 +94,10 @@ def test_a_bad_file_is_a_reject_and_nothing_else(config: Config, source: Source,
             assert all(found.fault is not None for found in again if found.file == item.file)
         return
     with pytest.raises(Reject):
-        MODALITIES[config.dataset.modality].take(source.read(item.file, item.content), config.dataset)
-    assert source.stored_bytes(item.file, len(content), item.content) > 0
+        MODALITIES[config.dataset.modality].take(
+            of_files(source).read(item.file, item.content), config.dataset
+        )
+    assert of_files(source).stored_bytes(item.file, len(content), item.content) > 0
 
 
 def test_a_missing_source_names_the_key(config: Config, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tasks.dataset.building.sidecar import Outcome, counted_reasons, first, hold
 from tasks.dataset.building.spill import read_spilled
 from tasks.dataset.reasons import TRANSIENT, Reject
 from tasks.dataset.samples import MODALITIES, Modality
-from tasks.dataset.sources import Source, open_sources
+from tasks.dataset.sources import Source, of_files, open_sources
 from tasks.dataset.tables import Batches, write_batch
 from tasks.dataset.tar import Members, ShardWriter
 
@@ -103,7 +103,7 @@ class Converter:
         """The sample's raw members; Reject when they cannot be had."""
         if entry.spilled is not None:
             return read_spilled(self.staging / SPILL, entry.spilled)
-        source = self.sources[entry.source]
+        source = of_files(self.sources[entry.source])
         try:
             return source.read(entry.file, entry.content)
         except Reject as reject:

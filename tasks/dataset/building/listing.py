@@ -29,7 +29,7 @@ from tasks.dataset.building.plan import Weighed
 from tasks.dataset.building.spill import Spill, is_whole
 from tasks.dataset.keys import key_of, position
 from tasks.dataset.reasons import Reject, printable
-from tasks.dataset.sources import Container, Item, Source
+from tasks.dataset.sources import Container, Item, Source, of_files
 from tasks.dataset.tar import Members, span_bytes
 
 AT_ONCE = 1000
@@ -53,7 +53,7 @@ def fingerprint(config: Config, progress: Progress = silent) -> str:
                 running.add_container(index, container)
                 continue
             for number, item in enumerate(source.items(container)):
-                running.add_item(source, item, source.stat(item.file))
+                running.add_item(source, item, of_files(source).stat(item.file))
                 if number % AT_ONCE == 0:
                     progress(number, 0, NOTE)
     return running.hexdigest()
@@ -184,7 +184,7 @@ class _Lister:
         number = None
         for item in source.items(container):
             number = next(numbers)
-            stat = ABSENT if source.is_sequential else source.stat(item.file)
+            stat = ABSENT if source.is_sequential else of_files(source).stat(item.file)
             if not source.is_sequential:
                 running.add_item(source, item, stat)
             try:
@@ -226,7 +226,7 @@ class _Lister:
             if rules.shard.bytes is not None:
                 weight = span_bytes([len(content) for content in item.members.values()])
         elif rules.shard.bytes is not None:
-            weight = source.stored_bytes(item.file, stat.size, item.content)
+            weight = of_files(source).stored_bytes(item.file, stat.size, item.content)
         entry = Entry(
             number,
             key,

@@ -11,10 +11,10 @@ from tasks.dataset.sources.image_folder import ImageFolder
 from tasks.dataset.sources.nifti import NiftiVolumes
 from tasks.dataset.sources.npz import NpzVolumes
 from tasks.dataset.sources.shards import Shards
-from tasks.dataset.sources.source import Container, Item, Source
+from tasks.dataset.sources.source import Container, Item, Source, of_files
 from tasks.dataset.sources.table import TableImages
 
-__all__ = ["SOURCES", "Container", "Item", "Source", "open_sources"]
+__all__ = ["SOURCES", "Container", "Item", "Source", "of_files", "open_sources"]
 
 SOURCES: Mapping[str, Callable[[Any, Dataset, str], Source]] = {
     "chat": ChatRows,

@@ -23,7 +23,6 @@ from tasks.dataset.sources.reading.grouping import Group, groups
 from tasks.dataset.sources.reading.join import TableRows, TarMembers
 from tasks.dataset.sources.reading.roles import FIELD, REQUIRED, Roles
 from tasks.dataset.sources.source import Container, Item
-from tasks.dataset.tar import Members
 
 LOOKED_AT = 1000
 """Samples whose `json` is searched for the fields that filters and splits name."""
@@ -81,15 +80,6 @@ class Shards:
                 yield self._item(container.name, group, item)
             except Reject as reject:
                 yield _faulty(item, reject)
-
-    def stat(self, file: str) -> Stat:
-        raise NotImplementedError("a sample of a tar has no file of its own")
-
-    def read(self, file: str, content: str) -> Members:
-        raise NotImplementedError("a tar is read in order")
-
-    def stored_bytes(self, file: str, size: int, content: str) -> int:
-        raise NotImplementedError("a sample of a tar comes with its bytes")
 
     def _groups(self, files: Files, file: str) -> Iterator[Group[bytes]]:
         with files.opened(file) as opened:

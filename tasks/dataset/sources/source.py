@@ -12,7 +12,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 from tasks.core.stores import NotRegular, Stat, Store, Unreachable
 from tasks.dataset.reasons import Reason, Reject
@@ -71,15 +71,24 @@ class Source(Protocol):
     def items(self, container: Container) -> Iterator[Item]:
         """Every raw sample, in the container's order; UsageError or DataError when it cannot be listed."""
 
+
+class FileSource(Source, Protocol):
+    """A source whose samples have files of their own, looked at and read one by one."""
+
     def stat(self, file: str) -> Stat:
-        """Of an item's file, or of all its files together; ABSENT. Not of a sequential source."""
+        """Of an item's file, or of all its files together; ABSENT."""
 
     def read(self, file: str, content: str) -> Members:
-        """One sample's raw members by suffix; Reject when it cannot be taken. Not of a sequential source."""
+        """One sample's raw members by suffix; Reject when it cannot be taken."""
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
-        """At most how many bytes of a tar the sample takes as it is, for a file of `size` bytes. Not of a
-        sequential source."""
+        """At most how many bytes of a tar the sample takes as it is, for a file of `size` bytes."""
+
+
+def of_files(source: Source) -> FileSource:
+    """The source as one of files, which it is unless it `is_sequential`; the caller knows, because asking may
+    open its first container."""
+    return cast(FileSource, source)
 
 
 def open_file(store: Store, file: str, in_order: bool = True) -> BinaryIO:
