@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from flows import start
+from flows.forecasting import build_lines, training_left
+from flows.history import show_history
 from flows.output import print_json, say
 from flows.parameters import Overrides, configured
 from tasks.core import screen
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import UsageError
 from tasks.core.findings import Report
-from tasks.core.formats import count, counted, duration, size, when
+from tasks.core.formats import counted
 from tasks.core.units import format_duration
 
 
@@ -47,10 +49,10 @@ def plan(arguments: Namespace) -> int:
     settings = configured(Path(arguments.config), Overrides(set=arguments.set))
     with screen.running("plan") as progress:
         told = forecast(settings, progress)
-    training = _training(settings, told.up_to_date)
+    training = training_left(settings, told.up_to_date)
     if arguments.json:
         return print_json({"ok": True, "findings": [], "build": asdict(told), "train": training})
-    lines = list(_build_lines(settings, told))
+    lines = list(build_lines(settings, told))
     if training is not None:
         lines.append(f"train     {training}")
     if told.up_to_date is None or training is not None:
@@ -99,67 +101,6 @@ def _survey_lines(seen: Any, path: Path) -> Iterator[str]:
     yield f"✓ {path}: {seen.best.what}"
     yield f"  {'next':<{width}} tarmac plan {shlex.quote(str(path))}"
     yield f"  {'':<{width}} tarmac build {shlex.quote(str(path))}"
-
-
-def _build_lines(settings: Any, told: Any) -> Iterator[str]:
-    if told.up_to_date is not None:
-        yield f"build     up to date: version {told.up_to_date}"
-        return
-    yield f"build     {told.why}"
-    if told.work is None:
-        needed = 2 * told.read_bytes
-        yield (
-            f"          reads {counted(told.containers, 'container')} in order, {size(told.read_bytes)}; "
-            "how many samples they hold shows then"
-        )
-    else:
-        needed = told.work.bytes
-        yield from _work_lines(settings, told.work)
-    mark = "!" if needed > told.free_bytes else " "
-    room = f"{size(needed)} of {size(told.free_bytes)} free on the disk of {settings.dataset.output}"
-    yield f"{mark}         {room}"
-
-
-def _work_lines(settings: Any, work: Any) -> Iterator[str]:
-    yield (
-        f"          {count(work.listed)} raw samples: {count(work.filtered)} filtered, "
-        f"{count(sum(work.rejected.values()))} rejected without a look inside"
-    )
-    time_needed = _time(settings.engine.for_build(), work.seconds)
-    yield (
-        f"          {count(work.to_convert)} to convert into {count(work.to_convert_shards)} of "
-        f"{count(work.shards)} shards: about {size(work.bytes)}, {time_needed}"
-    )
-    for reason, example in work.tried_rejects.items():
-        shown = "" if settings.dataset.private else f"   {example}"
-        yield f"!         of {counted(work.tried, 'sample')} tried: {reason}{shown}"
-    if work.stops is not None:
-        yield f"!         the build would stop: {work.stops}"
-
-
-def _time(engine: Any, seconds: float) -> str:
-    """How long the engine takes for what one process does in so many seconds."""
-    if engine.kind == "dask":
-        return f"{duration(seconds)} of work for the Dask cluster"
-    jobs = engine.jobs or 4 if engine.kind == "slurm" else 1
-    workers = jobs * (engine.workers or engine.cpus or 1)
-    return f"{duration(max(seconds / workers, 1))} with {counted(workers, 'worker')}"
-
-
-def _training(settings: Any, version: str | None) -> str | None:
-    """What is left of the training; None without a train block."""
-    if settings.train is None:
-        return None
-    if version is None:
-        return f"{settings.train.recipe}, after the build"
-    from tasks.runs.plan import locate
-    from tasks.supervision.status import look
-
-    run = locate(settings, settings.dataset.output / "versions" / version)
-    if not run.record.exists():
-        return f"a new run, {run.name}"
-    seen = look(run)
-    return f"up to date: {run.name}" if seen.is_complete else f"goes on: {run.name}, {seen.state}"
 
 
 def verify(arguments: Namespace) -> int:
@@ -221,51 +162,7 @@ def versions(arguments: Namespace) -> int:
             return print_json({"ok": True, "findings": [], "removed": removed})
         sys.stdout.write(f"✓ removed {', '.join(removed) or 'nothing'}\n")
         return 0
-    return _list(dataset, arguments.json)
-
-
-def _list(dataset: Path, as_json: bool) -> int:
-    from tasks.dataset import versions as history
-
-    current = history.current(dataset)
-    pins = history.pinned(dataset)
-    rows = [
-        _row(version, version == current, pins.get(version.name, [])) for version in history.listed(dataset)
-    ]
-    if not rows:
-        raise UsageError(f"DATASET: {dataset} has no versions; build it first")
-    if as_json:
-        return print_json({"ok": True, "findings": [], "versions": rows})
-    for row in rows:
-        mark = "→" if row["current"] else " "
-        if row["error"] is not None:
-            sys.stdout.write(f"✗ {row['version']}  {row['error']}\n")
-            continue
-        pinned = f"  pinned by {', '.join(row['pinned_by'])}" if row["pinned_by"] else ""
-        sys.stdout.write(
-            f"{mark} {row['version']}  {when(row['built'])}  {count(row['samples']):>12} samples  "
-            f"{count(row['shards']):>7} shards  {size(row['bytes']):>9}{pinned}\n"
-        )
-    return 0
-
-
-def _row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[str, Any]:
-    from tasks.core.files import read_json
-    from tasks.dataset.manifest import read_manifest
-
-    row: dict[str, Any] = {
-        "version": version.name,
-        "current": is_current,
-        "pinned_by": pinned_by,
-        "error": None,
-    }
-    try:
-        manifest = read_manifest(version)
-        built = read_json(version / "build.json")["built"]
-    except (DataError, OSError, ValueError, KeyError, TypeError) as error:
-        return row | {"error": str(error)}
-    sizes = sum(split.bytes for split in manifest.splits.values())
-    return row | {"built": built, "samples": manifest.accepted, "shards": manifest.shards, "bytes": sizes}
+    return show_history(dataset, arguments.json)
 
 
 def example(arguments: Namespace) -> int:
