@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +21,12 @@ from tasks.core.files import FULL, told_of_a_full_disk
 from tasks.core.lease import Held, Lease
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
-from tasks.dataset import mirror, versions
-from tasks.dataset.building import changes, pilot, rejects
-from tasks.dataset.building.assemble import assemble
+from tasks.dataset import versions
+from tasks.dataset.building import assemble, changes, pilot, rejects
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.check import check
-from tasks.dataset.building.conversion import convert_all
-from tasks.dataset.building.convert import convert, sidecar_path, write_rules
+from tasks.dataset.building.conversion import Exceeded, Tally, convert_all
+from tasks.dataset.building.convert import sidecar_path, write_rules
 from tasks.dataset.building.facts import facts
 from tasks.dataset.building.leaves import plan_leaves
 from tasks.dataset.building.listing import fingerprint, list_samples
@@ -101,6 +100,8 @@ def build(
     give_memory_back()
     check(config.dataset)  # a wrong config is told before anything is written
     if config.dataset.mirror is not None:
+        from tasks.dataset import mirror  # not above: workers would wait for its import before they start
+
         mirror.require_reachable(config.dataset.mirror)
     output = config.dataset.output
     with told_of_a_full_disk(output), _leased(output, waits, progress) as lease:
@@ -150,23 +151,24 @@ class _Build:
             return self._result(before, read_manifest(before), 0, before, changes.NONE)
         again = None if self.asked.shard is None else leaf_of_shard(before, self.asked.shard)
         if self.config.engine.build.kind == "local":
-            warm_up(convert.__module__)
+            warm_up(__name__)  # which imports all that workers and the pilot need
         self.staging.mkdir(exist_ok=True)
         rules = write_rules(self.staging, dataset)
         catalogue = list_samples(self.config, self.staging, self.progress, anew=self.asked.rehash)
         try:
             plan_leaves(catalogue, dataset)
             catalogue.forget_conversions()
+            if self.config.engine.build.kind != "local":
+                catalogue.flush()
             sweep(self.staging, catalogue)
             known = self._known(catalogue, rules, again)
-            self._convert(catalogue, rules, known)
+            draft = self._convert(catalogue, rules, known)
             changed = changes.since(before, catalogue)
             if not self.asked.accept_loss:
                 changed.check(before)
             self.lease.require()
-            shards = converted_shards(catalogue, known, self.staging)
             told = facts(self.config, catalogue)
-            version, manifest = assemble(self.config, catalogue, shards, told, dataset.output)
+            version, manifest = assemble.complete(draft, self.config, catalogue, told, dataset.output)
         finally:
             catalogue.close()
         rewritten = sum(1 for _ in self.staging.glob("*.tar"))
@@ -188,31 +190,45 @@ class _Build:
             known = {one: its for one, its in known.items() if one != catalogue.ordinal(again)}
         return known
 
-    def _convert(self, catalogue: Catalogue, rules: str, known: Mapping[int, Known]) -> None:
-        """Convert the rest into `staging`; DataError once the budget is sure to be passed, or when nothing is
-        left. Afterwards the catalogue knows all rejects."""
+    def _convert(self, catalogue: Catalogue, rules: str, known: Mapping[int, Known]) -> assemble.Draft:
+        """Convert the rest into `staging` and draft the version; DataError once the budget is sure to be
+        passed, or when nothing is left. Afterwards the catalogue knows all rejects."""
         budget = rejects.Budget(catalogue.read, self.config.dataset.reject_budget)
         budget.add(catalogue.reasons())
-        for one in known.values():
-            budget.add(one.rejects)
-        done = sum(one.samples for one in known.values())
-        missing = [leaf for leaf in catalogue.leaves() if leaf.ordinal not in known]
-        if not budget.is_exceeded:
-            pilot.run(self.config, catalogue, self.staging, missing, budget, self.progress)
-            ordinals = [leaf.ordinal for leaf in missing]
-            convert_all(
-                self.config, self.staging, rules, ordinals, budget, done, catalogue.accepted, self.progress
-            )
-        note_rejects(catalogue, known, self.staging)
-        if budget.is_exceeded:
+        tally = Tally(budget, catalogue.accepted)
+        for ordinal, one in known.items():
+            tally.add(ordinal, one.samples, one.rejects)
+        try:
+            draft = self._draft(catalogue, rules, known, tally)
+        except Exceeded:
+            note_rejects(catalogue, known, self.staging, range(catalogue.planned))
             path = self.staging / "rejects.parquet"
             rejects.write(path, catalogue.rejects())
-            raise budget.error(catalogue, path, self.config.dataset.private)
+            raise budget.error(catalogue, path, self.config.dataset.private) from None
+        note_rejects(catalogue, known, self.staging, tally.rejecting)
         if catalogue.accepted == catalogue.rejected_entries:
             raise DataError(
                 f"none of {catalogue.read:,} samples is left: {catalogue.filtered:,} filtered, "
                 f"{sum(catalogue.reasons().values()):,} rejected; loosen dataset.filter or mend the source"
             )
+        return draft
+
+    def _draft(
+        self, catalogue: Catalogue, rules: str, known: Mapping[int, Known], tally: Tally
+    ) -> assemble.Draft:
+        """Convert what is missing while its pilot runs and what is there is drafted; Exceeded."""
+        if tally.budget.is_exceeded:
+            raise Exceeded
+        missing = [leaf for leaf in catalogue.leaves() if leaf.ordinal not in known]
+        ordinals = [leaf.ordinal for leaf in missing]
+        with (
+            pilot.beside(self.config, self.staging, missing, tally.budget, self.progress) as trial,
+            closing(
+                convert_all(self.config, self.staging, rules, ordinals, tally, trial, self.progress)
+            ) as converted,
+        ):
+            shards = converted_shards(catalogue, known, self.staging, converted)
+            return assemble.begin(self.config, shards, self.staging)
 
     def _result(
         self,

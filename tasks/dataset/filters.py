@@ -12,7 +12,7 @@ from typing import Any
 
 def passes(rules: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
     """Whether the fields meet every rule."""
-    return all(meets(rule, fields.get(name)) for name, rule in rules.items())
+    return not rules or all(meets(rule, fields.get(name)) for name, rule in rules.items())
 
 
 def meets(rule: Any, value: Any) -> bool:

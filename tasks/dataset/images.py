@@ -1,4 +1,4 @@
-"""Images as shards hold them: decoded whole to prove them sound, stored as given or re-encoded.
+"""Images as shards hold them: read whole to prove them sound, stored as given or re-encoded.
 
 Formats are told by their first bytes and handed to that format's decoder alone, not to `Image.open`: a file
 is never tried as PostScript or the like, the pixel count is checked before anything is decoded, and Pillow's
@@ -27,7 +27,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from tasks.core.schema import ImageRules
 from tasks.core.schema.dataset import MOST_PIXELS
-from tasks.dataset import png, signatures
+from tasks.dataset import jpeg, png, signatures
 from tasks.dataset.reasons import Reject
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,6 @@ ENCODERS: dict[str, dict[str, object]] = {
 }
 ANY_SIZE = ImageRules(max_pixels=MOST_PIXELS)
 """For whoever does not know what the build allowed; a torn header must still not ask for all the memory."""
-JPEG_END = b"\xff\xd9"
 RANGELESS = ("I", "F")
 """Modes of pixels that may mean anything: which value is white, only whoever wrote them knows."""
 RANGE_UNKNOWN = "float or 32-bit grey, whose range is not known"
@@ -76,7 +75,7 @@ def largest_bytes(rules: ImageRules) -> int:
 
 def kind_of(data: bytes) -> str | None:
     """The format's name by its signature; None when it is no known image."""
-    if data.startswith(b"\xff\xd8\xff"):
+    if data.startswith(jpeg.SIGNATURE):
         return "jpg"
     if data.startswith(png.SIGNATURE):
         return "png"
@@ -111,7 +110,7 @@ def _parse(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
         raise Reject("image.too_large", f"more than {rules.max_pixels:,} pixels") from None
     except Exception as error:  # noqa: BLE001 - decoders raise whatever a torn header leads them to
         raise _undecodable(kind, error) from None
-    _check_size(image, rules)
+    _check_size(image.size, rules)
     if kind == "tiff" and image.mode in RANGELESS:
         raise Reject("image.undecodable", f"tiff: {RANGE_UNKNOWN}")
     return kind, image
@@ -128,15 +127,31 @@ def _load(kind: str, image: ImageFile, data: bytes) -> None:
         raise Reject("image.undecodable", "png: ends before its last chunk")
 
 
+def check(data: bytes, rules: ImageRules) -> str:
+    """The format of an image that can be decoded; Reject as `decode`, for less where no pixels are wanted."""
+    kind, image = _parse(data, rules)
+    _prove(kind, image, data)
+    return kind
+
+
+def _prove(kind: str, image: ImageFile, data: bytes) -> None:
+    """Reject unless the image can be decoded; its pixels are of no use afterwards."""
+    if isinstance(image, JpegImageFile):
+        if jpeg.surely_decodes(data, image):
+            return
+        image = JpegImageFile(io.BytesIO(data))
+    _load(kind, image, data)
+
+
 def _is_whole(kind: str, image: ImageFile, data: bytes) -> bool:
     """Whether the end of the file is there, which a torn one lacks; False if only decoding can tell."""
     if kind == "png":
         return png.END in data[-TAIL:]
     if kind == "webp":
         return True  # its parser has compared the sizes that its chunks tell
-    if kind == "jpg":  # its preview, in the header, ends in the same mark
+    if kind == "jpg":
         assert image.fp is not None
-        return data.rfind(JPEG_END, max(image.fp.tell(), len(data) - TAIL)) >= 0
+        return jpeg.has_end(data, image.fp.tell())
     return False
 
 
@@ -144,8 +159,8 @@ def _undecodable(kind: str, error: Exception) -> Reject:
     return Reject("image.undecodable", f"{kind}: {type(error).__name__}: {str(error)[:200]}")
 
 
-def _check_size(image: ImageFile, rules: ImageRules) -> None:
-    width, height = image.size
+def _check_size(size: tuple[int, int], rules: ImageRules) -> None:
+    width, height = size
     if width * height > rules.max_pixels:
         raise Reject("image.too_large", f"{width} x {height}, more than {rules.max_pixels:,} pixels")
     if min(width, height) < rules.min_side:
@@ -169,18 +184,29 @@ def store(data: bytes, rules: ImageRules) -> tuple[str, bytes, tuple[int, int]]:
 
 
 def _store(data: bytes, rules: ImageRules) -> tuple[str, bytes, tuple[int, int]]:
+    if rules.check == "header":
+        told = jpeg.whole_size(data)
+        if told is not None and _is_kept("jpg", told, rules):
+            _check_size(told, rules)
+            return "jpg", data, told
     kind, image = _parse(data, rules)
-    fits = rules.max_side is None or max(image.size) <= rules.max_side
-    is_kept = fits and kind in MEMBERS and rules.encode in ("keep", kind)
-    if not is_kept or rules.check == "decode" or not _is_whole(kind, image, data):
-        _load(kind, image, data)
-    if is_kept:
-        return kind, data, image.size
+    size = image.size
+    if _is_kept(kind, size, rules):
+        if rules.check == "decode" or not _is_whole(kind, image, data):
+            _prove(kind, image, data)
+        return kind, data, size
+    _load(kind, image, data)
     if rules.encode == "keep" and kind not in MEMBERS:
         fix = "set dataset.image.encode"
         raise Reject("image.undecodable", f"shards hold {', '.join(MEMBERS)}, not {kind}: {fix}")
     suffix = kind if rules.encode == "keep" else rules.encode
     return suffix, *_encode(image, suffix, rules.max_side)
+
+
+def _is_kept(kind: str, size: tuple[int, int], rules: ImageRules) -> bool:
+    """Whether the file goes into the shard as it is."""
+    fits = rules.max_side is None or max(size) <= rules.max_side
+    return fits and kind in MEMBERS and rules.encode in ("keep", kind)
 
 
 def _encode(image: Image.Image, suffix: str, max_side: int | None) -> tuple[bytes, tuple[int, int]]:

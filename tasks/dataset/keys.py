@@ -12,9 +12,12 @@ import re
 from hashlib import blake2b
 
 LONGEST = 80
+MARK_BYTES = 4
 HASH_BITS = 64
 _SUFFIX = re.compile(r"\.(?:nii\.gz|nii|npz|npy|b2nd|jpe?g|jfif|png|webp|bmp|gif|tiff?)\Z", re.IGNORECASE)
-_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+_KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_CLEANED = bytes(byte if byte in _KEPT else ord("_") for byte in range(256))
+_PLACES = blake2b(digest_size=8, person=b"tarmac-shard")
 
 
 def stem(path: str) -> str:
@@ -25,16 +28,18 @@ def stem(path: str) -> str:
 def key_of(original: str) -> str:
     """The key of a relative path; a short hash tells apart what the cleaning would make equal."""
     name = stem(original)
-    key = _OTHER.sub("_", name)
+    key = name.encode("ascii", "replace").translate(_CLEANED).decode()
     if key == name and 0 < len(key) <= LONGEST:
         return key
-    mark = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    return f"{key[: LONGEST - len(mark) - 1]}-{mark}"
+    mark = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=MARK_BYTES).hexdigest()
+    return f"{key[: LONGEST - 2 * MARK_BYTES - 1]}-{mark}"
 
 
 def position(key: str) -> int:
     """Where the key stands among all keys: 64 bits that cut samples into shards and order them within."""
-    return int.from_bytes(blake2b(key.encode(), digest_size=8, person=b"tarmac-shard").digest(), "big")
+    running = _PLACES.copy()
+    running.update(key.encode())
+    return int.from_bytes(running.digest(), "big")
 
 
 def lot(text: str) -> float:

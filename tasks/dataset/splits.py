@@ -46,6 +46,8 @@ def split_of(splits: Splits, key: str, group: str | None, fields: Mapping[str, A
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in FOLDERS:
             raise Reject("source.unreadable", f"column {splits.column} names no split: {name!r}")
         return name
+    if not splits.shares:
+        return REST
     drawn = lot(key if group is None else group)
     for name, share in sorted(splits.shares.items()):
         if drawn < share:

@@ -7,16 +7,16 @@ utilities/pax.html (section "ustar Interchange Format").
 
 from __future__ import annotations
 
-import hashlib
-import os
+import struct
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import google_crc32c
+
+from tasks.dataset.background_file import BackgroundFile
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -29,9 +29,11 @@ Buffer: TypeAlias = Any
 """bytes or a numpy array of uint8; mypy knows no common type of the two before Python 3.12."""
 Members = Mapping[str, Buffer]
 
+_ZEROS = bytes(BLOCK)
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2
 _AFTER_SIZE = b"0" * 11 + b"\0"
 _TAIL = b"0" + bytes(100) + b"ustar\0" + b"00" + bytes(64) + b"0000000\0" * 2 + bytes(155 + 12)
+_fields = struct.Struct("100s24s12s12s8s356s").pack
 _CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_AFTER_SIZE) + sum(b" " * 8) + sum(_TAIL)
 
 
@@ -52,11 +54,10 @@ def header(name: str, size: int) -> bytes:
         raise ValueError(f"{name}: {size} bytes do not fit a ustar header")
     length = b"%011o\0" % size
     checksum = b"%06o\0 " % (_CONSTANT_SUM + sum(encoded) + sum(length))
-    return encoded.ljust(100, b"\0") + _BEFORE_SIZE + length + _AFTER_SIZE + checksum + _TAIL
+    return _fields(encoded, _BEFORE_SIZE, length, _AFTER_SIZE, checksum, _TAIL)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Where a sample lies in its tar: first header to last padding, and the CRC32C of all of it."""
 
     offset: int
@@ -76,39 +77,29 @@ class Header:
 class ShardWriter:
     """Writes one tar and learns its SHA-256 and every sample's span on the way.
 
-    Small samples are copied, and a thread hashes and writes many at once while the caller reads and checks
-    the next ones. Large ones are written when `add` returns, so no more than one of them is held.
+    Small samples are copied into a buffer, which is hashed and written in the background while the caller
+    reads and checks those of the next. Large ones are written when `add` returns, so no more than one of them
+    is held.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self._digest = hashlib.sha256()
-        self._thread = ThreadPoolExecutor(1)
-        self._gathered: list[Buffer] = []
+        self._file = BackgroundFile(path)
+        self._gathered, self._other = (memoryview(bytearray(JOINED)) for _ in range(2))
         self._gathered_bytes = 0
-        self._in_hand: Future[None] | None = None
         self.size_bytes = 0
 
     def add(self, key: str, members: Members) -> Span:
         """Append a sample; its members go in sorted order as `<key>.<suffix>`."""
         parts: list[Buffer] = []
+        length = 0
         for suffix in sorted(members):
             content = members[suffix]
-            parts += [header(f"{key}.{suffix}", len(content)), content, bytes(padding(len(content)))]
-        length = sum(len(part) for part in parts)
-        is_small = length <= JOINED
-        if is_small:
-            parts = [b"".join(parts)]
-        crc32c = 0
-        for part in parts:
-            crc32c = google_crc32c.extend(crc32c, part)
-        self._gathered += parts
-        self._gathered_bytes += length
+            size = len(content)
+            gap = padding(size)
+            parts += [header(f"{key}.{suffix}", size), content, _ZEROS[:gap]]
+            length += BLOCK + size + gap
+        crc32c = self._gather(b"".join(parts)) if length <= JOINED else self._write(parts)
         self.size_bytes += length
-        if self._gathered_bytes >= JOINED:
-            self._hand_over()
-            if not is_small:
-                self._wait()
         return Span(self.size_bytes - length, length, crc32c)
 
     @property
@@ -118,31 +109,35 @@ class ShardWriter:
 
     def finish(self) -> str:
         """Write the end, flush to disk and return the file's SHA-256 in hexadecimal."""
-        self._gathered.append(END)
+        self._gather(END)
         self.size_bytes += len(END)
         self._hand_over()
-        self._wait()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._digest.hexdigest()
+        return self._file.finish()
+
+    def _gather(self, sample: bytes) -> int:
+        """Its CRC32C."""
+        if self._gathered_bytes + len(sample) > JOINED:
+            self._hand_over()
+        stop = self._gathered_bytes + len(sample)
+        self._gathered[self._gathered_bytes : stop] = sample
+        self._gathered_bytes = stop
+        return int(google_crc32c.value(sample))
+
+    def _write(self, parts: list[Buffer]) -> int:
+        """The CRC32C of them all, after what is gathered."""
+        self._hand_over()
+        self._file.append(parts)
+        crc32c = 0
+        for part in parts:
+            crc32c = google_crc32c.extend(crc32c, part)
+        self._file.wait()
+        return crc32c
 
     def _hand_over(self) -> None:
-        """Let the thread have what is gathered, once it is done with what it had before."""
-        self._wait()
-        self._in_hand = self._thread.submit(self._append, self._gathered)
-        self._gathered, self._gathered_bytes = [], 0
-
-    def _wait(self) -> None:
-        """Until all that was handed over is written; OSError when it cannot be."""
-        if self._in_hand is not None:
-            self._in_hand.result()
-
-    def _append(self, parts: list[Buffer]) -> None:
-        if sum(len(part) for part in parts) <= 2 * JOINED:
-            parts = [b"".join(parts)]
-        for part in parts:
-            self._digest.update(part)
-            self._file.write(part)
+        """Have what is gathered written; the other buffer is free once this returns."""
+        self._file.append([self._gathered[: self._gathered_bytes]])
+        self._gathered, self._other = self._other, self._gathered
+        self._gathered_bytes = 0
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -150,7 +145,6 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.shutdown()
         self._file.close()
 
 

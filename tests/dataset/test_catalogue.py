@@ -79,8 +79,13 @@ def test_samples_come_back_as_they_were_in_the_order_of_the_shards(
     )
     catalogue.add(samples)
     catalogue.sort(by_hash=True)
-    found = [one.sample[1] for one in catalogue.sorted_samples("train")]
+    found = list(catalogue.between(1, 1000))
     assert found == [one.sample for one in sorted(samples, key=lambda one: (one.position, one.sample.key))]
+    planned = list(catalogue.sorted_samples("train"))
+    assert [(one.sample.key, one.sample.original_key, one.sample.group) for one in planned] == [
+        (one.key, one.original_key, one.group) for one in found
+    ]
+    assert [one.position for one in planned] == [position(one.key) for one in found]
     catalogue.close()
     with reading(tmp_path / NAME) as again:
         assert list(again.between(1, 100)) == found
@@ -90,10 +95,9 @@ def test_samples_come_back_as_they_were_in_the_order_of_the_shards(
 def test_the_first_of_a_key_stays_wherever_the_others_would_go(catalogue: Catalogue) -> None:
     catalogue.add([entry(4, "a", "val"), entry(1, "a", "train"), entry(2, "b"), entry(9, "a", "train")])
     catalogue.sort(by_hash=True)
-    assert [
-        (split, [one.sample[1].number for one in catalogue.sorted_samples(split)])
-        for split in catalogue.splits()
-    ] == [("train", sorted((1, 2), key=lambda n: position("a" if n == 1 else "b")))]
+    assert catalogue.splits() == ["train"]
+    kept = sorted((1, 2), key=lambda n: position("a" if n == 1 else "b"))
+    assert [one.number for one in catalogue.between(1, 10)] == kept
     assert [(one.number, one.reason, one.detail) for one in catalogue.rejects()] == [
         (4, "key.duplicate", "a has this key; suffixes do not count"),
         (9, "key.duplicate", "a has this key; suffixes do not count"),
@@ -105,7 +109,8 @@ def test_a_reject_of_the_conversion_is_counted_once(catalogue: Catalogue) -> Non
     catalogue.add([entry(0, "a"), entry(1, "b")])
     catalogue.sort(by_hash=True)
     for _ in range(2):
-        catalogue.reject([Rejected(1, "b", "b", "image.empty", "0 bytes", "t:1", "b")])
+        rejected = Rejected(1, "b", "b", "image.empty", "0 bytes", "t:1", "b")
+        catalogue.reject([rejected], in_conversion=True)
     assert (catalogue.read, catalogue.accepted, catalogue.refused, catalogue.rejected_entries) == (2, 2, 0, 1)
     assert catalogue.kept_of(["a", "b", "c"]) == 1
 
@@ -114,8 +119,8 @@ def test_members_out_of_containers_wait_on_disk(tmp_path: Path) -> None:
     config = parquet(tmp_path / "raw")
     (tmp_path / "staging").mkdir()
     catalogue = list_samples(config, tmp_path / "staging")
-    found = [one.sample[1] for split in catalogue.splits() for one in catalogue.sorted_samples(split)]
-    assert len(found) == COUNT
+    found = list(catalogue.between(1, COUNT + 1))
+    assert len(found) == catalogue.accepted == COUNT
     for one in found:
         assert one.spilled is not None
         members = read_spilled(tmp_path / "staging" / SPILL, one.spilled)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.dataset.build import build
+from tasks.dataset.building.assemble import DRAFT
 from tasks.dataset.building.convert import Conversion, convert, sidecar_path, tar_path, write_rules
 from tasks.dataset.building.leaves import plan_leaves
 from tasks.dataset.building.listing import list_samples
@@ -25,9 +26,9 @@ def test_what_a_killed_build_left_behind_does_no_harm(tmp_path: Path) -> None:
     raw.pictures(folder, 60)
     whole = build(raw.config(folder, tmp_path / "other"))
     started = build(raw.config(folder, output))
-    os.rename(started.version, output / "versions" / ".draft")
     staging = output / "staging"
     staging.mkdir()
+    os.rename(started.version, staging / DRAFT)
     for name in (".0123.77", "0123.tar", "4567.arrow"):
         (staging / name).write_bytes(b"torn")
     result = build(raw.config(folder, output))

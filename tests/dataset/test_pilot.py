@@ -1,5 +1,6 @@
 """Before a long build a few samples go through every step; what spoils them all is seen at once."""
 
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tasks.core.schema import Config
 from tasks.dataset.build import build
 from tasks.dataset.building import pilot
 from tasks.dataset.building.catalogue import Leaf
+from tasks.dataset.building.conversion import _work
 from tasks.dataset.building.rejects import Budget
 from tasks.dataset.building.spread import spread
 from tests.dataset import raw
@@ -39,15 +41,30 @@ def test_a_page_shows_the_pilot_and_the_build_is_as_without_it(
     assert not (tmp_path / "plain" / pilot.PAGE).exists()
 
 
-def test_what_spoils_every_sample_stops_the_build_before_its_first_shard(
-    config: Config, tmp_path: Path
-) -> None:
+def test_what_spoils_every_sample_stops_the_build(config: Config, tmp_path: Path) -> None:
     for number in range(0, COUNT, 2):
         (tmp_path / "raw" / f"{number:04d}.png").write_text("<html>")
     with pytest.raises(DataError, match=r"the pilot stops the build.*\n.*image\.not_an_image"):
         build(config)
-    assert not list((tmp_path / "out" / "staging").glob("*.tar"))
     assert not (tmp_path / "out" / "versions").exists()
+
+
+def test_a_failing_pilot_ends_the_work_that_an_engine_takes_bit_by_bit(tmp_path: Path) -> None:
+    failed: Future[None] = Future()
+    work = _work(tmp_path, "rules", range(5), failed)
+    assert [next(work).ordinal for _ in range(2)] == [0, 1]
+    failed.set_exception(DataError("spoilt"))
+    with pytest.raises(DataError, match="spoilt"):
+        next(work)
+
+
+def test_an_engine_that_takes_all_work_first_waits_for_the_pilot(tmp_path: Path) -> None:
+    running: Future[None] = Future()
+    with ThreadPoolExecutor(1) as thread:
+        taken = thread.submit(list, _work(tmp_path, "rules", range(5), running))
+        assert not wait([taken], timeout=0.05).done
+        running.set_result(None)
+        assert len(taken.result()) == 5
 
 
 def test_private_samples_stay_out_of_the_page(config: Config, tmp_path: Path) -> None:

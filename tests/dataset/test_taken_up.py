@@ -57,7 +57,7 @@ def killed_at(name: str, config: Config, monkeypatch: pytest.MonkeyPatch) -> Non
             build(config)
 
 
-@pytest.mark.parametrize("step", ["convert_all", "note_rejects", "assemble"])
+@pytest.mark.parametrize("step", ["convert_all", "note_rejects", "facts"])
 def test_rejects_count_once_however_often_a_build_is_killed(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

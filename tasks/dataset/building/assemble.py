@@ -1,8 +1,8 @@
 """A version's folder from converted shards: numbered, linked, indexed, described, then renamed into place.
 
 Shards are hard links, so a version that shares most of its shards with the one before costs only their
-names. The folder grows under a hidden name and gets its own name last, when all of it is on disk. Nothing is
-held of more than one shard.
+names. The folder grows beside the staged shards, while later ones are still being converted, and gets its
+place and name last, when all of it is on disk. Nothing is held of more than one shard.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tasks.dataset.samples import MODALITIES
 from tasks.dataset.shards import INDEX, index_path, shard_name
 from tasks.dataset.tables import BatchWriter, TableWriter
 
-DRAFT = ".draft"
+DRAFT = "draft"
 SHA256_RANGE = 1 << 256
 
 SHARDS = pa.schema(
@@ -65,8 +65,8 @@ class Shard:
 
 
 @dataclass
-class _Draft:
-    """What has been written so far."""
+class Draft:
+    """A version's folder so far."""
 
     folder: Path
     modality: str
@@ -79,26 +79,31 @@ class _Draft:
     """Sum of the SHA-256 of every sample's line, modulo 2^256: the same in any order of the samples."""
 
 
-def assemble(
-    config: Config, catalogue: Catalogue, shards: Iterable[Shard], facts: dict[str, Any], dataset: Path
-) -> tuple[Path, Manifest]:
-    """Write a version into the folder `dataset` and return it with its manifest.
-
-    `shards` come split by split, in shard order; the catalogue knows all rejects. `facts` go into build.json.
-    A folder of the same name that has its tars keeps them, and gets every other file that differs; one that
-    has lost a tar is replaced.
-    """
-    folder = dataset / "versions" / DRAFT
+def begin(config: Config, shards: Iterable[Shard], staging: Path) -> Draft:
+    """Write the shards, as they come, into a draft in the folder `staging`: split by split, in order."""
+    folder = staging / DRAFT
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir()
     modality = config.dataset.modality
     with (
         BatchWriter(folder / INPUTS, schema(modality)) as inputs,
         TableWriter(folder / "shards.parquet", SHARDS) as table,
     ):
-        draft = _Draft(folder, modality, fingerprint.config_digest(config.dataset), inputs, table)
+        draft = Draft(folder, modality, fingerprint.config_digest(config.dataset), inputs, table)
         for split, members in groupby(shards, key=lambda shard: shard.split):
             _write_split(draft, split, members)
+    return draft
+
+
+def complete(
+    draft: Draft, config: Config, catalogue: Catalogue, facts: dict[str, Any], dataset: Path
+) -> tuple[Path, Manifest]:
+    """Make the draft a version of the folder `dataset` and return it with its manifest.
+
+    The catalogue knows all rejects; `facts` go into build.json. A folder of the same name that has its tars
+    keeps them, and gets every other file that differs; one that has lost a tar is replaced.
+    """
+    folder = draft.folder
     manifest = _manifest(config, catalogue, draft)
     rejects.write(folder / "rejects.parquet", catalogue.rejects())
     write_atomic(folder / "manifest.json", manifest.to_bytes())
@@ -106,10 +111,10 @@ def assemble(
     for below in [entry for entry in folder.iterdir() if entry.is_dir()]:
         fsync_directory(below)
     fsync_directory(folder)
-    return move_into_place(folder, manifest), manifest
+    return move_into_place(folder, dataset / "versions", manifest), manifest
 
 
-def _write_split(draft: _Draft, split: str, shards: Iterable[Shard]) -> None:
+def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
     """Link and index the split's shards, numbered from 0 without gaps; one without any leaves no trace."""
     sizes: list[int] = []
     size_bytes = 0
@@ -128,7 +133,7 @@ def _write_split(draft: _Draft, split: str, shards: Iterable[Shard]) -> None:
             table = accepted(shard.sidecar)
             tables.write(number, table)
             lines = list(_content_lines(table))
-            draft.content += sum(int(hashlib.sha256(line.encode()).hexdigest(), 16) for line in lines)
+            draft.content += sum(_number(line) for line in lines)
             draft.shards.write(_shard_row(draft, name, split, table, lines))
             draft.sha256.append((name, first(table, "sha256")))
             sizes.append(table.num_rows)
@@ -144,7 +149,7 @@ def _with_tar(table: Any, name: str | None) -> Any:
     return table.set_column(table.schema.get_field_index("tar"), "tar", column)
 
 
-def _shard_row(draft: _Draft, name: str, split: str, table: Any, lines: Sequence[str]) -> Any:
+def _shard_row(draft: Draft, name: str, split: str, table: Any, lines: Sequence[str]) -> Any:
     row = {
         "name": name,
         "split": split,
@@ -162,10 +167,14 @@ def _content_lines(table: Any) -> Iterator[str]:
     return (f"{key} {content.hex()}" for key, content in zip(keys, contents, strict=True))
 
 
+def _number(line: str) -> int:
+    return int.from_bytes(hashlib.sha256(line.encode()).digest(), "big")
+
+
 class _SplitTables:
     """The split's index and table of samples, written shard by shard."""
 
-    def __init__(self, draft: _Draft, split: str) -> None:
+    def __init__(self, draft: Draft, split: str) -> None:
         index = index_path(draft.folder, split)
         samples = draft.folder / "samples" / f"{split}.parquet"
         for path in (index, samples):
@@ -224,7 +233,7 @@ def _index_header(rows: int) -> bytes:
     return file.getvalue()
 
 
-def _manifest(config: Config, catalogue: Catalogue, draft: _Draft) -> Manifest:
+def _manifest(config: Config, catalogue: Catalogue, draft: Draft) -> Manifest:
     return Manifest(
         format="tarmac/1",
         name=config.name,

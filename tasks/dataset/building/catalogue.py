@@ -2,9 +2,9 @@
 small one.
 
 SQLite sorts and finds duplicates out of core; the dataset's lease sees to it that there is one writer, and
-workers open the finished catalogue read-only. Texts are stored as bytes, because paths and captions may hold
-what is not Unicode. A container of a sequential source is one transaction, so a build that was killed while
-it read goes on with the next container.
+workers open the finished catalogue read-only. A container of a sequential source is one transaction, so a
+build that was killed while it read goes on with the next container. Where samples have files of their own the
+catalogue serves one build alone and need not survive a crash.
 """
 
 from __future__ import annotations
@@ -18,30 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.dataset.building.entries import Entry, Rejected, Spilled
+from tasks.dataset.building import rows
+from tasks.dataset.building.entries import Entry, Identity, Rejected
 from tasks.dataset.building.plan import Weighed
-from tasks.dataset.keys import HASH_BITS
 from tasks.dataset.reasons import printable
 
 NAME = "catalogue.sqlite"
-_SAMPLE = """number INTEGER, key TEXT, original_key BLOB, place BLOB, source INTEGER, file BLOB, size INTEGER,
-    stamp TEXT, content BLOB, split TEXT, grp BLOB, part INTEGER, start INTEGER, length INTEGER,
-    position INTEGER, weight INTEGER"""
-_SCHEMA = f"""
+SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE containers (source INTEGER, name BLOB, stat TEXT, filtered INTEGER, PRIMARY KEY (source, name));
-CREATE TABLE listed ({_SAMPLE});
+CREATE TABLE listed ({rows.SAMPLE});
 CREATE TABLE rejects (number INTEGER PRIMARY KEY, key TEXT, original_key TEXT, reason TEXT, detail TEXT,
-    place TEXT, file TEXT);
-CREATE TABLE entries (rank INTEGER PRIMARY KEY, {_SAMPLE});
+    place TEXT, file TEXT, is_entry INTEGER);
+CREATE TABLE entries (rank INTEGER PRIMARY KEY, {rows.SAMPLE});
 CREATE TABLE leaves (
     ordinal INTEGER PRIMARY KEY, split TEXT, start INTEGER, stop INTEGER, digest TEXT UNIQUE);
 """
-_ENTRY = (
-    "number, key, original_key, place, source, file, size, stamp, content, split, grp, part, start, length"
-)
-_SIGN = 1 << (HASH_BITS - 1)
-"""SQLite's integers are signed; positions are shifted so that their order stays."""
+_SHARED_POSITION = "SELECT 1 FROM listed GROUP BY position HAVING count(*) > 1 LIMIT 1"
 _DUPLICATES = """
 SELECT later.number, later.key, later.original_key, later.place, later.file, first.original_key
 FROM (SELECT key AS shared, min(number) AS least FROM listed GROUP BY key HAVING count(*) > 1)
@@ -68,14 +61,20 @@ class Leaf:
 class Catalogue:
     """The samples of one build: listed first, then sorted, then planned; the rest is for what is finished."""
 
-    def __init__(self, path: Path, *, reads_only: bool = False) -> None:
+    def __init__(self, path: Path, *, reads_only: bool = False, is_kept: bool = False) -> None:
+        """`is_kept`: a later build may take it up, so every transaction waits for the disk."""
         self.path = path
         mode = "mode=ro&immutable=1" if reads_only else "mode=rwc&nolock=1"
         if not reads_only:
             os.environ["SQLITE_TMPDIR"] = str(path.parent)  # where there must be room anyway
         self._database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)
-        if not reads_only and not self._database.execute("SELECT name FROM sqlite_master").fetchone():
-            self._database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+        if reads_only:
+            return
+        if not is_kept:
+            self._database.execute("PRAGMA synchronous = OFF")
+        if not self._database.execute("SELECT name FROM sqlite_master").fetchone():
+            self._database.execute("PRAGMA page_size = 16384")  # the rows of a shard lie in fewer pages
+            self._database.executescript(f"BEGIN; {SCHEMA} COMMIT;")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -89,6 +88,14 @@ class Catalogue:
             raise
         self._database.execute("COMMIT")
 
+    def flush(self) -> None:
+        """Workers on other machines find all that was written so far when this returns."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
     def fact(self, name: str) -> Any:
         """What `note` noted under this name; None before."""
         row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
@@ -101,12 +108,12 @@ class Catalogue:
 
     def containers(self) -> list[tuple[int, str, str]]:
         """The containers read so far, in order: source, name, stat."""
-        rows = self._database.execute("SELECT source, name, stat FROM containers ORDER BY rowid")
-        return [(source, _text(name), stat) for source, name, stat in rows]
+        found = self._database.execute("SELECT source, name, stat FROM containers ORDER BY rowid")
+        return [(source, rows.text(name), stat) for source, name, stat in found]
 
     def close_container(self, source: int, name: str, stat: str, filtered: int) -> None:
         self._database.execute(
-            "INSERT INTO containers VALUES (?, ?, ?, ?)", (source, _raw(name), stat, filtered)
+            "INSERT INTO containers VALUES (?, ?, ?, ?)", (source, rows.raw(name), stat, filtered)
         )
 
     @property
@@ -119,49 +126,54 @@ class Catalogue:
         return 0 if last is None else last + 1
 
     def add(self, listed: Iterable[Weighed[Entry]]) -> None:
-        self._database.executemany(
-            f"INSERT INTO listed VALUES ({', '.join('?' * 16)})",
-            ((*_row(entry), position - _SIGN, weight) for position, weight, entry in listed),
-        )
+        self._database.executemany(f"INSERT INTO listed VALUES ({', '.join('?' * 16)})", map(rows.of, listed))
 
-    def reject(self, rejected: Iterable[Rejected]) -> None:
+    def reject(self, rejected: Iterable[Rejected], *, in_conversion: bool = False) -> None:
+        """Note what is not taken: before it could become an entry, or `in_conversion` of what is one."""
         self._database.executemany(
-            "INSERT OR REPLACE INTO rejects VALUES (?, ?, ?, ?, ?, ?, ?)",
-            ((r.number, r.key, r.original_key, r.reason, r.detail, r.source, r.file) for r in rejected),
+            "INSERT OR REPLACE INTO rejects VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                (r.number, r.key, r.original_key, r.reason, r.detail, r.source, r.file, in_conversion)
+                for r in rejected
+            ),
         )
 
     # planning
 
     def sort(self, by_hash: bool) -> None:
         """Refuse what has the key of an earlier sample, and bring the others into the order of the shards."""
-        self._database.execute("CREATE INDEX IF NOT EXISTS listed_keys ON listed (key, number)")
-        for number, key, original_key, place, file, first in self._database.execute(_DUPLICATES):
-            names = [printable(_text(name)) for name in (original_key, place, file)]
-            detail = f"{printable(_text(first))} has this key; suffixes do not count"
-            self.reject([Rejected(number, key, names[0], "key.duplicate", detail, names[1], names[2])])
+        if self._database.execute(_SHARED_POSITION).fetchone():
+            self._refuse_duplicates()
         order = "position, key" if by_hash else "number"
         self._database.execute(
             "INSERT INTO entries SELECT NULL, * FROM listed "
             f"WHERE number NOT IN (SELECT number FROM rejects) ORDER BY split, {order}"
         )
-        self._database.execute("CREATE UNIQUE INDEX entry_keys ON entries (key)")
-        self._database.execute("CREATE UNIQUE INDEX entry_numbers ON entries (number)")
-        self._database.execute("DROP TABLE listed")
+
+    def _refuse_duplicates(self) -> None:
+        self._database.execute("CREATE INDEX IF NOT EXISTS listed_keys ON listed (key, number)")
+        for number, key, original_key, place, file, first in self._database.execute(_DUPLICATES):
+            names = [printable(rows.text(name)) for name in (original_key, place, file)]
+            detail = f"{printable(rows.text(first))} has this key; suffixes do not count"
+            self.reject([Rejected(number, key, names[0], "key.duplicate", detail, names[1], names[2])])
 
     def splits(self) -> list[str]:
         return [
             split for (split,) in self._database.execute("SELECT DISTINCT split FROM entries ORDER BY split")
         ]
 
-    def sorted_samples(self, split: str) -> Iterator[Weighed[tuple[int, Entry]]]:
-        """A split's samples with their ranks, in the order of the shards."""
-        query = f"SELECT position, weight, rank, {_ENTRY} FROM entries WHERE split = ? ORDER BY rank"
-        for position, weight, rank, *rest in self._database.execute(query, (split,)):
-            yield Weighed(position + _SIGN, weight, (rank, _entry(rest)))
+    def sorted_samples(self, split: str) -> Iterator[Weighed[Identity]]:
+        """What planning needs of a split's samples, in the order of their ranks, which count from 1 over all
+        splits."""
+        query = f"SELECT position, weight, {rows.IDENTITY} FROM entries WHERE split = ? ORDER BY rank"
+        for position, weight, *rest in self._database.execute(query, (split,)):
+            yield Weighed(position + rows.SIGN, weight, rows.identity(rest))
 
     def add_leaves(self, leaves: Iterable[Leaf]) -> None:
-        rows = ((leaf.ordinal, leaf.split, leaf.start, leaf.stop, leaf.digest) for leaf in leaves)
-        self._database.executemany("INSERT INTO leaves VALUES (?, ?, ?, ?, ?)", rows)
+        self._database.executemany(
+            "INSERT INTO leaves VALUES (?, ?, ?, ?, ?)",
+            ((leaf.ordinal, leaf.split, leaf.start, leaf.stop, leaf.digest) for leaf in leaves),
+        )
 
     # the finished catalogue
 
@@ -173,17 +185,17 @@ class Catalogue:
     @property
     def accepted(self) -> int:
         """Samples that are to be converted."""
-        return self._count("SELECT count(*) FROM entries")
+        return self._count("SELECT coalesce(max(rank), 0) FROM entries")
 
     @property
     def refused(self) -> int:
-        """Samples that were rejected before conversion, and in it as far as `reject` was told."""
-        return self._count("SELECT count(*) FROM rejects") - self.rejected_entries
+        """Samples that were rejected before conversion."""
+        return self._count("SELECT count(*) FROM rejects WHERE NOT is_entry")
 
     @property
     def rejected_entries(self) -> int:
         """Samples that were rejected in conversion, as far as `reject` was told."""
-        return self._count("SELECT count(*) FROM rejects WHERE number IN (SELECT number FROM entries)")
+        return self._count("SELECT count(*) FROM rejects WHERE is_entry")
 
     @property
     def filtered(self) -> int:
@@ -193,6 +205,11 @@ class Catalogue:
         """Split by split in the order of their names, in shard order within."""
         for row in self._database.execute("SELECT * FROM leaves ORDER BY ordinal"):
             yield Leaf(*row)
+
+    @property
+    def planned(self) -> int:
+        """The number of leaves."""
+        return self._count("SELECT count(*) FROM leaves")
 
     def leaf(self, ordinal: int) -> Leaf:
         return Leaf(*self._database.execute("SELECT * FROM leaves WHERE ordinal = ?", (ordinal,)).fetchone())
@@ -207,24 +224,25 @@ class Catalogue:
 
     def between(self, start: int, stop: int) -> Iterator[Entry]:
         """The entries of ranks start to stop."""
-        query = f"SELECT {_ENTRY} FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
-        return map(_entry, self._database.execute(query, (start, stop)))
+        query = f"SELECT {rows.ENTRY} FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
+        return map(rows.entry, self._database.execute(query, (start, stop)))
 
     def forget_conversions(self) -> None:
         """Forget the rejects that a build noted which was killed later: its sidecars tell them again."""
-        self._database.execute("DELETE FROM rejects WHERE number IN (SELECT number FROM entries)")
+        self._database.execute("DELETE FROM rejects WHERE is_entry")
 
     def rejects(self) -> Iterator[Rejected]:
         """In the sources' order."""
-        for row in self._database.execute("SELECT * FROM rejects ORDER BY number"):
+        for *row, _ in self._database.execute("SELECT * FROM rejects ORDER BY number"):
             yield Rejected(*row)
 
     def reasons(self) -> dict[str, int]:
-        rows = self._database.execute("SELECT reason, count(*) FROM rejects GROUP BY reason ORDER BY reason")
-        return dict(rows.fetchall())
+        query = "SELECT reason, count(*) FROM rejects GROUP BY reason ORDER BY reason"
+        return dict(self._database.execute(query).fetchall())
 
     def kept_of(self, keys: Iterable[str]) -> int:
         """How many of these keys (of an earlier version) are of accepted samples."""
+        self._database.execute("CREATE UNIQUE INDEX IF NOT EXISTS entry_keys ON entries (key)")
         query = "SELECT 1 FROM entries WHERE key = ? AND number NOT IN (SELECT number FROM rejects)"
         return sum(self._database.execute(query, (key,)).fetchone() is not None for key in keys)
 
@@ -243,49 +261,3 @@ def reading(path: Path) -> Iterator[Catalogue]:
         yield catalogue
     finally:
         catalogue.close()
-
-
-def _row(entry: Entry) -> tuple[Any, ...]:
-    spilled = entry.spilled
-    return (
-        entry.number,
-        entry.key,
-        _raw(entry.original_key),
-        _raw(entry.place),
-        entry.source,
-        _raw(entry.file),
-        entry.size,
-        entry.stamp,
-        _raw(entry.content),
-        entry.split,
-        None if entry.group is None else _raw(entry.group),
-        None if spilled is None else spilled.part,
-        None if spilled is None else spilled.offset,
-        None if spilled is None else spilled.length,
-    )
-
-
-def _entry(row: Iterable[Any]) -> Entry:
-    number, key, original_key, place, source, file, size, stamp, content, split, group, *spilled = row
-    return Entry(
-        number,
-        key,
-        _text(original_key),
-        _text(place),
-        source,
-        _text(file),
-        size,
-        stamp,
-        _text(content),
-        split,
-        None if group is None else _text(group),
-        None if spilled[0] is None else Spilled(*spilled),
-    )
-
-
-def _raw(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogatepass")

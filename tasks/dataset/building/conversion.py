@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.core.engines import map_groups
@@ -15,25 +17,73 @@ NOTE = "samples"
 JOBS = "jobs"
 
 
+class Exceeded(Exception):
+    """There are more rejects than the budget has room for."""
+
+
+@dataclass
+class Tally:
+    """The samples that are done, of all that were accepted, and the leaves that hold rejects."""
+
+    budget: Budget
+    total: int
+    done: int = 0
+    rejecting: list[int] = field(default_factory=list)
+
+    def add(self, leaf: int, samples: int, rejects: Mapping[str, int]) -> None:
+        self.done += samples
+        self.budget.add(rejects)
+        if rejects:
+            self.rejecting.append(leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A leaf that has been converted, the number of its samples and the rejects among them by reason."""
+
+    ordinal: int
+    samples: int
+    rejects: Mapping[str, int]
+
+
+def finish(task: Conversion) -> Finished:
+    """Convert one leaf."""
+    done = convert(task)
+    return Finished(task.ordinal, done.samples, done.rejects)
+
+
 def convert_all(
     config: Config,
     staging: Path,
     rules: str,
-    ordinals: Sequence[int],
-    budget: Budget,
-    done: int,
-    total: int,
+    leaves: Sequence[int],
+    tally: Tally,
+    trial: Future[None],
     progress: Progress,
-) -> None:
-    """Convert these leaves of the catalogue in `staging`; ends early once the budget is exceeded."""
-    work = [Conversion(staging, rules, ordinal) for ordinal in ordinals]
+) -> Generator[int, None, None]:
+    """Convert these leaves of the catalogue in `staging` and yield each that is done.
+
+    Exceeded as soon as that is certain; raises what the `trial`, the build's pilot, has raised.
+    """
 
     def say(text: str) -> None:
-        progress(done, total, f"{NOTE}; {text}")
+        progress(tally.done, tally.total, f"{NOTE}; {text}")
 
-    for result in map_groups(convert, work, config.engine, folder=staging / JOBS, say=say):
-        done += result.samples
-        progress(done, total, NOTE)
-        budget.add(result.rejects)
-        if budget.is_exceeded:
-            return  # which ends the map: the shards in hand are finished, no more are begun
+    work = _work(staging, rules, leaves, trial)
+    for one in map_groups(finish, work, config.engine, folder=staging / JOBS, say=say):
+        tally.add(one.ordinal, one.samples, one.rejects)
+        progress(tally.done, tally.total, NOTE)
+        if tally.budget.is_exceeded:
+            trial.result()  # which tells more of what spoils all samples
+            raise Exceeded  # which ends the map: the shards in hand are finished, no more are begun
+        yield one.ordinal
+
+
+def _work(staging: Path, rules: str, leaves: Sequence[int], trial: Future[None]) -> Iterator[Conversion]:
+    """What is to be done; an engine that takes it bit by bit begins while the trial still runs, one that must
+    have all of it first waits for the trial."""
+    for ordinal in leaves:
+        if trial.done():
+            trial.result()
+        yield Conversion(staging, rules, ordinal)
+    trial.result()

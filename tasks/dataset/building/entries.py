@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tasks.dataset.reasons import Reason
 
@@ -16,8 +17,7 @@ class Spilled:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):  # made in a quarter of the time that a frozen dataclass takes
     """A listed sample that is to be converted.
 
     `number` counts from 0 over all sources in their order, `source` counts the config's sources. `size`
@@ -37,18 +37,18 @@ class Entry:
     group: str | None
     spilled: Spilled | None = None
 
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """What must be the same of a source's sample for it to count as unchanged; not where it stands."""
-        return (
-            self.key,
-            self.original_key,
-            self.file,
-            self.size,
-            self.stamp,
-            self.content,
-            self.group,
-        )
+
+class Identity(NamedTuple):
+    """What must be the same of a source's sample for it to count as unchanged; not where it stands."""
+
+    source: int
+    key: str
+    original_key: str
+    file: str
+    size: int
+    stamp: str
+    content: str
+    group: str | None
 
 
 @dataclass(frozen=True, slots=True)

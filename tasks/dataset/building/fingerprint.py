@@ -20,6 +20,8 @@ from tasks.dataset.sources import Container, Item, Source, open_sources
 from tasks.dataset.tar import Members
 
 PLACES = {"output", "mirror", "keep", "private", "source", "sources"}
+AT_ONCE = 1000
+"""Samples between two updates of a digest."""
 CONVERTER = 4
 """Raise it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
@@ -99,6 +101,7 @@ class Fingerprint:
 
     def __init__(self, config: Config) -> None:
         self._digest = blake2b(digest_size=32)
+        self._waiting: list[str] = []
         splits = config.dataset.splits
         self._used = sorted({*config.dataset.filter, *filter(None, (splits.group_by, splits.column))})
         self._add(config.name, rules_digest(config.dataset), config_digest(config.dataset))
@@ -110,11 +113,23 @@ class Fingerprint:
     def add_item(self, source: Source, item: Item, stat: Stat) -> None:
         """A sample that has files of its own; of its fields, only those that decide anything count."""
         used = [item.fields.get(name) for name in self._used]
-        place = source.location, item.place, item.original_key, item.file
-        self._add(*place, stat.size, stat.stamp, item.content, item.fault, used)
+        self._add_line(
+            f"{source.location}\0{item.place}\0{item.original_key}\0{item.file}\0{stat.size}\0{stat.stamp}\0"
+            f"{item.content}\0{item.fault}\0{used}\n"
+        )
 
     def _add(self, *facts: object) -> None:
-        self._digest.update("\0".join(map(str, facts)).encode("utf-8", "surrogatepass") + b"\n")
+        self._add_line("\0".join(map(str, facts)) + "\n")
+
+    def _add_line(self, line: str) -> None:
+        self._waiting.append(line)
+        if len(self._waiting) == AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._digest.update("".join(self._waiting).encode("utf-8", "surrogatepass"))
+        self._waiting.clear()
 
     def hexdigest(self) -> str:
-        return self._digest.hexdigest()
+        self._flush()
+        return str(self._digest.hexdigest())

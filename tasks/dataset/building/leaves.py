@@ -9,7 +9,7 @@ from hashlib import blake2b
 from tasks.core.schema import Dataset
 from tasks.dataset.building import plan
 from tasks.dataset.building.catalogue import Catalogue, Leaf
-from tasks.dataset.building.entries import Entry
+from tasks.dataset.building.entries import Identity
 from tasks.dataset.building.fingerprint import rules_digest, source_digests
 from tasks.dataset.tar import END
 
@@ -26,6 +26,7 @@ def plan_leaves(catalogue: Catalogue, dataset: Dataset) -> None:
 
 def _leaves(catalogue: Catalogue, dataset: Dataset, digests: _Digests) -> Iterator[Leaf]:
     ordinal = 0
+    start = 1
     shard = dataset.shard
     cut = plan.by_hash if shard.order == "hash" else plan.in_order
     maximum = shard.samples or 0
@@ -33,10 +34,9 @@ def _leaves(catalogue: Catalogue, dataset: Dataset, digests: _Digests) -> Iterat
         maximum = max(shard.bytes - len(END), 0)
     for split in catalogue.splits():
         for group in cut(catalogue.sorted_samples(split), maximum):
-            ranks = [rank for rank, _ in group]
-            digest = digests.of([entry for _, entry in group])
-            yield Leaf(ordinal, split, ranks[0], ranks[-1] + 1, digest)
+            yield Leaf(ordinal, split, start, start + len(group), digests.of(group))
             ordinal += 1
+            start += len(group)
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,11 @@ class _Digests:
     rules: str
     sources: Sequence[str]
 
-    def of(self, entries: Sequence[Entry]) -> str:
+    def of(self, samples: Sequence[Identity]) -> str:
         running = blake2b(self.rules.encode(), digest_size=16)
-        for entry in entries:
-            facts = (self.sources[entry.source], *entry.identity)
-            running.update("\0".join(map(str, facts)).encode("utf-8", "surrogatepass") + b"\n")
+        lines = [
+            f"{self.sources[source]}\0{key}\0{original_key}\0{file}\0{size}\0{stamp}\0{content}\0{group}\n"
+            for source, key, original_key, file, size, stamp, content, group in samples
+        ]
+        running.update("".join(lines).encode("utf-8", "surrogatepass"))
         return running.hexdigest()

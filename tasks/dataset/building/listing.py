@@ -17,11 +17,12 @@ from itertools import count
 from pathlib import Path
 
 from tasks.core.errors import DataError
+from tasks.core.files import digest
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT, Stat
 from tasks.dataset import filters, splits
-from tasks.dataset.building.catalogue import NAME, Catalogue
+from tasks.dataset.building.catalogue import NAME, SCHEMA, Catalogue
 from tasks.dataset.building.check import check
 from tasks.dataset.building.entries import Entry, Rejected
 from tasks.dataset.building.fingerprint import Fingerprint, members_digest, source_digests
@@ -83,16 +84,17 @@ def list_samples(
 def _opened(config: Config, sources: list[Source], staging: Path, anew: bool) -> Catalogue:
     """The catalogue that a killed build left, when all it says still holds; else a new one."""
     path = staging / NAME
-    rules = "".join([Fingerprint(config).hexdigest(), *source_digests(config.dataset)])
-    if path.exists() and not anew:
+    is_kept = all(source.is_sequential for source in sources)
+    rules = "".join([digest(SCHEMA), Fingerprint(config).hexdigest(), *source_digests(config.dataset)])
+    if is_kept and path.exists() and not anew:
         with contextlib.suppress(sqlite3.DatabaseError):  # torn by a crash of the machine
-            catalogue = Catalogue(path)
+            catalogue = Catalogue(path, is_kept=True)
             if catalogue.fact("rules") == rules and _still_holds(catalogue, sources, staging):
                 return catalogue
             catalogue.close()
     for left in staging.glob(f"{NAME}*"):
         left.unlink()
-    catalogue = Catalogue(path)
+    catalogue = Catalogue(path, is_kept=is_kept)
     catalogue.note("rules", rules)
     return catalogue
 
@@ -105,7 +107,7 @@ def _spilled(catalogue: Catalogue) -> dict[int, int]:
 def _still_holds(catalogue: Catalogue, sources: list[Source], staging: Path) -> bool:
     """Whether the containers read so far are the first of those there are now, unchanged; they could all be
     read, and their samples are still there."""
-    if not all(source.is_sequential for source in sources) or catalogue.fact("unread_containers"):
+    if catalogue.fact("unread_containers"):
         return False
     known = catalogue.containers()
     there = (
@@ -178,20 +180,23 @@ class _Lister:
         self, index: int, source: Source, container: Container, numbers: Iterator[int], running: Fingerprint
     ) -> bool:
         """Note the samples of a container, and that it is done; whether there were any."""
+        files = None if source.is_sequential else of_files(source)
+        rules = self.config.dataset.filter
         listed: list[Weighed[Entry]] = []
         rejected: list[Rejected] = []
         filtered = unread = 0
         number = None
         for item in source.items(container):
             number = next(numbers)
-            stat = ABSENT if source.is_sequential else of_files(source).stat(item.file)
-            if not source.is_sequential:
-                running.add_item(source, item, stat)
+            stat = ABSENT
+            if files is not None:
+                stat = files.stat(item.file)
+                running.add_item(files, item, stat)
             try:
                 if item.fault is not None:
                     unread += item.may_pass
                     raise Reject(*item.fault)
-                if filters.passes(self.config.dataset.filter, item.fields):
+                if filters.passes(rules, item.fields):
                     listed.append(self._entry(index, source, number, item, stat))
                 else:
                     filtered += 1

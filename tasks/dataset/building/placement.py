@@ -17,9 +17,11 @@ from tasks.dataset.freshness import BUILD, beside_the_tars
 from tasks.dataset.manifest import Manifest, version_name
 
 
-def move_into_place(draft: Path, manifest: Manifest) -> Path:
-    """Give the draft its name, or mend the version of that name by it; returns the version's folder."""
-    version = draft.with_name(version_name(manifest.to_bytes()))
+def move_into_place(draft: Path, versions_folder: Path, manifest: Manifest) -> Path:
+    """Give the draft its name among the versions, or mend the version of that name by it; returns the
+    version's folder."""
+    versions_folder.mkdir(exist_ok=True)
+    version = versions_folder / version_name(manifest.to_bytes())
     if version.exists() and versions.has_its_tars(version, manifest):
         _refresh(draft, version)
         shutil.rmtree(draft)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tasks.core.errors import DataError
@@ -26,31 +26,40 @@ def staged_shard(staging: Path, leaf: Leaf) -> Shard:
     )
 
 
-def converted_shards(catalogue: Catalogue, known: Mapping[int, Known], staging: Path) -> Iterator[Shard]:
-    """Every leaf as the shard it has become, here or in an earlier version."""
+def converted_shards(
+    catalogue: Catalogue, known: Mapping[int, Known], staging: Path, converted: Iterator[int]
+) -> Iterator[Shard]:
+    """Every leaf as the shard it has become, here or in an earlier version, in order, each as soon as
+    `converted` has told of it."""
     sidecars = KnownSidecars()
+    waiting: set[int] = set()
     for leaf in catalogue.leaves():
         one = known.get(leaf.ordinal)
-        if one is None:
-            yield staged_shard(staging, leaf)
-        else:
+        if one is not None:
             yield Shard(leaf.split, sidecars[one], None if one.tar is None else one.version / one.tar)
+            continue
+        while leaf.ordinal not in waiting:
+            waiting.add(next(converted))
+        waiting.remove(leaf.ordinal)
+        yield staged_shard(staging, leaf)
+    next(converted, None)  # which lets it come to its end
 
 
-def note_rejects(catalogue: Catalogue, known: Mapping[int, Known], staging: Path) -> None:
-    """Bring the rejects of all converted shards into the catalogue; its fact `unread` says how many samples
-    could not be read for a cause that may pass."""
+def note_rejects(
+    catalogue: Catalogue, known: Mapping[int, Known], staging: Path, leaves: Iterable[int]
+) -> None:
+    """Bring the rejects of these leaves, as far as they are converted, into the catalogue; its fact `unread`
+    says how many samples could not be read for a cause that may pass."""
     sidecars = KnownSidecars()
     unread = catalogue.fact("unread_containers") or 0
     with catalogue.transaction():
-        for leaf in catalogue.leaves():
+        for leaf in map(catalogue.leaf, leaves):
             one = known.get(leaf.ordinal)
-            if one is not None and not one.rejects:
-                continue
             table = staged(staging, leaf.digest) if one is None else sidecars[one]
             if table is not None and (reasons := counted_reasons(table)):
                 unread += reasons.get(rejects.TRANSIENT, 0)
-                catalogue.reject(rejects.of_sidecar(catalogue.entries(leaf), table))
+                told = rejects.of_sidecar(catalogue.entries(leaf), table)
+                catalogue.reject(told, in_conversion=True)
         catalogue.note("unread", unread)
 
 

@@ -32,7 +32,7 @@ def judge(members: Mapping[str, bytes]) -> list[Fault]:
     for suffix in images.MEMBERS:
         if suffix in members:
             try:
-                kind, _ = images.decode(members[suffix], images.ANY_SIZE)
+                kind = images.check(members[suffix], images.ANY_SIZE)
                 if kind != suffix:
                     faults.append(Fault("member.undecodable", suffix, f"holds a {kind}"))
             except Reject as reject:

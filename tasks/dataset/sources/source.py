@@ -12,7 +12,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 from tasks.core.stores import NotRegular, Stat, Store, Unreachable
 from tasks.dataset.reasons import Reason, Reject
@@ -30,8 +30,7 @@ class Container:
     stat: Stat
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):  # made in a third of the time that a frozen dataclass takes
     """One raw sample as listed.
 
     `place` is where a person finds it (`captions.csv:17`), `file` its file as `Source.stat` and

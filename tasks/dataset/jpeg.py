@@ -1,0 +1,128 @@
+"""JPEG by its segments: the picture's size without a parser, and its soundness without its pixels.
+
+Most of what checking a small image costs goes into what a check throws away again: Pillow's parser makes an
+object of every segment, its decoder every pixel. Both are spared here where a header holds only what nearly
+all headers hold. Whatever is unusual goes to Pillow whole, and so does whatever fails here, so that a
+rejection and its words are always Pillow's.
+
+Why an eighth of the size is enough to prove a file sound: decoding fails only while it reads, and it reads
+the same at any scale. Where a Huffman code starts is known once all before it are read, so all data of all
+scans are, and where they end too early, or a segment among them breaks the rules, they do so at any scale.
+(libjpeg-turbo, jdhuff.c: coefficients that the scale makes needless are read and passed over. Damage within
+the codes alone is a warning at any scale, which Pillow does not hear.) What the scale spares comes after: at
+an eighth, a block's inverse cosine transform is its mean. That is arithmetic, with no way to fail. What
+libjpeg asks of colours does not know the scale, and what it asks of sampling factors (jdsample.c: that they
+divide) an eighth cannot change, because jdmaster.c doubles them only where the result divides.
+
+Lossless JPEG is another matter: libjpeg does not scale it, though Pillow believes it does. Like arithmetic
+coding, it counts as unusual.
+
+Format: ITU-T T.81, annex B, https://www.w3.org/Graphics/JPEG/itu-t81.pdf.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from PIL.JpegImagePlugin import JpegImageFile
+
+SIGNATURE = b"\xff\xd8\xff"
+END = b"\xff\xd9"
+TAIL = 4096
+"""Bytes at a file's end in which its end mark is looked for."""
+
+_SCAN, _QUANTISATION = 0xFFDA, 0xFFDB
+_PASSED_OVER = (0xFFC4, 0xFFDD, 0xFFFE)
+"""Huffman tables, restart intervals and comments, which no parser but the decoder's looks into."""
+_FRAMES = (0xFFC0, 0xFFC1, 0xFFC2)
+"""Baseline, extended and progressive, all Huffman-coded and made of blocks."""
+_APPLICATION = range(0xFFE0, 0xFFF0)
+_LAYERS = {11: 1, 17: 3, 20: 4}
+"""A frame's components by its segment's length."""
+_TABLE = 65
+"""Bytes of a quantisation table of 8 bits a value."""
+_DOUBTFUL = (b"Exif\0\0", b"Photoshop 3.0\0")
+"""Application segments that Pillow takes apart, and may refuse."""
+_marker_and_length = struct.Struct(">HH").unpack_from
+_bits_and_size = struct.Struct(">BHHB").unpack_from
+
+
+class Frame(NamedTuple):
+    """What a header tells. `size` is (width, height); `scan` is where the first scan's data start; `is_plain`
+    says that Pillow's parser is sure to take it."""
+
+    size: tuple[int, int]
+    scan: int
+    is_plain: bool
+
+
+def frame(data: bytes) -> Frame | None:
+    """Of a file in which segment follows segment up to the first scan, as nearly always; None of any other,
+    whether sound or not."""
+    if not data.startswith(SIGNATURE):
+        return None
+    size = None
+    is_plain = True
+    start, end = 2, len(data)
+    while start + 4 <= end:
+        marker, length = _marker_and_length(data, start)
+        content, stop = start + 4, start + 2 + length
+        if length < 2 or stop > end:
+            return None
+        if marker in _PASSED_OVER:
+            pass
+        elif marker == _QUANTISATION:
+            is_plain &= (length - 2) % _TABLE == 0 and max(data[content:stop:_TABLE], default=0) < 16
+        elif marker in _APPLICATION:
+            shortest = 16 if data.startswith(b"ICC_PROFILE\0", content) else 9
+            is_plain &= length >= shortest and not data.startswith(_DOUBTFUL, content)
+        elif marker in _FRAMES:
+            if size is not None or (size := _size(data, content, length)) is None:
+                return None
+        elif marker == _SCAN:
+            return None if size is None else Frame(size, stop, is_plain)
+        else:
+            return None
+        start = stop
+    return None
+
+
+def _size(data: bytes, content: int, length: int) -> tuple[int, int] | None:
+    """(width, height) by a frame's segment; None unless it has 8 bits and as many components as there are
+    modes for."""
+    layers = _LAYERS.get(length)
+    if layers is None:
+        return None
+    bits, height, width, found = _bits_and_size(data, content)
+    return (width, height) if bits == 8 and found == layers and width and height else None
+
+
+def has_end(data: bytes, scan: int) -> bool:
+    """Whether the mark of the end is there, after the header, in which a preview ends in the same mark."""
+    return data.rfind(END, max(scan, len(data) - TAIL)) >= 0
+
+
+def whole_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height where the header is sound and the end is there; None where Pillow has to look."""
+    found = frame(data)
+    if found is None or not found.is_plain or not has_end(data, found.scan):
+        return None
+    return found.size
+
+
+def surely_decodes(data: bytes, image: JpegImageFile) -> bool:
+    """Whether an image that Pillow has opened and not loaded can be decoded; False where only decoding tells.
+
+    Its size and pixels are of no use afterwards. MemoryError.
+    """
+    if frame(data) is None:
+        return False
+    image.draft(None, (1, 1))
+    try:
+        image.load()
+    except MemoryError:
+        raise  # of this host, not of the image
+    except Exception:  # noqa: BLE001 - whoever asked decodes it whole, and tells why that fails
+        return False
+    return True
