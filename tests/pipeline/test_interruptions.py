@@ -18,6 +18,8 @@ SHORT = (
     "evaluate.every=12",
     "train.batch_size=32",
 )
+ONE_EVALUATION = "evaluate.every=36"
+"""Where evaluations are not what a test is about: each costs a process and its imports."""
 COMMAND = ("run", "configs/digits-clip.yaml")
 
 
@@ -80,7 +82,7 @@ def test_sigkill_of_everything_in_every_stage(
 def test_sigkill_of_the_command_alone_leaves_the_training_to_be_adopted(
     undisturbed: Project, server: dict[str, str], tmp_path: Path, raw_digits: Path
 ) -> None:
-    project = make_project(tmp_path / "project", server, raw_digits, *SHORT)
+    project = make_project(tmp_path / "project", server, raw_digits, *SHORT, ONE_EVALUATION)
     process = project.start(*COMMAND)
     project.wait_for("train", lambda: steps_done(project) >= 4, process)
     process.kill()
@@ -103,7 +105,7 @@ def test_sigkill_of_the_command_alone_leaves_the_training_to_be_adopted(
 def test_ctrl_c_stops_the_watching_only(
     undisturbed: Project, server: dict[str, str], tmp_path: Path, raw_digits: Path
 ) -> None:
-    project = make_project(tmp_path / "project", server, raw_digits, *SHORT)
+    project = make_project(tmp_path / "project", server, raw_digits, *SHORT, ONE_EVALUATION)
     process = project.start(*COMMAND)
     project.wait_for("train", lambda: steps_done(project) >= 1, process)
     process.send_signal(2)
