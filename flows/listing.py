@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from tasks.core.formats import counted
 from tasks.supervision.status import EvaluationStatus, RunStatus, list_status
 
 
@@ -36,7 +37,8 @@ def _works(one: RunStatus) -> list[str]:
     loss = "" if one.loss is None else f"  loss {one.loss:.3f}"
     done = f"  {one.evaluations_done} of {len(one.evaluations)} evaluations" if one.evaluations else ""
     mark = "✓" if one.is_complete else " "
-    return [f"{mark} {one.run.name}  {one.state}  {one.step:,}/{one.steps:,}{loss}{done}"]
+    replaced = f"  {counted(one.replaced, 'replacement')} of bad samples" if one.replaced else ""
+    return [f"{mark} {one.run.name}  {one.state}  {one.step:,}/{one.steps:,}{loss}{done}{replaced}"]
 
 
 def _needs(one: RunStatus) -> list[str]:
@@ -76,6 +78,7 @@ def _row(one: RunStatus) -> dict[str, object]:
         "step": one.step,
         "steps": one.steps,
         "loss": one.loss,
+        "replaced": one.replaced,
         "evaluations": len(one.evaluations),
         "evaluations_done": one.evaluations_done,
         "agent_is_alive": one.agent_is_alive,

@@ -25,7 +25,11 @@ def tune(config: Config, version: Path, run: RunFolder) -> StageResult:
             return stage.result(f"kept: {_summary(kept)}")
         try:
             with Lease(run.lease):
-                arguments = {"config": config.model_dump(mode="json"), "version": str(version)}
+                arguments = {
+                    "config": config.model_dump(mode="json"),
+                    "version": str(version),
+                    "quarantine": str(run.quarantine),
+                }
                 measured = child.call("tasks.diagnosis.bench:tune", arguments, stage.progress)
                 settings = LoaderSettings.model_validate(measured)
                 write_settings(run.loader, settings)

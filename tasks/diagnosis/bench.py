@@ -16,6 +16,7 @@ from pathlib import Path
 from tasks.core.errors import UsageError
 from tasks.core.process import available_cores
 from tasks.core.progress import Progress, silent
+from tasks.core.quarantine import NAME, home, read
 from tasks.core.schema import Config
 from tasks.loader import forkserver
 from tasks.loader.settings import LoaderSettings, Measurement
@@ -27,9 +28,12 @@ PREFETCH = 2
 """`auto`: one batch in hand and one ready hide the usual differences between batches; more costs memory."""
 
 
-def tune(config: Config, version: Path, progress: Progress = silent) -> LoaderSettings:
+def tune(
+    config: Config, version: Path, progress: Progress = silent, quarantine: Path | None = None
+) -> LoaderSettings:
     """Loader settings for training on `version`, with the reason and whatever was measured for it.
 
+    `quarantine` is the file of the samples that are left out, the dataset's own unless given.
     Numbers in the config are kept as they are. Leaves no process behind. DataError for data that cannot be
     read.
     """
@@ -46,7 +50,8 @@ def tune(config: Config, version: Path, progress: Progress = silent) -> LoaderSe
         return LoaderSettings(workers=given, prefetch=prefetch, reason=reason)
     counts = worker_counts(available_cores())
     progress(0, len(counts), "worker counts")
-    bench = Bench(version, recipe.transform(True), config.loader, prefetch, config.train.threads)
+    left_out = read(quarantine or home(version) / NAME)
+    bench = Bench(version, recipe.transform(True), config.loader, prefetch, config.train.threads, left_out)
     size = min(config.train.batch_size, bench.samples_within(BATCH_S))  # volumes go in small batches
     bench.await_forkserver()
     measurements = []

@@ -6,11 +6,13 @@ The rate counts from when the queues' first contents are used up, since those we
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from tasks.core.quarantine import Entry
 from tasks.core.schema import Loader
 from tasks.loader.batches import train_batches
 from tasks.loader.settings import Measurement
@@ -28,6 +30,7 @@ class Bench:
     loader: Loader
     prefetch: int
     threads: int
+    quarantined: Sequence[Entry]
 
     def __post_init__(self) -> None:
         torch.set_num_threads(self.threads)  # without workers the training process loads
@@ -42,6 +45,8 @@ class Bench:
             workers=workers,
             prefetch=self.prefetch,
             reader=self.loader.reader,
+            quarantined=self.quarantined,
+            on_bad=self.loader.on_bad,
         )
 
     def samples_within(self, seconds: float) -> int:

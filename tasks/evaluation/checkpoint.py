@@ -12,7 +12,8 @@ from safetensors.torch import load_model
 from torch import nn
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.schema import Config
+from tasks.core.quarantine import Entry
+from tasks.core.schema import Config, Loader
 from tasks.dataset.versions import read_manifest
 from tasks.evaluation.contract import Embedded, Embeddings, Members
 from tasks.loader.batches import split_batches
@@ -25,6 +26,7 @@ from tasks.runs import record
 from tasks.runs.checkpoints import Checkpoint, is_sound
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import version_path
+from tasks.runs.quarantine import of_run
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class LoadedCheckpoint:
     version: Path
     batch_size: int
     workers: int
+    loader: Loader
+    quarantined: Sequence[Entry]
 
     @classmethod
     def open(cls, run: RunFolder, config: Config, step: int) -> LoadedCheckpoint:
@@ -57,6 +61,8 @@ class LoadedCheckpoint:
             version=version_path(record.load(run).data[0]),
             batch_size=config.train.batch_size,
             workers=read_settings(run.loader).workers if device.type == "cuda" else 0,
+            loader=config.loader,
+            quarantined=of_run(run),
         )
 
     def held_out(self) -> str:
@@ -72,7 +78,14 @@ class LoadedCheckpoint:
     def embed_images(self, split: str, extract: Callable[[Members], str]) -> Iterator[Embedded]:
         transform = Extracting(self.recipe.transform(is_train=False), extract)
         with split_batches(
-            self.version, split, transform, batch_size=self.batch_size, workers=self.workers
+            self.version,
+            split,
+            transform,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            quarantined=self.quarantined,
+            on_bad=self.loader.on_bad,
+            bad_budget=self.loader.bad_budget,
         ) as batches:
             for batch in batches:
                 with torch.inference_mode():

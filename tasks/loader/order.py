@@ -29,7 +29,9 @@ ROUNDS = 8
 WINDOW = 4096
 GOLDEN = 0x9E3779B97F4A7C15
 WORD = 0xFFFFFFFFFFFFFFFF
-ORDER, WITHIN, SHIFT, AUGMENT = range(4)
+TRIES = 16
+"""Samples that are drawn in place of a bad one, in case they are bad as well."""
+ORDER, WITHIN, SHIFT, AUGMENT, STAND_IN = range(5)
 """What a key is for, so that no two uses share their random numbers."""
 
 
@@ -95,6 +97,13 @@ ORDERS: Mapping[Shuffle, Order] = {"windows": Windows(), "samples": Samples(), "
 def sample_seeds(positions: Integers, seed: int) -> Integers:
     """A seed of 63 bits for the augmentation at each position, which counts on through the epochs."""
     return (_keys(seed, AUGMENT, positions) >> np.uint64(1)).astype(np.int64)
+
+
+def stand_ins(position: int, count: int, seed: int) -> list[int]:
+    """The samples, in 0..count-1, to try in this order in place of a bad one; TRIES of them."""
+    draws = np.arange(position * TRIES, (position + 1) * TRIES)
+    drawn: list[int] = (_keys(seed, STAND_IN, draws) % np.uint64(count)).tolist()
+    return drawn
 
 
 def rank_positions(step: int, batch_size: int, rank: int, world_size: int) -> range:

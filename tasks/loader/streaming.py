@@ -5,18 +5,11 @@ and batch s comes from lane s modulo that number, whichever worker reads it. Whe
 not divide the number of lanes, some lanes are read by more than one worker, each of which transforms only its
 own batches. What a stream costs beside the index: samples are shuffled within a buffer only, bytes are not
 checked against a checksum, and resuming replays (reads, without decoding) everything before the step.
-
-Only local files are opened, by this module and never by webdataset's opener, which would run a shell command
-for `pipe:` and for every remote scheme.
 """
 
 from __future__ import annotations
 
-import lzma
-import re
-import tarfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -26,22 +19,19 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 from webdataset.filters import shuffle as shuffle_buffer
-from webdataset.shardlists import expand_urls
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tasks.core.errors import DataError, TarmacError, UsageError
+from tasks.loader.bad import BadSampleError, Defect
 from tasks.loader.collate import Failure, Packed, pack
+from tasks.loader.indexed import IndexedReader
 from tasks.loader.order import Samples, Shuffle, rank_positions, sample_seeds
+from tasks.loader.tars import Raw, local_files, read_tar
 from tasks.loader.workers import Batches, Transform
 
 LANES = (24, 12, 6, 2, 1)
 """Each is divided by many numbers of workers; a stream takes the first that its shards can fill."""
 BUFFER = 4096
 """Samples held for shuffling, over all lanes."""
-END_OF_TAR = bytes(1024)
-COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")
-
-Raw = dict[str, Any]
 
 
 def stream_batches(
@@ -57,36 +47,28 @@ def stream_batches(
     pin_memory: bool = False,
     rank: int = 0,
     world_size: int = 1,
+    samples: IndexedReader | None = None,
 ) -> Batches:
     """The endless sequence of training batches of local tars; braces as in `{000000..000042}` are expanded.
 
     UsageError for anything but a local file, for fewer shards than ranks, and for `shuffle: samples`, which
-    needs an index. The iterator raises DataError for a tar that is truncated, broken or empty.
+    needs an index. The iterator raises DataError for a tar that is truncated, broken or empty, and
+    BadSampleError for a sample that `transform` cannot take.
+
+    `samples` are those of the tars, where there is an index: a shard that holds excluded ones is read by it,
+    from front to back as well, so that neither they nor what is broken around them is in the way.
     """
     if shuffle == "samples":
         raise UsageError("loader.shuffle: samples needs an index; take windows, or loader.reader: indexed")
-    files = local_files(urls)
+    thinned = {} if samples is None else samples.thinned()
+    files = [file for file in local_files(urls) if file not in thinned or thinned[file]]
     if len(files) < world_size:
         raise UsageError(f"{len(files)} shards cannot feed {world_size} ranks; write more, smaller shards")
     shuffled = shuffle == "windows"
-    stream = StreamBatches(files, transform, batch_size, seed, shuffled, start_step, rank, world_size)
+    stream = StreamBatches(
+        files, transform, batch_size, seed, shuffled, start_step, rank, world_size, thinned, samples
+    )
     return Batches(stream, str(files[0].parent), None, transform, workers, prefetch, pin_memory)
-
-
-def local_files(urls: Sequence[str | Path]) -> list[Path]:
-    """Paths of the tars; a path stands for itself, in a string braces are expanded."""
-    files = [url for url in urls if isinstance(url, Path)]
-    for url in (part for pattern in urls if isinstance(pattern, str) for part in expand_urls(pattern)):
-        scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
-        if (scheme and scheme[1] != "file") or url == "-":
-            raise UsageError(
-                f"{url}: only local files are read, since webdataset runs a shell command for any other "
-                "address; copy the shards to this machine first"
-            )
-        files.append(Path(url.removeprefix("file://").removeprefix("file:")))
-    if not files:
-        raise UsageError("the list of shards is empty")
-    return files
 
 
 @dataclass(frozen=True)
@@ -101,12 +83,14 @@ class StreamBatches(IterableDataset[Packed | Failure]):
     start_step: int
     rank: int
     world_size: int
+    thinned: Mapping[Path, range]
+    samples: IndexedReader | None
 
     def __iter__(self) -> Iterator[Packed | Failure]:
         try:
             yield from self._batches()
         except TarmacError as error:
-            yield Failure(type(error), str(error))
+            yield Failure.of(error)
 
     def _batches(self) -> Iterator[Packed]:
         worker = get_worker_info()
@@ -129,49 +113,37 @@ class StreamBatches(IterableDataset[Packed | Failure]):
         for epoch in count():
             order = Samples().indices(shards + epoch * len(shards), len(shards), self.seed)
             dealt = (order if self.shuffled else shards)[self.rank :: self.world_size][lane::lanes]
-            samples = (raw for shard in dealt.tolist() for raw in read_tar(self.files[shard]))
+            samples = (raw for shard in dealt.tolist() for raw in self._read(self.files[shard]))
             if self.shuffled:
                 size = max(BUFFER // lanes, 1)
                 rng = Random(f"{self.seed} {epoch} {self.rank} {lane}")
                 samples = shuffle_buffer(size, initial=size, rng=rng)(samples)
             yield from samples
 
+    def _read(self, path: Path) -> Iterator[Raw]:
+        if self.samples is None or path not in self.thinned:
+            yield from read_tar(path)
+            return
+        for sample in map(self.samples.read, self.thinned[path]):
+            yield {"__key__": sample.key, "__url__": str(path), **sample.members}
+
     def _apply(self, raw: Raw, seed: int) -> dict[str, Any]:
         members = {name: value for name, value in raw.items() if not name.startswith("__")}
         try:
             return {**self.transform(members, seed), "key": raw["__key__"]}
         except DataError as error:
-            raise DataError(f"{raw['__url__']}, key {raw['__key__']!r}: {error}") from error
+            raise _undecodable(raw, members, str(error)) from error
         except Exception as error:
             error.add_note(f"in the transform of {raw['__url__']}, key {raw['__key__']!r}")
             raise
 
 
-def read_tar(path: Path) -> Iterator[Raw]:
-    """webdataset's samples of one tar, plain or compressed: members by suffix, `__key__` and `__url__`.
+def _undecodable(raw: Raw, members: Mapping[str, bytes], problem: str) -> BadSampleError:
+    from tasks.loader import culprit  # here, because most loader workers never meet a bad sample
 
-    DataError when it is broken, ends early or holds no sample.
-    """
-    key = None
-    try:
-        with path.open("rb") as file:
-            _check_end(path)
-            for raw in group_by_keys(tar_file_expander([{"url": str(path), "stream": file}])):
-                key = raw["__key__"]
-                yield raw
-    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
-        where = f"after sample {key!r}" if key else "at its start"
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error.args[0]
-        raise DataError(f"{path}: cannot be read {where}: {reason}") from error
-    if key is None:
-        raise DataError(f"{path}: holds no samples; take it off the list of shards")
-
-
-def _check_end(path: Path) -> None:
-    """DataError for a plain tar cut between two members, which tar readers take for a complete one."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        compressed = file.read(6).startswith(COMPRESSED)
-        file.seek(max(size - len(END_OF_TAR), 0))
-        if not compressed and file.read() != END_OF_TAR:
-            raise DataError(f"{path}: truncated, its end blocks are missing; copy or build it again")
+    path, key = Path(raw["__url__"]), raw["__key__"]
+    member, reason = culprit.in_members(members)
+    place = path.parent.name, f"{path.parent.name}/{path.name}", None, key
+    defect = Defect(*place, member if reason else None, "member.undecodable")
+    text = f"{path.parent.parent}/{defect}: {problem}; see `tarmac verify {path} --full`"
+    return BadSampleError(text, defect)

@@ -7,6 +7,7 @@ instead of waited for, and no draw from the caller's random numbers.
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterable, Iterator
 from multiprocessing import connection
@@ -16,10 +17,13 @@ from typing import Any, Protocol, Self
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tasks.core.errors import TarmacError
+from tasks.core.errors import DataError, TarmacError
 from tasks.core.process import die_with_parent
 from tasks.loader import forkserver
+from tasks.loader.bad import Budget, PassedOver
 from tasks.loader.collate import Batch, Failure, Packed, unpack
+
+logger = logging.getLogger(__name__)
 
 
 class Transform(Protocol):
@@ -43,8 +47,12 @@ class Batches(Iterator[Batch]):
         workers: int,
         prefetch: int,
         pin_memory: bool,
+        budget: Budget | None = None,
     ) -> None:
         self.name = name
+        self.passed_over: tuple[PassedOver, ...] = ()
+        """The bad samples that the batch given last does without."""
+        self._budget = budget
         loader: DataLoader[Packed | Failure] = DataLoader(
             dataset,
             batch_size=None,
@@ -63,19 +71,39 @@ class Batches(Iterator[Batch]):
         self.worker_pids: tuple[int, ...] = tuple(process.pid for process in self._processes)
 
     def __next__(self) -> Batch:
-        """The next batch. TarmacError of whatever kind a worker raised, or when a worker died."""
+        """The next batch that holds samples. TarmacError of whatever kind a worker raised, or when one died.
+
+        DataError when more samples were passed over than the budget, if there is one, allows.
+        """
+        batch: Batch = {"key": []}
+        while not batch["key"]:
+            batch, self.passed_over = unpack(self._next())
+            if self._budget is not None:
+                self._spend(self._budget)
+        return batch
+
+    def _next(self) -> Packed:
         if self._source is None:
             raise StopIteration
         try:
-            packed = next(self._source)
+            packed: Packed | Failure = next(self._source)
         except BaseException as error:
             self._name_the_dead(error)
             self.close()
             raise
         if isinstance(packed, Failure):
             self.close()
-            raise packed.kind(packed.text)
-        return unpack(packed)
+            raise packed.error
+        return packed
+
+    def _spend(self, budget: Budget) -> None:
+        for one in self.passed_over:
+            logger.warning("left out: %s (%s)", one.defect, one.defect.reason)
+        try:
+            budget.spend(one.position for one in self.passed_over)
+        except DataError:
+            self.close()
+            raise
 
     def _name_the_dead(self, error: BaseException) -> None:
         """Raise in place of `error` when that is how the loss of a worker shows: a broken pipe or socket."""

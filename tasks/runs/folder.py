@@ -67,6 +67,19 @@ class RunFolder:
         return self.path / "findings.jsonl"
 
     @property
+    def quarantine(self) -> Path:
+        """The samples that the run leaves out, as the dataset's quarantine was when it began; see there."""
+        return self.path / "quarantine.jsonl"
+
+    def replaced(self, rank: int = 0) -> Path:
+        """The bad samples that a rank trained without."""
+        return self.path / f"replaced.rank_{rank}.jsonl"
+
+    def all_replaced(self) -> list[Path]:
+        """Those that are there, of all ranks."""
+        return sorted(self.path.glob("replaced.rank_*.jsonl"))
+
+    @property
     def ledger(self) -> Path:
         return self.path / "ledger.jsonl"
 

@@ -43,9 +43,10 @@ class DataRef(BaseModel):
     weight: float = 1.0
 
 
-def identity(config: Config, data: Sequence[DataRef]) -> dict[str, Any]:
+def identity(config: Config, data: Sequence[DataRef], quarantine: str | None = None) -> dict[str, Any]:
     """The fields that shape the weights, and `digest`, the SHA-256 of their canonical JSON.
 
+    `quarantine` is the digest of the samples that the run leaves out; None, of none, leaves no trace.
     UsageError when the config has no `train` block or its steps are not known yet.
     """
     if config.train is None:
@@ -58,6 +59,8 @@ def identity(config: Config, data: Sequence[DataRef]) -> dict[str, Any]:
         "shuffle": config.loader.shuffle,
         "data": [{"version": ref.version, "weight": ref.weight} for ref in data],
     }
+    if quarantine is not None:
+        fields["quarantine"] = quarantine
     return {**fields, "digest": digest(fields)}
 
 

@@ -18,22 +18,25 @@ from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.files import fsync_directory, read_json, write_atomic
 from tasks.core.lease import Held, Lease
 from tasks.core.locations import absolute_location
+from tasks.core.quarantine import Entry, to_text
 from tasks.core.schema import Config
 from tasks.runs import record
 from tasks.runs.folder import ARCHIVE, RunFolder
 from tasks.runs.identity import ID_DIGITS, DataRef, identity, run_id
+from tasks.runs.quarantine import digest, of_dataset
 from tasks.runs.record import RunRecord
 
 
 def locate(config: Config, version: Path) -> RunFolder:
     """The folder that this config and data have, whether or not it is there yet; writes nothing."""
     resolved = resolve(config, version)
-    fields = identity(resolved, data_of(version))
+    data = data_of(version)
+    fields = identity(resolved, data, digest(of_dataset(version, data[0].version)))
     return RunFolder(resolved.runs / f"{config.name}-{run_id(fields)}")
 
 
 def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
-    """The run's folder with `run.json` and `config.yaml` in it, and a pin on the data's version.
+    """The run's folder with its record, its config and the data's quarantine, and a pin on the version.
 
     An existing run keeps its record; its config follows the given one (they differ only in what does not
     shape the weights) unless an agent works on it. `fresh` moves an existing run to `runs/archive/` first;
@@ -41,13 +44,14 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
     """
     resolved = resolve(config, version)
     data = data_of(version)
-    fields = identity(resolved, data)
+    quarantined = of_dataset(version, data[0].version)
+    fields = identity(resolved, data, digest(quarantined))
     run = RunFolder(resolved.runs / f"{config.name}-{run_id(fields)}")
     if fresh and run.record.exists():
         _archive(run)
     try:
         with Lease(run.lease):
-            _write(run, resolved, fields, data)
+            _write(run, resolved, fields, data, quarantined)
     except Held:
         if not run.record.exists():
             raise
@@ -71,10 +75,11 @@ def resolve(config: Config, version: Path) -> Config:
     )
     changes: dict[str, Any] = {"runs": _absolute(config.runs), "dataset": dataset}
     if config.train is not None and config.train.epochs is not None:
-        steps = config.train.epochs * train_samples(version) // config.train.batch_size
+        samples = train_samples(version)
+        steps = config.train.epochs * samples // config.train.batch_size
         if steps < 1:
             raise UsageError(
-                f"train.epochs: {config.train.epochs} epochs of {train_samples(version)} samples make no "
+                f"train.epochs: {config.train.epochs} epochs of {samples} samples make no "
                 f"batch of {config.train.batch_size}; lower train.batch_size"
             )
         changes["train"] = config.train.model_copy(update={"steps": steps, "epochs": None})
@@ -82,9 +87,11 @@ def resolve(config: Config, version: Path) -> Config:
 
 
 def train_samples(version: Path) -> int:
-    """Samples in the version's train split, by its manifest."""
+    """Samples in the version's train split, by its manifest, but for those in quarantine."""
+    name = data_of(version)[0].version
+    left_out = sum(entry.split == "train" for entry in of_dataset(version, name))
     try:
-        return int(read_json(version / "manifest.json")["splits"]["train"]["samples"])
+        return int(read_json(version / "manifest.json")["splits"]["train"]["samples"]) - left_out
     except (OSError, ValueError, KeyError, TypeError):
         raise DataError(f"{version}/manifest.json: names no train split; build the dataset again") from None
 
@@ -121,8 +128,12 @@ def _dataset_of(version: Path) -> Path | None:
     return real.parent.parent if real.parent.name == "versions" else None
 
 
-def _write(run: RunFolder, config: Config, fields: dict[str, Any], data: list[DataRef]) -> None:
+def _write(
+    run: RunFolder, config: Config, fields: dict[str, Any], data: list[DataRef], quarantined: list[Entry]
+) -> None:
     text = dump(config)
+    if quarantined and not run.quarantine.exists():
+        write_atomic(run.quarantine, to_text(quarantined))
     if not run.config.exists() or run.config.read_text(encoding="utf-8") != text:
         write_atomic(run.config, text)
     if not run.record.exists():

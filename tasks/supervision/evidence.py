@@ -39,6 +39,8 @@ class Evidence:
     results: list[EvaluationResult] = field(default_factory=list)
     ledger: Mapping[ledger.Key, ledger.Entry] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
+    replaced: list[dict[str, Any]] = field(default_factory=list)
+    """The lines of every rank on the bad samples that it trained without."""
     best_step: int | None = None
     """Step of `checkpoints/best`."""
     last_checkpoint: int = 0
@@ -75,7 +77,8 @@ def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
         loader=attempt(run.loader, read_settings),
         results=[result for result in read_results if result is not None],
         ledger=ledger.fold(filter(_is_entry, attempt(run.ledger, ledger.read) or [])),
-        findings=attempt(run.findings, lambda path: read_lines(path)[0]) or [],
+        findings=attempt(run.findings, _lines) or [],
+        replaced=[line for path in run.all_replaced() for line in attempt(path, _lines) or []],
         best_step=_step_of(run.best.resolve().name) if run.best.exists() else None,
         last_checkpoint=max((step for step in steps if step is not None), default=0),
         unreadable=unreadable,
@@ -85,10 +88,14 @@ def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
 def inputs_digest(run: RunFolder) -> str:
     """SHA-256 over the content of all that a report is made from; cheap next to making one."""
     files = [run.record, run.config, run.loader, run.metrics, run.ledger, run.findings]
-    files += sorted(run.evaluations.glob("step_*/*.json"))
+    files += [*run.all_replaced(), *sorted(run.evaluations.glob("step_*/*.json"))]
     contents = {str(path.relative_to(run.path)): sha256_file(path) for path in files if path.is_file()}
     best = run.best.resolve().name if run.best.exists() else None
     return digest({"files": contents, "best": best})
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return read_lines(path)[0]
 
 
 def _result_files(run: RunFolder) -> list[Path]:

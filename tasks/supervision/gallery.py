@@ -18,6 +18,7 @@ from tasks.core.formats import shorten
 from tasks.core.pages import image_uri
 from tasks.dataset.images import MEMBERS as IMAGE_MEMBERS
 from tasks.evaluation.results import Prediction
+from tasks.loader.bad import BadSampleError
 from tasks.loader.decoders import decode_text, image_of
 from tasks.loader.indexed import IndexedReader
 
@@ -39,6 +40,8 @@ class Item:
     height: int = 0
     label: str | None = None
     predicted: str | None = None
+    is_bad: bool = False
+    """Whether it cannot be read as it was written; the caption says why."""
 
     @property
     def tiny(self) -> bool:
@@ -52,12 +55,16 @@ class Item:
 def read_items(version: Path, split: str, predictions: Mapping[str, Prediction]) -> list[Item]:
     """The first samples of a split in storage order; DataError or OSError when the split cannot be read.
 
-    A sample that cannot be decoded is shown without its image, and its caption says why.
+    A sample that cannot be read or decoded is shown without its image, and its caption says why.
     """
     reader = IndexedReader(version, split)
     items = []
     for position in range(min(MOST, len(reader))):
-        sample = reader.read(position)
+        try:
+            sample = reader.read(position)
+        except BadSampleError as error:
+            items.append(Item(str(error), f"Held-out image {position + 1}", is_bad=True))
+            continue
         prediction = predictions.get(sample.key)
         said = (prediction.label, prediction.predicted) if prediction else (None, None)
         items.append(_item(sample.members, position + 1, *said))

@@ -14,6 +14,7 @@ from tasks.core.formats import counted
 from tasks.core.schema import Config
 from tasks.evaluation.expected import expected
 from tasks.runs.ledger import Entry, Key
+from tasks.runs.plan import version_path
 from tasks.supervision.evidence import Evidence
 
 Tone = Literal["bad", "warn", ""]
@@ -44,6 +45,7 @@ def notes(evidence: Evidence, more: Sequence[Note] = ()) -> list[Note]:
         *_state(evidence),
         *_findings(evidence),
         *_evaluations(evidence),
+        *_replaced(evidence),
         *_unreadable(evidence),
         *_missing(evidence),
         *more,
@@ -92,6 +94,27 @@ def _findings(evidence: Evidence) -> Iterator[Note]:
         )
         command = finding.get("command")
         yield Note(tone, kind, tuple(line for line in lines if line), str(command) if command else None)
+
+
+def _replaced(evidence: Evidence) -> Iterator[Note]:
+    """The bad samples that the training did without, and the first places of them."""
+    if not evidence.replaced:
+        return
+    places = dict.fromkeys(
+        f"{line.get('shard')}, key {line.get('key') or 'unknown'} ({line.get('reason')})"
+        for line in evidence.replaced
+    )
+    file = "replaced.rank_*.jsonl"
+    left = len(places) - MOST_NAMED
+    lines = [*list(places)[:MOST_NAMED], *([f"and {left:,} more, in {file}"] if left > 0 else [])]
+    data = evidence.record.data if evidence.record is not None else []
+    times = len(evidence.replaced)
+    yield Note(
+        "warn",
+        f"{counted(len(places), 'bad sample')} replaced while training, {times:,} times in all",
+        (WITHHELD.format(file=file),) if evidence.private else tuple(lines),
+        f"tarmac repair {version_path(data[0])}" if data else None,
+    )
 
 
 def _evaluations(evidence: Evidence) -> Iterator[Note]:

@@ -80,12 +80,15 @@ def _gallery(evidence: Evidence, accounts: Sequence[Account], first: Headline | 
         why = f"The held-out samples cannot be read: {str(error).splitlines()[0]}"
         return Gallery(why, is_broken=True)
     shown = f"The first {counted(len(items), 'sample')} of the split {split} with their captions"
+    bad = [item.caption for item in items if item.is_bad]
+    if bad:
+        shown = f"{len(bad)} of these held-out samples cannot be read: {bad[0]}. {shown}"
     judged = Counter(item.right for item in items if item.right is not None)
     if first is None or not judged:
-        return Gallery(f"{shown}. No predictions were kept for them.", items)
+        return Gallery(f"{shown}. No predictions were kept for them.", items, bool(bad))
     verdict = f"{count(judged[True])} right, {count(judged[False])} wrong"
     judge = f"what the checkpoint of step {count(first.step)} makes of them"
-    return Gallery(f"{shown}, and {judge}: {verdict}.", items)
+    return Gallery(f"{shown}, and {judge}: {verdict}.", items, bool(bad))
 
 
 def _broken_data(accounts: Sequence[Account]) -> list[Note]:
@@ -97,7 +100,7 @@ def _broken_data(accounts: Sequence[Account]) -> list[Note]:
 
 
 def _broken_samples(gallery: Gallery) -> list[Note]:
-    return [Note("warn", "The samples cannot be shown", (gallery.text,))] if gallery.is_broken else []
+    return [Note("warn", "Not all samples can be shown", (gallery.text,))] if gallery.is_broken else []
 
 
 def _reasons(evidence: Evidence) -> Mapping[str, str]:

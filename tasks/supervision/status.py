@@ -91,6 +91,12 @@ class RunStatus:
         return float(value) if isinstance(value, int | float) else None
 
     @property
+    def replaced(self) -> int:
+        """Bad samples that the training did without, up to the newest row."""
+        value = self.row.get("data/replaced")
+        return int(value) if isinstance(value, int | float) else 0
+
+    @property
     def evaluations_done(self) -> int:
         return sum(evaluation.is_done for evaluation in self.evaluations)
 

@@ -28,12 +28,21 @@ KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
         "the last lines name the sample; mend it and build again, or tarmac verify the dataset",
     ),
     (
+        r"(?m)^error: .*(?:\.tar(?: row \d+[,:]|, key )|loader\.bad_budget lets \d+)",
+        "sample.poison",
+        "tarmac repair DATASET; with --quarantine it leaves out what cannot be mended",
+    ),
+    (
         r"CUDA out of memory|torch\.OutOfMemoryError",
         "cuda.oom",
         "lower train.batch_size or use precision bf16",
     ),
 )
 """What a dying training says in so many words: pattern, code, remedy."""
+
+
+SAID_BY_THE_LOG = ("run.no_batches", "worker.crashed", "sample.poison")
+"""Causes that the last line of the log says best."""
 
 
 @dataclass(frozen=True)
@@ -168,9 +177,10 @@ def _in_words(cause: Finding) -> str:
         "loss.nonfinite": f"the loss was not finite at step {facts['step']}",
         "worker.killed": f"a loader worker was killed at step {facts['step']}",
         "worker.crashed": f"a loader worker crashed at step {facts['step']}",
+        "sample.poison": f"bad data ended it at step {facts['step']}",
         "cuda.oom": f"the GPU's memory ran out at step {facts['step']}",
         "process.gone": f"the training process was killed by {facts.get('signal')} at step {facts['step']}",
     }
     text = words.get(cause.code) or str(facts["what"])
     last = facts.get("last_line")
-    return f"{text} ({last})" if last and cause.code in ("run.no_batches", "worker.crashed") else text
+    return f"{text} ({last})" if last and cause.code in SAID_BY_THE_LOG else text

@@ -16,16 +16,19 @@ from torch import nn
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config, Train
 from tasks.dataset.versions import Manifest, read_manifest
-from tasks.loader.batches import train_batches
+from tasks.loader.bad import Budget, most_replaced
+from tasks.loader.batches import TRAIN, train_batches
 from tasks.loader.settings import LoaderSettings
 from tasks.models import recipes
 from tasks.models.recipes import Recipe
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
+from tasks.runs.quarantine import of_run
 from tasks.training import checkpoints, devices
 from tasks.training.devices import Device
 from tasks.training.meter import Meter, check_finite
+from tasks.training.replaced import ReplacedLedger
 from tasks.training.schedule import learning_rate, warmup_steps
 from tasks.training.validation import Validation
 
@@ -48,7 +51,10 @@ def train(
     _check(options, recipe, manifest)
     device = devices.choose(options)
     model, optimizer, step = _take_up(run, options, recipe, device)
-    validation = Validation.of(recipe, version, manifest.splits, options.batch_size, settings.workers)
+    quarantined = of_run(run)
+    validation = Validation.of(
+        recipe, version, manifest.splits, options.batch_size, settings.workers, config.loader, quarantined
+    )
     warmup = warmup_steps(options.warmup, options.steps)
     logger.info("%s: from step %d of %d, on %s", run.name, step, options.steps, device.torch)
 
@@ -66,10 +72,15 @@ def train(
         start_step=step,
         pin_memory=device.is_cuda,
         reader=config.loader.reader,
+        quarantined=quarantined,
+        on_bad=config.loader.on_bad,
     ) as batches:
+        samples = manifest.splits[TRAIN].samples - sum(entry.split == TRAIN for entry in quarantined)
+        replaced = _ledger(run, step, version, config, samples)
         while step < options.steps and not stopping:
             with meter.waiting():
                 batch = next(batches)
+            replaced.add(step + 1, batches.passed_over)
             rate = learning_rate(step, peak=options.lr, warmup=warmup, steps=options.steps)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -87,6 +98,8 @@ def train(
             saving = stopping or step == options.steps or step % options.checkpoint_every == 0
             if saving or step == 1 or step % options.log_every == 0:
                 values = {"train/lr": rate, **meter.values(), **device.memory()}
+                if config.loader.on_bad == "replace":
+                    values["data/replaced"] = replaced.count
                 metrics.append(make_row(TRAIN_AXIS, step, "train", values))
                 check_finite(meter.losses(), step)
                 meter.restart()
@@ -111,6 +124,14 @@ def _check(options: Train, recipe: Recipe, manifest: Manifest) -> None:
             f"train.recipe: {options.recipe} takes datasets of modality {recipe.modality}, "
             f"and {manifest.name} is one of {manifest.modality}"
         )
+
+
+def _ledger(run: RunFolder, step: int, version: Path, config: Config, samples: int) -> ReplacedLedger:
+    """Of this rank, which goes on after `step`; `samples` are an epoch."""
+    share = config.loader.bad_budget
+    hint = f"{run.replaced()} lists them; `tarmac verify {version}` finds all that there are"
+    budget = Budget(f"{version}/{TRAIN}", samples, most_replaced(share, samples), hint)
+    return ReplacedLedger(run.replaced(), step, budget)
 
 
 def _take_up(

@@ -5,13 +5,15 @@ Small and frequent, beside the evaluations, which judge a checkpoint in jobs of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from tasks.core.quarantine import Entry
+from tasks.core.schema import Loader
 from tasks.loader.batches import split_batches
 from tasks.models.held_out import held_out
 from tasks.models.recipes import Recipe
@@ -27,14 +29,25 @@ class Validation:
     split: str
     batch_size: int
     workers: int
+    loader: Loader
+    quarantined: Sequence[Entry]
 
     @classmethod
     def of(
-        cls, recipe: Recipe, version: Path, splits: Iterable[str], batch_size: int, workers: int
+        cls,
+        recipe: Recipe,
+        version: Path,
+        splits: Iterable[str],
+        batch_size: int,
+        workers: int,
+        loader: Loader,
+        quarantined: Sequence[Entry],
     ) -> Validation | None:
         """None when no split is held out."""
         split = held_out(splits)
-        return None if split is None else cls(recipe, version, split, batch_size, workers)
+        if split is None:
+            return None
+        return cls(recipe, version, split, batch_size, workers, loader, quarantined)
 
     def loss(self, model: nn.Module, device: Device, beat: Callable[[], None]) -> float:
         """The mean over the samples; the last batch, being smaller, has an easier contrast.
@@ -48,7 +61,14 @@ class Validation:
         with (
             torch.no_grad(),
             split_batches(
-                self.version, self.split, transform, batch_size=self.batch_size, workers=self.workers
+                self.version,
+                self.split,
+                transform,
+                batch_size=self.batch_size,
+                workers=self.workers,
+                quarantined=self.quarantined,
+                on_bad=self.loader.on_bad,
+                bad_budget=self.loader.bad_budget,
             ) as batches,
         ):
             for batch in batches:

@@ -65,6 +65,12 @@ def test_a_dumped_config_loads_as_the_same() -> None:
         ("train.steps=null", "train: needs either steps or epochs"),
         ("evaluate.every=150", "evaluate.every (150) must be a multiple of train.checkpoint_every (200)"),
         ("evaluate.tasks=[zero_shot, zero_shot]", "evaluate: tasks: two are named 'zero_shot'"),
+        (
+            "loader={reader: streaming, on_bad: replace}",
+            "loader: on_bad: replace draws other samples by the index, which reader: streaming does not use",
+        ),
+        ("loader.bad_budget=0.5", "loader: bad_budget: has an effect with on_bad: replace only"),
+        ("loader={on_bad: replace, bad_budget: 0}", "loader.bad_budget: should be greater than 0, not 0"),
         ("loader.workers=many", "loader.workers: should be a valid integer"),
         ("name=a b", "name: should match pattern"),
         ("train=3", "train: must be a block of keys"),

@@ -11,6 +11,8 @@ from tasks.core import process
 from tasks.core.errors import DataError, UsageError
 from tasks.core.process import available_cores
 from tasks.core.schema import Config
+from tasks.dataset import quarantine
+from tasks.dataset.quarantine import Entry
 from tasks.diagnosis import bench, measure
 from tasks.diagnosis.bench import choose, explain, tune, worker_counts
 from tasks.loader.settings import LoaderSettings, Measurement
@@ -96,6 +98,22 @@ def test_bad_data_ends_the_measurement(
     with pytest.raises(DataError, match=r"train/000000\.tar row 13, key 'k000013': the picture is all black"):
         tune(config_with(), make_version(train=[20]))
     assert loader_processes() == set()
+
+
+@pytest.mark.parametrize("way", ["replaced", "in the dataset's quarantine", "in the run's"])
+def test_bad_data_that_the_run_does_without_is_none_here(
+    make_version: MakeVersion, quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
+) -> None:
+    use(monkeypatch, transforms.refusing)
+    version, run = make_version(train=[20]), tmp_path / "run"
+    if way == "replaced":
+        assert tune(config_with(on_bad="replace"), version).workers > 0
+        return
+    folder = run if way == "in the run's" else version
+    bad = Entry(version.name, "train", "train/000000.tar", "k000013", "member.undecodable")
+    quarantine.add(folder, [bad])
+    copy = run / quarantine.NAME if way == "in the run's" else None
+    assert tune(config_with(), version, quarantine=copy).workers > 0
 
 
 def test_a_config_without_training_is_refused(tmp_path: Path) -> None:

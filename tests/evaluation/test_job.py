@@ -15,7 +15,9 @@ from tasks.evaluation import results
 from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.job import evaluate_checkpoint
 from tasks.evaluation.zero_shot import TEMPLATES, class_embeddings
+from tasks.loader.bad import BadSampleError
 from tasks.models.openclip import open_clip
+from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tests.training.helpers import make_run, train_here
 
@@ -110,3 +112,27 @@ def test_a_result_that_does_not_parse_is_none(tmp_path: Path) -> None:
         (tmp_path / "torn.json").write_text(content)
         assert results.read(tmp_path / "torn.json") is None
     assert results.read_predictions(RunFolder(tmp_path), 1, "zero_shot") == {}
+
+
+def test_a_bad_sample_is_left_out_and_not_counted(
+    run: RunFolder, digits_dataset: Path, tmp_path: Path
+) -> None:
+    """Under `loader.on_bad: replace`; otherwise it ends the evaluation by name."""
+    source = versions.resolve(digits_dataset)
+    version = tmp_path / "dataset" / "versions" / source.name
+    shutil.copytree(source, version)
+    shard = version / "val/000000.tar"
+    content = bytearray(shard.read_bytes())
+    content[600] ^= 1
+    shard.unlink()
+    shard.write_bytes(content)
+    state = record.load(run)
+    moved = state.data[0].model_copy(update={"dataset": str(tmp_path / "dataset")})
+    record.save(run, state.having(data=[moved]))
+    with pytest.raises(BadSampleError, match=r"^val/000000\.tar row 0, key '"):
+        evaluate_checkpoint(run.path, STEPS, "zero_shot")
+    run.config.write_text(run.config.read_text().replace("on_bad: raise", "on_bad: replace"))
+    evaluate_checkpoint(run.path, STEPS, "zero_shot")
+    result = results.read(run.evaluation(STEPS, "zero_shot"))
+    assert result is not None
+    assert result.samples == versions.read_manifest(source).splits["val"].samples - 1

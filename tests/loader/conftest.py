@@ -10,6 +10,8 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -42,6 +44,24 @@ def write_tar(path: Path, samples: dict[str, dict[str, bytes]]) -> list[tuple[in
                 tar.addfile(info, io.BytesIO(content))
             spans.append((start, tar.offset - start))
     return spans
+
+
+def flip(path: Path, needle: bytes, at: int = 0, bit: int = 1) -> None:
+    """Change one bit of a file, `at` bytes behind where `needle` stands."""
+    data = bytearray(path.read_bytes())
+    data[data.index(needle) + at] ^= bit
+    path.write_bytes(data)
+
+
+def write_table_of_samples(version: Path, split: str, shards: list[int]) -> None:
+    """`samples/<split>.parquet` as far as the loader looks at it, in small row groups."""
+    (version / "samples").mkdir(exist_ok=True)
+    columns = {
+        "key": [f"k{number:06d}" for number in range(len(shards))],
+        "shard": pa.array(shards, pa.uint32()),
+        "row": pa.array(range(len(shards)), pa.uint64()),
+    }
+    pq.write_table(pa.table(columns), version / "samples" / f"{split}.parquet", row_group_size=4)
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +102,7 @@ def make_version(tmp_path: Path) -> MakeVersion:
                 number += size
             (version / "index").mkdir(exist_ok=True)
             np.save(version / "index" / f"{split}.npy", np.array(rows, INDEX))
+            write_table_of_samples(version, split, [row[0] for row in rows])
             (version / split / "sizes.json").write_text(json.dumps(sizes))
         return version
 

@@ -3,14 +3,17 @@ import pickle
 import pytest
 import torch
 
-from tasks.loader.collate import pack, unpack
+from tasks.core.errors import UsageError
+from tasks.loader.bad import BadSampleError, Defect, PassedOver
+from tasks.loader.collate import Failure, pack, unpack
 
 
 def test_a_batch_survives_the_journey() -> None:
     samples = [
         {"image": torch.full((2, 2), float(n)), "label": n, "caption": f"Käfer {n}\n"} for n in range(3)
     ]
-    batch = unpack(pack(samples))
+    batch, passed_over = unpack(pack(samples))
+    assert passed_over == ()
     assert batch["image"].shape == (3, 2, 2)
     assert torch.equal(batch["label"], torch.tensor([0, 1, 2]))
     assert batch["caption"] == ["Käfer 0\n", "Käfer 1\n", "Käfer 2\n"]
@@ -30,4 +33,21 @@ def test_other_values_are_refused_by_name() -> None:
 
 def test_packed_batches_pickle() -> None:
     packed = pack([{"a": 1, "key": "k"}])
-    assert unpack(pickle.loads(pickle.dumps(packed)))["key"] == ["k"]
+    assert unpack(pickle.loads(pickle.dumps(packed)))[0]["key"] == ["k"]
+
+
+DEFECT = Defect("train", "train/000000.tar", 3, "k", "txt", "member.checksum")
+
+
+def test_what_a_batch_does_without_travels_along_and_is_no_part_of_it() -> None:
+    lost = (PassedOver(7, DEFECT, "stand-in"), PassedOver(8, DEFECT, None))
+    batch, passed_over = unpack(pack([{"key": "a"}], lost))
+    assert batch == {"key": ["a"]} and passed_over == lost
+    assert unpack(pack([], lost)) == ({"key": []}, lost)
+
+
+def test_an_error_arrives_as_it_was() -> None:
+    bad = pickle.loads(pickle.dumps(Failure.of(BadSampleError("text", DEFECT)))).error
+    assert (type(bad), str(bad), bad.defect) == (BadSampleError, "text", DEFECT)
+    other = pickle.loads(pickle.dumps(Failure.of(UsageError("text")))).error
+    assert (type(other), str(other)) == (UsageError, "text")

@@ -7,12 +7,14 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.loader.order import (
     ORDERS,
+    TRIES,
     Samples,
     Windows,
     invert,
     permute,
     rank_positions,
     sample_seeds,
+    stand_ins,
 )
 
 COUNTS = [1, 2, 3, 4, 5, 7, 12, 64, 255, 256, 257, 1000, 4097]
@@ -117,3 +119,13 @@ def test_ranks_share_every_batch_evenly(world_size: int) -> None:
 def test_an_uneven_batch_is_refused_with_one_that_fits() -> None:
     with pytest.raises(UsageError, match=r"train\.batch_size: 10 .* 4 ranks; take 8"):
         rank_positions(0, 10, 0, 4)
+
+
+def test_stand_ins_are_drawn_from_all_samples_by_seed_and_position() -> None:
+    drawn = np.array([stand_ins(position, 50, seed=1) for position in range(2000)])
+    assert drawn.shape == (2000, TRIES)
+    counts = np.bincount(drawn.ravel(), minlength=50)
+    assert len(counts) == 50 and counts.min() > 0.8 * counts.mean()
+    assert len(np.unique(drawn, axis=0)) == 2000, "each position has its own"
+    assert stand_ins(7, 50, seed=1) == drawn[7].tolist() != stand_ins(7, 50, seed=2)
+    assert max(stand_ins(10**15, 3, seed=0)) < 3

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tasks.core.errors import DataError, UsageError
-from tasks.loader.streaming import local_files, stream_batches
+from tasks.loader.streaming import stream_batches
+from tasks.loader.tars import local_files
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion, members_of, write_tar
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tasks.core.errors import DataError, TarmacError
+from tasks.loader.bad import BadSampleError, Defect
 from tasks.loader.batches import split_batches, train_batches
 from tasks.loader.workers import Batches, Transform
 from tests.loader import transforms
@@ -42,8 +43,11 @@ def test_a_data_error_arrives_as_it_was_raised(make_version: MakeVersion, worker
         for _ in range(10):
             next(batches)
     shard = "train/000001.tar" if reader == "streaming" else "train/000001.tar row 3"
-    assert str(caught.value).endswith(f"{shard}, key 'k000013': the picture is all black")
-    assert type(caught.value) is DataError
+    assert f"{shard}, key 'k000013': the picture is all black; " in str(caught.value)
+    assert isinstance(caught.value, BadSampleError)
+    row = None if reader == "streaming" else 3
+    expected = Defect("train", "train/000001.tar", row, "k000013", None, "member.undecodable")
+    assert caught.value.defect == expected
     wait_until_gone(batches.worker_pids, 2)
 
 
@@ -51,15 +55,18 @@ def test_a_data_error_arrives_as_it_was_raised(make_version: MakeVersion, worker
 def test_a_damaged_shard_stops_training_by_name(make_version: MakeVersion, workers: int) -> None:
     version = make_version(train=[10, 10])
     os.truncate(version / "train" / "000001.tar", 6000)
-    with pytest.raises(DataError, match=r"^train/000001\.tar row \d+: .*truncated"):
+    with pytest.raises(DataError, match=r"^train/000001\.tar row \d+, key .*truncated"):
         for batch in start(version, transforms.plain, workers):
             assert batch
 
 
+@pytest.mark.parametrize("on_bad", ["raise", "replace"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_bug_in_a_transform_keeps_its_type_and_says_where(make_version: MakeVersion, workers: int) -> None:
+def test_a_bug_in_a_transform_keeps_its_type_and_says_where(
+    make_version: MakeVersion, workers: int, on_bad: str
+) -> None:
     with pytest.raises(KeyError, match="labels") as caught:
-        next(start(make_version(train=[10]), transforms.buggy, workers))
+        next(start(make_version(train=[10]), transforms.buggy, workers, on_bad=on_bad))
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert "in the transform of train/000000.tar row 0, key 'k000000'" in told
 

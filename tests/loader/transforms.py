@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tasks.core.errors import DataError
-from tasks.loader.decoders import decode_text, image_of
+from tasks.loader.decoders import decode_text, decode_volume, image_of
 
 
 def plain(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
@@ -45,3 +45,10 @@ def suicidal(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, 
     if sample["txt"] == b"caption 13":
         os.kill(os.getpid(), signal.SIGKILL)
     return plain(sample, generator_seed)
+
+
+def cropping(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
+    """A crop of the volume, where there is one, that touches all of its chunks but reads no voxel more."""
+    has_volume = "volume.b2nd" in sample or "volume.npy" in sample
+    whole = (slice(0, 33), slice(0, 50), slice(0, 40))
+    return {"sum": int(decode_volume(sample, whole).astype("int64").sum()) if has_volume else 0}

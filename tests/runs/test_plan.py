@@ -64,6 +64,7 @@ def test_what_shapes_the_weights_makes_another_run(tmp_path: Path, key: str, val
         ("loader.workers", 3),
         ("loader.prefetch", 9),
         ("loader.reader", "streaming"),
+        ("loader.on_bad", "replace"),
         ("track.mode", "online"),
         ("evaluate.every", 20),
         ("train.log_every", 1),

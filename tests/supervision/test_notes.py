@@ -46,6 +46,26 @@ def test_done_without_a_result_counts_as_lost(config: Config) -> None:
     assert note.tone == "bad" and "The ledger says done" in note.lines[0]
 
 
+REPLACED = [
+    {"shard": "train/000001.tar", "key": f"patient_{number}", "reason": "member.checksum"}
+    for number in range(9)
+]
+
+
+def test_samples_that_were_replaced_are_counted_with_the_first_places(config: Config) -> None:
+    (note,) = [note for note in notes(evidence(config, replaced=REPLACED * 3)) if "replaced" in note.kind]
+    assert (note.tone, note.kind) == ("warn", "9 bad samples replaced while training, 27 times in all")
+    assert note.lines[0] == "train/000001.tar, key patient_0 (member.checksum)"
+    assert note.lines[-1] == "and 5 more, in replaced.rank_*.jsonl" and len(note.lines) == 5
+    assert not [kind for kind in kinds(evidence(config)) if "replaced" in kind]
+
+
+def test_of_private_data_only_the_number_of_replaced_samples_is_told(config: Config) -> None:
+    private = config.model_copy(update={"dataset": config.dataset.model_copy(update={"private": True})})
+    (note,) = [note for note in notes(evidence(private, replaced=REPLACED)) if "replaced" in note.kind]
+    assert note.kind.startswith("9 bad samples") and "patient" not in str(note)
+
+
 def test_the_gravest_note_comes_first(config: Config) -> None:
     findings = [
         {"code": "a", "severity": "info"},

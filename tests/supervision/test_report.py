@@ -14,6 +14,8 @@ from PIL import Image
 
 from tasks.core.files import link_atomic
 from tasks.dataset.build import build
+from tasks.dataset.shards import read_index
+from tasks.loader.indexed import IndexedReader
 from tasks.runs import ledger, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import Entry
@@ -213,7 +215,7 @@ def truncate(path: Path) -> None:
         (lambda run: shutil.rmtree(version_of(run)), "The data of data cannot be read", "0.957"),
         (lambda run: truncate(version_of(run) / "manifest.json"), "damaged or newer", "0.957"),
         (lambda run: truncate(version_of(run) / "rejects.parquet"), "rejects.parquet cannot be read", "image.not_an_image"),
-        (lambda run: truncate(version_of(run) / "val/000000.tar"), "The held-out samples cannot be read", "0.957"),
+        (lambda run: truncate(version_of(run) / "val/000000.tar"), "of these held-out samples cannot be read", "0.957"),
         (lambda run: truncate(version_of(run) / "index/val.npy"), "The held-out samples cannot be read", "0.957"),
     ],
 )  # fmt: skip
@@ -279,6 +281,23 @@ def test_photographs_are_scaled_down_and_lose_their_metadata(tmp_path: Path) -> 
     assert sum(len(item.image or "") for item in items) < 1_000_000
     assert all(item.right is None for item in items)
     assert b"taken at home" not in base64.b64decode(str(items[0].image).partition(",")[2])
+
+
+def test_a_bad_sample_does_not_hide_the_others(run: RunFolder) -> None:
+    version = version_path(record.load(run).data[0])
+    bad, entry = IndexedReader(version, "val").read(1).key, read_index(version, "val")[1]
+    shard = version / f"val/{int(entry['shard']):06d}.tar"
+    content = bytearray(shard.read_bytes())
+    content[int(entry["offset"]) + 512] ^= 0x80
+    shard.unlink()  # it may be a hard link
+    shard.write_bytes(content)
+    items = read_items(version, "val", {})
+    assert len(items) == min(24, len(IndexedReader(version, "val")))
+    assert [item.image is None for item in items] == [number == 1 for number in range(len(items))]
+    assert items[1].is_bad and items[1].caption.startswith(
+        f"val/{shard.name} row 1, key {bad!r}, member json: "
+    )
+    assert "1 of these held-out samples cannot be read" in text_of(run)
 
 
 def test_a_report_takes_seconds_and_stays_small_for_a_huge_run(run: RunFolder) -> None:

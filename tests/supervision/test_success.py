@@ -43,6 +43,10 @@ def test_any_missing_piece_is_a_failure(changes: dict[str, object], codes: list[
         ("error: a loader worker (pid 41) of /data/train was killed by SIGKILL; most often", "worker.killed"),
         ("error: a loader worker (pid 41) of /data/train ended with exit code 3; its log", "worker.crashed"),
         ("DataError: Caught DataError in DataLoader worker process 1.", "worker.crashed"),
+        ("error: train/000007.tar row 2, key 'a', member txt: its CRC32C is not that of", "sample.poison"),
+        ("error: /d/train/000007.tar, key 'a': the picture is all black; see", "sample.poison"),
+        ("error: train/000007.tar row 2: No such file or directory; `tarmac repair", "sample.poison"),
+        ("error: /d/train: 9 samples of an epoch are bad, and loader.bad_budget lets 8 be", "sample.poison"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "cuda.oom"),
     ],
 )
@@ -50,6 +54,12 @@ def test_what_a_dying_training_says_is_understood(line: str, code: str) -> None:
     verdict = judge(replace(GOOD, exit_code=1, step=20, checkpoint=None, log_tail=["Traceback", line]))
     assert [finding.code for finding in verdict.findings] == [code]
     assert verdict.findings[0].evidence["last_line"] == line.strip()
+
+
+def test_a_sample_that_was_replaced_is_no_cause_of_another_end() -> None:
+    line = "2026-01-01 WARNING replaced by b: train/000007.tar row 2, key 'a', member txt (member.checksum)"
+    verdict = judge(replace(GOOD, exit_code=-9, step=20, log_tail=[line, "step 20"]))
+    assert [finding.code for finding in verdict.findings] == ["process.gone"]
 
 
 def test_all_causes_are_told_and_not_only_the_first() -> None:

@@ -142,7 +142,9 @@ def test_a_damaged_sample_is_named(
     assert rank.main([str(run.path)]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "Traceback" not in error
-    assert "train/00000" in error and "digit_" in error
+    assert (
+        "train/00000" in error and "digit_" in error and "member json" in error and "tarmac repair" in error
+    )
 
 
 def test_a_dataset_of_another_kind_is_refused(digits_dataset: Path, tmp_path: Path) -> None:

@@ -8,9 +8,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.core.schema.block import Auto, Block
 
+BAD_BUDGET = 0.01
+STREAMS_REPLACE_NOTHING = (
+    "on_bad: replace draws other samples by the index, which reader: streaming does not use; "
+    "take reader: indexed, or on_bad: raise"
+)
+
 
 class Loader(Block):
-    """How training reads the shards. Nothing here changes what the model sees but `reader` and `shuffle`."""
+    """How training reads the shards. Nothing here changes what the model sees but `reader` and `shuffle`,
+    and, where samples are bad, `on_bad`."""
 
     reader: Literal["indexed", "streaming"] = "indexed"
     """`streaming` reads whole tars in order, where random reads are slow or an index is missing."""
@@ -18,7 +25,21 @@ class Loader(Block):
     prefetch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Batches each worker keeps ready."""
     shuffle: Literal["windows", "samples", "none"] = "windows"
-    on_bad: Literal["raise"] = "raise"
+    on_bad: Literal["raise", "replace"] = "raise"
+    """What becomes of a sample that changed on disk or does not decode. `replace` trains on another one in
+    its place, which the run's `replaced.rank_<r>.jsonl` tells, and leaves it out of validation and
+    evaluation."""
+    bad_budget: Annotated[float, Field(gt=0, le=1)] = BAD_BUDGET
+    """With `replace`: the share of the samples a rank reads in an epoch (or of a held-out split) that may be
+    bad, one in any case; more is an error."""
+
+    @model_validator(mode="after")
+    def _every_key_has_an_effect(self) -> Self:
+        if self.on_bad == "replace" and self.reader == "streaming":
+            raise ValueError(STREAMS_REPLACE_NOTHING)
+        if self.on_bad == "raise" and self.bad_budget != BAD_BUDGET:
+            raise ValueError("bad_budget: has an effect with on_bad: replace only")
+        return self
 
 
 class Train(Block):

@@ -1,0 +1,71 @@
+"""The lines of `quarantine.jsonl`: samples known to be bad, which nobody reads until they are repaired.
+
+One JSON object a line, `{version, split, shard, key, reason}`, sorted, so that the same samples give the same
+bytes. An entry holds for one version: what another build makes of the sample is another matter. The file
+lies in a dataset's folder, and a run keeps a copy of the lines that are about its version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.core.errors import DataError
+
+NAME = "quarantine.jsonl"
+
+
+@dataclass(frozen=True, order=True)
+class Entry:
+    """One sample: `version` by its 12 digits, `shard` as `train/000007.tar`, `reason` a verify code."""
+
+    version: str
+    split: str
+    shard: str
+    key: str
+    reason: str
+
+    @property
+    def sample(self) -> tuple[str, str, str]:
+        """What tells it from other samples, whatever the reason."""
+        return self.version, self.shard, self.key
+
+
+def home(version: Path) -> Path:
+    """The folder whose quarantine holds for a version: its dataset, or itself where it lies alone."""
+    real = version.resolve()
+    return real.parent.parent if real.parent.name == "versions" else real
+
+
+def read(path: Path) -> list[Entry]:
+    """The entries of a file, none when it is missing; DataError naming file and line when one is torn."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); mend or remove it, and verify again") from None
+    lines = enumerate(text.split("\n"), start=1)
+    return [_entry(path, number, line) for number, line in lines if line.strip()]
+
+
+def to_text(entries: Iterable[Entry]) -> str:
+    """The file's content, the same for the same entries in any order."""
+    lines = [json.dumps(dataclasses.asdict(entry), ensure_ascii=False) for entry in sorted(entries)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _entry(path: Path, number: int, line: str) -> Entry:
+    try:
+        fields: Any = json.loads(line)
+        entry = Entry(**fields)
+    except (ValueError, TypeError):
+        fields = {"": None}
+    if not all(isinstance(value, str) for value in fields.values()):
+        names = ", ".join(field.name for field in dataclasses.fields(Entry))
+        raise DataError(f"{path}, line {number}: is no entry of {names}; mend or delete the line")
+    return entry

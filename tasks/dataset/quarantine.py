@@ -1,0 +1,114 @@
+"""The quarantine of a dataset: adding to it, taking out of it, and which rows of a version it means.
+
+Its file is replaced whole by rename, under a lease of its own, since a build may hold the dataset's for
+hours. tasks.core.quarantine has its format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.core.errors import DataError
+from tasks.core.files import write_atomic
+from tasks.core.lease import Lease
+from tasks.core.quarantine import NAME, Entry, home, read, to_text
+from tasks.dataset.manifest import version_name
+from tasks.dataset.shards import shard_name
+
+__all__ = ["NAME", "Entry", "add", "home", "of_version", "read", "remove", "rows"]
+
+LEASE = "quarantine.lease"
+WAIT_S = 60.0
+"""Others who change the file hold it for milliseconds."""
+
+Rows = NDArray[np.int64]
+"""Sorted, without repetition."""
+
+
+def add(dataset: Path, entries: Iterable[Entry]) -> int:
+    """Add those whose samples are not there yet, in one step; how many that were."""
+    path = dataset / NAME
+    with _alone(dataset):
+        kept = {entry.sample: entry for entry in read(path)}
+        before = len(kept)
+        for entry in sorted(entries):
+            kept.setdefault(entry.sample, entry)
+        if len(kept) > before:
+            write_atomic(path, to_text(kept.values()))
+        return len(kept) - before
+
+
+def remove(dataset: Path, entries: Iterable[Entry]) -> int:
+    """Take the entries of these samples out, in one step; how many there were."""
+    path = dataset / NAME
+    gone = {entry.sample for entry in entries}
+    with _alone(dataset):
+        before = read(path)
+        kept = [entry for entry in before if entry.sample not in gone]
+        if len(kept) < len(before):
+            write_atomic(path, to_text(kept))
+        return len(before) - len(kept)
+
+
+def of_version(version: Path, entries: Iterable[Entry]) -> list[Entry]:
+    """Those that are about this version, named by its folder or by its manifest's content."""
+    names = {version.resolve().name}
+    with contextlib.suppress(OSError):
+        names.add(version_name((version / "manifest.json").read_bytes()))
+    return [entry for entry in entries if entry.version in names]
+
+
+def rows(version: Path, split: str, entries: Iterable[Entry]) -> Rows:
+    """The rows, in the split's index, of those entries that are about this split of this version.
+
+    One pass over keys and shards in `samples/<split>.parquet`, group by group. DataError when that cannot be
+    read, and for an entry that means no sample of the split.
+    """
+    wanted = {(entry.shard, entry.key) for entry in of_version(version, entries) if entry.split == split}
+    found = _find(version, split, wanted) if wanted else {}
+    missing = sorted(wanted - set(found.values()))
+    if missing:
+        shard, key = missing[0]
+        path = home(version) / NAME
+        raise DataError(f"{path}: {version.name} has no sample {key!r} in {shard}; delete the line")
+    return np.array(sorted(found), np.int64)
+
+
+def _find(version: Path, split: str, wanted: set[tuple[str, str]]) -> dict[int, tuple[str, str]]:
+    """The shard and key of each row that is wanted."""
+    import pyarrow as pa  # here, because loader workers import this and most datasets have no quarantine
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    path = version / "samples" / f"{split}.parquet"
+    keys = pa.array(sorted({key for _, key in wanted}))
+    found = {}
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(columns=["key", "shard", "row"]):
+                for hit in batch.filter(pc.is_in(batch.column("key"), value_set=keys)).to_pylist():
+                    sample = shard_name(split, hit["shard"]), hit["key"]
+                    if sample in wanted:
+                        found[int(hit["row"])] = sample
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); see `tarmac verify {version}`") from None
+    return found
+
+
+@contextlib.contextmanager
+def _alone(dataset: Path) -> Iterator[None]:
+    """DataError for a folder that this process may not write."""
+    lease = Lease(dataset / LEASE)
+    try:
+        lease.wait(WAIT_S, poll_s=0.05)
+        try:
+            yield
+        finally:
+            lease.release()
+    except OSError as error:
+        raise DataError(f"{dataset / NAME}: cannot be written ({error.strerror}); mind its rights") from None

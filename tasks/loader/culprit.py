@@ -1,0 +1,134 @@
+"""Which member of a bad sample it is: the slow path, taken once a sample was found to be bad.
+
+One checksum covers a whole sample, so it proves damage and does not tell where. A tar header carries one of
+its own, padding is zeros, PNG carries checksums too, and what is left is decoded. Text and JPEG mostly
+survive a flipped bit: where nothing fails, all that no checksum proves sound are named.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+from tasks.core.errors import UsageError
+from tasks.dataset import png
+from tasks.dataset.tar import BLOCK, padding, parse_header
+from tasks.dataset.verification.decoders import Unjudged, decoder_of
+from tasks.dataset.volumes import stored
+
+
+def key_of_row(version: Path, split: str, row: int) -> str | None:
+    """The key of a row, from one row group of `samples/<split>.parquet`; None when that cannot be read."""
+    import pyarrow as pa  # here, because most loader workers never meet a bad sample
+
+    path = version / "samples" / f"{split}.parquet"
+    try:
+        starts = _starts(path)
+        group = next(number for number, start in enumerate(starts[1:]) if row < start)
+        return _keys(path, group)[row - starts[group]]
+    except (OSError, pa.ArrowException, KeyError, StopIteration):
+        return None
+
+
+def key_in_header(span: bytes) -> str:
+    """The key that a sample's first tar header tells, as far as it can be printed."""
+    return _printable(span[:100].partition(b"\0")[0]).partition(".")[0]
+
+
+@lru_cache(maxsize=1)
+def _starts(path: Path) -> list[int]:
+    """The first row of each row group, and the number of all rows."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        sizes = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
+        return list(accumulate(sizes, initial=0))
+
+
+@lru_cache(maxsize=2)
+def _keys(path: Path, group: int) -> list[str]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        keys: list[str] = file.read_row_group(group, columns=["key"]).column("key").to_pylist()
+        return keys
+
+
+def in_span(span: bytes, key: str) -> tuple[str | None, str]:
+    """The member that changed in a sample's span of a tar, and what shows it; see `in_members`."""
+    members: dict[str, bytes] = {}
+    offset = 0
+    while offset < len(span):
+        block = span[offset : offset + BLOCK]
+        try:
+            header = parse_header(block)
+        except ValueError:
+            return _suffix(block, key), "its tar header is damaged"
+        if header is None:
+            return None, "zeros stand where a tar header belongs"
+        suffix = header.name.removeprefix(f"{key}.")
+        start, stop = offset + BLOCK, offset + BLOCK + header.size
+        offset = stop + padding(header.size)
+        if any(span[stop:offset]):
+            return suffix, "its padding holds other bytes than zeros"
+        members[suffix] = span[start:stop]
+    return in_members(members)
+
+
+def in_members(members: Mapping[str, bytes]) -> tuple[str | None, str]:
+    """The first member that does not decode, and why; else all that no checksum proves sound, joined by `|`,
+    and an empty reason."""
+    doubtful = []
+    for suffix in members:
+        try:
+            is_proven = _check(suffix, members)
+        except (Unjudged, UsageError):  # nobody can tell, or the package that could is not installed
+            is_proven = False
+        except MemoryError:
+            raise  # of this host, not of the sample
+        except Exception as error:  # noqa: BLE001 - decoders raise whatever torn bytes lead them to
+            return suffix, str(error)[:200]
+        if not is_proven:
+            doubtful.append(suffix)
+    return "|".join(doubtful or members) or None, ""
+
+
+def _suffix(block: bytes, key: str) -> str | None:
+    """The suffix that a damaged header tells, as far as it can be printed."""
+    return _printable(block[len(key) + 1 : 100].partition(b"\0")[0]) or None
+
+
+def _printable(name: bytes) -> str:
+    text = name.decode("ascii", "replace")
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _check(suffix: str, members: Mapping[str, bytes]) -> bool:
+    """Whether checksums prove the member to be as it was; False where it only decodes. Raises if not."""
+    content = members[suffix]
+    if suffix in stored.MEMBERS:
+        _require_chunks(suffix, members)
+    elif (decode := decoder_of(suffix)) is not None:
+        decode(content)
+    return content.startswith(png.SIGNATURE) and _is_proven(content)
+
+
+def _require_chunks(name: str, members: Mapping[str, bytes]) -> None:
+    """By the checksums of the volume's chunks, which stand in the sample's `json`."""
+    volume = stored.open_volume(name, members[name])
+    facts = json.loads(members.get("json", b"{}"))
+    expected = facts.get("chunk_crc32c") if isinstance(facts, dict) else None
+    stored.read_crop(volume, None, expected)
+
+
+def _is_proven(picture: bytes) -> bool:
+    """Whether all of a PNG is chunks whose checksums fit."""
+    end = len(png.SIGNATURE)
+    for name, start, end in png.chunks(picture):
+        if zlib.crc32(picture[start + 4 : end - 4]) != int.from_bytes(picture[end - 4 : end], "big"):
+            raise ValueError(f"the checksum of its chunk {name.decode('latin-1')!r} is another")
+    return end == len(picture)

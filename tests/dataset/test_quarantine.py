@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks.core.errors import DataError
+from tasks.dataset import quarantine, versions
+from tasks.dataset.quarantine import NAME, Entry
+from tasks.dataset.tables import read_table
+
+V, W = "0" * 12, "1" * 12
+
+
+def entry(key: str, version: str = V, reason: str = "member.checksum", shard: int = 0) -> Entry:
+    return Entry(version, "train", f"train/{shard:06d}.tar", key, reason)
+
+
+def test_nothing_there_is_an_empty_quarantine(tmp_path: Path) -> None:
+    assert quarantine.read(tmp_path / NAME) == []
+
+
+def test_only_what_is_new_is_added_and_the_file_is_sorted(tmp_path: Path) -> None:
+    assert quarantine.add(tmp_path, [entry("b"), entry("a"), entry("a", W)]) == 3
+    content = (tmp_path / NAME).read_bytes()
+    assert quarantine.add(tmp_path, [entry("a", reason="shard.missing")]) == 0, (
+        "it is there, whatever the reason"
+    )
+    assert (tmp_path / NAME).read_bytes() == content
+    both = [entry("a", shard=1), entry("b", reason="shard.missing")]
+    assert quarantine.add(tmp_path, both) == 1, "the same key in another shard"
+    assert quarantine.read(tmp_path / NAME) == [entry("a"), entry("b"), entry("a", shard=1), entry("a", W)]
+    assert [path.name for path in tmp_path.iterdir()] == [NAME], "no lease is left"
+
+
+def test_remove_takes_out_the_sample_whatever_the_reason(tmp_path: Path) -> None:
+    quarantine.add(tmp_path, [entry("a"), entry("b"), entry("a", W)])
+    assert quarantine.remove(tmp_path, [entry("a", reason="x"), entry("c")]) == 1
+    assert quarantine.read(tmp_path / NAME) == [entry("b"), entry("a", W)]
+
+
+def _add_many(folder: Path, name: str) -> None:
+    for number in range(10):
+        quarantine.add(folder, [entry(f"{name}{number}")])
+
+
+def test_two_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    both = [context.Process(target=_add_many, args=(tmp_path, name)) for name in "ab"]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(60)
+    assert len(quarantine.read(tmp_path / NAME)) == 20
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"version": "0', "[]", "3", "null", '{"version": "0"}', f'{{"version": "{V}", "split": "a", "shard": "b", '
+     '"key": 3, "reason": "c"}', '{"other": "d"}', "\udcff"],
+)  # fmt: skip
+def test_a_torn_line_is_named_with_its_file(tmp_path: Path, line: str) -> None:
+    quarantine.add(tmp_path, [entry("a")])
+    with (tmp_path / NAME).open("ab") as file:
+        file.write(line.encode("utf-8", "surrogateescape") + b"\n")
+    with pytest.raises(DataError, match=rf"{NAME}(, line 2: is no entry|: cannot be read)"):
+        quarantine.read(tmp_path / NAME)
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"quarantine.jsonl: cannot be written"):
+        quarantine.add(tmp_path / "file", [entry("a")])
+
+
+@pytest.fixture
+def version(digits_dataset: Path, tmp_path: Path) -> Path:
+    """A copy of the digits' version in a dataset of its own."""
+    source = versions.resolve(digits_dataset)
+    copy = tmp_path / "dataset" / "versions" / source.name
+    shutil.copytree(source, copy)
+    return copy
+
+
+def entries_of(version: Path, split: str, rows: list[int]) -> list[Entry]:
+    table = read_table(version / "samples" / f"{split}.parquet")
+    keys, shards = table.column("key").to_pylist(), table.column("shard").to_pylist()
+    return [Entry(version.name, split, f"{split}/{shards[row]:06d}.tar", keys[row], "x") for row in rows]
+
+
+def test_rows_are_those_of_the_split_and_the_version(version: Path) -> None:
+    mine = entries_of(version, "train", [700, 3, 256])
+    others = [*entries_of(version, "val", [1]), entry("nobody", W)]
+    found = quarantine.rows(version, "train", [*mine, mine[0], *others])
+    assert found.dtype == np.int64 and found.tolist() == [3, 256, 700]
+    assert quarantine.rows(version, "val", [*mine, *others]).tolist() == [1]
+    assert quarantine.rows(version, "train", others).tolist() == []
+
+
+def test_a_version_is_known_by_its_content_wherever_it_lies(version: Path) -> None:
+    [mine] = entries_of(version, "train", [5])
+    elsewhere = version.parents[2] / "copy"
+    assert quarantine.home(version) == version.parents[1]
+    shutil.move(version, elsewhere)
+    assert quarantine.home(elsewhere) == elsewhere
+    assert quarantine.rows(elsewhere, "train", [mine]).tolist() == [5]
+
+
+def test_an_entry_that_means_no_sample_is_told(version: Path) -> None:
+    [mine] = entries_of(version, "train", [5])
+    wrong_shard = Entry(mine.version, "train", "train/000001.tar", mine.key, "x")
+    with pytest.raises(DataError, match=rf"{NAME}: .* no sample '{mine.key}' in train/000001.tar; delete"):
+        quarantine.rows(version, "train", [mine, wrong_shard])
+
+
+def test_a_torn_table_of_samples_is_told(version: Path) -> None:
+    entries = entries_of(version, "train", [5])
+    path = version / "samples" / "train.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"train.parquet: cannot be read .*tarmac verify"):
+        quarantine.rows(version, "train", entries)
