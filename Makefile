@@ -39,11 +39,14 @@ bench: install
 		echo "== $$file"; $(BIN)/python -m tests.benchmarks.$$(basename $$file .py) || exit 1; \
 	done
 
-# Proofs that take long: builds killed at a hundred random moments, and a build of a million samples in as much
-# memory as one of ten thousand.
+# Proofs that take long: builds killed at a hundred random moments, a build of a million samples in as much
+# memory as one of ten thousand; every one of twelve thousand flipped bits and cuts found by verify, and ten
+# times the shards verified in as much memory.
 soak: install
 	$(BIN)/python -m tests.soak.kill_builds 100
 	$(BIN)/python -m tests.soak.memory 10000 1000000
+	$(BIN)/python -m tests.soak.fuzz_shards 10000 2000
+	$(BIN)/python -m tests.soak.verify_memory 300 3000
 
 clean:
 	rm -rf .venv build dist

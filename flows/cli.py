@@ -27,8 +27,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "train": ("train and evaluate on a built dataset", "CONFIG --set --fresh"),
     "evaluate": ("complete a run's evaluations, or do one again", "RUN --step --task --runs"),
-    "verify": ("is a dataset sound?", "DATASET --quick --full"),
-    "look": ("a page of its samples, rejects, faults and histograms", "DATASET --out"),
+    "verify": ("is a dataset sound?", "SHARDS --quick --full"),
+    "repair": (
+        "make a damaged dataset sound again, from its source",
+        "DATASET --config --quick --full --quarantine",
+    ),
+    "look": ("a page of its faults, samples, rejects and histograms", "DATASET --quick --full --out"),
     "versions": ("a dataset's history: list, rollback VERSION, prune", "DATASET ACTION VERSION --keep"),
     "bench": ("measure loader settings and choose", "CONFIG --set"),
     "status": ("what runs, what needs you", "--runs"),
@@ -41,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Each command: what it is for, and its arguments out of ARGUMENTS."""
 
-ON_DATASETS = ("init", "plan", "build", "verify", "look", "versions", "example", "schema")
+ON_DATASETS = ("init", "plan", "build", "verify", "repair", "look", "versions", "example", "schema")
 """The code of these is `flows.datasets:<name>`, that of the others `flows.commands:<name>`."""
 
 ARGUMENTS: dict[str, dict[str, object]] = {
@@ -62,6 +66,10 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "VERSION": {"metavar": "VERSION", "nargs": "?", "help": "of rollback: the version, or its start"},
     "RUN": {"metavar": "RUN", "help": "a run's folder, or the start of its id or name"},
     "DATASET": {"metavar": "DATASET", "help": "a dataset's folder or a version's"},
+    "SHARDS": {
+        "metavar": "DATASET",
+        "help": "a dataset's folder or a version's, or anybody's tars: a folder, a pattern, s3://",
+    },
     "NAME": {"metavar": "NAME", "help": "digits, digits-chat, phantoms or reinforced"},
     "PATH": {"metavar": "PATH", "nargs": "?", "help": "where to; data/raw/NAME unless given"},
     "--set": {
@@ -87,6 +95,11 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "--runs": {"metavar": "FOLDER", "default": "runs", "help": "where run folders lie (default: runs)"},
     "--quick": {"action": "store_true", "help": "sizes, end blocks, counts and index only"},
     "--full": {"action": "store_true", "help": "decode and check every member too"},
+    "--config": {"metavar": "CONFIG", "help": "the config it was built by, if build.json does not tell it"},
+    "--quarantine": {
+        "action": "store_true",
+        "help": "let training skip the samples that stay bad",
+    },
     "--out": {"metavar": "PATH", "help": "where to write it, instead of the usual place"},
     "--sync": {"action": "store_true", "help": "then upload the run's offline files to wandb"},
 }

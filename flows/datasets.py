@@ -14,16 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flows import start
+from flows import looking, start, verifying
 from flows.forecasting import build_lines, training_left
 from flows.history import show_history
 from flows.output import print_json, say
 from flows.parameters import Overrides, configured
 from tasks.core import screen
 from tasks.core.errors import UsageError
-from tasks.core.findings import Report
 from tasks.core.formats import counted
-from tasks.core.units import format_duration
 
 
 def build(arguments: Namespace) -> int:
@@ -105,40 +103,19 @@ def _survey_lines(seen: Any, path: Path) -> Iterator[str]:
 
 def verify(arguments: Namespace) -> int:
     """Is a dataset sound?"""
-    from tasks.dataset import versions
-    from tasks.dataset.verify import verify as judge
+    return verifying.verify(arguments)
 
-    if arguments.quick and arguments.full:
-        raise UsageError("--quick, --full: choose one")
-    level = "quick" if arguments.quick else "full" if arguments.full else "default"
-    path = Path(arguments.dataset)
-    began = time.monotonic()
-    with screen.running("verify") as progress:
-        report = judge(path, level, progress)  # type: ignore[arg-type]
-    return _tell(report, f"{versions.resolve(path)} is sound at level {level}", began, arguments.json)
+
+def repair(arguments: Namespace) -> int:
+    """Make a damaged dataset sound again."""
+    from flows.repairing import repair as mend
+
+    return mend(arguments)
 
 
 def look(arguments: Namespace) -> int:
     """A page of a dataset's version."""
-    from tasks.dataset import versions
-    from tasks.dataset.look import page_path, write_look
-    from tasks.models.tokens import caption_counter
-
-    version = versions.resolve(Path(arguments.dataset))
-    out = Path(arguments.out) if arguments.out else page_path(version)
-    try:
-        with screen.running("look") as progress:
-            made = write_look(version, out, count_tokens=caption_counter(), progress=progress)
-    except OSError as error:
-        raise UsageError(f"--out: {out} cannot be written ({error.strerror}); give another PATH") from None
-    if arguments.json:
-        facts = {"look": str(out), "version": version.name, "shown": made.shown, "faulty": made.faulty}
-        return print_json({"ok": True, "findings": [], **facts})
-    if made.faulty:
-        screen.warn(
-            f"faults in {made.faulty} of {counted(made.shown, 'sample')} shown: tarmac verify {version}"
-        )
-    return say(str(out))
+    return looking.look(arguments)
 
 
 def versions(arguments: Namespace) -> int:
@@ -186,16 +163,3 @@ def schema(arguments: Namespace) -> int:
     from tasks.core.schema import Config
 
     return print_json(Config.model_json_schema())
-
-
-def _tell(report: Report, sound: str, began: float, as_json: bool) -> int:
-    """Print a report's findings; the exit code says whether all is well."""
-    code = 0 if report.ok else 1
-    if as_json:
-        print_json(report.to_json())
-        return code
-    for finding in report.findings:
-        say("\n".join(finding.lines()))
-    took = format_duration(time.monotonic() - began)
-    say(f"✓ {sound}, {took}" if report.ok else f"✗ {len(report.findings)} findings, {took}")
-    return code

@@ -124,6 +124,10 @@ def objects(bucket: str) -> dict[str, bytes]:
     return {key: client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
 
 
+def replace(bucket: str, key: str, content: bytes) -> None:
+    _client().put_object(Bucket=bucket, Key=key, Body=content)
+
+
 def delete(bucket: str, key: str) -> None:
     _client().delete_object(Bucket=bucket, Key=key)
 

@@ -24,6 +24,7 @@ from tasks.dataset import mirror, versions
 from tasks.dataset.build import build
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources import Source, open_sources
+from tasks.dataset.verify import verify
 from tests import s3
 from tests.dataset import raw
 from tests.dataset.raw import image_folder
@@ -305,3 +306,85 @@ def test_a_mirror_that_refuses_names_the_key(wire: Wire, tmp_path: Path) -> None
     version = built(tmp_path / "raw", 6, tmp_path / "data")
     with pytest.raises(DataError, match="there is no such bucket"):
         mirror.publish(version, "s3://nobody-made-this/x", 2)
+
+
+def codes(place: str, level: Any = "default") -> list[tuple[str, str]]:
+    found = verify(place, level).findings
+    return [(one.code, str(one.where.get("shard") or one.where.get("file"))) for one in found]
+
+
+def mirrored(bucket: str, folder: Path) -> tuple[Path, str]:
+    """A version, and the prefix of its copy in the bucket."""
+    s3.put(folder / "nothing", bucket)
+    version = built(folder / "raw", 60, folder / "data")
+    mirror.publish(version, f"s3://{bucket}/x", 2)
+    return version, f"x/versions/{version.name}"
+
+
+@pytest.mark.parametrize("level", ["quick", "default", "full"])
+def test_a_mirror_is_verified_where_it_lies(wire: Wire, bucket: str, tmp_path: Path, level: Any) -> None:
+    version, prefix = mirrored(bucket, tmp_path)
+    for place in (f"s3://{bucket}/x", f"s3://{bucket}/x/", f"s3://{bucket}/{prefix}"):
+        report = verify(place, level)
+        assert report.ok and report.findings == []
+    before = wire.received
+    verify(f"s3://{bucket}/x", level)
+    stored = sum(path.stat().st_size for path in version.rglob("*") if path.is_file())
+    assert wire.received - before < 1.2 * stored + 100_000, "nothing is fetched twice"
+
+    tar = (version / "train/000001.tar").read_bytes()
+    s3.delete(bucket, f"{prefix}/train/000000.tar")
+    s3.replace(bucket, f"{prefix}/train/000001.tar", tar[:700] + b"x" + tar[701:])
+    s3.replace(bucket, f"{prefix}/train/000002.tar", (version / "train/000002.tar").read_bytes()[:-1024])
+    s3.replace(bucket, f"{prefix}/val/000009.tar", tar)
+    index = bytearray((version / "index/val.npy").read_bytes())
+    index[-1] ^= 1
+    s3.replace(bucket, f"{prefix}/index/val.npy", bytes(index))
+    found = set(codes(f"s3://{bucket}/x", level))
+    expected = {
+        ("index.mismatch", "index/val.npy"),
+        ("shard.missing", "train/000000.tar"),
+        ("shard.truncated", "train/000002.tar"),
+        ("shard.extra", "val/000009.tar"),
+    }
+    if level != "quick":
+        expected |= {("shard.checksum", "train/000001.tar"), ("member.checksum", "train/000001.tar")}
+    assert found == expected
+    s3.delete(bucket, f"{prefix}/manifest.json")
+    assert ("manifest.invalid", "manifest.json") in codes(f"s3://{bucket}/x", level)
+
+
+def test_tars_in_a_bucket_are_verified_by_folder_and_by_pattern(bucket: str, tmp_path: Path) -> None:
+    version = built(tmp_path / "raw", 60, tmp_path / "data")
+    tars = sorted((version / "train").glob("*.tar"))
+    for number, path in enumerate(tars):
+        (tmp_path / "tars/train").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"tars/train/{number:06d}.tar").write_bytes(path.read_bytes())
+    s3.put(tmp_path / "tars", bucket)
+    last = len(tars) - 1
+    for place in ("", "/train", "/train/*.tar", f"/train/{{000000..{last:06d}}}.tar", "/train/000000.tar"):
+        for level in ("quick", "full"):
+            assert codes(f"s3://{bucket}{place}", level) == []
+    absent = f"/train/{{000000..{last + 20:06d}}}.tar"
+    assert len(codes(f"s3://{bucket}{absent}", "quick")) == 20
+    s3.delete(bucket, "train/000001.tar")
+    assert codes(f"s3://{bucket}", "quick") == [("shard.missing", "train/000001.tar")]
+    for nothing in ("/no", "/no/{0..3}.tar", "/train/no.tar"):
+        with pytest.raises(UsageError, match=r"^DATASET: "):
+            verify(f"s3://{bucket}{nothing}")
+
+
+def test_a_store_that_is_gone_is_no_finding_of_its_shards(
+    wire: Wire, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", None)
+    mirrored(bucket, tmp_path)
+
+    def cut(done: int, whole: int, note: str) -> None:
+        wire.cut()
+
+    with pytest.raises(DataError, match="cannot be reached"):
+        verify(f"s3://{bucket}/x", "default", cut)
+    assert list((tmp_path / "temporary").iterdir()) == [], "what was fetched is gone"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.core.schema import Dataset
 from tasks.dataset.reasons import Reason
 from tasks.dataset.tar import Buffer, Members
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """A sample as it goes into a shard, and its cheap statistics."""
 
     members: Mapping[str, Buffer]

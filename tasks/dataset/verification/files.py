@@ -1,94 +1,109 @@
-"""The files of a version: every shard there, whole by size and end blocks, none beside them; the index."""
+"""The tars of a version as files: every one there, whole by size and end blocks, none beside them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tasks.core.errors import DataError
 from tasks.core.findings import Finding
-from tasks.dataset.shards import read_index
+from tasks.dataset.shards import shard_name
 from tasks.dataset.tar import END
-from tasks.dataset.verification.faults import REBUILD, REMAKE, fault
-from tasks.dataset.verification.tables import Shard
+from tasks.dataset.verification.faults import REMAKE, fault, where
+from tasks.dataset.verification.place import tails
+from tasks.dataset.verification.tables import Shard, Shards
+
+MOST_NAMED = 1_000_000
+"""Shards of a split that a damaged manifest can make anybody look for."""
 
 
-def where(shard: str) -> dict[str, Any]:
-    return {"split": shard.partition("/")[0], "shard": shard}
+class Expected:
+    """The shards that should be there: `counts` by split, and what their table says of each if there is one.
+
+    `others` are tars of which nobody knows whether they should be there, for want of a table.
+    """
+
+    def __init__(
+        self, shards: Shards | None, counts: Mapping[str, int], others: Collection[str] = ()
+    ) -> None:
+        self._shards = shards
+        self._counts = {split: min(count, MOST_NAMED) for split, count in counts.items()}
+        self._others = dict.fromkeys(name for name in others if not self._is_counted(name))
+
+    def __len__(self) -> int:
+        return sum(self._counts.values()) + len(self._others)
+
+    def __iter__(self) -> Iterator[str]:
+        """Their names, in order."""
+        for split, count in self._counts.items():
+            yield from (shard_name(split, number) for number in range(count))
+        yield from self._others
+
+    def __contains__(self, name: str) -> bool:
+        return self._is_counted(name) or name in self._others
+
+    def _is_counted(self, name: str) -> bool:
+        split, _, file = name.partition("/")
+        digits = file.removesuffix(".tar")
+        if split not in self._counts or not digits.isdecimal():
+            return False
+        return int(digits) < self._counts[split] and name == shard_name(split, int(digits))
+
+    def shard(self, name: str) -> Shard | None:
+        """What the table says of one of them; None without a table."""
+        split, _, file = name.partition("/")
+        return None if self._shards is None else self._shards[split].shard(int(file.removesuffix(".tar")))
 
 
-def tars_of(version: Path) -> list[str]:
-    """All tars in the version's split folders, and those that lie beside them."""
-    found = [*version.glob("*.tar"), *version.glob("*/*.tar")]
-    return sorted(path.relative_to(version).as_posix() for path in found)
+def odd_ends(folder: str, names: Iterable[str]) -> dict[str, OSError | None]:
+    """The tars that do not end in two zero blocks, or why their end cannot be read."""
+    odd: dict[str, OSError | None] = {}
+    for name, end in tails(folder, names, len(END)):
+        if isinstance(end, OSError):
+            odd[name] = end
+        elif end != END:
+            odd[name] = None
+    return odd
 
 
-def file_faults(version: Path, shards: list[Shard]) -> list[Finding]:
-    """What a look at names, sizes and ends shows."""
-    findings = []
-    for shard in shards:
-        found = _shard_fault(version / shard.name, shard)
-        if found is not None:
-            findings.append(found)
-    for name in sorted(set(tars_of(version)) - {shard.name for shard in shards}):
-        remedy = "move it away: it is in no table of this version"
-        findings.append(fault("shard.extra", remedy, where(name)))
-    return findings
+def file_faults(
+    there: Mapping[str, int], odd: Mapping[str, OSError | None], expected: Expected
+) -> Iterator[Finding]:
+    """What names, sizes and ends tell; `there` are the tars that there are, with their sizes."""
+    for name in expected:
+        if name not in there or isinstance(odd.get(name), FileNotFoundError):
+            yield _missing(name, expected)
+        else:
+            yield from _look(name, there[name], odd, expected)
 
 
-def _shard_fault(path: Path, shard: Shard) -> Finding | None:
-    at = where(shard.name)
-    try:
-        size = path.stat().st_size
-        end = _end(path, size)
-    except FileNotFoundError:
-        return fault("shard.missing", REBUILD, at, samples=shard.samples)
-    except OSError as error:
-        return fault("shard.missing", REBUILD, at, problem=f"unreadable: {error.strerror}")
-    if size < shard.bytes:
-        return fault("shard.truncated", REMAKE, at, bytes=size, expected=shard.bytes)
-    if size > shard.bytes:
-        return fault("shard.checksum", REMAKE, at, bytes=size, expected=shard.bytes)
-    if end != END:
-        return fault("shard.truncated", REMAKE, at, problem="its two end blocks are not zero")
-    return None
+def _look(name: str, size: int, odd: Mapping[str, OSError | None], expected: Expected) -> Iterator[Finding]:
+    shard, error = expected.shard(name), odd.get(name)
+    if error is not None:
+        problem = f"unreadable: {error.strerror or error}"
+        yield fault("shard.missing", REMAKE, where(name), problem=problem)
+    elif shard is not None and size not in (shard.bytes, -1):
+        code = "shard.truncated" if size < shard.bytes else "shard.checksum"
+        yield fault(code, REMAKE, where(name), bytes=size, expected=shard.bytes)
+    elif name in odd:
+        yield fault("shard.truncated", REMAKE, where(name), problem="it does not end in two zero blocks")
 
 
-def _end(path: Path, size: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(size - len(END), 0))
-        return file.read()
+def _missing(name: str, expected: Expected) -> Finding:
+    shard = expected.shard(name)
+    evidence = {} if shard is None else {"samples": shard.samples}
+    return fault("shard.missing", REMAKE, where(name), **evidence)
 
 
-def index_faults(
-    version: Path, split: str, shards: list[Shard]
-) -> tuple[NDArray[np.void] | None, list[Finding]]:
-    """The split's index, None unless it fits the shards, and what is wrong with it."""
-
-    def mismatch(problem: str) -> tuple[None, list[Finding]]:
-        at = {"split": split, "file": f"index/{split}.npy"}
-        return None, [fault("index.mismatch", REBUILD, at, problem=problem)]
-
-    try:
-        index = read_index(version, split)
-    except DataError as error:
-        return mismatch(str(error))
-    counts = [shard.samples for shard in shards]
-    if len(index) != sum(counts):
-        return mismatch(f"{len(index)} rows for {sum(counts)} samples")
-    if not np.array_equal(index["shard"], np.repeat(np.arange(len(shards)), counts)):
-        return mismatch("its rows are not in the order of the shards")
-    ends = np.cumsum(index["length"].astype(np.int64))
-    tops = np.concatenate([[0], ends])[np.cumsum([0, *counts])]
-    starts = np.concatenate([[0], ends[:-1]]) - np.repeat(tops[:-1], counts)
-    if not np.array_equal(index["offset"].astype(np.int64), starts):
-        return mismatch("its samples do not lie one after the other")
-    for shard, size in zip(shards, np.diff(tops), strict=True):
-        if size + len(END) != shard.bytes:
-            return mismatch(
-                f"its samples end at byte {size}, those of {shard.name} at {shard.bytes - len(END)}"
-            )
-    return index, []
+def extra_faults(there: Mapping[str, int], expected: Expected) -> Iterator[Finding]:
+    """Tars that no table names; one as large as a shard that is missing may be just that."""
+    missing: dict[int, str] = {}
+    for name in expected:
+        shard = None if name in there else expected.shard(name)
+        if shard is not None:
+            missing[shard.bytes] = name
+    for name in there:
+        if name not in expected:
+            remedy = "move it away: it is in no table of this version"
+            evidence = {"bytes": there[name]}
+            if there[name] in missing:
+                remedy = f"{missing[there[name]]} is missing and as large: rename it, if that is what it is"
+            yield fault("shard.extra", remedy, where(name), **evidence)

@@ -1,158 +1,138 @@
-"""The inside of one shard: its checksum, and each of its samples against index, tables and rules."""
+"""The inside of one shard: its checksum, its structure, and its samples against index, tables and rules.
+
+One pass over the bytes. Only where the shard is not as it was built are its samples read a second time, to
+compare each with its checksum in the index.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import contextlib
+import gc
+import warnings
+from collections.abc import Iterator
 
-import google_crc32c
-import numpy as np
-from numpy.typing import NDArray
+from tasks.core.stores import Unreachable
+from tasks.dataset.samples import MODALITIES
+from tasks.dataset.verification.collected import Collected
+from tasks.dataset.verification.decoding import Decoder
+from tasks.dataset.verification.faults import REMAKE
+from tasks.dataset.verification.judging import Keys, faults_of_keys, faults_of_sets, keys_of, kinds_of
+from tasks.dataset.verification.members import Members
+from tasks.dataset.verification.place import opened
+from tasks.dataset.verification.reader import Reader
+from tasks.dataset.verification.records import BadSample, Inside, Kind, SampleFault, Task
+from tasks.dataset.verification.rows import Rows
+from tasks.dataset.verification.spans import Spans, differing
+from tasks.dataset.verification.walk import Walk
+from tasks.dataset.verification.whole import REPLACE, Look, faults_of_shard
 
-from tasks.core.findings import Finding
-from tasks.dataset.samples import MODALITIES, Modality, missing
-from tasks.dataset.verification.faults import REBUILD, REMAKE, fault
-from tasks.dataset.verification.files import where
-from tasks.dataset.verification.tables import Shard
-from tasks.dataset.verification.walk import Stored, Walk, suffix_of
-
-SHOWN = 5
-"""Findings of one kind shown for a shard; the last one counts the rest."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A shard to look into. `shard`, `index` and `keys` are None where their table could not be read."""
-
-    version: Path
-    name: str
-    shard: Shard | None
-    index: NDArray[np.void] | None
-    keys: Sequence[str] | None
-    modality: str | None
-    decodes: bool
-
-
-@dataclass(frozen=True)
-class Inside:
-    """What was found; `sha256` is the file's own, None when it could not be read."""
-
-    name: str
-    sha256: str | None
-    shard_findings: list[Finding]
-    sample_findings: list[Finding]
+__all__ = ["BadSample", "Inside", "Kind", "SampleFault", "Task", "inspect"]
 
 
 def inspect(task: Task) -> Inside:
-    """Read one shard from its first byte to its last."""
+    """Read one shard from its first byte to its last; for what data may hold it never raises.
+
+    Unreachable when a remote store does not answer: that is no shard's fault.
+    """
+    with _without_warnings() if task.decodes else _without_collector():
+        return _inspect(task)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """What decoders have to say is told as a fault or not at all."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Nothing here makes cycles, and of a million samples Python's collector would look at each many times.
+    Decoders may make some, and large ones."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        with (task.version / task.name).open("rb") as file:
-            walk = Walk(file, task.decodes)
-            samples, found = _walk(task, walk)
-            sha256 = walk.sha256()
-    except FileNotFoundError:
-        return Inside(task.name, None, [], [])  # the look at the files has reported it
-    except OSError as error:
-        problem = f"unreadable: {error.strerror or error}"
-        return Inside(
-            task.name, None, [fault("shard.checksum", REMAKE, where(task.name), problem=problem)], []
-        )
-    is_sound = task.shard is None or sha256 == task.shard.sha256
-    is_cut = walk.damage is not None and walk.damage.is_cut
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _inspect(task: Task) -> Inside:
+    spans = Spans.of(task.index)
+    decoder = Decoder(task.modality) if task.decodes else None
+    look = _look(task, spans, decoder)
+    if look is None:
+        return Inside(task.name)  # the look at the files has reported it
+    keys = keys_of(look.samples)
+    lost = range(0) if spans is None else spans.lost(look.end)
+    rows = [] if spans is None else _differing(task, look, spans, lost.start)
+    modality = MODALITIES.get(task.modality or "")
     return Inside(
         task.name,
-        sha256,
-        list(_shard_faults(task, walk, samples, sha256)),
-        [*found, *_span_faults(task, samples, len(samples) if is_cut else None, is_sound)],
+        look.sha256,
+        look.size_bytes,
+        list(faults_of_shard(task, look, spans, keys, rows)),
+        _faults_of_samples(task, look, spans, keys, rows),
+        keys.hashes,
+        {} if modality else kinds_of(look.samples, keys),
+        frozenset(decoder.undecoded if decoder else ()),
+        lost,
     )
 
 
-def _walk(task: Task, walk: Walk) -> tuple[list[Stored], list[Finding]]:
+def _look(task: Task, spans: Spans | None, decoder: Decoder | None) -> Look | None:
+    """The pass over the bytes; None where there is no such file."""
+    samples = Collected()
+    is_own = task.expected is not None
+    reader = walk = None
+    try:
+        with opened(task.folder, task.name) as file:
+            reader = Reader(file)
+            members = Members(reader, is_own, decoder is not None, spans.end if spans else 0)
+            walk = Walk(members, spans.starts if spans else (), is_own)
+            samples.add_all(walk, decoder)
+            sha256, size_bytes = reader.finish()
+            return Look(samples, sha256, size_bytes, walk.cut, walk.first_gap, walk.gaps)
+    except FileNotFoundError:
+        return None
+    except Unreachable:
+        raise
+    except OSError as error:
+        at = reader.offset if reader else 0
+        return Look(samples, None, at, error=f"unreadable at byte {at:,}: {error.strerror or error}")
+
+
+def _differing(task: Task, look: Look, spans: Spans, count: int) -> list[int]:
+    """The rows whose bytes are not those that the index was made of, as far as that is in doubt."""
+    if look.is_as_expected(task) and task.is_confirmed:
+        return []
+    with contextlib.suppress(OSError), opened(task.folder, task.name) as file:
+        return list(differing(file, spans, count))
+    return []
+
+
+def _faults_of_samples(
+    task: Task, look: Look, spans: Spans | None, keys: Keys, differ: list[int]
+) -> list[SampleFault]:
+    """All of them, sample by sample."""
+    samples = look.samples
     modality = MODALITIES.get(task.modality or "")
-    samples: list[Stored] = []
-    findings: list[Finding] = []
-    seen: set[str] = set()
-    for sample in walk.samples():
-        at = {**where(task.name), "key": sample.key}
-        if sample.key in seen:
-            problem = "its members do not stand together"
-            findings.append(fault("sample.split_members", REMAKE, at, problem=problem))
-        seen.add(sample.key)
-        findings += _member_faults(at, sample, modality, task.decodes)
-        sample.contents.clear()
-        samples.append(sample)
-    return samples, findings
+    noted = [*samples.noted, *faults_of_keys(samples, keys), *faults_of_sets(samples, modality, keys)]
+    if not (noted or differ or not _agree(task, look, spans)):
+        return []
+    rows = Rows(task, spans, samples)
+    found = [*rows.of_differing(differ, look.is_as_expected(task)), *rows.of_keys(set(differ))]
+    places = [fault.row or 0 for fault in found]
+    remedy = REMAKE if task.expected else REPLACE
+    for one in noted:
+        row, key = rows.of(one.number)
+        found.append(SampleFault(one.code, key, one.member, one.remedy or remedy, one.evidence, row))
+        places.append(one.number if row is None else row)
+    return [found[number] for number in sorted(range(len(found)), key=places.__getitem__)]
 
 
-def _member_faults(
-    at: dict[str, Any], sample: Stored, modality: Modality | None, decodes: bool
-) -> Iterator[Finding]:
-    sizes: dict[str, int] = {}
-    for header in sample.headers:
-        suffix = suffix_of(header)
-        member = {**at, "member": suffix}
-        if header.kind != "0" or header.name.startswith("/") or ".." in header.name.split("/") or not suffix:
-            problem = f"{header.name!r} of kind {header.kind!r}"
-            yield fault("member.unsafe", "remove it: a shard holds plain files only", member, problem=problem)
-        if suffix in sizes:
-            yield fault("sample.duplicate_key", REMAKE, member, problem="the sample has this member twice")
-        if header.size == 0:
-            yield fault("member.empty", REMAKE, member, bytes=0)
-        sizes[suffix] = header.size
-    if modality is None:
-        return
-    for choices in missing(modality.required, sizes):
-        there = " ".join(sorted(sizes))
-        yield fault("sample.missing_member", REMAKE, {**at, "member": choices}, there=there)
-    if decodes:
-        contents = {suffix: content for suffix, content in sample.contents.items() if content}
-        for found in modality.judge(contents):
-            yield fault(found.code, REMAKE, {**at, "member": found.member}, problem=found.evidence)
-
-
-def _shard_faults(task: Task, walk: Walk, samples: list[Stored], sha256: str) -> Iterator[Finding]:
-    at = where(task.name)
-    damage = walk.damage
-    if damage is not None and damage.is_cut:
-        yield fault("shard.truncated", REMAKE, at, problem=str(damage), whole_samples=len(samples))
-        return
-    if task.shard is not None and sha256 != task.shard.sha256:
-        evidence = {} if damage is None else {"problem": str(damage)}
-        expected = task.shard.sha256[:12]
-        yield fault("shard.checksum", REMAKE, at, sha256=sha256[:12], expected=expected, **evidence)
-    elif damage is not None:
-        yield fault("shard.checksum", REMAKE, at, problem=str(damage))
-    if damage is None and task.shard is not None and len(samples) != task.shard.samples:
-        yield fault("shard.count", REMAKE, at, samples=len(samples), expected=task.shard.samples)
-
-
-def _span_faults(task: Task, samples: list[Stored], stop: int | None, is_sound: bool) -> Iterator[Finding]:
-    """Place, checksum and key of the samples up to `stop`; those behind damage are read by the index."""
-    if task.index is None:
-        return
-    code = "index.mismatch" if is_sound else "member.checksum"
-    remedy = REBUILD if is_sound else REMAKE
-    at = where(task.name)
-    for row, entry in enumerate(task.index[:stop]):
-        sample = samples[row] if row < len(samples) else None
-        key = task.keys[row] if task.keys is not None and row < len(task.keys) else None
-        if sample is not None and (sample.offset, sample.length) == (entry["offset"], entry["length"]):
-            crc32c = sample.crc32c
-        else:
-            crc32c = _crc32c(task.version / task.name, int(entry["offset"]), int(entry["length"]))
-            sample = None
-        if crc32c != entry["crc32c"]:
-            name = key or (sample.key if sample else None)
-            yield fault(code, remedy, {**at, "key": name}, row=row, problem="CRC32C differs from the index")
-        elif sample is not None and key is not None and sample.key != key:
-            problem = f"the tar holds {sample.key!r} in this place"
-            file = f"samples/{at['split']}.parquet"
-            yield fault("manifest.invalid", REBUILD, {**at, "file": file, "key": key}, problem=problem)
-
-
-def _crc32c(path: Path, offset: int, length: int) -> int:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return int(google_crc32c.value(file.read(length)))
+def _agree(task: Task, look: Look, spans: Spans | None) -> bool:
+    """Whether the keys in the tar are, one by one, those of the table."""
+    return task.keys is None or spans is None or look.samples.keys == [key.encode() for key in task.keys]

@@ -1,26 +1,35 @@
-"""The manifest and the tables beside it: readable, and at one with each other."""
+"""The manifest and the table of shards: readable, and at one with each other.
+
+Of every shard a few numbers are held, in arrays. Tables with a row a sample are read elsewhere, in pieces.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from tasks.core.errors import DataError
-from tasks.core.files import read_json
-from tasks.core.findings import Finding
-from tasks.dataset.manifest import Manifest, content_digest, read_manifest, version_name
+from tasks.core.stores import Unreachable
+from tasks.dataset.manifest import Manifest, content_digest, version_name
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.shards import shard_name
-from tasks.dataset.tables import read_table
-from tasks.dataset.verification.faults import REBUILD, UPDATE, fault
+from tasks.dataset.splits import FOLDERS
+from tasks.dataset.verification.beside import Beside
+from tasks.dataset.verification.faults import REBUILD, UPDATE
+from tasks.dataset.verification.ledger import Ledger
+from tasks.dataset.verification.parquet import Torn, open_parquet
+from tasks.dataset.verification.recorded import MOST_JSON, told
 
-INTEGERS = ("bytes", "samples", "shard", "row")
+MANIFEST, SHARDS = "manifest.json", "shards.parquet"
+_SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,179 +44,152 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Whatever of the tables could be read; None or absent where it could not."""
+class SplitShards:
+    """The shards of a split in order: `sha256` as ASCII, `bytes` and `samples` as int64."""
 
-    manifest: Manifest | None
-    shards: list[Shard] | None
-    samples: dict[str, Any]
+    split: str
+    sha256: NDArray[np.bytes_]
+    bytes: NDArray[np.int64]
+    samples: NDArray[np.int64]
 
+    def __len__(self) -> int:
+        return len(self.bytes)
 
-def read_tables(version: Path) -> tuple[Tables, list[Finding]]:
-    """Read the tables and compare them with each other."""
-    findings: list[Finding] = []
-    manifest = _manifest(version, findings)
-    shards = _shards(version, findings)
-    splits = sorted(manifest.splits if manifest else {shard.split for shard in shards or []})
-    samples = {}
-    for split in splits:
-        table = _read(version / "samples" / f"{split}.parquet", ("key", "shard", "row"), findings)
-        if table is not None:
-            samples[split] = table
-    tables = Tables(manifest, shards, samples)
-    if manifest is not None:
-        findings += _rejects_faults(version, manifest)
-        if shards is not None:
-            findings += _count_faults(manifest, shards)
-    if shards is not None:
-        findings += _sizes_faults(version, shards)
-        for split, table in samples.items():
-            findings += _samples_faults(split, table, [shard for shard in shards if shard.split == split])
-    findings += _key_faults(samples) + _group_faults(samples)
-    return tables, findings
+    def __iter__(self) -> Iterator[Shard]:
+        return map(self.shard, range(len(self)))
 
+    def shard(self, number: int) -> Shard:
+        return Shard(
+            shard_name(self.split, number),
+            self.split,
+            self.sha256[number].decode(),
+            int(self.bytes[number]),
+            int(self.samples[number]),
+        )
 
-def _invalid(file: str, problem: str, **where: Any) -> Finding:
-    return fault("manifest.invalid", REBUILD, {"file": file, **where}, problem=problem)
+    def number_of(self, sha256: str) -> int | None:
+        """The first shard of this checksum."""
+        found = np.flatnonzero(self.sha256 == sha256.encode())
+        return int(found[0]) if len(found) else None
+
+    @property
+    def summary(self) -> tuple[int, int, int]:
+        """Shards, samples and bytes, as the manifest counts them."""
+        return len(self), int(self.samples.sum()), int(self.bytes.sum())
 
 
-def _manifest(version: Path, findings: list[Finding]) -> Manifest | None:
+Shards = Mapping[str, SplitShards]
+
+
+def every(shards: Shards) -> Iterator[Shard]:
+    return (shard for split in shards.values() for shard in split)
+
+
+def read_manifest(files: Beside, folder: str, ledger: Ledger) -> Manifest | None:
+    """The manifest, None when it cannot be read; what is wrong with it goes into the ledger."""
     try:
-        manifest = read_manifest(version)
-    except DataError as error:
-        findings.append(_invalid("manifest.json", str(error)))
+        content = files.read(MANIFEST, MOST_JSON)
+        manifest = Manifest.model_validate_json(content)
+    except Unreachable:
+        raise
+    except OSError as error:
+        ledger.add(MANIFEST, told(error))
         return None
-    name = version_name((version / "manifest.json").read_bytes())
-    if version.parent.name == "versions" and version.name != name:
-        findings.append(_invalid("manifest.json", f"it was changed: its digest is {name}"))
+    except ValidationError as error:
+        problem, is_newer = _worded(error)
+        ledger.add(MANIFEST, problem, UPDATE if is_newer else REBUILD)
+        return None
+    for split in manifest.splits:
+        if not is_split(split):
+            ledger.add(MANIFEST, f"{split!r} is no name of a split")
+            return None
+    name, place = version_name(content), PurePath(folder)
+    if place.name == name:
+        ledger.confirmed |= {MANIFEST}
+    elif place.parent.name == "versions":
+        ledger.add(MANIFEST, f"it was changed: its digest is {name}, not the folder's name")
     if manifest.modality not in MODALITIES:
-        problem = f"modality {manifest.modality!r} is none of {', '.join(MODALITIES)}"
-        at = {"file": "manifest.json"}
-        findings.append(fault("manifest.invalid", UPDATE, at, problem=problem))
+        known = ", ".join(MODALITIES)
+        ledger.add(MANIFEST, f"modality {manifest.modality!r} is none of {known}", UPDATE)
     if manifest.read != manifest.accepted + manifest.filtered + manifest.rejected:
-        findings.append(_invalid("manifest.json", "read is not accepted + filtered + rejected"))
+        ledger.add(MANIFEST, "read is not accepted + filtered + rejected")
     return manifest
 
 
-def _read(path: Path, columns: Sequence[str], findings: list[Finding]) -> Any | None:
-    file = f"{path.parent.name}/{path.name}" if path.parent.name == "samples" else path.name
-    try:
-        table = read_table(path)
-        table.validate(full=True)
-    except FileNotFoundError:
-        findings.append(_invalid(file, "missing"))
-        return None
-    except (OSError, pa.ArrowException) as error:
-        findings.append(_invalid(file, f"unreadable: {str(error)[:200]}"))
-        return None
-    lacking = [name for name in columns if name not in table.column_names or not _is_usable(table, name)]
-    if lacking:
-        findings.append(_invalid(file, f"no sound column {', '.join(lacking)}"))
-        return None
-    return table
+def is_split(name: str) -> bool:
+    """Whether a split may have this name; other names could lead out of the version's folder."""
+    return bool(_SPLIT.fullmatch(name)) and name not in FOLDERS
 
 
-def _is_usable(table: Any, column: str) -> bool:
-    values = table.column(column)
-    is_typed = pa.types.is_integer if column in INTEGERS else pa.types.is_string
-    return bool(is_typed(values.type) and not values.null_count)
+def _worded(error: ValidationError) -> tuple[str, bool]:
+    """What is wrong with a manifest, and whether it is one of another Tarmac."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    if place == "format" and str(first["input"]).startswith("tarmac/"):
+        return f"it is of format {first['input']!r}, which this program does not know", True
+    return f"damaged: {place}: {first['msg']}" if place else f"damaged: {first['msg']}", False
 
 
-def _shards(version: Path, findings: list[Finding]) -> list[Shard] | None:
+def read_shards(files: Beside, manifest: Manifest | None, ledger: Ledger) -> Shards | None:
+    """The shards by split, in order; None, with the reason in the ledger, when they cannot be known.
+
+    A table that was changed and is not the manifest's would accuse shards that are sound.
+    """
     columns = ("name", "split", "sha256", "bytes", "samples")
-    table = _read(version / "shards.parquet", columns, findings)
-    if table is None:
+    try:
+        table = open_parquet(files, SHARDS, columns)
+        shards = _by_split(pa.concat_tables(table.batches(*columns)))
+    except Torn as torn:
+        ledger.add(SHARDS, str(torn))
         return None
-    shards = [Shard(**row) for row in table.select(columns).to_pylist()]
-    numbers: Counter[str] = Counter()
-    for shard in shards:
-        if shard.name != shard_name(shard.split, numbers[shard.split]):
-            problem = f"{shard.name} where {shard_name(shard.split, numbers[shard.split])} belongs"
-            findings.append(_invalid("shards.parquet", problem))
-            return None
-        numbers[shard.split] += 1
+    if manifest is not None and not _compare(shards, manifest, ledger):
+        is_wrong = MANIFEST in ledger.confirmed and SHARDS not in ledger.confirmed
+        return None if is_wrong else shards
     return shards
 
 
-def _count_faults(manifest: Manifest, shards: list[Shard]) -> list[Finding]:
-    findings = []
-    if content_digest((shard.name, shard.sha256) for shard in shards) != manifest.digest:
-        findings.append(_invalid("shards.parquet", "its checksums are not those of the manifest's digest"))
-    if manifest.accepted != sum(shard.samples for shard in shards):
-        findings.append(_invalid("shards.parquet", "its samples are not as many as the manifest's accepted"))
-    for split in sorted(manifest.splits.keys() | {shard.split for shard in shards}):
-        mine = [shard for shard in shards if shard.split == split]
-        counted = (len(mine), sum(one.samples for one in mine), sum(one.bytes for one in mine))
+def _by_split(table: Any) -> Shards:
+    """Torn unless the shards of every split are numbered from 0 without gaps, in order."""
+    shards = {}
+    splits = table.column("split")
+    for split in splits.unique().to_pylist():
+        if not is_split(split):
+            raise Torn(f"{split!r} is no name of a split")
+        mine = table.filter(pa.compute.equal(splits, split))
+        for number, name in enumerate(mine.column("name").to_pylist()):
+            if name != shard_name(split, number):
+                raise Torn(f"{name} where {shard_name(split, number)} belongs")
+        sha256 = mine.column("sha256").to_pylist()
+        if not all(map(_SHA256.fullmatch, sha256)):
+            raise Torn(f"what it gives for a SHA-256 in {split} is none")
+        sizes, samples = (_counts(mine, name) for name in ("bytes", "samples"))
+        shards[split] = SplitShards(split, np.array(sha256, "S64"), sizes, samples)
+    return shards
+
+
+def _counts(table: Any, column: str) -> NDArray[np.int64]:
+    try:
+        values: NDArray[np.int64] = table.column(column).cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:
+        raise Torn(f"{column} holds numbers beyond all measure") from None
+    if (values < 0).any() or (values > 1 << 50).any():
+        raise Torn(f"{column} holds numbers beyond all measure")
+    return values
+
+
+def _compare(shards: Shards, manifest: Manifest, ledger: Ledger) -> bool:
+    """Whether these are the manifest's shards, as far as its digest tells."""
+    is_same = content_digest((shard.name, shard.sha256) for shard in every(shards)) == manifest.digest
+    if not is_same:
+        ledger.at_odds(SHARDS, MANIFEST, "the checksums of the shards are not those of the manifest's digest")
+    if manifest.accepted != sum(int(split.samples.sum()) for split in shards.values()):
+        ledger.at_odds(SHARDS, MANIFEST, "its samples are not as many as the manifest's accepted")
+    for split in sorted(manifest.splits.keys() | shards.keys()):
+        counted = shards[split].summary if split in shards else (0, 0, 0)
         summary = manifest.splits.get(split)
         stated = (summary.shards, summary.samples, summary.bytes) if summary else (0, 0, 0)
         if counted != stated:
-            problem = f"shards, samples, bytes are {counted}, in the manifest {stated}"
-            findings.append(_invalid("shards.parquet", problem, split=split))
-    return findings
-
-
-def _rejects_faults(version: Path, manifest: Manifest) -> list[Finding]:
-    findings: list[Finding] = []
-    table = _read(version / "rejects.parquet", ("key", "reason"), findings)
-    if table is None:
-        return findings
-    counted = dict(Counter(table.column("reason").to_pylist()))
-    if counted != manifest.rejects:
-        problem = f"counts {counted}, in the manifest {dict(manifest.rejects)}"
-        findings.append(_invalid("rejects.parquet", problem))
-    return findings
-
-
-def _sizes_faults(version: Path, shards: list[Shard]) -> list[Finding]:
-    findings = []
-    for split in sorted({shard.split for shard in shards}):
-        name = f"{split}/sizes.json"
-        expected = {shard.name.partition("/")[2]: shard.samples for shard in shards if shard.split == split}
-        try:
-            sizes = read_json(version / name)
-        except (OSError, ValueError) as error:
-            findings.append(_invalid(name, f"unreadable: {error}", split=split))
-            continue
-        if sizes != expected:
-            findings.append(_invalid(name, "differs from shards.parquet", split=split))
-    return findings
-
-
-def _samples_faults(split: str, table: Any, shards: list[Shard]) -> list[Finding]:
-    numbers = np.repeat(np.arange(len(shards)), [shard.samples for shard in shards])
-    if table.num_rows != len(numbers):
-        problem = f"{table.num_rows} rows for {len(numbers)} samples"
-    elif not np.array_equal(table.column("shard").to_numpy(), numbers):
-        problem = "its samples are not in the shards of shards.parquet"
-    elif not np.array_equal(table.column("row").to_numpy(), np.arange(len(numbers))):
-        problem = "its rows are not those of the index"
-    else:
-        return []
-    return [_invalid(f"samples/{split}.parquet", problem, split=split)]
-
-
-def _key_faults(samples: dict[str, Any]) -> list[Finding]:
-    seen: dict[str, str] = {}
-    findings = []
-    for split, table in samples.items():
-        for key in table.column("key").to_pylist():
-            if key in seen:
-                where = {"split": split, "key": key}
-                findings.append(fault("sample.duplicate_key", REBUILD, where, also_in=seen[key]))
-            seen[key] = split
-    return findings
-
-
-def _group_faults(samples: dict[str, Any]) -> list[Finding]:
-    """A group in two splits leaks what is held out into the training."""
-    seen: dict[str, str] = {}
-    findings = []
-    for split, table in samples.items():
-        if "group" not in table.column_names:
-            continue
-        for group in sorted(set(table.column("group").to_pylist()) - {None}):
-            if group in seen:
-                problem = f"group {group!r} is in {seen[group]} and in {split}"
-                findings.append(_invalid(f"samples/{split}.parquet", problem, split=split))
-            seen.setdefault(group, split)
-    return findings
+            problem = f"{split}: shards, samples, bytes are {counted}, in the manifest {stated}"
+            ledger.at_odds(SHARDS, MANIFEST, problem)
+            is_same = False
+    return is_same

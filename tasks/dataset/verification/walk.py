@@ -1,128 +1,142 @@
-"""One pass over a tar's bytes: its members as samples, its SHA-256, and where it stops making sense.
+"""A tar's members grouped to samples, by webdataset's rule: adjacent members of one key.
 
-Reads forward only, a megabyte at a time, so that a shard of any size is judged in constant memory; contents
-are kept only when asked for.
+With an index, two samples of one key that follow each other are told apart by where its rows start.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from itertools import pairwise
+from typing import NamedTuple
 
-import google_crc32c
-
-from tasks.dataset.tar import BLOCK, Header, padding, parse_header
-
-CHUNK = 1 << 20
-RECORD = 20 * BLOCK
-"""tar programs fill the last record with zeros; more than that is damage."""
+from tasks.dataset.sources.reading.grouping import BESIDE
+from tasks.dataset.verification.entries import Cut, Gap
+from tasks.dataset.verification.members import Member, Members
+from tasks.dataset.verification.structure import Run
 
 
-class Damage(Exception):
-    """The tar cannot be followed any further. `is_cut` when it just ends, else the bytes make no sense."""
-
-    def __init__(self, problem: str, offset: int, is_cut: bool) -> None:
-        super().__init__(f"{problem} at byte {offset}")
-        self.is_cut = is_cut
-
-
-@dataclass
+@dataclass(slots=True)
 class Stored:
-    """A sample as found: adjacent members with one key."""
+    """A sample as found, from its first header on. `is_torn` when members of it may be lost; `odd` are the
+    suffixes and kinds of members that no loader should follow, `empty` the suffixes of those of 0 bytes."""
 
     key: str
-    offset: int
-    length: int = 0
-    crc32c: int = 0
-    headers: list[Header] = field(default_factory=list)
+    start: int
+    suffixes: list[str]
+    is_torn: bool = False
+    empty: list[str] = field(default_factory=list)
+    odd: list[tuple[str, str]] = field(default_factory=list)
     contents: dict[str, bytes] = field(default_factory=dict)
 
 
+class Plain(NamedTuple):
+    """Many samples with nothing unusual about their names: keys, the suffixes of each, which sets of these
+    there are, where each sample starts, and which have empty members with which suffixes."""
+
+    keys: list[bytes]
+    suffixes: list[tuple[bytes, ...]]
+    sets: set[tuple[bytes, ...]]
+    starts: list[int]
+    empty: list[tuple[int, bytes]]
+
+
 class Walk:
-    """Iterates over the samples; then `damage` tells why it ended early, and `sha256` is the whole file's."""
+    """Iterates over the samples; then `cut` and `gaps` tell the damage. OSError."""
 
-    def __init__(self, file: BinaryIO, keeps_contents: bool) -> None:
-        self._file = file
-        self._keeps_contents = keeps_contents
-        self._digest = hashlib.sha256()
-        self._offset = 0
-        self.damage: Damage | None = None
+    def __init__(self, members: Members, starts: Collection[int], is_own: bool) -> None:
+        self._members = members
+        self._starts = frozenset(starts)
+        self._is_own = is_own
+        self._current: Stored | None = None
+        self._is_torn = False
+        self.cut: Cut | None = None
+        self.first_gap: Gap | None = None
+        self.gaps = 0
 
-    def samples(self) -> Iterator[Stored]:
-        current: Stored | None = None
+    def __iter__(self) -> Iterator[Stored | Plain]:
         try:
-            while (header_block := self._header()) is not None:
-                header, block = header_block
-                key = key_of(header)
-                if current is None or current.key != key:
-                    if current is not None:
-                        yield current
-                    current = Stored(key, self._offset - BLOCK)
-                self._take(current, header, block)
-            if current is not None:
-                yield current
-            self._end()
-        except Damage as damage:
-            self.damage = damage
+            yield from self._grouped()
+        except Cut as cut:
+            self.cut = cut
+        if self._current is not None and self.cut is not None:
+            self._current.is_torn |= not self.cut.is_between and self.cut.offset not in self._starts
+        yield from self._closed()
 
-    def sha256(self) -> str:
-        """The digest of the whole file; reads what the walk has left."""
-        while self._read(CHUNK):
-            pass
-        return self._digest.hexdigest()
+    def _grouped(self) -> Iterator[Stored | Plain]:
+        for found in self._members:
+            if isinstance(found, Run):
+                yield from self._of_run(found)
+            elif isinstance(found, Gap):
+                self._tear(found)
+            else:
+                yield from self._of_member(found)
 
-    def _read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        self._digest.update(data)
-        self._offset += len(data)
-        return data
+    def _tear(self, gap: Gap) -> None:
+        """Damage costs the samples around it members, but for those that the index tells to be whole."""
+        if self._current is not None and gap.start not in self._starts:
+            self._current.is_torn = True
+        self._is_torn = gap.stop not in self._starts
+        self.first_gap = self.first_gap or gap
+        self.gaps += 1
 
-    def _header(self) -> tuple[Header, bytes] | None:
-        start = self._offset
-        block = self._read(BLOCK)
-        if len(block) < BLOCK:
-            raise Damage("ends without end blocks", start, is_cut=True)
-        try:
-            header = parse_header(block)
-        except ValueError as error:
-            raise Damage(str(error), start, is_cut=False) from None
-        return None if header is None else (header, block)
+    def _of_run(self, run: Run) -> Iterator[Stored | Plain]:
+        """As `_of_member` for each of many. The first and the last sample may go on outside of the run."""
+        keys, suffixes = run.keys, run.suffixes
+        bounds = [number for number, (one, other) in enumerate(pairwise(keys), 1) if one != other]
+        first, last = (bounds[0], bounds[-1]) if bounds else (len(keys), len(keys))
+        of_each = [tuple(suffixes[start:stop]) for start, stop in pairwise(bounds)]
+        sets = set(of_each)
+        if any(map(self._is_unusual, sets)):
+            first = last = len(keys)
+        for number in range(first):
+            yield from self._of_member(_member(run, number))
+        if last > first:
+            yield from self._closed()
+            starts = [run.starts[bound] for bound in bounds[:-1]]
+            yield Plain([keys[bound] for bound in bounds[:-1]], of_each, sets, starts, _empty(run, bounds))
+        for number in range(last, len(keys)):
+            yield from self._of_member(_member(run, number))
 
-    def _take(self, sample: Stored, header: Header, block: bytes) -> None:
-        sample.headers.append(header)
-        crc32c = google_crc32c.extend(sample.crc32c, block)
-        kept = []
-        left = header.size + padding(header.size)
-        sample.length += BLOCK + left
-        while left:
-            data = self._read(min(left, CHUNK))
-            if not data:
-                raise Damage(f"ends within {header.name}", self._offset, is_cut=True)
-            left -= len(data)
-            crc32c = google_crc32c.extend(crc32c, data)
-            if self._keeps_contents:
-                kept.append(data)
-        sample.crc32c = crc32c
-        if self._keeps_contents:
-            sample.contents[suffix_of(header)] = b"".join(kept)[: header.size]
+    def _is_unusual(self, suffixes: tuple[bytes, ...]) -> bool:
+        named = {suffix.decode().lower() for suffix in suffixes}
+        return len(named) < len(suffixes) or not named.isdisjoint(BESIDE)
 
-    def _end(self) -> None:
-        """After the first zero block: another one, and zeros up to the end of one record at most."""
-        start = self._offset
-        if len(second := self._read(BLOCK)) < BLOCK or any(second):
-            raise Damage("has one end block instead of two", start, is_cut=True)
-        rest = self._read(RECORD)
-        if any(rest) or len(rest) == RECORD:
-            raise Damage("goes on after its end blocks", start, is_cut=True)
+    def _of_member(self, member: Member) -> Iterator[Stored]:
+        key, suffix, oddity, size, start, content = member
+        current = self._current
+        if current is None or key != current.key or (start in self._starts and suffix in current.suffixes):
+            yield from self._closed()
+            self._current = current = Stored(key, start, [], self._is_torn)
+        self._is_torn = False
+        current.suffixes.append(suffix)
+        if oddity is not None:
+            current.odd.append((suffix, oddity))
+        elif not size:
+            current.empty.append(suffix)
+        elif content is not None:
+            current.contents[suffix] = content
 
-
-def key_of(header: Header) -> str:
-    """The member's name up to the first dot of its last part."""
-    folder, slash, name = header.name.rpartition("/")
-    return folder + slash + name.partition(".")[0]
+    def _closed(self) -> Iterator[Stored]:
+        """The sample in hand, unless it is only what tools put beside samples."""
+        sample, self._current = self._current, None
+        if sample is None:
+            return
+        if self._is_own or sample.suffixes[0] not in BESIDE or not BESIDE.issuperset(sample.suffixes):
+            yield sample
 
 
-def suffix_of(header: Header) -> str:
-    return header.name.rpartition("/")[2].partition(".")[2]
+def _member(run: Run, number: int) -> Member:
+    key, suffix = run.keys[number].decode(), run.suffixes[number].decode().lower()
+    return Member(key, suffix, None, run.sizes[number], run.starts[number], None)
+
+
+def _empty(run: Run, bounds: list[int]) -> list[tuple[int, bytes]]:
+    if all(run.sizes):
+        return []
+    return [
+        (sample, run.suffixes[number])
+        for sample, (start, stop) in enumerate(pairwise(bounds))
+        for number in range(start, stop)
+        if not run.sizes[number]
+    ]

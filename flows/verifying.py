@@ -1,0 +1,75 @@
+"""`tarmac verify`: judges a dataset, a version or tars, and says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from flows.output import print_json, say
+from tasks.core import addresses, screen
+from tasks.core.errors import UsageError
+from tasks.core.findings import Report
+from tasks.core.formats import counted
+from tasks.core.units import format_duration
+
+SHOWN = 20
+"""Findings of a code; the rest is counted."""
+
+
+def verify(arguments: Namespace) -> int:
+    """Exit code 1 when there are findings."""
+    from tasks.dataset.verify import verify as judge
+
+    if arguments.quick and arguments.full:
+        raise UsageError("--quick, --full: choose one")
+    level = "quick" if arguments.quick else "full" if arguments.full else "default"
+    began = time.monotonic()
+    with screen.running("verify") as progress:
+        report = judge(arguments.shards, level, progress)  # type: ignore[arg-type]
+    if arguments.json:
+        print_json(report.to_json())
+    else:
+        took = format_duration(time.monotonic() - began)
+        say("\n".join(lines(report, _named(arguments.shards), level, took)))
+    return 0 if report.ok else 1
+
+
+def lines(report: Report, name: str, level: str, took: str) -> Iterator[str]:
+    """The report for a person; `name` is that of what was judged."""
+    shown: Counter[str] = Counter()
+    for finding in report.findings:
+        shown[finding.code] += 1
+        if shown[finding.code] <= SHOWN:
+            yield from finding.lines()
+    for code, count in shown.items():
+        if count > SHOWN:
+            yield f"… {code}: {count - SHOWN:,} more; --json lists all"
+    if report.ok:
+        yield f"✓ {name} is sound at level {level}, {took}"
+        if report.not_seen:
+            yield f"  not looked at: {'; '.join(report.not_seen)}"
+        return
+    yield f"✗ {_summary(report)}, {took}"
+    for command in dict.fromkeys(finding.command for finding in report.findings if finding.command):
+        yield f"  next: {command}"
+
+
+def _summary(report: Report) -> str:
+    shards = {finding.where["shard"] for finding in report.findings if "shard" in finding.where}
+    findings = counted(len(report.findings), "finding")
+    return f"{findings} in {counted(len(shards), 'shard')}" if shards else findings
+
+
+def _named(place: str) -> str:
+    """What was judged: of a dataset the version, of an address no more than may be told."""
+    from tasks.dataset import versions
+
+    if addresses.is_remote(place):
+        return addresses.shown(place)
+    try:
+        return str(versions.resolve(Path(place)))
+    except UsageError:
+        return place

@@ -1,0 +1,171 @@
+"""What a person points at: a dataset, a version of one, or tars of whatever origin.
+
+A folder is Tarmac's when it holds any of the files that a version has beside its tars, or lies in
+`versions/`; what is missing of them then is a fault. Any other tars are judged by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tasks.core.addresses import is_remote, is_web, shown
+from tasks.core.errors import UsageError
+from tasks.core.globs import first_mark
+from tasks.core.locations import split_location
+from tasks.core.stores import ABSENT, Store
+from tasks.dataset.freshness import BUILD
+from tasks.dataset.verification.named import named_tars
+from tasks.dataset.verification.place import KEY, TARS, UNREAD, listed, split_query, store_at, tars_in
+from tasks.dataset.verification.tables import MANIFEST, SHARDS
+
+CURRENT = "current"
+SIGNS = (MANIFEST, SHARDS, BUILD)
+TABLES = {"samples": ".parquet", "index": ".npy"}
+_VERSION = re.compile(r"[0-9a-f]{12}")
+LONGEST_NAME = 100
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the tars are: all lie in `folder`, a path or an address, which goes with their names.
+
+    Of a version, `dataset` is its dataset's folder, where it lies in one, and `problem` names a file and what
+    is wrong with it, where there is no version although one should be. Of other tars, `tars` are their sizes
+    by name, `absent` those that a pattern promised and that are not there; `is_folder` says that all of a
+    folder was meant.
+    """
+
+    folder: str
+    is_version: bool
+    dataset: str | None = None
+    problem: tuple[str, str] | None = None
+    tars: Mapping[str, int] = field(default_factory=dict)
+    absent: Sequence[str] = ()
+    is_folder: bool = False
+
+
+def locate(path: str | os.PathLike[str]) -> Place:
+    """Look at what is there, not into it; UsageError when that is nothing, or nothing that can be judged."""
+    given = os.fspath(path)
+    if given.startswith("pipe:"):
+        raise UsageError(f"{KEY}: no command is run; give the tars themselves, or a folder of them")
+    if "://" in given and not is_remote(given):
+        raise UsageError(f"{KEY}: {given.partition('://')[0]}:// is not read; give a path, s3:// or https://")
+    if not is_remote(given) and os.path.isdir(given):
+        found = _folder(os.path.abspath(given))
+        return replace(found, dataset=given) if found.dataset == os.path.abspath(given) else found
+    if first_mark(split_query(given)[0]) is not None or split_query(given)[0].endswith((*TARS, *UNREAD)):
+        base, tars, absent = named_tars(given)
+        return Place(base, False, tars=tars, absent=absent)
+    if is_remote(given):
+        return _folder(given.rstrip("/"))
+    if os.path.isfile(given):
+        raise UsageError(f"{KEY}: {given} is none of {', '.join(TARS)}, nor a folder")
+    raise UsageError(
+        f"{KEY}: there is no {given}; give a dataset, a version's folder, a folder of tars, or a pattern "
+        "such as data/{000000..000042}.tar"
+    )
+
+
+def _folder(folder: str) -> Place:
+    store = store_at(folder)
+    if is_web(folder):
+        return _of_web(store, folder)
+    folders, files = listed(store)
+    if not folders and not files and is_remote(folder):
+        raise UsageError(f"{KEY}: there is nothing at {shown(folder)}")
+    if MANIFEST in files:
+        return _version(folder)
+    if CURRENT in (*folders, *files) or "versions" in folders:
+        inside = _current(store, folder, CURRENT in files)
+        if inside is not None:
+            return inside
+    if _is_ours(store, folder, folders, files):
+        return _version(folder)
+    tars = tars_in(folder)
+    if tars:
+        return Place(folder, False, tars=tars, is_folder=True)
+    problem = "missing, and there is no tar either: this is no version of a dataset"
+    return Place(folder, True, problem=(MANIFEST, problem))
+
+
+def _is_ours(store: Store, folder: str, folders: Sequence[str], files: Sequence[str]) -> bool:
+    if (
+        any(name in files for name in SIGNS)
+        or split_location(split_location(_real(folder))[0])[1] == "versions"
+    ):
+        return True
+    return any(
+        name in folders and any(file.endswith(suffix) for file in listed(store, name)[1])
+        for name, suffix in TABLES.items()
+    )
+
+
+def _real(folder: str) -> str:
+    return folder if is_remote(folder) else os.path.realpath(folder)
+
+
+def _version(folder: str, dataset: str | None = None) -> Place:
+    folder = _real(folder)
+    if dataset is None:
+        parent = split_location(folder)[0]
+        above, name = split_location(parent)
+        dataset = above if name == "versions" else None
+    return Place(folder, True, dataset)
+
+
+def _current(store: Store, folder: str, is_text: bool) -> Place | None:
+    """The dataset's current version; None when the folder is no dataset.
+
+    `current` is a link, or in a bucket, which has none, a text that holds the version's name.
+    """
+    path = f"{folder}/{CURRENT}"
+    if not is_remote(folder) and os.path.isdir(path):
+        inside = listed(store, CURRENT)
+        is_ours = os.path.islink(path) or MANIFEST in inside[1] or _is_ours(store, path, *inside)
+        return _version(path, folder) if is_ours else None
+    if not is_remote(folder) and os.path.islink(path):
+        problem = f"leads to {os.readlink(path)}, which is not there"
+        return Place(folder, True, folder, (CURRENT, problem))
+    if not is_text:
+        problem = "missing: no version was published"
+        return Place(folder, True, folder, (CURRENT, problem)) if _has_versions(store) else None
+    name = _text(store)
+    if _VERSION.fullmatch(name) and _is_there(store, f"versions/{name}"):
+        return _version(f"{folder}/versions/{name}", folder)
+    problem = f"names {name[:20]!r}, which is no version of this dataset"
+    return Place(folder, True, folder, (CURRENT, problem))
+
+
+def _has_versions(store: Store) -> bool:
+    return any(_VERSION.fullmatch(name) for name in listed(store, "versions")[0])
+
+
+def _is_there(store: Store, folder: str) -> bool:
+    try:
+        return any(store.entries(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _text(store: Store) -> str:
+    try:
+        return store.read(CURRENT, LONGEST_NAME).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _of_web(store: Store, folder: str) -> Place:
+    """A web server gives no lists, but a version says itself what it holds."""
+    if store.stat(MANIFEST) != ABSENT or store.stat(SHARDS) != ABSENT:
+        return Place(folder, True)
+    name = _text(store)
+    if _VERSION.fullmatch(name):
+        return Place(f"{folder}/versions/{name}", True, folder)
+    raise UsageError(
+        f"{KEY}: a web server gives no list of its files; name the tars, such as "
+        f"{shown(folder)}/{{000000..000042}}.tar"
+    )

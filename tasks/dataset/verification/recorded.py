@@ -1,0 +1,96 @@
+"""build.json's record of the files beside the tars, and which of them are still as they were built.
+
+Each is read whole and its SHA-256 compared, so that no changed bit of a table goes unseen, whatever it means.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tasks.core.process import available_cores
+from tasks.core.stores import Unreachable
+from tasks.dataset.freshness import BUILD
+from tasks.dataset.verification.beside import Beside
+from tasks.dataset.verification.ledger import Ledger
+
+MOST_JSON = 64_000_000
+"""Bytes of a JSON file: sizes.json takes 25 for each shard."""
+_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def read_json(files: Beside, name: str) -> Any:
+    """The parsed file; OSError, or ValueError for anything that is no JSON."""
+    try:
+        return json.loads(files.read(name, MOST_JSON))
+    except RecursionError:
+        raise ValueError("it is nested without end") from None
+
+
+def compare(files: Beside) -> Ledger:
+    """Compare the files with their record; the ledger knows which are confirmed and which differ."""
+    ledger = Ledger()
+    record = _record(files, ledger)
+
+    def one(name: str) -> tuple[str, str | None]:
+        try:
+            return name, _difference(files, name, record[name])
+        except Unreachable:
+            raise
+        except OSError as error:
+            return name, told(error)
+
+    with ThreadPoolExecutor(available_cores()) as pool:
+        found = dict(pool.map(one, record))
+    ledger.confirmed = frozenset(name for name, problem in found.items() if problem is None)
+    ledger.differing = {name: problem for name, problem in found.items() if problem is not None}
+    return ledger
+
+
+def told(error: OSError) -> str:
+    """Why a file cannot be read, without the path of a temporary one."""
+    if isinstance(error, FileNotFoundError):
+        return "missing"
+    return f"unreadable: {error.strerror or error}"
+
+
+def _difference(files: Beside, name: str, expected: Mapping[str, Any]) -> str | None:
+    size = files.size(name)
+    if size != expected["bytes"]:
+        return f"{size:,} bytes, {expected['bytes']:,} when it was built"
+    sha256 = files.sha256(name)
+    if sha256 != expected["sha256"]:
+        return (
+            f"its bytes are not those that were built: SHA-256 {sha256[:12]}, not {expected['sha256'][:12]}"
+        )
+    return None
+
+
+def _record(files: Beside, ledger: Ledger) -> dict[str, Mapping[str, Any]]:
+    try:
+        build = read_json(files, BUILD)
+        record = build["files"]
+        are_sound = all(_is_entry(name, entry) for name, entry in record.items())
+    except Unreachable:
+        raise
+    except OSError as error:
+        ledger.add(BUILD, told(error))
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        are_sound = False
+    if not are_sound:
+        ledger.add(BUILD, "it keeps no checksums of the other files: damaged, or of an older Tarmac")
+        return {}
+    return dict(record)
+
+
+def _is_entry(name: Any, entry: Any) -> bool:
+    """A plain name, so that nothing outside of the version is opened, with a size and a checksum."""
+    if not _NAME.fullmatch(name):
+        return False
+    is_size = isinstance(entry["bytes"], int) and not isinstance(entry["bytes"], bool)
+    return is_size and isinstance(entry["sha256"], str) and bool(_SHA256.fullmatch(entry["sha256"]))

@@ -1,0 +1,156 @@
+"""verify beside `openssl sha256` of the same tars, beside bare decoding of their images, and within its time.
+
+Shards of the twenty thousand JPEGs that bench_build makes; each measurement is a process of its own, all take
+turns, the page cache is warm. At its default level verify also parses every header, compares what it read
+with the tables and looks for keys that are there twice, so a ratio of 1 is not a tie. Seconds are those of the work; imports
+do not count, the workers' start does. Run it on an idle machine.
+
+    .venv/bin/python -m tests.benchmarks.bench_verify [FOLDER [SAMPLES [ROUNDS]]]
+
+The corpus and its shards, 6 GB in all, are made once in FOLDER (default: below the system's temporary folder).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.benchmarks import build_corpus
+from tests.benchmarks.bench_build import DECODED, told
+from tests.soak import many_shards
+
+SAMPLES, ROUNDS = 20_000, 5
+MANY, FEW = 10_000, 10
+"""Shards of the version for `quick`, and samples a shard."""
+LARGE, LARGE_IMAGE = 160, 50_000
+"""Shards of 500 samples of the version that is worth all cores: 4 GB; and bytes of each image."""
+CORES = len(os.sched_getaffinity(0))
+ONE = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
+PROMISES = (
+    ("tarmac, default, one core", "openssl sha256, one core", 0.9),
+    ("tarmac, default, all cores", "tarmac, default, one core", 1.0),
+    ("tarmac, default, all cores, 4 GB", "openssl sha256, all cores, 4 GB", 0.9),
+    ("tarmac, full, all cores", "Pillow alone, all cores", 0.9),
+)
+"""What is promised: the one's bytes or samples a second over the other's."""
+QUICK_S = 2.0
+
+
+def ours(version: Path, level: str, *prefix: str) -> float:
+    return told(*prefix, sys.executable, "-m", "tests.benchmarks.verify_ours", version, level)
+
+
+def openssl(version: Path, processes: int, *prefix: str) -> float:
+    """So many processes at once, each with its share of the tars."""
+    tars = sorted(version.glob("*/*.tar"))
+    began = time.perf_counter()
+    running = [
+        subprocess.Popen([*prefix, "openssl", "sha256", *tars[one::processes]], stdout=subprocess.DEVNULL)
+        for one in range(processes)
+    ]
+    assert all(process.wait() == 0 for process in running)
+    return time.perf_counter() - began
+
+
+def decoding(corpus: Path, total: int) -> float:
+    """A bare loop over files in memory in one process a core, scaled to all images."""
+    loop = f"from tests.benchmarks.bench_build import decode; decode({str(corpus)!r})"
+    running = [
+        subprocess.Popen([sys.executable, "-c", loop], stdout=subprocess.PIPE, text=True)
+        for _ in range(CORES)
+    ]
+    took = [float(process.communicate()[0]) for process in running]
+    return statistics.mean(took) * total / DECODED / CORES
+
+
+def shards_of(corpus: Path, samples: int) -> Path:
+    """The version that Tarmac builds of the corpus, made when it is not there."""
+    build_corpus.make(corpus, samples)
+    out = corpus / f"verified-{samples}"
+    if not (found := list(out.glob("versions/*/manifest.json"))):
+        shutil.rmtree(out, ignore_errors=True)
+        told(sys.executable, "-m", "tests.benchmarks.build_ours", corpus, out, CORES, "header")
+        found = list(out.glob("versions/*/manifest.json"))
+    return found[0].parent
+
+
+def many(corpus: Path) -> Path:
+    version = corpus / f"many-{MANY}-{FEW}"
+    if not (version / "build.json").exists():
+        shutil.rmtree(version, ignore_errors=True)
+        many_shards.make(version, MANY, FEW)
+    return version
+
+
+def large(corpus: Path) -> Path:
+    """Its images are noise of the wanted size, which is no image: for levels that do not decode."""
+    version = corpus / f"large-{LARGE}-{LARGE_IMAGE}"
+    if not (version / "build.json").exists():
+        shutil.rmtree(version, ignore_errors=True)
+        many_shards.make(version, LARGE, 500, random.Random(0).randbytes(LARGE_IMAGE))
+    return version
+
+
+def main(corpus: Path, samples: int, rounds: int) -> None:
+    version, wide, big = shards_of(corpus, samples), many(corpus), large(corpus)
+    measured: dict[str, Callable[[], float]] = {
+        "tarmac, default, one core": lambda: ours(version, "default", *ONE),
+        "openssl sha256, one core": lambda: openssl(version, 1, *ONE),
+        "tarmac, default, all cores": lambda: ours(version, "default"),
+        "openssl sha256, all cores": lambda: openssl(version, CORES),
+        "tarmac, default, all cores, 4 GB": lambda: ours(big, "default"),
+        "openssl sha256, all cores, 4 GB": lambda: openssl(big, CORES),
+        "tarmac, full, all cores": lambda: ours(version, "full"),
+        "Pillow alone, all cores": lambda: decoding(corpus, samples),
+        f"tarmac, quick, {MANY:,} shards": lambda: ours(wide, "quick"),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in measured}
+    loads = []
+    for number in range(rounds + 1):
+        for name, measure in measured.items():
+            took = measure()
+            if number:  # the first round warms the page cache
+                seconds[name].append(took)
+                loads.append(os.getloadavg()[0])
+    report(samples, bytes_of(version), bytes_of(big), seconds, loads)
+
+
+def bytes_of(version: Path) -> int:
+    return sum(path.stat().st_size for path in version.glob("*/*.tar"))
+
+
+def report(samples: int, size: int, large: int, seconds: dict[str, list[float]], loads: list[float]) -> None:
+    busy = f"load average {min(loads):.1f} to {max(loads):.1f}"
+    rounds = len(next(iter(seconds.values())))
+    print(f"{samples:,} samples, {size / 1e6:,.0f} MB, median of {rounds}, {CORES} cores, {busy}")
+    middle = {name: statistics.median(took) for name, took in seconds.items()}
+    for name, took in seconds.items():
+        read = large if "4 GB" in name else size
+        rate = "" if "quick" in name else f"{read / 1e6 / middle[name]:7,.0f} MB/s   "
+        print(f"{name:33} {rate}{min(took):.2f} to {max(took):.2f} s")
+    for name, other, promised in PROMISES:
+        ratio = middle[other] / middle[name]
+        print(f"{name} / {other}: {ratio:.2f}, promised {promised}: {verdict(ratio >= promised)}")
+    quick = next(name for name in middle if "quick" in name)
+    print(f"{quick}: {middle[quick]:.2f} s, promised {QUICK_S} s: {verdict(middle[quick] <= QUICK_S)}")
+
+
+def verdict(is_kept: bool) -> str:
+    return "kept" if is_kept else "NOT KEPT"
+
+
+if __name__ == "__main__":
+    given = dict(enumerate(sys.argv[1:]))
+    main(
+        Path(given.get(0, Path(tempfile.gettempdir()) / "tarmac-bench-corpus")),
+        int(given.get(1, SAMPLES)),
+        int(given.get(2, ROUNDS)),
+    )

@@ -1,0 +1,45 @@
+"""verify, called so that a hang is a failure and not the end of the tests."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tasks.core.findings import Finding, Report
+from tasks.dataset.verify import verify
+
+HUNG_S = 60.0
+"""On the clock, which a loaded machine stretches."""
+
+
+class Hung(BaseException):
+    """verify did not come to an end; none of its handlers must take this for an error of a file."""
+
+
+def judged(path: Path, level: Any = "default") -> Report:
+    """The report, which can be printed, names a remedy for every finding, and came within HUNG_S."""
+    signal.signal(signal.SIGALRM, _hang)
+    signal.setitimer(signal.ITIMER_REAL, HUNG_S)
+    try:
+        report = verify(path, level)
+    except Hung:
+        raise AssertionError(f"verify --{level} does not come to an end within {HUNG_S} s") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["ok"] is report.ok
+    assert all(finding.severity == "error" and finding.remedy for finding in report.findings)
+    assert report.ok is not bool(report.findings)
+    return report
+
+
+def _hang(*_: object) -> None:
+    raise Hung
+
+
+def told(findings: Iterable[Finding]) -> str:
+    """The first of them, a line each."""
+    lines = [f"{one.code} {' '.join(map(str, one.where.values()))} {dict(one.evidence)}" for one in findings]
+    return "".join(f"\n    {line[:160]}" for line in lines[:12])

@@ -1,0 +1,57 @@
+"""What is set aside does not keep a version from being trained on; what is not does."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.dataset import quarantine, versions
+from tasks.dataset.build import build
+from tasks.dataset.quarantine import Entry
+from tasks.dataset.readiness import judge
+from tasks.dataset.shards import read_index
+from tasks.dataset.verify import BadSample, verify
+from tests.dataset import raw
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Path:
+    raw.pictures(tmp_path / "raw", 60)
+    result = build(raw.config(tmp_path / "raw", tmp_path / "out"))
+    versions.publish(tmp_path / "out", result.version, 3)
+    return result.version
+
+
+def spoil(version: Path, row: int) -> None:
+    entry = read_index(version, "train")[row]
+    path = version / "train" / f"{entry['shard']:06d}.tar"
+    data = bytearray(path.read_bytes())
+    data[int(entry["offset"]) + 600] ^= 1
+    path.write_bytes(data)
+
+
+def set_aside(version: Path) -> None:
+    bad: list[BadSample] = []
+    verify(version, on_bad=bad.append)
+    entries = [Entry(version.name, one.split, one.shard, one.key, one.reason) for one in bad]
+    quarantine.add(quarantine.home(version), entries)
+
+
+def test_a_sound_version_is_ready(version: Path) -> None:
+    assert judge(version).findings == []
+
+
+def test_what_is_set_aside_is_a_warning(version: Path) -> None:
+    spoil(version, 3)
+    assert not judge(version).ok
+    set_aside(version)
+    report = judge(version)
+    assert report.ok and {found.severity for found in report.findings} == {"warning"}
+    spoil(version, 4)
+    assert not judge(version).ok, "another sample of the same shard is bad"
+
+
+def test_what_no_quarantine_covers_stays_an_error(version: Path) -> None:
+    spoil(version, 3)
+    set_aside(version)
+    (version / "shards.parquet").unlink()
+    assert not judge(version).ok

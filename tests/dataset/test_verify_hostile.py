@@ -1,0 +1,325 @@
+"""Tars made to do harm: nothing in them is executed, extracted or unpacked without limit, and each is named."""
+
+import gzip
+import io
+import os
+import pickle
+import tarfile
+import time
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tasks.dataset.tar import END, header
+from tasks.dataset.verification.decoders import DECODERS, MOST_UNPACKED
+from tasks.dataset.verification.inside import Inside, Task, inspect
+from tests.dataset import raw
+from tests.dataset.raw import shards
+
+MOST_S = 5.0
+MOST_BYTES = 1 << 30
+GOOD = {"jpg": raw.png(0, kind="JPEG"), "txt": b"a caption"}
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def entry(name: str, content: bytes = b"", **options: Any) -> bytes:
+    return shards.entry(name, content, **options)
+
+
+def sample(key: str, **members: bytes) -> bytes:
+    return b"".join(
+        entry(f"{key}.{suffix.replace('_', '.')}", content) for suffix, content in members.items()
+    )
+
+
+def judged(folder: Path, data: bytes | Callable[[Any], object], decodes: bool = True) -> Inside:
+    """What is found, within time and memory."""
+    with (folder / "a.tar").open("wb") as file:
+        _ = file.write(data) if isinstance(data, bytes) else data(file)
+    before = psutil.Process().memory_info().rss
+    began = time.process_time()
+    found = inspect(Task(str(folder), "a.tar", decodes=decodes))
+    assert time.process_time() - began < MOST_S
+    assert psutil.Process().memory_info().rss - before < MOST_BYTES
+    assert sorted(path.name for path in folder.iterdir()) == ["a.tar"], "nothing else was made"
+    return found
+
+
+def codes(found: Inside) -> set[str]:
+    return {one.code for one in [*found.findings, *found.faults]}
+
+
+def told(found: Inside, code: str) -> list[tuple[str | None, str | None]]:
+    return [(one.key, one.member) for one in found.faults if one.code == code]
+
+
+def _object_array(trap: Trap) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array([trap], dtype=object), allow_pickle=True)
+    return file.getvalue()
+
+
+def _object_npz(trap: Trap) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, sound=np.zeros(3), trap=np.array([trap], dtype=object))
+    return file.getvalue()
+
+
+def _torch_zip(trap: Trap) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"image_emb": trap}))
+        archive.writestr("archive/version", "3")
+    return file.getvalue()
+
+
+PICKLES: dict[str, Callable[[Trap], bytes]] = {
+    "npy": _object_array,
+    "npz": _object_npz,
+    "pth": _torch_zip,
+    "pt": pickle.dumps,
+    "pth.gz": lambda trap: gzip.compress(_torch_zip(trap)),
+    "pyd": pickle.dumps,
+    "pkl": pickle.dumps,
+    "more.pickle": pickle.dumps,
+    "json": pickle.dumps,
+    "gz": lambda trap: gzip.compress(pickle.dumps(trap)),
+    "bin": pickle.dumps,
+}
+
+
+@pytest.mark.parametrize("suffix", PICKLES)
+@pytest.mark.parametrize("decodes", [False, True])
+def test_no_pickle_is_executed(tmp_path: Path, suffix: str, decodes: bool) -> None:
+    trap = Trap(tmp_path / "sprung")
+    content = PICKLES[suffix](trap)
+    data = b"".join(sample(f"{n}", **GOOD) for n in range(20)) + entry(f"20.{suffix}", content) + END
+    found = judged(tmp_path, data, decodes)
+    is_by_name = suffix.endswith(("pyd", "pkl", "pickle"))
+    is_seen = is_by_name or (decodes and suffix not in ("gz", "bin"))
+    assert told(found, "member.unsafe" if is_by_name else "member.undecodable") == (
+        [("20", suffix)] if is_seen else []
+    )
+    assert found.undecoded == ({"bin"} if decodes and suffix == "bin" else set())
+
+
+BOMB_BYTES = MOST_UNPACKED + (1 << 27)
+
+
+def _zip_bomb(name: str) -> bytes:
+    file = io.BytesIO()
+    archive = zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+    with archive, archive.open(name, "w", force_zip64=True) as inside:
+        for _ in range(BOMB_BYTES >> 24):
+            inside.write(bytes(1 << 24))
+    return file.getvalue()
+
+
+def _many_entries() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for number in range(5000):
+            archive.writestr(f"{number}.npy", b"")
+    return file.getvalue()
+
+
+def _gzip_bomb() -> bytes:
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+    return b"".join([*(packer.compress(bytes(1 << 24)) for _ in range(BOMB_BYTES >> 24)), packer.flush()])
+
+
+def _png(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checksum = zlib.crc32(kind + content).to_bytes(4, "big")
+        return len(content).to_bytes(4, "big") + kind + content + checksum
+
+    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\0\0\0"
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(bytes(1 << 20)))
+        + chunk(b"IEND", b"")
+    )
+
+
+def _claiming_npy() -> bytes:
+    file = io.BytesIO()
+    head = {"descr": "<f8", "fortran_order": False, "shape": (1 << 40, 1 << 20)}
+    np.lib.format.write_array_header_1_0(file, head)
+    return file.getvalue() + bytes(64)
+
+
+BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "a zip bomb as npz": ("npz", lambda: _zip_bomb("x.npy")),
+    "a zip bomb in another entry": ("npz", lambda: _zip_bomb("x.bin")),
+    "an npz of many entries": ("npz", _many_entries),
+    "a zip bomb as pth": ("pth", lambda: _zip_bomb("archive/data.pkl")),
+    "a gzip bomb": ("nii.gz", _gzip_bomb),
+    "a gzip bomb as pth.gz": ("pth.gz", _gzip_bomb),
+    "an image of 30,000 x 30,000": ("png", lambda: _png(30_000, 30_000)),
+    "an image of all pixels there can be": ("png", lambda: _png(0x7FFFFFFF, 0x7FFFFFFF)),
+    "an array that claims to be endless": ("npy", _claiming_npy),
+    "nested JSON": ("json", lambda: b"[" * 10_000_000),
+    "a number of many digits": ("cls", lambda: b"9" * 1_000_000),
+    "an endless number in JSON": ("json", lambda: b"9" * 1_000_000),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_bomb_goes_off(tmp_path: Path, name: str) -> None:
+    suffix, make = BOMBS[name]
+    found = judged(tmp_path, sample("a", **GOOD) + entry(f"b.{suffix}", make()) + END)
+    assert told(found, "member.undecodable") == [("b", suffix)]
+
+
+UNSAFE: dict[str, tuple[dict[str, Any], str]] = {
+    "/etc/passwd.txt": ({}, "an absolute path"),
+    "../../b.txt": ({}, "leaves its folder"),
+    "a/../../b.txt": ({}, "leaves its folder"),
+    "link.txt": ({"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "a symbolic link"),
+    "hard.txt": ({"type": tarfile.LNKTYPE, "linkname": "../secret"}, "a hard link"),
+    "character.txt": ({"type": tarfile.CHRTYPE}, "a device"),
+    "block.txt": ({"type": tarfile.BLKTYPE}, "a device"),
+    "pipe.txt": ({"type": tarfile.FIFOTYPE}, "a pipe"),
+    "sparse.txt": ({"type": tarfile.GNUTYPE_SPARSE}, "a sparse file"),
+    "volume.txt": ({"type": b"M"}, "of kind 'M'"),
+    "unknown.txt": ({"type": b"Z"}, "of kind 'Z'"),
+    "pipe": ({"type": tarfile.FIFOTYPE}, "a pipe"),
+    "n" * 100_000 + ".txt": ({}, "a name of 100,004 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+@pytest.mark.parametrize("decodes", [False, True])
+def test_unsafe_entries_are_named(tmp_path: Path, name: str, decodes: bool) -> None:
+    options, oddity = UNSAFE[name]
+    around = [b"".join(sample(f"{n}", **GOOD) for n in numbers) for numbers in (range(20), range(20, 40))]
+    found = judged(tmp_path, around[0] + entry(name, **options) + around[1] + END, decodes)
+    assert not found.findings and len(found.keys) == 41
+    (fault,) = found.faults
+    assert fault.code == "member.unsafe" and oddity in fault.evidence["problem"]
+    assert sum(kind.count for kind in found.kinds.values()) == 40
+    assert fault.key is not None and len(fault.key) < 500
+
+
+def test_names_act_on_no_terminal(tmp_path: Path) -> None:
+    data = b"".join(entry(f"{n}\x1b[2J\nx.txt") for n in range(20)) + END
+    assert all(fault.key.isprintable() for fault in judged(tmp_path, data).faults if fault.key)
+
+
+def _pax(records: bytes, size: int | None = None) -> bytes:
+    digits = None if size is None else b"%011o\0" % size
+    return entry("pax", records, size=digits, type=b"x")
+
+
+def _record(key: str, value: str) -> bytes:
+    body = f" {key}={value}\n"
+    length = next(n for n in range(len(body), len(body) + 9) if len(str(n)) + len(body) == n)
+    return f"{length}{body}".encode()
+
+
+LIES: dict[str, tuple[bytes, set[str]]] = {
+    "a pax header of 1 GB": (_pax(_record("path", "b.txt"), 1 << 30), {"shard.truncated"}),
+    "a pax header of 2 MB": (_pax(_record("comment", "x" * (2 << 20))), {"shard.checksum"}),
+    "a torn pax header": (_pax(b"99 path=b.txt\n"), {"shard.checksum"}),
+    "a pax header of nonsense": (_pax(b"\xff" * 700), {"shard.checksum"}),
+    "a size that is no number": (_pax(_record("size", "many")), {"shard.checksum"}),
+    "a size of many digits": (_pax(_record("size", "9" * 5000)), {"shard.checksum"}),
+    "a size beyond the file": (_pax(_record("size", "9" * 18)), {"shard.truncated"}),
+    "a long name of 1 GB": (entry("long", b"x", size=b"%011o\0" % (1 << 30), type=b"L"), {"shard.truncated"}),
+    "a negative size": (entry("b.txt", size=b"\xff" * 12), {"shard.checksum"}),
+    "a huge size": (entry("b.txt", size=b"\x80" + b"\x7f" * 11), {"shard.truncated"}),
+    "a size of 8 GB": (entry("b.txt", size=b"7" * 11 + b"\0"), {"shard.truncated"}),
+    "a size with a sign": (entry("b.txt", size=b"-0000000512\0"), {"shard.checksum"}),
+    "a size with underscores": (entry("b.txt", size=b"0_0_0_0_512\0"), {"shard.checksum"}),
+    "a sparse file's map without end": (entry("b.txt", type=b"S").ljust(1 << 20, b"\x01"), {"shard.checksum"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIES)
+@pytest.mark.parametrize("decodes", [False, True])
+def test_lies_about_sizes_cost_nothing(tmp_path: Path, name: str, decodes: bool) -> None:
+    lie, expected = LIES[name]
+    around = [b"".join(sample(f"{n}", **GOOD) for n in numbers) for numbers in (range(20), range(20, 40))]
+    found = judged(tmp_path, around[0] + lie + around[1] + END, decodes)
+    assert codes(found) - {"member.unsafe"} == expected
+    assert len(found.keys) in (19, 20) if expected == {"shard.truncated"} else len(found.keys) >= 39
+
+
+MANY = 1_000_000
+
+
+def _empty(file: Any) -> None:
+    for number in range(MANY):
+        file.write(header(f"{number:07d}.txt", 0))
+    file.write(END)
+
+
+def _of_one_key(file: Any) -> None:
+    for number in range(MANY):
+        file.write(header(f"a.{number}", 0))
+    file.write(END)
+
+
+def _extended(file: Any) -> None:
+    """Every second header tells about the next one, and nothing else is there."""
+    told = _pax(_record("comment", "x"))
+    file.write(told * 100_000 + END)
+
+
+def _broken(file: Any) -> None:
+    for number in range(100_000):
+        file.write(bytes(b"x" * 512) + header(f"{number}.txt", 0))
+    file.write(END)
+
+
+def test_a_million_empty_members(tmp_path: Path) -> None:
+    found = judged(tmp_path, _empty, decodes=False)
+    assert Counter(fault.code for fault in found.faults) == {"member.empty": MANY} and len(found.keys) == MANY
+
+
+def test_a_million_members_of_one_sample(tmp_path: Path) -> None:
+    found = judged(tmp_path, _of_one_key, decodes=False)
+    assert Counter(fault.code for fault in found.faults) == {"member.empty": MANY} and len(found.keys) == 1
+
+
+def test_headers_about_headers(tmp_path: Path) -> None:
+    assert codes(judged(tmp_path, _extended)) == {"shard.checksum"}
+
+
+def test_every_second_header_broken(tmp_path: Path) -> None:
+    found = judged(tmp_path, _broken)
+    assert len(found.keys) == 100_000 and found.findings[0].evidence["gaps"] == 100_000
+
+
+STARTS = (
+    *(b"\x93NUMPY\x01\0", b"PK\x03\x04", b"\x1f\x8b\x08\0", b"\x9e\xa8b2frame\0"),
+    *(b"\xff\xd8\xff\xe0", b"GIF89a", b"BM", b"II*\0", b"RIFF", b"\x89PNG\r\n\x1a\n"),
+)
+
+
+@pytest.mark.parametrize("suffix", DECODERS)
+def test_no_decoder_is_brought_down(tmp_path: Path, suffix: str) -> None:
+    """By anything that another decoder takes, nor by noise."""
+    bombs = [make() for name, (_, make) in BOMBS.items() if "zip" not in name]
+    noise = [np.random.default_rng(seed).bytes(5000) for seed in range(5)]
+    starts = [start + noise[0] for start in STARTS]
+    for content in [*bombs, *GOOD.values(), b"{}", *noise, *starts]:
+        found = judged(tmp_path, entry(f"a.{suffix}", content) + END)
+        assert codes(found) <= {"member.undecodable"} and not found.undecoded

@@ -1,0 +1,298 @@
+"""What verify can be pointed at: datasets, versions, and tars of whatever origin, here or on a web server."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.core.errors import UsageError
+from tasks.core.findings import Finding
+from tasks.core.stores import LocalStore
+from tasks.dataset import versions
+from tasks.dataset.build import build
+from tasks.dataset.tar import ShardWriter
+from tasks.dataset.verification.foreign import holes
+from tasks.dataset.verify import verify
+from tests.dataset import raw
+from tests.dataset.tampering import flip, make_foreign
+from tests.web import web_server
+
+LEVELS = ("quick", "default", "full")
+MEMBERS = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    raw.pictures(folder / "raw", 120)
+    result = build(raw.config(folder / "raw", folder / "out", splits={"val": 0.25}))
+    versions.publish(folder / "out", result.version, 3)
+    return folder / "out"
+
+
+@pytest.fixture
+def dataset(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "out", symlinks=True))
+
+
+@pytest.fixture
+def tars(made: Path, tmp_path: Path) -> Path:
+    """Nothing but the tars of a version."""
+    folder = Path(shutil.copytree(versions.resolve(made), tmp_path / "tars"))
+    make_foreign(folder)
+    return folder
+
+
+def write_tar(path: Path, keys: list[str], members: dict[str, bytes] = MEMBERS) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ShardWriter(path) as writer:
+        for key in keys:
+            writer.add(key, members)
+        writer.finish()
+
+
+def found(path: Any, level: Any = "default") -> list[Finding]:
+    return list(verify(path if isinstance(path, str) else str(path), level).findings)
+
+
+def told(path: Any, level: Any = "default") -> list[tuple[str, str]]:
+    """Codes and the shards or files they are about."""
+    return [(one.code, str(one.where.get("shard") or one.where.get("file"))) for one in found(path, level)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "pattern",
+    ["", "train", "train/{000000..000006}.tar", "{train,val}/{000000..000001}.tar", "{train,val}", "*/*.tar", "train/00000?.tar",
+     "train/000003.tar", "**/*.tar"],
+)  # fmt: skip
+def test_tars_of_others_are_sound_however_they_are_named(tars: Path, pattern: str, level: Any) -> None:
+    report = verify(f"{tars}/{pattern}".rstrip("/"), level)
+    assert report.findings == []
+    assert {entry["code"] for entry in report.ruled_out} >= {"shard.missing", "shard.truncated"}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_pattern_promises_each_of_its_names(tars: Path, level: Any) -> None:
+    last = len(list((tars / "train").glob("*.tar")))
+    lacking = [("shard.missing", f"{last:06d}.tar"), ("shard.missing", f"{last + 1:06d}.tar")]
+    assert told(f"{tars}/train/{{000000..{last + 1:06d}}}.tar", level) == lacking
+    assert told(f"{tars}/train/{{000000,{last + 1:06d}}}.tar", level) == lacking[1:]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_hole_in_the_numbers_of_a_folder_is_seen(tars: Path, level: Any) -> None:
+    (tars / "train" / "000002.tar").unlink()
+    (finding,) = found(tars, level)
+    assert (finding.code, finding.where["shard"]) == ("shard.missing", "train/000002.tar")
+    assert "*.tar" in finding.remedy
+    assert found(f"{tars}/train/*.tar", level) == [], "who names the tars means these"
+
+
+@pytest.mark.parametrize(
+    ("names", "lacking"),
+    [
+        (["0.tar", "1.tar", "3.tar"], ["2.tar"]),
+        (["8.tar", "9.tar", "11.tar"], ["10.tar"]),
+        (["a-08.tar", "a-10.tar", "b-08.tar", "b-09.tar"], ["a-09.tar"]),
+        (["x-00000-of-00003.tar", "x-00002-of-00003.tar"], ["x-00001-of-00003.tar"]),
+        (["train/000000.tar", "train/000002.tar", "val/000000.tar"], ["train/000001.tar"]),
+        (["17.tar", "4711.tar", "815.tar"], []),
+        (["000001.tar", "000002.tar"], []),
+        (["a.tar", "b.tar"], []),
+    ],
+)
+def test_holes(names: list[str], lacking: list[str]) -> None:
+    assert holes(names) == lacking
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_sizes_json_is_compared(tars: Path, level: Any) -> None:
+    sizes = {path.name: 0 for path in (tars / "val").glob("*.tar")}
+    counts = {
+        finding.where["shard"]: finding.evidence["samples"]
+        for finding in _with_sizes(tars, sizes)
+        if finding.code == "shard.count"
+    }
+    right = {name: counts[f"val/{name}"] for name in sizes}
+    (tars / "val" / "sizes.json").write_text(json.dumps(right))
+    assert found(tars, level) == []
+    wrong = {**right, "000001.tar": 1, "000007.tar": 5}
+    del wrong["000000.tar"]
+    (tars / "val" / "sizes.json").write_text(json.dumps(wrong))
+    expected = [("shard.extra", "val/000000.tar"), ("shard.count", "val/000001.tar"), ("shard.missing", "val/000007.tar")]  # fmt: skip
+    assert told(tars, level) == [one for one in expected if level != "quick" or one[0] != "shard.count"]
+
+
+def _with_sizes(tars: Path, sizes: dict[str, int]) -> list[Finding]:
+    (tars / "val" / "sizes.json").write_text(json.dumps(sizes))
+    return found(tars)
+
+
+def test_a_sizes_json_that_is_torn_or_of_another_form(tars: Path) -> None:
+    (tars / "val" / "sizes.json").write_text('{"000000.tar": ')
+    assert told(tars) == [("manifest.invalid", "val/sizes.json")]
+    (tars / "val" / "sizes.json").write_text('{"shards": [1, 2]}')
+    report = verify(tars)
+    assert report.findings == [] and any("val/sizes.json" in one for one in report.not_seen)
+
+
+@pytest.mark.parametrize("sign", ["manifest.json", "shards.parquet", "build.json", "samples", "index"])
+def test_a_folder_is_tarmacs_by_any_of_its_files(dataset: Path, tmp_path: Path, sign: str) -> None:
+    version = versions.resolve(dataset).rename(tmp_path / "version")
+    for path in version.iterdir():
+        if path.name not in (sign, "train", "val"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert {code for code, _ in told(version)} >= {"manifest.invalid"}
+    shutil.rmtree(version / sign) if (version / sign).is_dir() else (version / sign).unlink()
+    assert found(version, "full") == []
+
+
+def test_a_dataset_whose_current_version_is_gone(dataset: Path) -> None:
+    version = versions.resolve(dataset)
+    name = version.name
+    assert found(dataset) == []
+    (dataset / "current").unlink()
+    assert told(dataset) == [("manifest.invalid", "current")]
+    (dataset / "current").write_text(f"{name}\n")
+    assert found(dataset) == [], "as in a bucket, or a copy of one"
+    (dataset / "current").write_text("0123456789ab")
+    assert told(dataset) == [("manifest.invalid", "current")]
+    (dataset / "current").unlink()
+    (dataset / "current").symlink_to("versions/0123456789ab")
+    assert told(dataset) == [("manifest.invalid", "current")]
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("pipe:cat x.tar", "no command is run"),
+        ("pipe:curl https://h/{0..3}.tar", "no command is run"),
+        ("hf://datasets/x", "hf:// is not read"),
+        ("nowhere", "there is no nowhere"),
+        ("nowhere/{000000..000003}.tar", "there is no nowhere"),
+        ("nowhere/*.tar", "there is no"),
+        ("cat x.tar |", "there is no cat x.tar"),
+        ("table.csv", "none of .tar"),
+        ("{table,list}.csv", "none of .tar"),
+        ("https://127.0.0.1:9/x.tar?a={0..3}", "query"),
+        ("s3:///x", "no valid address"),
+    ],
+)
+def test_what_cannot_be_judged_is_a_mistake_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("table.csv", "list.csv"):
+        (tmp_path / name).write_text("file,caption\n")
+    with pytest.raises(UsageError, match=r"^DATASET: ") as caught:
+        verify(place)
+    assert message in str(caught.value)
+
+
+def test_gzip_is_read_as_other_loaders_read_it(tmp_path: Path) -> None:
+    write_tar(tmp_path / "plain" / "0.tar", [f"{number}" for number in range(20)])
+    data = (tmp_path / "plain" / "0.tar").read_bytes()
+    folder = tmp_path / "zipped"
+    folder.mkdir()
+    for name in ("0.tar.gz", "1.tgz"):
+        (folder / name).write_bytes(gzip.compress(data))
+    assert told(folder) == [("sample.duplicate_key", "1.tgz")] * 5
+    (folder / "1.tgz").unlink()
+    for level in LEVELS:
+        assert found(folder, level) == []
+    zipped = gzip.compress(data)
+    for cut in (0, 5, len(zipped) // 2, len(zipped) - 400):
+        (folder / "0.tar.gz").write_bytes(zipped[:cut])
+        assert {code for code, _ in told(folder)} <= {"shard.truncated", "sample.missing_member"} and told(
+            folder
+        )
+    (folder / "0.tar.gz").write_bytes(zipped[:-4])
+    assert told(folder) == [("shard.checksum", "0.tar.gz")]
+    flip(folder / "0.tar.gz", len(zipped) // 2)
+    assert ("shard.checksum", "0.tar.gz") in told(folder)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_nobody_looked_into_is_no_sound_tar(tmp_path: Path, level: Any) -> None:
+    write_tar(tmp_path / "0.tar", ["a"])
+    (tmp_path / "1.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
+    assert told(tmp_path, level) == [("shard.checksum", "1.tar.zst")]
+    assert "zstd" in found(tmp_path, level)[0].evidence["problem"]
+
+
+def test_what_nearly_all_samples_have_is_required(tmp_path: Path) -> None:
+    for number in range(3):
+        write_tar(tmp_path / f"{number}.tar", [f"{number}-{key}" for key in range(10)])
+    write_tar(tmp_path / "3.tar", ["x"], {"jpg": raw.png(1, kind="JPEG"), "txt": b"a", "json": b"{}"})
+    assert found(tmp_path) == [], "one image is as good as another"
+    write_tar(tmp_path / "4.tar", ["y", "z"], {"png": MEMBERS["png"], "json": b"{}"})
+    findings = found(tmp_path)
+    assert [(one.code, one.where) for one in findings] == [
+        ("sample.missing_member", {"shard": "4.tar", "key": key, "member": "txt"}) for key in "yz"
+    ]
+    assert findings[0].evidence["there"] == "image json"
+    write_tar(tmp_path / "5.tar", [f"w{key}" for key in range(30)], {"png": MEMBERS["png"], "json": b"{}"})
+    assert found(tmp_path) == [], "a caption is no rule any more"
+
+
+def test_a_tar_without_samples(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", ["a"])
+    write_tar(tmp_path / "1.tar", [])
+    assert told(tmp_path) == [("shard.count", "1.tar")]
+
+
+def test_keys_of_others_cannot_act_on_the_terminal(tmp_path: Path) -> None:
+    key = "a\x1b[2Jb"
+    write_tar(tmp_path / "0.tar", [key])
+    write_tar(tmp_path / "1.tar", [key])
+    (finding,) = found(tmp_path)
+    assert finding.where["key"] == "a\\x1b[2Jb"
+    assert all(line.isprintable() for line in finding.lines())
+
+
+@pytest.mark.parametrize("gives_parts", [True, False])
+def test_tars_on_a_web_server(tars: Path, gives_parts: bool) -> None:
+    flip(tars / "train" / "000001.tar", 0)
+    count = len(list((tars / "train").glob("*.tar")))
+    with web_server(tars, gives_parts) as (address, _):
+        place = f"{address}/train/{{000000..{count:06d}}}.tar?signature=secret"
+        for level in LEVELS:
+            report = verify(place, level)
+            assert "secret" not in json.dumps(report.to_json())
+            shards = {(one.code, one.where["shard"]) for one in report.findings}
+            assert shards >= {("shard.missing", f"{count:06d}.tar")}
+            assert (("shard.checksum", "000001.tar") in shards) is (level != "quick")
+        with pytest.raises(UsageError, match="gives no list"):
+            verify(f"{address}/train")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_version_on_a_web_server(dataset: Path, level: Any) -> None:
+    version = versions.resolve(dataset)
+    with web_server(version, True) as (address, _):
+        report = verify(address, level)
+        assert report.findings == [] and any("web server" in one for one in report.not_seen)
+        (version / "val" / "000001.tar").unlink()
+        flip(version / "samples" / "val.parquet", 200)
+        assert told(address, level) == [
+            ("manifest.invalid", "samples/val.parquet"),
+            ("shard.missing", "val/000001.tar"),
+        ]
+
+
+def test_a_folder_that_cannot_be_listed(tars: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = LocalStore.entries
+
+    def entries(store: LocalStore, folder: str = "") -> tuple[list[str], list[str]]:
+        if folder == "val":
+            raise PermissionError(13, "Permission denied", folder)
+        return listed(store, folder)
+
+    monkeypatch.setattr(LocalStore, "entries", entries)
+    assert {code for code, place in told(dataset) if place.startswith("val/")} == {"shard.missing"}
+    with pytest.raises(UsageError, match=r"^DATASET: .*/val cannot be listed: Permission denied"):
+        verify(tars)

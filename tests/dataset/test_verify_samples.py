@@ -1,0 +1,236 @@
+"""What only all shards together tell: keys and groups that are twice; and each bad sample, told of once."""
+
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.dataset import quarantine
+from tasks.dataset.build import build
+from tasks.dataset.tar import ShardWriter
+from tasks.dataset.verification import duplicates, spool
+from tasks.dataset.verification.duplicates import Duplicate, Duplicates, key_hash
+from tasks.dataset.verification.records import BadSample
+from tasks.dataset.verification.spool import Spool
+from tasks.dataset.verify import verify
+from tests.dataset import raw, tampering
+from tests.dataset.tampering import flip
+
+MEMBERS = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    raw.pictures(folder / "raw", 120)
+    config = raw.config(folder / "raw", folder / "out", splits={"val": 0.25})
+    return build(config).version.rename(folder / "made")
+
+
+@pytest.fixture
+def version(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "version"))
+
+
+def write_tar(path: Path, keys: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ShardWriter(path) as writer:
+        for key in keys:
+            writer.add(key, MEMBERS)
+        writer.finish()
+
+
+@pytest.mark.parametrize("buffer", [3, 16, 1000])
+def test_equal_values_meet_however_many_there_are(monkeypatch: pytest.MonkeyPatch, buffer: int) -> None:
+    monkeypatch.setattr(spool, "BUFFER", buffer)
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 1 << 63, 200, dtype=np.uint64)
+    values[[3, 150]] = values[77]
+    values[120] = values[9]
+    values[199] = np.uint64((1 << 64) - 1)
+    values[0] = values[199]
+    with Spool() as one:
+        for place, start in enumerate(range(0, 200, 10)):
+            one.add(values[start : start + 10], place, np.arange(10, dtype=np.uint32))
+        met = [tuple(entry.tolist()) for piece in one.repeated() for entry in piece]
+    expected = [(int(values[number]), number // 10, number % 10) for number in (77, 3, 150, 9, 120, 0, 199)]
+    assert met == sorted(expected)
+
+
+def told(keys: dict[str, list[str]], readable: bool = True) -> list[Duplicate]:
+    one = Duplicates()
+    for shard in sorted(keys, reverse=True):
+        one.add(shard, np.array([key_hash(key) for key in keys[shard]], np.uint64))
+    found = list(
+        one.found(lambda wanted: ((shard, key) for shard in wanted if readable for key in keys[shard]))
+    )
+    one.close()
+    return sorted(found, key=lambda one: (one.shard, str(one.key)))
+
+
+def test_the_later_shard_has_the_duplicate() -> None:
+    keys = {"a": ["x", "y"], "b": ["z", "x"], "c": ["x", "z", "w"]}
+    assert told(keys) == [
+        Duplicate("b", "x", "a", False),
+        Duplicate("c", "x", "a", False),
+        Duplicate("c", "z", "b", False),
+    ]
+    assert {(one.shard, one.key, one.also_in) for one in told(keys, readable=False)} == {
+        ("b", None, "a"),
+        ("c", None, "a"),
+        ("c", None, "b"),
+    }
+
+
+def test_two_keys_of_one_hash_are_no_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "key_hash", lambda key: 7)
+    one = Duplicates()
+    keys = {"a": "x", "b": "y", "c": "x"}
+    for shard in keys:
+        one.add(shard, np.array([7], np.uint64))
+    assert list(one.found(lambda wanted: keys.items())) == [Duplicate("c", "x", "a", False)]
+
+
+@pytest.mark.parametrize("together", [1, 7, 100_000])
+def test_a_folder_twice_is_counted_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    monkeypatch.setattr(duplicates, "TOGETHER", together)
+    for number in range(3):
+        write_tar(tmp_path / "a" / f"{number}.tar", [f"{number}-{key}" for key in range(20)])
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    bad: list[BadSample] = []
+    findings = verify(tmp_path, on_bad=bad.append).findings
+    assert {finding.code for finding in findings} == {"sample.duplicate_key"}
+    assert Counter(finding.where["shard"] for finding in findings) == {
+        f"b/{number}.tar": 5 for number in range(3)
+    }
+    assert {finding.evidence["also_in"] for finding in findings} == {f"a/{number}.tar" for number in range(3)}
+    assert sum(finding.evidence.get("and_more_of_its_kind", 0) for finding in findings) == 45
+    assert len(bad) == 60 and {one.shard[0] for one in bad} == {"b"}
+
+
+def test_a_key_in_two_splits_is_named(version: Path) -> None:
+    key = tampering.read(version / "train" / "000000.tar")[2][0].key
+    with tampering.taken_apart(version / "val" / "000000.tar") as samples:
+        samples.append(tampering.read(version / "train" / "000000.tar")[2])
+    tampering.forge(version)
+    bad: list[BadSample] = []
+    (finding,) = verify(version, on_bad=bad.append).findings
+    assert finding.where == {"split": "val", "shard": "val/000000.tar", "key": key}
+    assert finding.evidence == {"also_in": "train/000000.tar"}
+    assert bad == [BadSample("val", "val/000000.tar", key, "sample.duplicate_key")]
+
+
+def test_a_duplicate_that_lacks_a_member_is_one_bad_sample(version: Path) -> None:
+    sample = tampering.read(version / "train" / "000000.tar")[2]
+    with tampering.taken_apart(version / "val" / "000000.tar") as samples:
+        samples.append([entry for entry in sample if entry.suffix != "txt"])
+    tampering.forge(version)
+    assert {one.code for one in verify(version).findings} == {"sample.duplicate_key", "sample.missing_member"}
+    assert bad_samples(version) == {("val/000000.tar", sample[0].key): "sample.missing_member"}
+
+
+def test_groups_in_two_splits_are_named_and_counted(tmp_path: Path) -> None:
+    raw.volumes(tmp_path / "ct", 24)
+    splits = {"val": 0.5, "group_by": "patient"}
+    version = build(raw.volume_config(tmp_path / "ct", tmp_path / "out", splits=splits)).version
+    groups = sorted(set(pq.read_table(version / "samples" / "train.parquet")["group"].to_pylist()))
+    path = version / "samples" / "val.parquet"
+    table = pq.read_table(path)
+    leaked = [groups[row % len(groups)] for row in range(table.num_rows)]
+    pq.write_table(table.set_column(table.schema.names.index("group"), "group", [leaked]), path)
+    shared = len(set(leaked))
+    for level in ("quick", "default"):
+        (finding,) = verify(version, level).findings
+        assert finding.where == {"split": "val", "file": "samples/val.parquet"}
+        assert finding.evidence["shared_groups"] == shared
+        assert f"group {groups[0]!r} is in train and in val" in finding.evidence["problem"]
+
+
+def keys_of(version: Path, shard: str) -> list[str]:
+    split, number = shard.split("/")[0], int(shard.split("/")[1].removesuffix(".tar"))
+    rows = pq.read_table(version / "samples" / f"{split}.parquet", columns=["key", "shard"]).to_pylist()
+    return [row["key"] for row in rows if row["shard"] == number]
+
+
+def bad_samples(version: Path, level: Any = "default") -> dict[tuple[str, str], str]:
+    bad: list[BadSample] = []
+    verify(version, level, on_bad=bad.append)
+    assert len({(one.shard, one.key) for one in bad}) == len(bad), "each sample is told of once"
+    return {(one.shard, one.key): one.reason for one in bad}
+
+
+def test_every_bad_sample_is_told_of_once_with_its_first_reason(version: Path) -> None:
+    gone, cut, flipped, swapped, other = (f"train/{number:06d}.tar" for number in range(5))
+    expected = {(gone, key): "shard.missing" for key in keys_of(version, gone)}
+    (version / gone).unlink()
+    index = np.load(version / "index" / "train.npy")
+    rows = index[index["shard"] == 1]
+    os.truncate(version / cut, int(rows[4]["offset"]) + 700)
+    expected |= {(cut, key): "shard.truncated" for key in keys_of(version, cut)[4:]}
+    rows = index[index["shard"] == 2]
+    for row in (1, 3):
+        flip(version / flipped, int(rows[row]["offset"]) + 600)
+        expected[flipped, keys_of(version, flipped)[row]] = "member.checksum"
+    (version / swapped).rename(version / "aside")
+    (version / other).rename(version / swapped)
+    (version / "aside").rename(version / other)
+    for shard in (swapped, other):
+        expected |= {(shard, key): "shard.checksum" for key in keys_of(version, shard)}
+    assert bad_samples(version) == expected
+    quick = {
+        place: reason for place, reason in expected.items() if reason in ("shard.missing", "shard.truncated")
+    }
+    assert {
+        place: reason for place, reason in bad_samples(version, "quick").items() if place[0] in (gone, cut)
+    } == quick
+    entries = [
+        quarantine.Entry(version.name, "train", shard, key, reason)
+        for (shard, key), reason in expected.items()
+    ]
+    assert len(quarantine.rows(version, "train", entries)) == len(expected)
+
+
+def test_without_an_index_all_of_a_changed_shard_is_in_doubt(version: Path) -> None:
+    shard = "train/000002.tar"
+    flip(version / shard, 700)
+    (version / "index" / "train.npy").unlink()
+    assert bad_samples(version) == {(shard, key): "shard.checksum" for key in keys_of(version, shard)}
+
+
+def test_findings_are_few_and_bad_samples_are_all(version: Path) -> None:
+    path = version / "val" / "000000.tar"
+    with tampering.taken_apart(path) as samples:
+        for sample in samples:
+            sample[:] = [entry for entry in sample if entry.suffix != "txt"]
+    tampering.forge(version)
+    bad = bad_samples(version)
+    assert set(bad.values()) == {"sample.missing_member"} and len(bad) > 6
+    findings = verify(version).findings
+    assert len(findings) == 5 and findings[-1].evidence["and_more_of_its_kind"] == len(bad) - 5
+    assert json.loads(json.dumps(verify(version).to_json()))["ok"] is False
+
+
+def test_a_sample_of_others_that_lacks_two_members_is_told_of_once(tmp_path: Path) -> None:
+    for number in range(4):
+        write_tar(tmp_path / f"{number}.tar", [f"{number}-{key}" for key in range(20)])
+    with ShardWriter(tmp_path / "4.tar") as writer:
+        writer.add("x", {"json": b"{}", "png": b""})
+        writer.add("y", {"json": b"{}"})
+        writer.finish()
+    assert bad_samples(tmp_path) == {("4.tar", "x"): "member.empty", ("4.tar", "y"): "sample.missing_member"}
+    lacking = [
+        finding.where for finding in verify(tmp_path).findings if finding.code == "sample.missing_member"
+    ]
+    assert [(where["key"], where["member"]) for where in lacking] == [
+        ("y", "png"),
+        ("x", "txt"),
+        ("y", "txt"),
+    ]

@@ -1,0 +1,238 @@
+"""The files beside the tars: no changed bit goes unseen, no nonsense is fatal, and each is told of once."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import struct
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.core.findings import Finding
+from tasks.dataset.build import build
+from tasks.dataset.shards import INDEX
+from tasks.dataset.verification.beside import Beside
+from tasks.dataset.verification.index import IndexFile, Misfit
+from tasks.dataset.verification.tables import SplitShards
+from tasks.dataset.verify import verify
+from tests.dataset import raw
+from tests.dataset.tampering import flip, record
+
+FILES = ("manifest.json", "shards.parquet", "rejects.parquet", "inputs.arrow", "index/train.npy", "samples/val.parquet", "val/sizes.json")  # fmt: skip
+FLIPS = 40
+NONSENSE = 25
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    raw.pictures(folder / "raw", 120)
+    return build(raw.config(folder / "raw", folder / "out", splits={"val": 0.25})).version.rename(
+        folder / "made"
+    )
+
+
+@pytest.fixture
+def version(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "version"))
+
+
+def found(path: Path, level: Any = "quick") -> list[Finding]:
+    return list(verify(path, level).findings)
+
+
+def files(findings: list[Finding]) -> list[str]:
+    return [str(finding.where.get("file")) for finding in findings]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_bit_is_seen_at_every_level(version: Path, name: str) -> None:
+    size = (version / name).stat().st_size
+    rng = random.Random(name)
+    for number in range(FLIPS):
+        offset, bit = rng.randrange(size), rng.randrange(8)
+        flip(version / name, offset, bit)
+        findings = found(version, "quick" if number % 8 else "default")
+        assert files(findings) == [name], f"bit {bit} of byte {offset}"
+        assert findings[0].code == ("index.mismatch" if name.startswith("index") else "manifest.invalid")
+        flip(version / name, offset, bit)
+    assert found(version) == []
+
+
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.parametrize("name", [*FILES, "build.json"])
+def test_nonsense_is_a_finding_and_never_fatal(version: Path, name: str, has_checksums: bool) -> None:
+    rng = random.Random(name)
+    whole = (version / name).read_bytes()
+    record_of_all = (version / "build.json").read_bytes()
+    for number in range(NONSENSE):
+        data = bytearray(whole)
+        match number % 5:
+            case 0:
+                data = bytearray(rng.randbytes(rng.randrange(3000)))
+            case 1:
+                del data[rng.randrange(len(data)) :]
+            case 2:
+                for _ in range(20):
+                    data[-1 - int(rng.random() ** 3 * min(len(data) - 1, 2000))] ^= 1 << rng.randrange(8)
+            case 3:
+                start = rng.randrange(len(data))
+                data[start : start + 60] = rng.randbytes(60)
+            case 4:
+                data += rng.randbytes(9)
+        (version / name).write_bytes(data)
+        if not has_checksums and name != "build.json":
+            (version / "build.json").unlink()
+        findings = found(version, "default" if number % 4 == 0 else "quick")
+        assert Counter(files(findings)).most_common(1)[0][1] == 1
+        assert {"build.json"} != set(files(findings)) or not has_checksums or name == "build.json"
+        json.dumps(verify(version, "quick").to_json())
+        (version / name).write_bytes(whole)
+        (version / "build.json").write_bytes(record_of_all)
+
+
+def rows_of(count: int) -> bytes:
+    """An index whose header tells of so many rows."""
+    described = str({"descr": np.lib.format.dtype_to_descr(INDEX), "fortran_order": False, "shape": (count,)})
+    header = described.encode().ljust(246) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("index/train.npy", rows_of(1 << 60) + bytes(4096)),
+        ("index/train.npy", rows_of(-1) + bytes(4096)),
+        ("index/train.npy", b"\x93NUMPY\x02\x00" + struct.pack("<I", 0xFFFFFFF0) + bytes(99)),
+        ("manifest.json", b"[" * 1_000_000),
+        ("build.json", b"[" * 1_000_000),
+        ("build.json", b'{"files": {"../../../etc/passwd": {"bytes": 1, "sha256": "' + b"0" * 64 + b'"}}}'),
+        ("build.json", b'{"files": {"manifest.json": {"bytes": true, "sha256": null}}}'),
+        ("build.json", b'{"files": []}'),
+        ("build.json", b'"\\ud800"'),
+        ("val/sizes.json", b'{"\\ud800": 1}'),
+        ("val/sizes.json", b'{"000000.tar": 1' + b"0" * 5000 + b"}"),
+    ],
+)
+def test_absurd_sizes_take_no_memory(version: Path, name: str, data: bytes) -> None:
+    (version / name).write_bytes(data)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for level in ("quick", "default"):
+        assert name in files(found(version, level))
+        assert json.dumps(verify(version, level).to_json()).encode()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_a_pipe_is_not_waited_for(version: Path) -> None:
+    for name in ("manifest.json", "shards.parquet", "index/val.npy", "samples/val.parquet", "build.json"):
+        (version / name).unlink()
+        os.mkfifo(version / name)
+    assert {"manifest.json", "shards.parquet", "build.json"} <= set(files(found(version, "default")))
+
+
+def test_without_any_table_the_index_still_tells_which_sample_is_bad(version: Path) -> None:
+    key = pq.read_table(version / "samples" / "train.parquet")["key"][3].as_py()
+    entry = np.load(version / "index" / "train.npy")[3]
+    for name in ("manifest.json", "shards.parquet", "build.json"):
+        (version / name).unlink()
+    assert {finding.code for finding in found(version, "default")} == {"manifest.invalid"}
+    flip(version / "train" / "000000.tar", int(entry["offset"]) + 600)
+    assert [f.where["key"] for f in found(version, "default") if f.code == "member.checksum"] == [key]
+    (version / "val" / "000000.tar").write_bytes(bytes(10_240))
+    wrong = {f.code for f in found(version, "default") if f.where.get("shard") == "val/000000.tar"}
+    assert wrong & {"shard.count", "shard.truncated"}
+    last = max((version / "train").glob("*.tar"))
+    last.unlink()
+    for level in ("quick", "default"):
+        assert [f.where["shard"] for f in found(version, level) if f.code == "shard.missing"] == [
+            f"train/{last.name}"
+        ]
+
+
+def test_the_changed_one_of_two_files_is_at_fault(version: Path) -> None:
+    path = version / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["splits"]["train"]["samples"] += 1
+    path.write_text(json.dumps(manifest))
+    assert files(found(version)) == ["manifest.json"]
+    record(version)
+    assert files(found(version, "default")) == ["shards.parquet"], "nobody knows which; they are at odds"
+
+
+def test_without_checksums_a_table_that_others_contradict_is_told_of(version: Path) -> None:
+    table = pq.read_table(version / "shards.parquet")
+    pq.write_table(table.slice(0, table.num_rows - 1), version / "shards.parquet")
+    (version / "build.json").unlink()
+    (version / "manifest.json").write_text("{}")
+    assert {"shards.parquet", "index/val.npy", "samples/val.parquet"} <= set(files(found(version)))
+
+
+@pytest.mark.parametrize("level", ["quick", "default"])
+def test_the_finding_of_a_file_says_what_its_rows_say(version: Path, level: Any) -> None:
+    path = version / "samples" / "train.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["row"]), path)
+    (finding,) = found(version, level)
+    assert finding.evidence["problem"] == "no sound column row"
+    pq.write_table(table.slice(0, 50), path)
+    (finding,) = found(version, level)
+    assert finding.evidence["problem"] == f"50 rows for {table.num_rows} samples"
+    pq.write_table(table.set_column(0, "key", pa.array([None] * table.num_rows, pa.string())), path)
+    (finding,) = found(version, level)
+    assert finding.evidence["problem"] == "no sound column key"
+
+
+def shards_of(*samples: int) -> SplitShards:
+    counts = np.array(samples, np.int64)
+    return SplitShards("x", np.array([b"0" * 64] * len(counts)), counts * 512 + 1024, counts)
+
+
+def index_of(*samples: int) -> np.ndarray:
+    rows = [(shard, row * 512, 512, 7) for shard, count in enumerate(samples) for row in range(count)]
+    return np.array(rows, INDEX)
+
+
+def in_file(folder: Path, index: np.ndarray) -> IndexFile:
+    (folder / "index").mkdir(exist_ok=True)
+    np.save(folder / "index" / "x.npy", index)
+    return IndexFile(Beside(str(folder)), "x")
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 100])
+def test_an_index_is_compared_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr("tasks.dataset.verification.index.PIECE", piece)
+    counts = (3, 1, 0, 5, 2, 0)
+    index = index_of(*counts)
+    in_file(tmp_path, index).check(shards_of(*counts))
+    changes: list[Callable[[np.ndarray], Any]] = [
+        lambda one: one["offset"].__setitem__(5, 0),
+        lambda one: one["length"].__setitem__(2, 1024),
+        lambda one: one["length"].__setitem__(10, 1024),
+        lambda one: one["shard"].__setitem__(3, 0),
+        lambda one: one["length"].__setitem__(4, (1 << 64) - 512),
+    ]
+    for change in changes:
+        wrong = index.copy()
+        change(wrong)
+        with pytest.raises(Misfit):
+            in_file(tmp_path, wrong).check(shards_of(*counts))
+    with pytest.raises(Misfit, match="11 rows for 12"):
+        in_file(tmp_path, index).check(shards_of(3, 1, 0, 5, 3, 0))
+
+
+def test_the_index_tells_the_samples_of_each_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.dataset.verification.index.PIECE", 2)
+    assert in_file(tmp_path, index_of(3, 1, 5)).counts().tolist() == [3, 1, 5]
+    for wrong in (index_of(3, 0, 5), index_of(3, 1, 5)[::-1]):
+        with pytest.raises(Misfit, match="order"):
+            in_file(tmp_path, wrong).counts()

@@ -1,0 +1,67 @@
+"""What `tarmac verify` prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from tasks.dataset import versions
+from tasks.dataset.build import build
+from tests.dataset import raw
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A dataset of 25 shards or more in `data`, the working directory being its parent."""
+    monkeypatch.chdir(tmp_path)
+    raw.pictures(tmp_path / "raw", 100)
+    config = raw.config(tmp_path / "raw", tmp_path / "data", shard={"samples": 4}, splits={})
+    versions.publish(tmp_path / "data", build(config).version, 3)
+    return Path("data")
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(["verify", *arguments]) == code
+    return capsys.readouterr().out
+
+
+def test_a_sound_dataset_is_said_to_be_sound_as_far_as_it_was_looked_at(
+    dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = versions.resolve(dataset)
+    first, second = said(capsys, "data", "--quick").splitlines()
+    assert first.startswith(f"✓ {version} is sound at level quick, ")
+    assert second == "  not looked at: the bytes within the shards; whether members decode"
+    assert len(said(capsys, "data", "--full").splitlines()) == 1
+    told = json.loads(said(capsys, "data", "--json"))
+    assert told["ok"] and told["not_seen"] == ["whether members decode"]
+    assert {entry["code"] for entry in told["ruled_out"]} >= {"shard.checksum", "sample.duplicate_key"}
+
+
+def test_many_findings_of_a_code_are_counted_and_the_way_out_stands_last(
+    dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tars = sorted((versions.resolve(dataset) / "train").glob("*.tar"))
+    for path in tars:
+        path.unlink()
+    lines = said(capsys, "data", code=1).splitlines()
+    assert sum(line.startswith("✗ shard.missing") for line in lines) == 20
+    assert f"… shard.missing: {len(tars) - 20} more; --json lists all" in lines
+    assert lines[-2].startswith(f"✗ {len(tars)} findings in {len(tars)} shards, ")
+    assert lines[-1].strip() == "next: tarmac repair data"
+    assert len(json.loads(said(capsys, "data", "--json", code=1))["findings"]) == len(tars)
+
+
+def test_tars_of_others_are_not_repaired(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pattern = str(versions.resolve(dataset) / "train" / "{000000..000099}.tar")
+    text = said(capsys, pattern, code=1)
+    assert "tarmac repair" not in text and "name the tars without it" in text
+
+
+def test_what_cannot_be_judged_is_a_usage_error(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["pipe:cat x.tar"], ["nowhere"], ["data", "--quick", "--full"]):
+        assert main(["verify", *arguments]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
