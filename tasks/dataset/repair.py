@@ -1,0 +1,178 @@
+"""A damaged version made whole again, from what is left of it, from its neighbours, from its source.
+
+Verify says what is damaged; only that is touched, and nothing takes its place that is not proven to be the
+same bytes: a tar by its SHA-256 in shards.parquet, tables by the manifest and build.json's record, the
+manifest by the version's name. Each file is renamed into place when it is proven, so a repair that is killed
+loses what it had in hand, and the next one goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from tasks.core.errors import DataError
+from tasks.core.files import told_of_a_full_disk
+from tasks.core.findings import Finding
+from tasks.core.progress import Progress, silent
+from tasks.core.schema import Config
+from tasks.dataset import quarantine
+from tasks.dataset.freshness import BUILD
+from tasks.dataset.repairing.aside import Aside, set_aside
+from tasks.dataset.repairing.beside import Tables
+from tasks.dataset.repairing.identity import read_proven_manifest, read_record
+from tasks.dataset.repairing.origin import read_build, read_origin
+from tasks.dataset.repairing.outcome import MEND, REBUILD, Done, Failed
+from tasks.dataset.repairing.place import Place, find
+from tasks.dataset.repairing.recipes import read_recipes
+from tasks.dataset.repairing.shards import ShardRepair, repair_shards
+from tasks.dataset.verification.inside import BadSample
+from tasks.dataset.verify import Level, verify
+
+__all__ = ["Repaired", "repair"]
+
+UNTANGLE = "mend quarantine.jsonl by hand and repair again"
+AS_BUILT = "its bytes are as they were built, so what is bad came so from the source"
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair did. `findings` are what remains; it is `ok` when nothing does, or when all that remains
+    is bad samples that are set aside. `is_private` forbids to name samples."""
+
+    version: Path
+    ok: bool
+    shards: Sequence[Done] = ()
+    tables: Sequence[Done] = ()
+    moved: Mapping[str, Path] = field(default_factory=dict)
+    failed: Sequence[Failed] = ()
+    findings: Sequence[Finding] = ()
+    aside: Aside = field(default_factory=lambda: Aside(0, 0, 0))
+
+
+def repair(
+    path: str | Path,
+    level: Level = "default",
+    progress: Progress = silent,
+    *,
+    config: Config | None = None,
+    quarantines: bool = False,
+) -> Repaired:
+    """Repair what verify finds at this level in a dataset's current version, or in a version.
+
+    `config` takes the place of the one that build.json keeps. With `quarantines` samples that stay bad are
+    set aside. UsageError for tars that Tarmac did not build, and for a config of other rules; DataError when
+    somebody else works on the dataset.
+    """
+    place = find(path)
+    try:
+        with place.leased(), told_of_a_full_disk(place.work):
+            return _Repair(place, level, progress, config, quarantines).run()
+    except OSError as error:
+        where = error.filename or place.version
+        raise DataError(
+            f"{where}: {error.strerror or error}; mind its rights and disk, and repair again"
+        ) from None
+
+
+class _Repair:
+    def __init__(
+        self, place: Place, level: Level, progress: Progress, config: Config | None, quarantines: bool
+    ) -> None:
+        self._place = place
+        self._level: Level = level
+        self._progress = progress
+        self._quarantines = quarantines
+        self._bad: list[BadSample] = []
+        self._has_quarantine = (quarantine.home(place.version) / quarantine.NAME).exists()
+        self._origin = read_origin(place, config)
+
+    def run(self) -> Repaired:
+        tables = Tables(self._place, self._origin, self._progress)
+        tables.run()
+        if tables.record is None and self._level == "quick":
+            self._level = "default"  # only the tars tell whether the tables are sound
+        findings = self._verify()
+        if tables.run_again(_tables_of(findings)):
+            findings = self._verify()
+        shards = self._shards(findings)
+        if not _tables_of(findings) - {BUILD}:
+            tables.remember()
+        if tables.done or shards.done or shards.moved:
+            findings = self._remaining(findings, shards)
+        repaired = {done.file for done in shards.done}
+        as_built = [Failed(name, AS_BUILT, MEND) for name in sorted(shards.as_built & _shards_of(findings))]
+        failed = [*tables.failed, *shards.failed, *as_built]
+        is_set_aside = self._quarantines and not tables.failed and all(map(self._is_covered, findings))
+        try:
+            aside = set_aside(self._place.version, self._level, self._bad, repaired, self._quarantines)
+        except DataError as error:
+            failed.append(Failed(quarantine.NAME, str(error), UNTANGLE))
+            aside, is_set_aside = Aside(0, 0, 0), False
+        return Repaired(
+            self._place.version,
+            is_set_aside or not (failed or findings),
+            shards.done,
+            tables.done,
+            {name: path for name, path in shards.moved.items() if path is not None},
+            failed,
+            findings,
+            aside,
+        )
+
+    def _verify(self) -> list[Finding]:
+        """What verify finds; the bad samples are kept where the quarantine needs them."""
+        self._bad = []
+        keep = self._bad.append if self._quarantines or self._has_quarantine else None
+        return list(verify(self._place.version, self._level, self._progress, on_bad=keep).findings)
+
+    def _shards(self, findings: Iterable[Finding]) -> ShardRepair:
+        """Repair what the findings name."""
+        manifest = read_proven_manifest(
+            self._place, read_record(self._place, read_build(self._place.version))
+        )
+        named = _shards_of(findings)
+        extras = sorted(_shards_of(one for one in findings if one.code == "shard.extra"))
+        try:
+            recipes = read_recipes(self._place.version, manifest)
+        except DataError as error:
+            return ShardRepair(failed=[Failed(name, str(error), REBUILD) for name in sorted(named)])
+        extras = list(filter(_is_inside, extras))
+        return repair_shards(self._place, self._origin, recipes, named, extras, self._progress)
+
+    def _remaining(self, before: Sequence[Finding], shards: ShardRepair) -> list[Finding]:
+        """What a look at the version would find now. Shards that are proven need no second reading, unless
+        what was asked for is not told by their bytes."""
+        repaired = {done.file for done in shards.done} | shards.moved.keys()
+        left = [one for one in before if one.where.get("shard") not in repaired]
+        is_unsure = any(one.code == "sample.duplicate_key" for one in left)
+        if shards.done and (is_unsure or self._level == "full"):
+            return self._verify()
+        self._bad = [one for one in self._bad if one.shard not in repaired]
+        now = verify(self._place.version, "quick").findings
+        places = {(one.code, str(one.where)) for one in now}
+        return [
+            *now,
+            *(one for one in left if one.where.get("shard") and (one.code, str(one.where)) not in places),
+        ]
+
+    def _is_covered(self, finding: Finding) -> bool:
+        return finding.where.get("shard") in {one.shard for one in self._bad}
+
+
+def _shards_of(findings: Iterable[Finding]) -> set[str]:
+    return {str(one.where["shard"]) for one in findings if one.where.get("shard")}
+
+
+def _tables_of(findings: Iterable[Finding]) -> set[str]:
+    """Files beside the tars that are wrong. A key twice that no shard has is in the table of samples."""
+    named = {str(one.where["file"]) for one in findings if one.where.get("file")}
+    twice = (one.where for one in findings if one.code == "sample.duplicate_key")
+    splits = {where["split"] for where in twice if where.get("split") and not where.get("shard")}
+    return named | {f"samples/{split}.parquet" for split in splits}
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts

@@ -1,0 +1,133 @@
+"""What a version was built by: its rules and sources, as build.json keeps them or as a config says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tasks.core.errors import UsageError
+from tasks.core.files import read_json
+from tasks.core.process import available_cores
+from tasks.core.schema import BuildEngine, Config, Dataset, Engines
+from tasks.dataset.building.fingerprint import CONVERTER, PLACES, config_digest, packages
+from tasks.dataset.freshness import BUILD
+from tasks.dataset.manifest import Manifest
+from tasks.dataset.repairing.identity import read_proven_manifest, read_record
+from tasks.dataset.repairing.place import Place
+
+
+@dataclass(frozen=True)
+class Origin:
+    """`config` is None where nothing tells the rules; `lacking` says why the sources cannot be read, "" where
+    they can. `build` is what build.json says, empty where it is lost."""
+
+    config: Config | None
+    lacking: str
+    is_private: bool
+    workers: int
+    build: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def dataset(self) -> Dataset:
+        assert self.config is not None
+        return self.config.dataset
+
+    def changed_packages(self) -> str:
+        """What takes samples otherwise than when the version was built: `pillow 11.3.0, was 10.4.0`."""
+        if self.config is None:
+            return ""
+        was = {**_mapping(self.build.get("versions")), "Tarmac's converter": self.build.get("converter")}
+        now = {**packages(self.dataset.modality), "Tarmac's converter": CONVERTER}
+        changed = [name for name in now if was.get(name) not in (None, now[name])]
+        return "; ".join(f"{name} {now[name]}, was {was[name]}" for name in changed)
+
+
+def read_origin(place: Place, given: Config | None) -> Origin:
+    """What is known; UsageError for a given config with other rules than the version has."""
+    build = read_build(place.version)
+    manifest = read_proven_manifest(place, read_record(place, build))
+    stored = _stored(build, manifest)
+    for other in place.others:  # which may have been built by the same rules
+        stored = stored or _stored(read_build(other), manifest)
+    is_private = bool(build.get("private", True if given is None else given.dataset.private))
+    if given is not None:
+        _require_same_rules(place.version, manifest, stored, given)
+        name = given.name if stored is None else stored.config.name
+        engine = given.engine.for_build()
+        workers = (engine.workers if engine.kind == "local" else None) or available_cores()
+        config = _config(name if manifest is None else manifest.name, given.dataset, workers)
+        return Origin(config, "", is_private, workers, build)
+    if stored is None:
+        return Origin(None, "build.json does not tell its config", is_private, available_cores(), build)
+    workers = _mapping(build.get("engine")).get("workers") or available_cores()
+    config = _config(stored.config.name, stored.config.dataset, workers)
+    return Origin(config, stored.lacking, is_private, workers, build)
+
+
+def read_build(version: Path) -> dict[str, Any]:
+    """build.json; empty when it is lost."""
+    try:
+        return dict(_mapping(read_json(version / BUILD)))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+@dataclass(frozen=True)
+class _Stored:
+    config: Config
+    lacking: str
+
+
+def _stored(build: Mapping[str, Any], manifest: Manifest | None) -> _Stored | None:
+    """The config that build.json keeps, if it gives the manifest's digest."""
+    cut = build.get("cut")
+    try:
+        dataset = Dataset.model_validate(build["dataset"])
+        config = _config(str(build["name"]), dataset, 1)
+    except (KeyError, ValidationError):
+        return None
+    if manifest is not None and config_digest(dataset) != manifest.config_digest:
+        return None
+    if not cut:
+        return _Stored(config, "")
+    keys = ", ".join(map(str, cut)) if isinstance(cut, list) else "an address"
+    return _Stored(config, f"build.json keeps no passwords or signatures, which {keys} has")
+
+
+def _config(name: str, dataset: Dataset, workers: int) -> Config:
+    engine = BuildEngine(kind="local", workers=workers)
+    return Config(name=name, dataset=dataset, engine=Engines(build=engine))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _require_same_rules(
+    version: Path, manifest: Manifest | None, stored: _Stored | None, given: Config
+) -> None:
+    if manifest is None or config_digest(given.dataset) == manifest.config_digest:
+        return
+    differs = [] if stored is None else list(_differing(stored.config.dataset, given.dataset))
+    what = ", ".join(differs[:5]) or f"the manifest's config_digest is {manifest.config_digest[:12]}…"
+    raise UsageError(
+        f"--config: its rules are not those of version {version.name} ({what}), so its shards would not be "
+        "the same; give the config that it was built by, or make a new version: tarmac build"
+    )
+
+
+def _differing(one: Dataset, other: Dataset) -> Sequence[str]:
+    """The keys of rules in which two blocks differ."""
+    mine, its = (_flat(dataset.model_dump(mode="json", exclude=PLACES)) for dataset in (one, other))
+    return [f"dataset.{key}" for key in sorted(mine.keys() | its.keys()) if mine.get(key) != its.get(key)]
+
+
+def _flat(block: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in block.items():
+        flat |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
+    return flat

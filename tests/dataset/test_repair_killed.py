@@ -1,0 +1,99 @@
+"""A repair that is killed at any moment loses nothing, and the next one finishes it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from tasks.dataset.repair import repair
+from tests.dataset import damage
+from tests.dataset.damage import Built
+
+DEAD_S = 5.0
+KILLS = 5
+
+
+def spoil(built: Built) -> list[Path]:
+    """Damage of every kind, some of which only the source can mend; returns the tars."""
+    for name in ("manifest.json", "inputs.arrow", "index/train.npy"):
+        (built.version / name).unlink(missing_ok=True)
+    one, two, three, four, five, *_ = built.tars
+    damage.swap(one, two)
+    damage.flip(three)
+    four.unlink()
+    five.rename(five.with_name("000099.tar"))
+    return built.tars
+
+
+def start(built: Built) -> subprocess.Popen[bytes]:
+    code = f"from tasks.dataset.repair import repair; repair({str(built.dataset)!r})"
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, start_new_session=True)
+
+
+def kill(built: Built, after_s: float) -> bool:
+    """SIGKILL the repair alone after a while; its workers must follow. Whether it was still at work."""
+    process = start(built)
+    time.sleep(after_s)
+    try:
+        children = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        children = []
+    was_alive = process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=DEAD_S)
+    assert not alive, f"{alive} outlived their starter"
+    return was_alive
+
+
+def test_sigkill_at_random_moments_leaves_no_trace(tmp_path: Path) -> None:
+    built = damage.pictures(tmp_path, 60)
+    rng = random.Random(5)
+    spoil(built)
+    began = time.monotonic()
+    assert start(built).wait(120) == 0
+    took = time.monotonic() - began
+    built.check(built.tars)
+    spoil(built)
+    assert sum(kill(built, rng.uniform(0.2, took)) for _ in range(KILLS)) >= 1
+    assert repair(built.dataset).ok
+    built.check(built.tars)
+
+
+def test_what_a_killed_repair_left_behind_does_no_harm(tmp_path: Path) -> None:
+    built = damage.pictures(tmp_path)
+    name = built.tar(0).name
+    for folder in ("staging", "good", "again/versions/0123456789ab", "again/staging"):
+        (built.dataset / "repair" / folder).mkdir(parents=True)
+    for torn in ("staging/catalogue.sqlite", "good/.1234", f"good/{'0' * 64}.tar", "again/staging/draft"):
+        (built.dataset / "repair" / torn).write_bytes(b"torn")
+    built.tar(0).unlink()
+    damage.flip(built.tar(1))
+    (built.version / "rejects.parquet").unlink()
+    (built.version / "inputs.arrow").unlink()
+    assert built.repair().ok, name
+    built.check(built.tars[:2])
+
+
+def test_a_shard_that_waits_for_its_place_is_taken_and_one_that_is_torn_is_not(tmp_path: Path) -> None:
+    from tasks.core.files import sha256_file
+
+    built = damage.pictures(tmp_path)
+    good = built.dataset / "repair/good"
+    good.mkdir(parents=True)
+    built.tar(0).rename(good / f"{sha256_file(built.tar(0))}.tar")
+    torn = good / f"{sha256_file(built.tar(1))}.tar"
+    built.tar(1).rename(torn)
+    damage.flip(torn)
+    done = built.repair()
+    assert [one.how for one in done.shards][:1] == ["linked from a repair before"]
+    assert [one.way for one in done.shards] == ["linked", "converted"]
+    built.check(built.tars[:2])

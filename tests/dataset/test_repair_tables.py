@@ -1,0 +1,239 @@
+"""The files beside the tars are made again, proven, and nothing is made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tasks.core.errors import UsageError
+from tasks.core.files import read_json
+from tasks.dataset import versions
+from tasks.dataset.build import is_up_to_date
+from tasks.dataset.freshness import recorded
+from tasks.dataset.repair import repair
+from tasks.dataset.tables import Batches, BatchWriter
+from tests.dataset import damage, raw
+from tests.dataset.damage import Built
+
+TABLES = (
+    "manifest.json",
+    "shards.parquet",
+    "rejects.parquet",
+    "inputs.arrow",
+    "index/train.npy",
+    "samples/val.parquet",
+    "train/sizes.json",
+)
+SPOILT = ("flipped", "gone", "a folder")
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    return damage.pictures(tmp_path)
+
+
+@pytest.fixture
+def with_rejects(tmp_path: Path) -> Built:
+    raw.pictures(tmp_path / "raw", 40)
+    (tmp_path / "raw/0003.png").write_text("<html>")
+    (tmp_path / "raw/0017.png").unlink()
+    config = raw.config(
+        tmp_path / "raw",
+        tmp_path / "out",
+        shard={"samples": 4},
+        reject_budget=0.5,
+        filter={"label": ["label 0", "label 1"]},
+    )
+    return damage.publish(config)
+
+
+@pytest.mark.parametrize("how", SPOILT)
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_made_again(with_rejects: Built, name: str, how: str) -> None:
+    built = with_rejects
+    damage.DAMAGES[how](built.version / name)
+    done = built.repair()
+    assert done.ok and [one.file for one in done.tables] == [name]
+    built.check()
+    assert is_up_to_date(built.config) == built.version
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in ("inputs.arrow", "rejects.parquet")])
+def test_what_the_other_tables_tell_needs_no_source(with_rejects: Built, tmp_path: Path, name: str) -> None:
+    damage.flip(with_rejects.version / name)
+    shutil.rmtree(tmp_path / "raw")
+    assert with_rejects.repair().ok
+    with_rejects.check()
+
+
+def test_all_tables_at_once(with_rejects: Built) -> None:
+    for name in TABLES:
+        (with_rejects.version / name).unlink()
+    damage.flip(with_rejects.tar(0))
+    with_rejects.tar(1).unlink()
+    done = with_rejects.repair()
+    assert done.ok and len(done.tables) == len(TABLES)
+    with_rejects.check(with_rejects.tars[:2])
+
+
+@pytest.mark.parametrize("name", ["inputs.arrow", "rejects.parquet"])
+def test_what_only_the_source_tells_is_not_made_up(with_rejects: Built, tmp_path: Path, name: str) -> None:
+    (with_rejects.version / name).unlink()
+    shutil.move(tmp_path / "raw", tmp_path / "away")
+    done = with_rejects.repair()
+    assert not done.ok and not done.tables
+    (failed,) = done.failed
+    assert failed.file == name and "captions.csv" in failed.reason and "tarmac build" in failed.remedy
+    assert not (with_rejects.version / name).exists()
+    shutil.move(tmp_path / "away", tmp_path / "raw")
+    (tmp_path / "raw/0021.png").write_bytes(raw.png(2121))
+    (failed,) = with_rejects.repair().failed
+    assert "the source is not what it was" in failed.reason
+
+
+def test_shards_are_repaired_without_inputs_and_source_of_the_rest(built: Built, tmp_path: Path) -> None:
+    """Index and samples tell enough of a shard, so that a sample is looked for by its key."""
+    (built.version / "inputs.arrow").unlink()
+    (tmp_path / "raw/new.png").write_bytes(raw.png(99))
+    with (tmp_path / "raw/captions.csv").open("a") as file:
+        file.write("new.png,a new one,label 1\n")
+    damage.flip(built.tar(0))
+    built.tar(1).unlink()
+    done = built.repair()
+    assert [one.file for one in done.failed] == ["inputs.arrow"] and not done.ok
+    assert [one.way for one in done.shards] == ["converted", "converted"]
+    contents = raw.contents(built.version, without=("build.json",))
+    assert contents == {name: sha256 for name, sha256 in built.whole.items() if name != "inputs.arrow"}
+
+
+def test_a_table_of_another_version_is_copied(built: Built, tmp_path: Path) -> None:
+    rows = read_json(built.version / "build.json")["files"]
+    (tmp_path / "raw/0007.png").write_bytes(raw.png(7007))
+    other = damage.publish(built.config).version
+    shared = [
+        name
+        for name, stated in read_json(other / "build.json")["files"].items()
+        if stated == rows[name] and name.startswith(("index/", "samples/", "rejects"))
+    ]
+    (built.version / shared[0]).unlink()
+    shutil.rmtree(tmp_path / "raw")
+    done = repair(built.version)
+    assert [(one.file, one.how) for one in done.tables] == [(shared[0], f"copied from version {other.name}")]
+    assert not (built.version / shared[0]).samefile(other / shared[0])
+
+
+@pytest.mark.parametrize("name", ["cut", "gone", "emptied", "garbled"])
+def test_a_lost_build_json_is_written_again_with_the_config(built: Built, name: str) -> None:
+    build = built.version / "build.json"
+    before = read_json(build)
+    damage.DAMAGES[name](build)
+    done = built.repair()
+    assert not done.ok and "--config" in done.failed[0].remedy and done.failed[0].file == "build.json"
+    assert built.repair(config=built.config).ok
+    after = read_json(build)
+    assert {key: after[key] for key in ("files", "dataset", "name", "private", "filtered")} == {
+        key: before[key] for key in ("files", "dataset", "name", "private", "filtered")
+    }
+    assert is_up_to_date(built.config) is None, "its times are lost, so the next build looks again"
+    damage.flip(built.tar(0))
+    assert built.repair().ok, "the config is kept again"
+    built.check([built.tar(0)])
+
+
+def test_a_lost_build_json_is_made_of_another_versions(built: Built, tmp_path: Path) -> None:
+    (tmp_path / "raw/0007.png").write_bytes(raw.png(7007))
+    damage.publish(built.config)
+    (built.version / "build.json").unlink()
+    assert repair(built.version).ok
+    assert read_json(built.version / "build.json")["dataset"]["output"] == str(built.dataset)
+
+
+def test_a_record_that_is_wrong_does_not_spoil_what_is_sound(built: Built) -> None:
+    build = built.version / "build.json"
+    facts = read_json(build)
+    facts["files"]["index/train.npy"]["sha256"] = "0" * 64
+    facts["files"]["index/nowhere.npy"] = facts["files"].pop("samples/val.parquet")
+    facts["files"]["../../../current"] = facts["files"]["shards.parquet"]
+    build.write_text(json.dumps(facts))
+    inode = (built.version / "index/train.npy").stat().st_ino
+    assert built.repair().ok
+    assert (built.version / "index/train.npy").stat().st_ino == inode
+    assert read_json(build)["files"] == recorded(built.version)
+    built.check()
+
+
+def test_a_repair_leaves_the_order_of_versions(built: Built, tmp_path: Path) -> None:
+    (tmp_path / "raw/0007.png").write_bytes(raw.png(7007))
+    other = damage.publish(built.config).version
+    listed = versions.listed(built.dataset)
+    os.truncate(built.version / "index/val.npy", 100)
+    facts = read_json(built.version / "build.json")
+    del facts["files"]
+    time_ns = (built.version / "build.json").stat().st_mtime_ns
+    (built.version / "build.json").write_text(json.dumps(facts))
+    os.utime(built.version / "build.json", ns=(time_ns, time_ns))
+    assert repair(built.version).ok
+    assert versions.listed(built.dataset) == listed and listed[0] == other
+
+
+def test_a_forged_table_is_not_believed(built: Built, tmp_path: Path) -> None:
+    """Tables that agree with each other but not with the version's name are all made again."""
+    (tmp_path / "raw/0007.png").write_bytes(raw.png(7007))
+    other = damage.publish(built.config).version
+    for name in ("manifest.json", "shards.parquet", "build.json"):
+        shutil.copy(other / name, built.version / name)
+    assert repair(built.version).ok
+    built.check()
+
+
+@pytest.mark.parametrize("key", ["config_digest", "name", "filtered"])
+def test_a_manifest_that_can_be_read_is_not_believed_for_that(with_rejects: Built, key: str) -> None:
+    path = with_rejects.version / "manifest.json"
+    value = read_json(path)
+    path.write_text(json.dumps({**value, key: 7 if key == "filtered" else "0" * 64}))
+    assert with_rejects.repair().ok
+    with_rejects.check()
+
+
+def test_a_config_of_other_rules_is_refused(built: Built) -> None:
+    image = built.config.dataset.image.model_copy(update={"max_side": 8})
+    dataset = built.config.dataset.model_copy(update={"image": image})
+    with pytest.raises(UsageError, match=r"--config: .*dataset\.image\.max_side"):
+        built.repair(config=built.config.model_copy(update={"dataset": dataset}))
+
+
+def test_a_version_that_nothing_names_is_not_made_up(built: Built, tmp_path: Path) -> None:
+    alone = shutil.copytree(built.version, tmp_path / "alone")
+    (alone / "manifest.json").unlink()
+    (alone / "build.json").unlink()
+    done = repair(alone, config=built.config)
+    assert not done.ok and not done.tables
+    assert "nothing says which version it was" in done.failed[0].reason
+
+
+def test_what_a_damaged_table_tells_is_taken_only_where_build_json_agrees(
+    built: Built, tmp_path: Path
+) -> None:
+    path = built.version / "inputs.arrow"
+    batches = Batches(path)
+    tables = [batches[number] for number in range(len(batches))]
+    path.unlink()
+    with BatchWriter(path, tables[0].schema) as writer:
+        for table in tables:
+            column = table.schema.get_field_index("width")
+            wrong = pa.array([7] * table.num_rows, table.schema.field("width").type)
+            writer.write(table.set_column(column, table.schema.field("width"), wrong))
+    for name in ("index/train.npy", "samples/train.parquet"):
+        (built.version / name).unlink()
+    shutil.move(tmp_path / "raw", tmp_path / "away")
+    done = built.repair()
+    assert [one.file for one in done.tables] == ["index/train.npy"]
+    assert {one.file for one in done.failed} == {"inputs.arrow", "samples/train.parquet"}
+    shutil.move(tmp_path / "away", tmp_path / "raw")
+    assert built.repair().ok
+    built.check()
