@@ -16,8 +16,8 @@ from tasks.core.errors import DataError
 from tasks.dataset.groups import COMPARED, read_groups
 from tasks.dataset.look import page_path, write_look
 from tasks.dataset.look.choice import choose, spread
+from tasks.dataset.look.content import gather
 from tasks.dataset.look.histogram import Histogram
-from tasks.dataset.look.page import gather
 from tasks.dataset.look.pictures import MOST_BYTES, thumbnail
 from tasks.dataset.volumes import stored
 from tests.core.test_pages import Tags
@@ -132,7 +132,7 @@ def test_members_that_cannot_be_shown_are_named_on_their_tile(tmp_path: Path) ->
     content = gather(
         write_version(tmp_path / "version", "image_text", {"train": list(samples.items())}), None
     )
-    faults = {tile.key: " ".join(tile.faults) for tile in content.gallery["train"]}
+    faults = {tile.key: " ".join(map(str, tile.faults)) for tile in content.gallery["train"]}
     assert "cannot be decoded" in faults["torn"] and "no image among txt" in faults["no_picture"]
     assert "not UTF-8 at byte 3" in faults["latin"] and "blank" in faults["blank"]
 
@@ -188,8 +188,8 @@ def test_reinforced_samples_show_crops_and_synthetic_captions(tmp_path: Path) ->
     tiles = gather(version, None).gallery["train"]
     drawn = ((20, 10, 40, 30), (0, 0, 90, 60))
     assert [tile.pictures[0].crops for tile in tiles] == [drawn, drawn, (), ()]
-    assert tiles[2].faults == ["paug.json: param_aug is no list of augmentations"]
-    assert [fault.partition(" has no")[0] for fault in tiles[3].faults] == [
+    assert [str(fault) for fault in tiles[2].faults] == ["paug.json: param_aug is no list of augmentations"]
+    assert [str(fault).partition(" has no")[0] for fault in tiles[3].faults] == [
         "augmentation 0",
         "syn.json: syn_text holds an empty caption",
     ]
@@ -219,7 +219,7 @@ def test_a_volume_is_three_planes_in_two_windows_with_the_aspect_of_its_spacing(
     assert [round(one.width / one.height, 2) for one in tiles[1].pictures[:3]] == [0.5, 2.0, 4.0]
     assert "labels: effusion of 2" in tiles[0].notes and "10 × 40 × 20 voxels" in tiles[0].notes
     assert any("no spacing" in note for note in tiles[1].notes)
-    assert f"{name} cannot be read" in tiles[2].faults[0] and tiles[2].caption == "Clear lungs."
+    assert f"{name} cannot be read" in str(tiles[2].faults[0]) and tiles[2].caption == "Clear lungs."
     assert "Clear lungs." in look(version).text
 
 
@@ -295,12 +295,12 @@ def test_the_command_prints_where_the_page_is(tmp_path: Path, capsys: pytest.Cap
     chat = [("a", {"json": b'{"messages": []}', "000.jpg": picture(1)[:500]})]
     version = write_version(tmp_path / "version", "chat", {"train": chat})
     out = tmp_path / "page.html"
-    assert main(["look", str(version), "--out", str(out)]) == 0
+    assert main(["look", str(version), "--out", str(out)]) == 1
     said = capsys.readouterr()
-    assert said.out == f"{out}\n" and "faults in 1 of 1 sample shown" in said.err
-    assert main(["look", str(version), "--json"]) == 0
+    assert said.out == f"{out}\n" and "member.undecodable 1" in said.err
+    assert main(["look", str(version), "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert told["ok"] and told["faulty"] == 1 and Path(told["look"]).is_file()
+    assert not told["ok"] and told["faulty"] == 1 and Path(told["look"]).is_file()
     assert main(["look", str(tmp_path)]) == 2
     assert main(["look", str(version), "--out", str(out / "page.html")]) == 2
     assert "--out:" in capsys.readouterr().err

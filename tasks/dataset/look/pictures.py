@@ -24,6 +24,10 @@ QUALITIES = (80, 60, 40, 20)
 Box = tuple[float, float, float, float]
 
 
+class NotShown(DataError):
+    """A page cannot show it, although nothing may be wrong with it."""
+
+
 @dataclass(frozen=True)
 class Picture:
     """A data URI with the width and height of the picture that it shows, in that picture's own pixels."""
@@ -53,7 +57,7 @@ def thumbnail(data: bytes, alt: str, crops: tuple[Box, ...] = ()) -> Picture:
         image = images.DECODERS[kind](io.BytesIO(data))
         width, height = image.size
         if width * height > MOST_PIXELS:
-            raise DataError(f"the image is too large to be shown: {width} x {height}")
+            raise NotShown(f"the image is too large to be shown: {width} x {height}")
         image.draft(None, (2 * LONGEST, 2 * LONGEST))
         lies_wide = image.width > image.height
         upright = image if crops else images.upright(image)

@@ -1,10 +1,24 @@
-"""Where the page of a version is written, unless somebody says: beside the data, never in a version."""
+"""Which version is looked at, and where its page is written unless somebody says: beside the data, never in a
+version."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from tasks.dataset.versions import current
+from tasks.dataset import versions
+
+
+def version_at(path: Path) -> Path:
+    """The version's folder of a dataset or a version, also one whose manifest is gone, since that is what its
+    page then shows; UsageError when there is nothing that could be one."""
+    for folder in _candidates(path):
+        if (folder / "manifest.json").is_file():
+            return folder
+    for folder in _candidates(path):
+        if (folder / "shards.parquet").is_file() or any(folder.glob("*.tar")) or any(folder.glob("*/*.tar")):
+            return folder
+    return versions.resolve(path)
 
 
 def page_path(version: Path) -> Path:
@@ -16,6 +30,13 @@ def page_path(version: Path) -> Path:
     if version.parent.name != "versions":
         return version.parent / f"look-{version.name}.html"
     dataset = version.parent.parent
-    now = current(dataset)
-    is_current = now is not None and now.resolve() == version
+    is_current = (dataset / "current").resolve() == version
     return dataset / ("look.html" if is_current else f"look-{version.name}.html")
+
+
+def _candidates(path: Path) -> list[Path]:
+    """The folder itself and the version that its `current` names; links are followed one step, so that the
+    version is called by its own name."""
+    target = path.parent / os.readlink(path) if path.is_symlink() else path
+    link = target / "current"
+    return [target, target / os.readlink(link)] if link.is_symlink() else [target]

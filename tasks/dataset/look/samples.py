@@ -7,7 +7,6 @@ is opened for every sample, because a few dozen are read and then no more.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +14,18 @@ import google_crc32c
 
 from tasks.core.errors import DataError
 from tasks.dataset.shards import parse_key, parse_sample, read_index, shard_name
-from tasks.dataset.tar import BLOCK, padding
+from tasks.dataset.tar import BLOCK, padding, parse_header
 
 LONGEST_TEXT = 1 << 20
 """Bytes of a caption that are looked at."""
+
+
+class Faulty(DataError):
+    """What is wrong with a sample; `code` is what verify calls that."""
+
+    def __init__(self, code: str, problem: str) -> None:
+        super().__init__(problem)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -45,26 +52,18 @@ class SampleReader:
         return shard_name(self.split, int(self._index[row]["shard"]))
 
     def read(self, row: int) -> Sample:
-        """Sample `row` whole; DataError, which names the shard, when it is not as it was written."""
-        entry = self._index[row]
-        shard, offset, length = self.shard(row), int(entry["offset"]), int(entry["length"])
-        try:
-            with (self._version / shard).open("rb") as file:
-                ends = os.fstat(file.fileno()).st_size
-                if ends < offset + length:
-                    raise DataError(
-                        f"{shard} is truncated: it ends {offset + length - ends:,} bytes too early"
-                    )
-                file.seek(offset)
-                span = file.read(length)
-        except OSError as error:
-            raise DataError(f"{shard} cannot be read: {error.strerror}") from None
+        """Sample `row` whole; Faulty, which names the shard, when it is not as it was written."""
+        entry, shard, span = self._index[row], self.shard(row), self._span(row)
+        offset, short = int(entry["offset"]), int(entry["length"]) - len(span)
+        if short:
+            raise Faulty("shard.truncated", f"{shard} is truncated: it ends {short:,} bytes too early")
         if google_crc32c.value(span) != int(entry["crc32c"]):
-            raise DataError(f"{shard}: the sample's bytes at {offset:,} changed after the build (CRC32C)")
+            problem = f"{shard}: the sample's bytes at {offset:,} changed after the build (CRC32C)"
+            raise Faulty("member.checksum", problem)
         try:
             return Sample(parse_key(span), parse_sample(span))
         except ValueError as error:
-            raise DataError(f"{shard}: no sample at {offset:,}: {error}") from None
+            raise Faulty("index.mismatch", f"{shard}: no sample at {offset:,}: {error}") from None
 
     def read_text(self, row: int) -> str | None:
         """The caption alone, without reading the rest (a volume is large); None where there is none."""
@@ -75,20 +74,30 @@ class SampleReader:
         except OSError:
             return None
         try:
-            for name, size, start in _members(descriptor, offset, stop):
-                if name.partition(".")[2] == "txt":
-                    return os.pread(descriptor, min(size, LONGEST_TEXT), start).decode("utf-8", "replace")
-        except (OSError, ValueError):
+            while offset < stop:
+                header = parse_header(os.pread(descriptor, BLOCK, offset))
+                if header is None:
+                    return None
+                offset += BLOCK
+                if header.name.partition(".")[2] == "txt":
+                    text = os.pread(descriptor, min(header.size, LONGEST_TEXT), offset)
+                    return text.decode("utf-8", "replace")
+                offset += header.size + padding(header.size)
+        except (OSError, ValueError, OverflowError):
             return None
         finally:
             os.close(descriptor)
         return None
 
-
-def _members(descriptor: int, offset: int, stop: int) -> Iterator[tuple[str, int, int]]:
-    """Name, size and place of each member between two offsets; ValueError where no header is."""
-    while offset < stop:
-        head = os.pread(descriptor, BLOCK, offset)
-        size = int(head[124:135], 8)
-        yield head[:100].partition(b"\0")[0].decode(), size, offset + BLOCK
-        offset += BLOCK + size + padding(size)
+    def _span(self, row: int) -> bytes:
+        """What the shard holds in the place of sample `row`: less than its length where it is cut."""
+        entry, shard = self._index[row], self.shard(row)
+        try:
+            with (self._version / shard).open("rb") as file:
+                left = os.fstat(file.fileno()).st_size - int(entry["offset"])
+                if left <= 0:
+                    return b""
+                file.seek(int(entry["offset"]))
+                return file.read(min(left, int(entry["length"])))
+        except OSError as error:
+            raise Faulty("shard.missing", f"{shard} cannot be read: {error.strerror}") from None

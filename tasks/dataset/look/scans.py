@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from tasks.core.errors import DataError
-from tasks.dataset.look.pictures import Picture, encode
+from tasks.core.errors import DataError, UsageError
+from tasks.dataset.look.legible import legible
+from tasks.dataset.look.pictures import NotShown, Picture, encode
+from tasks.dataset.look.samples import Faulty
 from tasks.dataset.reasons import Reject
 from tasks.dataset.volumes import stored
 from tasks.dataset.volumes.geometry import Spacing, spacing_of
@@ -28,16 +30,17 @@ SHORTEST = 8
 
 
 def open_scan(members: Mapping[str, bytes]) -> StoredVolume:
-    """The volume of whichever member holds it; DataError when none can be read."""
+    """The volume of whichever member holds it; Faulty or DataError when none can be read."""
     name = stored.member_of(members)
     if name is None:
-        raise DataError(f"there is no volume among {', '.join(sorted(members)) or 'none'}")
+        there = legible(", ".join(sorted(members)) or "none", 280)
+        raise Faulty("sample.missing_member", f"there is no volume among {there}")
     try:
         return stored.open_volume(name, members[name])
     except stored.Damaged as error:
         raise DataError(f"{name} cannot be read: {error}") from None
-    except ModuleNotFoundError as error:
-        raise DataError(f"{name} needs {error.name}: pip install 'tarmac[ct]'") from None
+    except (ModuleNotFoundError, UsageError):
+        raise NotShown(f"{name} is not shown: pip install 'tarmac[ct]'") from None
 
 
 def stated_spacing(facts: Mapping[str, Any]) -> Spacing | None:

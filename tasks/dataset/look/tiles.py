@@ -16,9 +16,11 @@ from tasks.core.formats import NOTHING, shorten
 from tasks.dataset.images import MEMBERS
 from tasks.dataset.look.choice import spread
 from tasks.dataset.look.crops import crops_of, synthetic_captions
-from tasks.dataset.look.pictures import Box, Picture, thumbnail
-from tasks.dataset.look.samples import SampleReader
+from tasks.dataset.look.legible import legible
+from tasks.dataset.look.pictures import Box, NotShown, Picture, thumbnail
+from tasks.dataset.look.samples import Faulty, Sample, SampleReader
 from tasks.dataset.look.scans import open_scan, slices, stated_spacing
+from tasks.dataset.volumes.geometry import Spacing
 
 TEXT = 280
 REPORT = 700
@@ -28,6 +30,17 @@ CROPS = 6
 
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a sample: the code that verify has for it, and words."""
+
+    code: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass
@@ -40,16 +53,28 @@ class Tile:
     more: list[str] = field(default_factory=list)
     turns: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    codes: list[str] = field(default_factory=list)
+    """What verify has found in the sample."""
+    shard: str = ""
+    is_read: bool = True
+    """Whether `key` is the sample's; else it is its place."""
 
 
 def tile(reader: SampleReader, row: int, modality: str) -> Tile:
     """Sample `row` as a tile; a sample that cannot be read is a tile with its fault."""
+    shard = reader.shard(row)
     try:
         sample = reader.read(row)
-    except DataError as error:
-        return Tile(f"sample {row + 1:,}", faults=[str(error)])
-    shown = Tile(shorten(sample.key, 80))
+    except Faulty as error:
+        why = Fault(error.code, str(error))
+        return Tile(f"sample {row + 1:,}", faults=[why], shard=shard, is_read=False)
+    return tile_of(sample, modality, shard)
+
+
+def tile_of(sample: Sample, modality: str, shard: str) -> Tile:
+    """A sample that was read."""
+    shown = Tile(legible(sample.key, 80), shard=shard)
     SHOWN[modality](sample.members, shown)
     return shown
 
@@ -75,12 +100,7 @@ def _reinforced(members: Mapping[str, bytes], shown: Tile) -> None:
 def _volume_report(members: Mapping[str, bytes], shown: Tile) -> None:
     facts: dict[str, Any] = _attempt(lambda: _object(members, "json"), shown, {})
     spacing = stated_spacing(facts)
-    try:
-        scan = open_scan(members)
-        shown.notes.append(" × ".join(map(str, scan.shape)) + " voxels")
-        shown.pictures = slices(scan, spacing, f"Slice of {shown.key}")
-    except DataError as error:
-        shown.faults.append(str(error))
+    _attempt(partial(_add_slices, members, spacing, shown), shown, None)
     distances = " × ".join(f"{value:g}" for value in spacing) if spacing is not None else ""
     shown.notes.append(f"{distances} mm" if spacing else "no spacing is stated: voxels are shown as cubes")
     labels = facts.get("labels")
@@ -136,7 +156,8 @@ def _turns(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _add_picture(members: Mapping[str, bytes], shown: Tile, crops: Sequence[Box] = ()) -> None:
     name = next((name for name in MEMBERS if name in members), None)
     if name is None:
-        shown.faults.append(f"there is no image among {', '.join(sorted(members)) or 'none'}")
+        there = legible(", ".join(sorted(members)) or "none", TEXT)
+        shown.faults.append(Fault("sample.missing_member", f"there is no image among {there}"))
         return
     _attempt(partial(_add_image, members, name, shown, tuple(crops)), shown, None)
     shown.notes += [f"{picture.width} × {picture.height}" for picture in shown.pictures]
@@ -147,23 +168,29 @@ def _add_image(members: Mapping[str, bytes], name: str, shown: Tile, crops: tupl
     shown.pictures.append(thumbnail(members[name], alt, crops))
 
 
+def _add_slices(members: Mapping[str, bytes], spacing: Spacing | None, shown: Tile) -> None:
+    scan = open_scan(members)
+    shown.notes.append(" × ".join(map(str, scan.shape)) + " voxels")
+    shown.pictures = slices(scan, spacing, f"Slice of {shown.key}")
+
+
 def _text(members: Mapping[str, bytes], shown: Tile, most: int) -> str:
     if "txt" not in members:
-        shown.faults.append("there is no txt")
+        shown.faults.append(Fault("sample.missing_member", "there is no txt"))
         return ""
     try:
         text = members["txt"].decode()
     except UnicodeDecodeError as error:
-        shown.faults.append(f"txt is not UTF-8 at byte {error.start}")
+        shown.faults.append(Fault("member.undecodable", f"txt is not UTF-8 at byte {error.start}"))
         text = members["txt"].decode("utf-8", "replace")
     if not text.strip():
-        shown.faults.append("the caption is blank")
+        shown.faults.append(Fault("member.empty", "the caption is blank"))
     return shorten(text, most)
 
 
 def _member(members: Mapping[str, bytes], name: str) -> bytes:
     if name not in members:
-        raise DataError(f"there is no {name}")
+        raise Faulty("sample.missing_member", f"there is no {name}")
     return members[name]
 
 
@@ -182,9 +209,13 @@ def _object(members: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def _attempt(read: Callable[[], T], shown: Tile, otherwise: T) -> T:
-    """What `read` gives; when it cannot, the fault goes on the tile."""
+    """What `read` gives; when it cannot, why goes on the tile."""
     try:
         return read()
+    except NotShown as error:
+        shown.notes.append(str(error))
+    except Faulty as error:
+        shown.faults.append(Fault(error.code, str(error)))
     except DataError as error:
-        shown.faults.append(str(error))
-        return otherwise
+        shown.faults.append(Fault("member.undecodable", str(error)))
+    return otherwise

@@ -1,0 +1,452 @@
+"""The faults tab: every fault in words with its way out, nothing hidden, nothing hostile, nothing private."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flows.cli import main
+from tasks.core.findings import Finding, Report
+from tasks.dataset import quarantine, versions
+from tasks.dataset.build import build
+from tasks.dataset.look import Checked, page_path, summary, version_at, write_look
+from tasks.dataset.look.checked import MORE
+from tasks.dataset.look.codes import MEANINGS
+from tasks.dataset.look.faults import EACH
+from tasks.dataset.look.legible import legible
+from tasks.dataset.look.salvage import find, read
+from tasks.dataset.look.samples import SampleReader
+from tasks.dataset.shards import read_index
+from tasks.dataset.tar import BLOCK, END, header, padding
+from tests.core.test_pages import Tags
+from tests.dataset import raw
+from tests.dataset.handmade import write_version
+
+CODES = [
+    "manifest.invalid",
+    "shard.missing",
+    "shard.extra",
+    "shard.truncated",
+    "shard.checksum",
+    "shard.count",
+    "index.mismatch",
+    "sample.duplicate_key",
+    "sample.split_members",
+    "sample.missing_member",
+    "member.empty",
+    "member.undecodable",
+    "member.checksum",
+    "member.unsafe",
+]
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'\u202egpj.\x1b[31m\x00\ud800"
+SECRET = "patient-Meier"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound")
+    raw.pictures(folder / "raw", 60)
+    config = raw.config(folder / "raw", folder / "out")
+    versions.publish(folder / "out", build(config).version, 3)
+    return folder / "out"
+
+
+@pytest.fixture
+def dataset(sound: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(sound, tmp_path / "out", symlinks=True))
+
+
+@pytest.fixture
+def version(dataset: Path) -> Path:
+    return versions.resolve(dataset)
+
+
+def flip(version: Path, row: int, at: int = 600) -> None:
+    """Change a byte of the first member of a sample of train."""
+    entry = read_index(version, "train")[row]
+    with (version / f"train/{entry['shard']:06d}.tar").open("r+b") as file:
+        file.seek(int(entry["offset"]) + at)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 0x40]))
+
+
+def key_of(version: Path, row: int) -> str:
+    return SampleReader(version, "train").read(row).key
+
+
+def page_of(path: Path) -> Tags:
+    return Tags(re.sub(r"<style>.*?</style>", "", path.read_text(encoding="utf-8"), flags=re.S))
+
+
+def words(page: Tags) -> str:
+    return " ".join(" ".join(page.pieces).split())
+
+
+def shown(version: Path, findings: Sequence[Finding], level: str = "default", **report: Any) -> Tags:
+    """The page of a version of which verify said this."""
+    checked = Checked(Report(findings, **report), level, 1.7e9, "data/digits")
+    return page_of(write_look(version, version.parent / "page.html", checked=checked).path)
+
+
+def look(dataset: Path, *options: str) -> tuple[int, str]:
+    """The exit code of the command and the words on its page."""
+    out = dataset.parent / "page.html"
+    code = main(["look", str(dataset), "--out", str(out), *options])
+    return code, words(page_of(out))
+
+
+def a_version(folder: Path, **options: Any) -> Path:
+    samples = [(f"{SECRET}_{n}", {"png": raw.png(n), "txt": f"caption {n}".encode()}) for n in range(20)]
+    return write_version(folder / "version", "image_text", {"train": samples}, **options)
+
+
+def error(code: str, remedy: str = "build it again", **where: Any) -> Finding:
+    return Finding(code, "error", remedy, where, {"problem": "it is broken"})
+
+
+def entry(name: str, content: bytes) -> bytes:
+    return header(name, len(content)) + content + bytes(padding(len(content)))
+
+
+def test_a_sound_dataset_has_one_line_that_says_what_was_looked_at(dataset: Path) -> None:
+    for option, says in (
+        ("--quick", "No faults at level quick"),
+        ("--json", "No faults at level default"),
+        ("--full", "No faults at level full"),
+    ):
+        code, text = look(dataset, option)
+        assert code == 0 and says in text and "checked 20" in text
+        assert ("Not seen: " in text) == (option != "--full")
+        assert "tarmac repair" not in text
+
+
+def test_what_was_ruled_out_is_said(tmp_path: Path) -> None:
+    ruled_out = [{"code": "shard.extra", "evidence": "4 files, all known"}]
+    text = words(shown(a_version(tmp_path), [], ruled_out=ruled_out, not_seen=["whether members decode"]))
+    assert "Not seen: whether members decode. Ruled out: 1 code shard.extra 4 files, all known" in text
+
+
+def test_every_code_is_explained(tmp_path: Path) -> None:
+    assert list(MEANINGS) == CODES
+    findings = [error(code, f"remedy of {code}", shard="train/000000.tar") for code in CODES]
+    text = words(shown(a_version(tmp_path), findings))
+    for code, meaning in MEANINGS.items():
+        assert meaning.title in text and meaning.means in text and f"This is not {meaning.is_not}" in text
+        assert f"remedy of {code}" in text
+    assert "14 faults at level default" in text
+    assert "tarmac repair data/digits --full makes" in text
+    assert "tarmac repair data/digits --full --quarantine" in text
+    text = words(shown(tmp_path / "version", [error("member.checksum")]))
+    assert "tarmac repair data/digits makes" in text and "tarmac repair data/digits --quarantine" in text
+
+
+def test_a_finding_shows_place_evidence_remedy_and_command(tmp_path: Path) -> None:
+    version = a_version(tmp_path)
+    findings = [
+        Finding(
+            "shard.count",
+            "error",
+            f"see {number}",
+            {"split": "train", "shard": f"train/00000{number}.tar"},
+            {"samples": 12345, "expected": 16, "problem": f"{version}/train is odd"},
+            command=f"tarmac repair --shard {number}",
+        )
+        for number in (1, 2)
+    ]
+    text = words(shown(version, findings))
+    for said in ("shard train/000001.tar", "samples 12,345", "expected 16", "train is odd", "see 2"):
+        assert said in text
+    assert "tarmac repair --shard 1" in text and str(version) not in text
+    assert "A code of a newer verify" not in text
+    assert "strange.code" in words(shown(version, [error("strange.code", file="A code of a newer verify")]))
+
+
+@pytest.mark.parametrize("folder", ["data", "my data"])
+def test_a_command_names_the_dataset_as_the_user_does(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder / "versions").mkdir(parents=True)
+    version = a_version(tmp_path).rename(tmp_path / folder / "versions" / "0123456789ab")
+    command = f"tarmac repair {shlex.quote(str(tmp_path / folder))}"
+    text = words(shown(version, [replace(error("shard.missing", shard="a.tar"), command=command)]))
+    assert "tarmac repair data/digits Where" in text and str(tmp_path) not in text
+
+
+def test_findings_are_bounded_and_the_rest_counted(tmp_path: Path) -> None:
+    long = "x" * 100_000
+    evidence = {f"fact {fact} {long}": long for fact in range(30)} | {MORE: 10}
+    findings = [
+        Finding(
+            "sample.missing_member",
+            "error",
+            long,
+            {"shard": "train/000000.tar", "key": f"{number}-{long[:1000]}"},
+            evidence,
+            command=long,
+        )
+        for number in range(1000)
+    ]
+    checked = Checked(Report(findings, not_seen=[long] * 1000), "default", 1.7e9)
+    version = a_version(tmp_path)
+    bare = write_look(version, tmp_path / "bare.html").path.stat().st_size
+    made = write_look(version, tmp_path / "page.html", checked=checked)
+    assert made.path.stat().st_size < bare + 300_000
+    text = words(page_of(made.path))
+    assert "11,000 faults" in text
+    assert text.count("and 10 more of this kind") == EACH and "Faulty samples 24, some" in text
+    assert f"And {11_000 - 11 * EACH:,} more, which tarmac verify lists." in text
+    assert summary(checked.report) == "11,000 faults: sample.missing_member 11,000"
+
+
+def test_what_hostile_tars_say_is_seen_and_does_nothing(tmp_path: Path) -> None:
+    findings = [
+        Finding(
+            code,
+            "error",
+            HOSTILE,
+            {"shard": HOSTILE, "key": HOSTILE, "member": HOSTILE},
+            {HOSTILE: HOSTILE, "problem": f"{HOSTILE} https://me:hunter2@host/x?token=hunter2"},
+            command=HOSTILE,
+        )
+        for code in ("member.unsafe", "sample.duplicate_key")
+    ]
+    report = {"not_seen": [HOSTILE], "ruled_out": [{"code": HOSTILE, "evidence": HOSTILE}]}
+    page = shown(a_version(tmp_path), findings, **report)  # type: ignore[arg-type]
+    assert {tag for tag, _ in page.tags} & {"script", "iframe", "object", "link"} == set()
+    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+    assert "<script>alert(1)</script>" in page.text and "\\u202egpj" in page.text and "\\x1b[31m" in page.text
+    assert "hunter2" not in page.text
+    assert not re.search("[\u202e\x1b\x00]", (tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert legible("a\u202eb\x07 \n c", 40) == "a\\u202eb\\x07 c"
+
+
+@pytest.mark.parametrize("private", [True, None])
+def test_of_a_private_version_there_are_codes_and_counts(tmp_path: Path, private: bool | None) -> None:
+    version = a_version(tmp_path, private=private)
+    findings = [
+        Finding(
+            code,
+            "error",
+            f"remedy {SECRET}",
+            {"shard": f"{SECRET}/000000.tar", "key": f"{SECRET}_1", "member": f"{SECRET}.txt"},
+            {"problem": SECRET, MORE: 4},
+            command=f"tarmac repair {SECRET}",
+        )
+        for code in CODES
+    ]
+    ruled_out = [{"code": "shard.extra", "evidence": SECRET}]
+    checked = Checked(Report(findings, ruled_out, [SECRET]), "default", 1.7e9, f"/data/{SECRET}")
+    quarantine.add(version, [quarantine.Entry("version", "train", "train/000000.tar", SECRET, SECRET)])
+    made = write_look(version, tmp_path / "page.html", checked=checked)
+    html = made.path.read_text(encoding="utf-8")
+    text = words(page_of(made.path))
+    assert SECRET not in html and "caption 1" not in html and "data:image" not in html
+    assert "70 faults" in text and all(code in text for code in CODES)
+    assert "Not seen: whether members decode." in text and "Ruled out: 1 code shard.extra ✓" in text
+    assert "tarmac repair DATASET" in text and "1 sample (other 1)" in text
+    assert made.report is not None and len(made.report.findings) == len(CODES)
+
+
+def test_what_is_left_of_faulty_samples_is_shown(version: Path) -> None:
+    """The picture of a sample whose caption changed, of one that another program moved, of one with a torn
+    header; and of one that is gone, that it is."""
+    reader = SampleReader(version, "train")
+    keys = [reader.read(row).key for row in range(16, 32)]
+    path = version / "train" / "000001.tar"
+    moved = [reader.read(row) for row in (23, 19, 18, 17)]
+    path.write_bytes(
+        entry("../../etc/passwd", b"")
+        + bytes(BLOCK - 1)
+        + b"x"
+        + b"".join(
+            entry(f"{one.key}.{name}", content) for one in moved for name, content in one.members.items()
+        )
+        + END
+    )
+    findings = [
+        error("member.checksum", split="train", shard="train/000001.tar", key=key)
+        for key in (keys[7], keys[3], keys[0])
+    ]
+    findings += [error("sample.split_members", split="train", shard="train/000001.tar", key=keys[3])]
+    checked = Checked(Report(findings), "default", 1.7e9)
+    page = page_of(write_look(version, version.parent / "page.html", checked=checked).path)
+    tiles = page.text.partition("What still decodes of each")[2].partition("\nRejects\n")[0]
+    assert "Faulty samples 3, some of each code" in words(page)
+    assert tiles.count("member.checksum") == 3 and tiles.count("sample.split_members") == 1
+    assert tiles.count("12 × 12") == 2 and tiles.count("nothing of it can be read") == 1
+    assert f"{keys[7]} · 12 × 12" in " ".join(tiles.split())
+
+
+def test_damaged_headers_are_stepped_over_and_nothing_is_read_twice(tmp_path: Path) -> None:
+    tar = tmp_path / "000000.tar"
+    negative = bytearray(header("c.txt", 3))
+    negative[124:136] = b"-0000002000\0"
+    negative[148:156] = b"%06o\0 " % (sum(negative) - sum(negative[148:156]) + 8 * 32)
+    tar.write_bytes(
+        entry("a.png", b"one")
+        + bytes(negative)
+        + entry("a.txt", b"two")
+        + entry("a.png", b"three")
+        + header("a.json", 2000)
+        + b"cut"
+    )
+    found = find(tar, {"a", "c"})
+    assert {key: read(tar, places) for key, places in found.items()} == {"a": {"png": b"one", "txt": b"two"}}
+
+
+def test_a_caption_is_not_sought_for_ever(version: Path) -> None:
+    """A header that leads backwards."""
+    reader = SampleReader(version, "train")
+    with (version / "train" / "000000.tar").open("r+b") as file:
+        file.seek(124)
+        file.write(b"-0000002000\0")
+    assert reader.read_text(0) is None and reader.read_text(1) is not None
+
+
+def test_what_only_looking_shows_is_a_fault_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = [("a", {"png": raw.png(1)[:60], "txt": b"torn"}), ("b", {"png": raw.png(2), "txt": b"fine"})]
+    version = write_version(tmp_path / "version", "image_text", {"train": samples})
+    checked = Checked(Report(), "default", 1.7e9)
+    made = write_look(version, tmp_path / "page.html", checked=checked)
+    (found,) = made.report.findings if made.report else []
+    assert (found.code, found.where) == (
+        "member.undecodable",
+        {"split": "train", "shard": "train/000000.tar", "key": "a"},
+    )
+    assert "1 fault at level default" in words(page_of(made.path))
+    said = Checked(Report([found]), "full", 1.7e9)
+    again = write_look(version, tmp_path / "page.html", checked=said).report
+    assert again is not None and len(again.findings) == 1
+
+
+def test_what_looking_shows_has_the_code_that_verify_has_for_it(version: Path) -> None:
+    flip(version, 0)
+    (version / "train/000001.tar").write_bytes(b"")
+    (version / "train/000002.tar").unlink()
+    made = write_look(version, version.parent / "page.html", checked=Checked(Report(), "quick", 1.7e9))
+    found = [(one.where["shard"], one.code) for one in (made.report or Report()).findings]
+    assert found == [
+        ("train/000000.tar", "member.checksum"),
+        ("train/000001.tar", "shard.truncated"),
+        ("train/000002.tar", "shard.missing"),
+    ]
+    assert all("key" not in one.where for one in (made.report or Report()).findings)
+    known = Checked(Report([error("index.mismatch", split="train", file="index/train.npy")]), "quick", 1.7e9)
+    again = write_look(version, version.parent / "page.html", checked=known).report
+    assert again is not None and len(again.findings) == 1
+
+
+@pytest.mark.parametrize("damage", ["gone", "torn", "newer"])
+def test_a_damaged_manifest_leaves_the_faults(dataset: Path, damage: str) -> None:
+    path = versions.resolve(dataset) / "manifest.json"
+    text = path.read_text()
+    path.write_text({"gone": "", "torn": text[:50], "newer": text.replace("tarmac/1", "tarmac/9")}[damage])
+    if damage == "gone":
+        path.unlink()
+    assert main(["look", str(dataset)]) == 1
+    assert page_path(version_at(dataset)) == dataset / "look.html"
+    page = page_of(dataset / "look.html")
+    text = words(page)
+    assert "manifest.invalid" in text and "The tables do not hold together" in text
+    assert "Faulty samples are not shown: without the manifest" in text
+    why = "missing" if damage == "gone" else "damaged or newer"
+    assert text.count(f"Nothing is shown: manifest.json is {why}") == 5
+    assert str(dataset / "versions") not in text
+
+
+def test_the_command_fails_and_names_the_next_one(
+    dataset: Path, version: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip(version, 3)
+    key = key_of(version, 4)
+    out = dataset.parent / "page.html"
+    assert main(["look", str(dataset), "--out", str(out)]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{out}\n"
+    assert re.search(r"✗ 2 faults: shard.checksum 1, member.checksum 1\n", said.err)
+    assert f"tarmac repair {dataset}" in said.err
+    assert main(["look", str(dataset), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert not told["ok"] and {one["code"] for one in told["findings"]} == {
+        "shard.checksum",
+        "member.checksum",
+    }
+    assert told["look"] == str(dataset / "look.html") and told["version"] == version.name
+    assert main(["look", str(dataset), "--quick", "--full"]) == 2
+    assert "choose one" in capsys.readouterr().err
+    assert key not in json.dumps(told["findings"])
+
+
+def test_many_codes_are_one_line_on_the_terminal() -> None:
+    assert summary(Report([error(code) for code in CODES])) == (
+        "14 faults: manifest.invalid 1, shard.missing 1, shard.extra 1, shard.truncated 1, shard.checksum 1, "
+        "and 9 other codes"
+    )
+
+
+def test_who_is_in_quarantine_is_counted(dataset: Path, version: Path) -> None:
+    flip(version, 3)
+    place = ("train", "train/000000.tar")
+    entries = [quarantine.Entry(version.name, *place, f"key{n}", "member.checksum") for n in range(3)]
+    quarantine.add(dataset, [*entries, quarantine.Entry("0" * 12, *place, "other", "member.empty")])
+    _, text = look(dataset)
+    assert "leave them out: 3 samples (member.checksum 3)" in text
+    (dataset / quarantine.NAME).write_text("torn")
+    code, text = look(dataset)
+    assert code == 1 and "What is in quarantine is not known: quarantine.jsonl, line 1" in text
+
+
+def test_tabs_are_links_to_sections_and_faults_come_first_when_there_are_any(dataset: Path) -> None:
+    def first(page: Tags) -> list[str | None]:
+        return [
+            attrs["id"] for tag, attrs in page.tags if tag == "section" and attrs.get("class") == "tab first"
+        ]
+
+    look(dataset)
+    page = page_of(dataset.parent / "page.html")
+    assert first(page) == ["samples"]
+    targets = [str(attrs["href"])[1:] for tag, attrs in page.tags if tag == "a"]
+    assert targets == ["faults", "rejects", "samples", "numbers", "shards"]
+    flip(versions.resolve(dataset), 3)
+    look(dataset)
+    page = page_of(dataset.parent / "page.html")
+    assert first(page) == ["faults"]
+    ids = {attrs.get("id") for _, attrs in page.tags}
+    assert {str(attrs["href"])[1:] for tag, attrs in page.tags if tag == "a"} <= ids
+    assert not [attrs for tag, attrs in page.tags if tag in ("input", "script", "button")]
+
+
+def test_tars_of_others_have_no_source_to_be_repaired_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "000000.tar").write_bytes(entry(f"{SECRET}.png", raw.png(1)) + entry(f"{SECRET}.txt", b"x"))
+    code, text = look(folder)
+    assert code == 1 and "shard.truncated" in text and SECRET not in text
+    assert f"next: tarmac init {folder}\n" in capsys.readouterr().err
+    assert "tarmac init DATASET writes a config" in text and "tarmac repair" not in text
+
+
+def test_a_page_without_verify_has_no_such_tab(version: Path) -> None:
+    made = write_look(version, version.parent / "page.html", "a pilot: 50 samples")
+    page = page_of(made.path)
+    assert made.report is None and "No faults" not in words(page)
+    assert "faults" not in {attrs.get("id") for _, attrs in page.tags}
+    assert "Is it sound?" in words(page)
+
+
+def test_what_is_no_dataset_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", str(tmp_path)]) == 2 and main(["look", str(tmp_path / "nowhere")]) == 2
+    (tmp_path / "current").symlink_to("versions/gone")
+    assert main(["look", str(tmp_path)]) == 2
+    assert np.all([line.startswith("✗ ") for line in capsys.readouterr().err.splitlines()])
