@@ -11,6 +11,8 @@ from tasks.core.files import read_json
 from tests.pipeline.conftest import Project, make_project
 from tests.pipeline.evidence import assert_wandb_holds_everything_once, metrics, results, weights
 
+pytestmark = pytest.mark.system  # beside a real Prefect server, which is what outlives the killed
+
 SHORT = (
     "train.steps=36",
     "train.checkpoint_every=12",
