@@ -41,6 +41,8 @@ from tasks.dataset.tables import give_memory_back
 __all__ = ["BuildResult", "build", "is_up_to_date"]
 
 logger = logging.getLogger(__name__)
+PRELOAD = "tasks.dataset.building.preload"
+"""Never imported here: it is for the process that workers are forked from."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class _Build:
             return self._result(before, read_manifest(before), 0, before, changes.NONE)
         again = None if self.asked.shard is None else leaf_of_shard(before, self.asked.shard)
         if self.config.engine.build.kind == "local":
-            warm_up(__name__)  # which imports all that workers and the pilot need
+            warm_up(PRELOAD)
         self.staging.mkdir(exist_ok=True)
         rules = write_rules(self.staging, dataset)
         catalogue = list_samples(self.config, self.staging, self.progress, anew=self.asked.rehash)

@@ -118,7 +118,7 @@ def surely_decodes(data: bytes, image: JpegImageFile) -> bool:
     """
     if frame(data) is None:
         return False
-    image.draft(None, (1, 1))
+    image.draft(None, (1, 1))  # in its own mode: in grey, chroma that cannot be sampled up would pass
     try:
         image.load()
     except MemoryError:

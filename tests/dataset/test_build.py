@@ -1,6 +1,8 @@
 import json
 import os
 import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import google_crc32c
@@ -12,8 +14,12 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.lease import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build import BuildResult, build, is_up_to_date
-from tasks.dataset.building.listing import fingerprint
+from tasks.dataset.build import PRELOAD, BuildResult, build, is_up_to_date
+from tasks.dataset.building.convert import Conversion, convert, write_rules
+from tasks.dataset.building.leaves import plan_leaves
+from tasks.dataset.building.listing import fingerprint, list_samples
+from tasks.dataset.building.sidecar import first
+from tasks.dataset.building.staging import converted_shards
 from tasks.dataset.keys import position
 from tasks.dataset.shards import INDEX, parse_key, parse_sample, read_index, shard_name
 from tests.dataset import raw
@@ -92,6 +98,35 @@ def test_workers_leave_no_trace(folder: Path, tmp_path: Path) -> None:
     assert one.name == four.name
     assert raw.contents(one, without=("build.json",)) == raw.contents(four, without=("build.json",))
     assert (one / "build.json").read_text() != (four / "build.json").read_text()
+
+
+def test_shards_are_drafted_in_order_while_later_ones_are_converted(folder: Path, tmp_path: Path) -> None:
+    config = raw.config(folder, tmp_path / "out")
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    rules = write_rules(staging, config.dataset)
+    catalogue = list_samples(config, staging)
+    plan_leaves(catalogue, config.dataset)
+    order = [2, 0, 1, *reversed(range(3, catalogue.planned))]
+    told: list[int] = []
+
+    def converted() -> Iterator[int]:
+        for ordinal in order:
+            convert(Conversion(staging, rules, ordinal))
+            told.append(ordinal)
+            yield ordinal
+
+    given = [
+        (first(shard.sidecar, "leaf"), len(told))
+        for shard in converted_shards(catalogue, {}, staging, converted())
+    ]
+    assert [leaf for leaf, _ in given] == [leaf.digest for leaf in catalogue.leaves()]
+    assert [after for _, after in given] == [2, 3, 3, *[len(order)] * (len(order) - 3)]
+    catalogue.close()
+
+
+def test_what_workers_are_forked_from_is_there() -> None:
+    assert find_spec(PRELOAD) is not None, "the system would start workers without it, slowly"
 
 
 def test_place_and_time_leave_no_trace(folder: Path, tmp_path: Path) -> None:

@@ -212,6 +212,20 @@ UNUSUAL = {
 }
 
 
+def chroma_of_two_thirds() -> bytes:
+    """Three samples of luma to two of chroma, which libjpeg cannot sample up."""
+    data = picture("RGB", 64, 64, subsampling="4:4:4")
+    frame = frame_of(data)
+    return changed(changed(data, frame + 11, b"\x31"), frame + 14, b"\x21")
+
+
+def test_chroma_that_cannot_be_sampled_up_is_found_at_an_eighth() -> None:
+    """In grey, libjpeg would not ask."""
+    data = chroma_of_two_thirds()
+    image = opened(data)
+    assert image is not None and not jpeg.surely_decodes(data, image)
+
+
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_nothing_is_told_of_what_is_unusual(name: str) -> None:
     assert jpeg.frame(UNUSUAL[name]) is None
@@ -228,12 +242,13 @@ def test_a_header_that_pillow_takes_apart_is_left_to_pillow() -> None:
     assert images.store(data, ImageRules(check="header")) == ("jpg", data, (30, 10))
 
 
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
-def test_a_rejection_has_the_words_of_whole_decoding(share: float) -> None:
-    data = SOUND["4:2:0"]
-    torn = data[: int(len(data) * share)]
+TORN = [SOUND["4:2:0"][: int(len(SOUND["4:2:0"]) * share)] for share in (0.3, 0.6, 0.9)]
+
+
+@pytest.mark.parametrize("data", [*TORN, chroma_of_two_thirds()], ids=["30 %", "60 %", "90 %", "chroma"])
+def test_a_rejection_has_the_words_of_whole_decoding(data: bytes) -> None:
     with pytest.raises(Reject) as checked:
-        images.check(torn, ImageRules())
+        images.check(data, ImageRules())
     with pytest.raises(Reject) as decoded:
-        images.decode(torn, ImageRules())
+        images.decode(data, ImageRules())
     assert str(checked.value) == str(decoded.value)

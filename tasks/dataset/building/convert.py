@@ -28,7 +28,7 @@ from tasks.dataset.building.entries import Entry
 from tasks.dataset.building.fingerprint import members_digest
 from tasks.dataset.building.listing import SPILL
 from tasks.dataset.building.rules import rules_of
-from tasks.dataset.building.sidecar import Outcome, counted_reasons, first, holds_transient, rows, sidecar
+from tasks.dataset.building.sidecar import Outcome, counted_reasons, first, holds_transient, sidecar
 from tasks.dataset.building.spill import read_spilled
 from tasks.dataset.reasons import TRANSIENT, Reject
 from tasks.dataset.samples import MODALITIES, Modality
@@ -152,18 +152,18 @@ def write_rules(staging: Path, dataset: Dataset) -> str:
 
 
 def _write(work: Converter, leaf: Leaf, entries: Sequence[Entry]) -> Any:
-    staging, modality = work.staging, work.dataset.modality
+    staging = work.staging
     temporary = staging / f".{leaf.digest}.{uuid4().hex}"
     with ShardWriter(temporary) as writer:
         outcomes = work.convert(writer, entries)
-        told = rows(modality, outcomes)  # before `finish`, which waits for the disk
         sha256 = writer.finish()
+    modality = work.dataset.modality
     if writer.is_empty:
         temporary.unlink()
-        table = sidecar(modality, leaf.digest, None, 0, told)
+        table = sidecar(modality, leaf.digest, None, 0, outcomes)
     else:
         os.replace(temporary, tar_path(staging, leaf.digest))
-        table = sidecar(modality, leaf.digest, sha256, writer.size_bytes, told)
+        table = sidecar(modality, leaf.digest, sha256, writer.size_bytes, outcomes)
     write_batch(temporary, table)
     os.replace(temporary, sidecar_path(staging, leaf.digest))
     return table

@@ -57,9 +57,16 @@ def schema(modality: str) -> Any:
     return pa.schema({**LEAF_COLUMNS, **SAMPLE_COLUMNS, **statistics}.items())
 
 
-def rows(modality: str, outcomes: Sequence[Outcome]) -> Any:
-    """The table of what is known of each sample."""
+def sidecar(
+    modality: str, leaf: str, sha256: str | None, size_bytes: int, outcomes: Sequence[Outcome]
+) -> Any:
+    """The table of one shard; `sha256` is None where every sample was rejected and there is no tar."""
+    count = len(outcomes)
     columns: dict[str, list[Any]] = {
+        "leaf": [leaf] * count,
+        "tar": [None] * count,
+        "sha256": [sha256] * count,
+        "bytes": [size_bytes] * count,
         "key": [outcome.entry.key for outcome in outcomes],
         "original_key": [printable(outcome.entry.original_key) for outcome in outcomes],
         "group": [_printable(outcome.entry.group) for outcome in outcomes],
@@ -75,15 +82,7 @@ def rows(modality: str, outcomes: Sequence[Outcome]) -> Any:
     }
     for name in MODALITIES[modality].statistics:
         columns[name] = [outcome.statistics.get(name) for outcome in outcomes]
-    wanted = schema(modality)
-    return pa.table(columns, pa.schema([wanted.field(name) for name in columns]))
-
-
-def sidecar(modality: str, leaf: str, sha256: str | None, size_bytes: int, rows: Any) -> Any:
-    """The table of one shard; `sha256` is None where every sample was rejected and there is no tar."""
-    shard = {"leaf": leaf, "tar": None, "sha256": sha256, "bytes": size_bytes}
-    repeated = [pa.repeat(pa.scalar(shard[name], kind), len(rows)) for name, kind in LEAF_COLUMNS.items()]
-    return pa.table([*repeated, *rows.columns], schema(modality))
+    return pa.table(columns, schema(modality))
 
 
 def _printable(text: str | None) -> str | None:
