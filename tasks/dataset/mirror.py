@@ -37,8 +37,8 @@ PART = 16 << 20
 """Bytes of an upload's part, of which two are in memory."""
 NOTE = "bytes mirrored"
 MANIFEST, SHARDS = "manifest.json", "shards.parquet"
-ALWAYS = (MANIFEST, "build.json")
-"""Sent each time: the first marks a version that is whole, the second is not shaped by the content."""
+ALWAYS = (MANIFEST, "build.json", "inputs.arrow")
+"""Sent each time: the first marks a version that is whole, the others are not shaped by the content."""
 VERSION = re.compile(r"[0-9a-f]{12}")
 
 

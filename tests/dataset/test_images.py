@@ -60,7 +60,7 @@ def test_what_is_no_image_is_told_from_what_is_damaged() -> None:
         (b"<?xml version='1.0'?><secret/>", "XML"),
         (b'{"token": "secret"}', "JSON"),
         (b"PK\x03\x04secret", "a zip archive"),
-        (gzip.compress(b"secret"), "gzip"),
+        (gzip.compress(b"secret", mtime=0), "gzip"),
         (b"%PDF-1.7 secret", "a PDF file"),
         (b"\0\0\0\x18ftypheic\0\0\0\0secret", "a HEIC image"),
         (b"\0\0\0\x18ftypavif\0\0\0\0secret", "an AVIF image"),

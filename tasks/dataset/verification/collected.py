@@ -70,9 +70,15 @@ class Collected:
             self.noted.append(Noted(number, "member.unsafe", suffix, {"problem": oddity}, UNSAFE))
         for suffix in sample.empty:
             self.noted.append(Noted(number, "member.empty", suffix, EMPTY))
-        if decoder is not None and sample.contents and not sample.is_torn:
-            for fault in decoder.judge(sample.contents):
-                self.noted.append(Noted(number, fault.code, fault.member, {"problem": fault.evidence}))
+        if decoder is not None and not sample.is_torn:
+            self._decode(number, sample, decoder)
+
+    def _decode(self, number: int, sample: Stored, decoder: Decoder) -> None:
+        passed = {*sample.contents, *sample.empty, *(suffix for suffix, _ in sample.odd)}
+        for suffix in set(sample.suffixes).difference(passed):
+            decoder.leave_out(suffix)  # too large to be held
+        for fault in decoder.judge(sample.contents) if sample.contents else ():
+            self.noted.append(Noted(number, fault.code, fault.member, {"problem": fault.evidence}))
 
     def _number(self, suffixes: tuple[str, ...]) -> int:
         number = self._numbers.setdefault(suffixes, len(self.suffixes))

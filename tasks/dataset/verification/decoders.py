@@ -31,7 +31,7 @@ HARMLESS = (
     "no dictionary",
 )
 """What the reader of embeddings refuses in a file of tensors that is no fault of it."""
-KINDS = {"jpeg": "jpg", "tif": "tiff"}
+KINDS = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tif": "tiff"}
 """What the format of an image is called where its suffix has another name for it."""
 
 
@@ -161,7 +161,7 @@ def volume(content: bytes) -> None:
 
 
 DECODERS: Mapping[str, Callable[[bytes], None]] = {
-    **{suffix: image_of(suffix) for suffix in ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")},
+    **{suffix: image_of(suffix) for suffix in images.SUFFIXES},
     **dict.fromkeys(("txt", "text", "caption", "cap"), text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), integer),
     "json": json_value,

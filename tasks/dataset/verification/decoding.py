@@ -52,18 +52,21 @@ class Decoder:
                 raise Unjudged
             decode(content)
         except Unjudged:
-            if len(self.undecoded) < MOST_UNDECODED:
-                self.undecoded.add(suffix.rpartition(".")[2][:LONGEST])
+            self.leave_out(suffix)
         except Blank:
             yield Fault("member.empty", suffix, "the text is blank")
         except Exception as error:  # noqa: BLE001 - decoders raise whatever torn data lead them to
             yield Fault("member.undecodable", suffix, told(error))
 
+    def leave_out(self, suffix: str) -> None:
+        if len(self.undecoded) < MOST_UNDECODED:
+            self.undecoded.add(suffix.rpartition(".")[2][:LONGEST])
+
 
 def told(error: Exception) -> str:
-    """What a decoder says of the content; the kind of error where it says nothing."""
+    """What a decoder says of the content; the kind of error too, unless the words are this project's."""
     if isinstance(error, Reject):
-        return str(error)[:LONGEST]
+        return error.detail[:LONGEST]
     if type(error) is ValueError and str(error):
         return str(error)[:LONGEST]
     return f"{type(error).__name__}: {error}"[:LONGEST]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tasks.dataset.sources.reading.grouping import split_name
-from tasks.dataset.tar import BLOCK, padding
+from tasks.dataset.tar import padding
 from tasks.dataset.verification.entries import Cut, Entries, Entry, Gap
 from tasks.dataset.verification.reader import BUFFER, Reader
 from tasks.dataset.verification.structure import Run, run_of
@@ -84,10 +84,9 @@ class Members:
 
     def _of_run(self, run: Run) -> Iterator[Member]:
         view = self._reader.view
-        for name, size, start in zip(run.names, run.sizes, run.starts, strict=True):
+        for name, size, start, at in zip(run.names, run.sizes, run.starts, run.contents, strict=True):
             named = self._named(name, None)
             if named is not None:
-                at = start - run.base + BLOCK
                 content = bytes(view[at : at + size]) if self._keeps and not named.oddity else None
                 yield Member(*named, size, start, content)
 

@@ -6,41 +6,38 @@ What is read is hashed at once, piece by piece, while it is still in the process
 from __future__ import annotations
 
 import hashlib
-import threading
 from typing import BinaryIO
 
 from tasks.dataset.tar import BLOCK
 
 BUFFER = 4 << 20
 PIECE = 1 << 18
-LONGEST_END = 2 * BLOCK
+MOST_FREE = 4
 
 
-class _Buffers(threading.local):
-    """A thread's buffer: making one costs as much as hashing a megabyte."""
-
-    def __init__(self) -> None:
-        self.buffer = bytearray(BUFFER)
-
-
-_BUFFERS = _Buffers()
+_FREE: list[bytearray] = []
+"""Buffers that are in no use: making one costs as much as hashing a megabyte."""
 
 
 class Reader:
     """`buffer[at:end]` has been read and not yet passed; `offset` is where that starts in the file.
 
-    Positions move in whole blocks until the file ends, so those in the buffer are multiples of BLOCK. Only
-    one Reader may be in use in a thread. OSError.
+    Positions move in whole blocks until the file ends, so those in the buffer are multiples of BLOCK.
+    OSError.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._digest = hashlib.sha256()
         self._base = 0
-        self.buffer = _BUFFERS.buffer
+        self.buffer = _FREE.pop() if _FREE else bytearray(BUFFER)
         self.view = memoryview(self.buffer)
         self.at = self.end = 0
         self.is_at_end = False
+
+    def __del__(self) -> None:
+        if len(_FREE) < MOST_FREE:
+            _FREE.append(self.buffer)
 
     @property
     def offset(self) -> int:

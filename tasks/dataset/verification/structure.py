@@ -35,9 +35,9 @@ Bytes = NDArray[np.uint8]
 
 
 class Run(NamedTuple):
-    """Adjacent members: their names, also split at the first dot, their sizes, and where in the file their
-    headers, or records about them, start; `stop` is the buffer's position behind them, `base` where the
-    buffer starts in the file. `is_tame` when every name is `key.suffix` in printable ASCII, and no folder
+    """Adjacent members: their names, also split at the first dot, their sizes, where in the file their
+    headers, or records about them, start, and where in the buffer their contents do; `stop` is the buffer's
+    position behind them. `is_tame` when every name is `key.suffix` in printable ASCII, and no folder
     before it has a dot."""
 
     names: list[bytes]
@@ -45,16 +45,25 @@ class Run(NamedTuple):
     suffixes: list[bytes]
     sizes: list[int]
     starts: list[int]
+    contents: list[int]
     stop: int
-    base: int
     is_tame: bool
 
     @classmethod
-    def of(cls, names: list[bytes], sizes: list[int], starts: list[int], stop: int, base: int) -> Run:
+    def of(
+        cls,
+        names: list[bytes],
+        sizes: list[int],
+        starts: list[int],
+        contents: list[int],
+        stop: int,
+        base: int,
+    ) -> Run:
         parts = [name.removeprefix(b"./").partition(b".") for name in names]
         keys, suffixes = [part[0] for part in parts], [part[2] for part in parts]
         is_tame = _are_tame(keys, suffixes)
-        return cls(names, keys, suffixes, sizes, [start + base for start in starts], stop, base, is_tame)
+        in_file = [start + base for start in starts]
+        return cls(names, keys, suffixes, sizes, in_file, contents, stop, is_tame)
 
 
 def _are_tame(keys: list[bytes], suffixes: list[bytes]) -> bool:
@@ -83,10 +92,11 @@ def run_of(reader: Reader) -> Run | None:
     stop = found[count - 1] + BLOCK + sizes[count - 1] + padding(sizes[count - 1])
     names: list[bytes] = np.ascontiguousarray(heads[:count, NAME]).view("S100")[:, 0].tolist()
     starts = found[:count]
+    contents = [found[number] + BLOCK for number in members]
     if len(members) < count:
         starts = [found[number] for number in (0, *(member + 1 for member in members[:-1]))]
         names, sizes = [names[number] for number in members], [sizes[number] for number in members]
-    return Run.of(names, sizes[:count], starts, stop, reader.base)
+    return Run.of(names, sizes[:count], starts, contents, stop, reader.base)
 
 
 def _follow(buffer: bytearray, at: int, end: int) -> tuple[list[int], list[int]]:

@@ -15,11 +15,15 @@ from tasks.dataset.verification.entries import Cut, Gap
 from tasks.dataset.verification.members import Member, Members
 from tasks.dataset.verification.structure import Run
 
+MOST_HELD = 4 << 30
+"""Bytes of a sample's contents."""
+
 
 @dataclass(slots=True)
 class Stored:
     """A sample as found, from its first header on. `is_torn` when members of it may be lost; `odd` are the
-    suffixes and kinds of members that no loader should follow, `empty` the suffixes of those of 0 bytes."""
+    suffixes and kinds of members that no loader should follow, `empty` the suffixes of those of 0 bytes.
+    `contents` has none where they are `held` bytes, more than MOST_HELD."""
 
     key: str
     start: int
@@ -28,6 +32,7 @@ class Stored:
     empty: list[str] = field(default_factory=list)
     odd: list[tuple[str, str]] = field(default_factory=list)
     contents: dict[str, bytes] = field(default_factory=dict)
+    held: int = 0
 
 
 class Plain(NamedTuple):
@@ -115,7 +120,11 @@ class Walk:
         elif not size:
             current.empty.append(suffix)
         elif content is not None:
-            current.contents[suffix] = content
+            current.held += size
+            if current.held <= MOST_HELD:
+                current.contents[suffix] = content
+            else:
+                current.contents.clear()
 
     def _closed(self) -> Iterator[Stored]:
         """The sample in hand, unless it is only what tools put beside samples."""
