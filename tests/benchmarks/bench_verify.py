@@ -36,7 +36,7 @@ CORES = len(os.sched_getaffinity(0))
 ONE = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
 PROMISES = (
     ("tarmac, default, one core", "openssl sha256, one core", 0.9),
-    ("tarmac, default, all cores", "tarmac, default, one core", 1.0),
+    ("tarmac, default, all cores", "tarmac, default, one core", 0.9),
     ("tarmac, default, all cores, 4 GB", "openssl sha256, all cores, 4 GB", 0.9),
     ("tarmac, full, all cores", "Pillow alone, all cores", 0.9),
 )

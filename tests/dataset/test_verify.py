@@ -360,7 +360,7 @@ def test_a_group_in_two_splits_is_seen(tmp_path: Path) -> None:
 def test_workers_find_the_same(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(version / SHARD, 700)
     alone = verify(version, "full")
-    monkeypatch.setattr(verify_module, "WORTH_WORKERS_BYTES", 0)
+    monkeypatch.setattr(verify_module, "WORTH_WORKERS_BYTES", dict.fromkeys(("default", "full"), 0))
     assert verify(version, "full") == alone
     assert not alone.ok
 
@@ -408,7 +408,7 @@ def test_workers_keep_to_the_containers_quota(version: Path, monkeypatch: pytest
         counts.append(workers)
         return map(function, tasks)
 
-    monkeypatch.setattr(verify_module, "WORTH_WORKERS_BYTES", 0)
+    monkeypatch.setattr(verify_module, "WORTH_WORKERS_BYTES", dict.fromkeys(("default", "full"), 0))
     monkeypatch.setattr(verify_module, "map_here", map_here)
     monkeypatch.setattr(verify_module, "available_cores", lambda: 3)
     assert verify(version).ok

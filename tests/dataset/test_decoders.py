@@ -1,0 +1,146 @@
+"""What level full says of members whose modality nobody knows: sound ones pass, each kind of damage does not."""
+
+import gzip
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.dataset.tar import END
+from tasks.dataset.verification import walk
+from tasks.dataset.verification.decoders import DECODERS
+from tasks.dataset.verification.decoding import Decoder
+from tasks.dataset.verification.inside import Task, inspect
+from tasks.dataset.volumes import stored
+from tests.dataset import raw
+from tests.dataset.raw import shards
+
+GIF = raw.png(0, kind="GIF")
+
+
+def npy(values: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def torn_volume() -> bytes:
+    """Sound by its frame, but for what it holds."""
+    voxels = np.add.outer(np.arange(8), np.add.outer(np.arange(60), np.arange(60))).astype(np.int16)
+    content = bytearray(stored.encode(voxels, "blosc2")[1])
+    middle = len(content) // 3
+    content[middle : middle + 300] = b"\xff" * 300
+    return bytes(content)
+
+
+def torch_file(value: Any) -> bytes:
+    return gzip.decompress(shards.pth_gz(value))
+
+
+def tensors(kind: str = "float32") -> Any:
+    torch = pytest.importorskip("torch")
+    return {"image_emb": torch.zeros(3, 4, dtype=getattr(torch, kind))}
+
+
+SOUND: dict[str, list[Callable[[], bytes]]] = {
+    "jpg": [lambda: raw.png(0, kind="JPEG")],
+    "000.jpeg": [lambda: raw.png(0, kind="JPEG")],
+    "seg.png": [lambda: raw.png(0)],
+    "webp": [lambda: raw.png(0, kind="WEBP")],
+    "gif": [lambda: GIF],
+    "bmp": [lambda: raw.png(0, kind="BMP")],
+    "tif": [lambda: raw.png(0, kind="TIFF")],
+    "txt": [lambda: "a caption, größer".encode(), lambda: b"\xef\xbb\xbfwith a mark"],
+    "caption": [lambda: b"x"],
+    "json": [lambda: b'{"a": [1, null]}', lambda: b"[]", lambda: b"null"],
+    "jsonl": [lambda: b'{"a": 1}\n\n[2]\n'],
+    "cls": [lambda: b"17", lambda: b"-3\n"],
+    "npy": [lambda: npy(np.zeros((3, 4))), lambda: npy(np.array([True])), lambda: npy(np.array(["a"])),
+            lambda: npy(np.zeros(3, [("a", "i4"), ("b", "f8")])), lambda: npy(np.float32(1))],
+    "npz": [lambda: shards.npz({"a": np.zeros(9), "b": np.array(["x"])}), lambda: shards.npz({"a": np.zeros(1 << 20)}, True)],
+    "pth": [lambda: torch_file(tensors()), lambda: torch_file(tensors("bfloat16"))],
+    "pt": [lambda: torch_file(tensors())],
+    "pth.gz": [lambda: shards.pth_gz(tensors())],
+    "nii.gz": [lambda: gzip.compress(b"x" * 5000)],
+    "volume.b2nd": [lambda: bytes(stored.encode(np.arange(8 * 9 * 10, dtype=np.int16).reshape(8, 9, 10), "blosc2")[1])],
+}  # fmt: skip
+
+UNSOUND: dict[str, list[Callable[[], bytes]]] = {
+    "jpg": [lambda: raw.png(0, kind="JPEG")[:300], lambda: b"<html>404</html>", lambda: raw.png(0)],
+    "png": [lambda: raw.png(0)[:-20], lambda: GIF],
+    "gif": [lambda: GIF[:100]],
+    "txt": [lambda: b"caf\xe9"],
+    "json": [lambda: b'{"a": ', lambda: b"\xff\xfe\xff"],
+    "jsonl": [lambda: b'{"a": 1}\n{"b": \n'],
+    "cls": [lambda: b"seven", lambda: b"1.5"],
+    "npy": [lambda: npy(np.zeros(9))[:-1], lambda: npy(np.zeros(9)) + b"x", lambda: b"no array"],
+    "npz": [lambda: shards.npz({"a": np.zeros(99)})[:-30], lambda: shards.npz({"a": np.zeros(99)}).replace(bytes(300), bytes(299) + b"x"),
+            lambda: b"no zip"],
+    "pth": [lambda: torch_file(tensors())[:-30], lambda: b"no file of torch's"],
+    "pth.gz": [lambda: shards.pth_gz(tensors())[:-9], lambda: torch_file(tensors())],
+    "nii.gz": [lambda: gzip.compress(b"x" * 5000)[:-3], lambda: b"no gzip"],
+    "volume.b2nd": [torn_volume, lambda: SOUND["volume.b2nd"][0]()[:-9], lambda: npy(np.zeros((2, 2, 2), np.int16))],
+}  # fmt: skip
+
+
+def told(suffix: str, content: bytes, modality: str | None = None) -> tuple[list[tuple[str, str]], set[str]]:
+    decoder = Decoder(modality)
+    return [(fault.code, fault.member) for fault in decoder.judge({suffix: content})], decoder.undecoded
+
+
+@pytest.mark.parametrize("suffix", SOUND)
+def test_sound_members_pass(suffix: str) -> None:
+    for make in SOUND[suffix]:
+        assert told(suffix, make()) == ([], set())
+
+
+@pytest.mark.parametrize("suffix", UNSOUND)
+def test_damaged_members_do_not(suffix: str) -> None:
+    for make in UNSOUND[suffix]:
+        assert told(suffix, make()) == ([("member.undecodable", suffix)], set())
+
+
+def test_every_decoder_is_tried() -> None:
+    ends = {suffix.rpartition(".")[2] for suffix in SOUND} | {"pth.gz", "jpe", "jfif", "tiff", "text", "cap"}
+    assert set(DECODERS) <= ends | {"cls2", "index", "inx", "id", "pt.gz", "jpeg"}
+
+
+def test_a_blank_text_is_empty() -> None:
+    assert told("txt", b" \n\t") == ([("member.empty", "txt")], set())
+
+
+def test_what_nobody_can_judge_is_told_and_no_fault() -> None:
+    assert told("video.mp4", b"x") == ([], {"mp4"})
+    assert told("pth", torch_file(tensors("int64"))) == ([], {"pth"})
+    assert told("pt", torch_file(tensors()["image_emb"])) == ([], {"pt"})
+    assert told("json", b"[" + b" " * (33 << 20) + b"]") == ([], {"json"})
+
+
+def test_a_modality_judges_its_own_members_and_decoders_the_others() -> None:
+    assert told("png", raw.png(0)[:-20], "image_text") == ([("member.undecodable", "png")], set())
+    assert told("mask.png", raw.png(0)[:-20], "image_text") == ([("member.undecodable", "mask.png")], set())
+    assert told("000.png", raw.png(0)[:-20], "chat")[0] == [("member.undecodable", "000.png")]
+    assert told("npz", b"no zip", "image_text") == ([("member.undecodable", "npz")], set())
+
+
+def test_a_zip_entry_that_lies_about_its_array_is_seen() -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.npy", npy(np.zeros(9))[:-8])
+    assert told("npz", file.getvalue()) == ([("member.undecodable", "npz")], set())
+
+
+def test_a_sample_too_large_to_be_held_is_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walk, "MOST_HELD", 5000)
+    small = [(f"{n}.{suffix}", b"seven") for n in range(9) for suffix in ("cls", "txt")]
+    large = [("large.cls", b"seven"), ("large.txt", b"x" * 6000), ("large.json", b"{")]
+    (tmp_path / "a.tar").write_bytes(b"".join(shards.entry(*one) for one in [*small, *large]) + END)
+    found = inspect(Task(str(tmp_path), "a.tar", decodes=True))
+    assert [fault.key for fault in found.faults] == [str(n) for n in range(9)]
+    assert found.undecoded == {"cls", "txt", "json"}
