@@ -91,7 +91,7 @@ def judge(members: Mapping[str, bytes]) -> list[Fault]:
 
 def _judge_image(name: str, content: bytes) -> list[Fault]:
     try:
-        kind, _ = images.decode(content, images.ANY_SIZE)
+        kind = images.check(content, images.ANY_SIZE)
     except Reject as reject:
         return [Fault("member.undecodable", name, str(reject))]
     suffix = name[4:]
