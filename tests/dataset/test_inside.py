@@ -246,6 +246,8 @@ def test_with_an_index_damage_names_the_samples_it_hit(tmp_path: Path) -> None:
         if row < 30 or starts[row] < starts[30] + 4096
     ]
     assert codes(found) == {"shard.checksum", "member.checksum"}
+    nameless = {one.row: one.key for one in inspect(replace(task, keys=None)).faults}
+    assert (nameless[4], nameless[9], nameless[30]) == ("0004", "0009", None)
 
 
 @pytest.mark.parametrize("decodes", [False, True])
