@@ -26,7 +26,7 @@ class Spans(NamedTuple):
         if index is None:
             return None
         starts: list[int] = index["offset"].tolist()
-        stops = [start + length for start, length in zip(starts, index["length"].tolist(), strict=True)]
+        stops: list[int] = (index["offset"] + index["length"]).tolist()
         is_sound = starts[1:] == stops[:-1] and starts[:1] in ([], [0]) and index["length"].all()
         return cls(starts, stops, index["crc32c"].tolist()) if is_sound else None
 

@@ -22,7 +22,8 @@ WORTH_IT = 8
 NAME, KIND, PREFIX = slice(0, 100), 156, 345
 DIGITS, BEHIND_SIZE = slice(124, 135), 135
 CHECKSUM, BEHIND_CHECKSUM, CHECKSUM_FIELD = slice(148, 154), 154, slice(148, 156)
-REGULAR, ABOUT = b"0\0", ord("x")
+OLD, ABOUT = 0, ord("x")
+"""Kinds of a plain file in V7's headers, and of pax records."""
 HARMLESS = re.compile(rb"(\d{1,4}) (?:[acm]time|[ug]id|[ug]name|LIBARCHIVE\.\w+)=[^\r\n]*\n")
 LONGEST_RECORDS = 1024
 """Bytes."""
@@ -30,6 +31,8 @@ NEAR = 8
 """Blocks that are searched for a header one by one, before all that are in the buffer."""
 POWERS = 8.0 ** np.arange(5, -1, -1)
 SPACE, ZERO = 0x20, 0x30
+TEXT = bytes(range(0x20, 0x7F))
+"""Printable ASCII."""
 
 Bytes = NDArray[np.uint8]
 
@@ -51,29 +54,25 @@ class Run(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        names: list[bytes],
-        sizes: list[int],
-        starts: list[int],
-        contents: list[int],
-        stop: int,
-        base: int,
+        cls, names: list[bytes], sizes: list[int], starts: list[int], contents: list[int], stop: int
     ) -> Run:
-        parts = [name.removeprefix(b"./").partition(b".") for name in names]
+        joined = b" ".join(names)
+        has_folders = b"/" in joined
+        plain = [name.removeprefix(b"./") for name in names] if has_folders else names
+        parts = [name.partition(b".") for name in plain]
         keys, suffixes = [part[0] for part in parts], [part[2] for part in parts]
-        is_tame = _are_tame(keys, suffixes)
-        in_file = [start + base for start in starts]
-        return cls(names, keys, suffixes, sizes, in_file, contents, stop, is_tame)
+        is_tame = not joined.translate(None, TEXT) and all(keys) and all(suffixes)
+        if has_folders:
+            is_tame = is_tame and _have_plain_folders(keys, suffixes)
+        if b"__" in joined:
+            is_tame = is_tame and not any(name.startswith(b"__") for name in names)
+        return cls(names, keys, suffixes, sizes, starts, contents, stop, is_tame)
 
 
-def _are_tame(keys: list[bytes], suffixes: list[bytes]) -> bool:
-    if not all(keys) or not all(suffixes):
-        return False
-    joined = f" {b' '.join(keys).decode('latin-1')} "
-    behind = b" ".join(suffixes).decode("latin-1")
-    are_text = joined.isascii() and joined.isprintable() and behind.isascii() and behind.isprintable()
-    is_odd = " __" in joined or "/" in behind or ("/" in joined and (" /" in joined or "/ " in joined))
-    return are_text and not is_odd
+def _have_plain_folders(keys: list[bytes], suffixes: list[bytes]) -> bool:
+    """Whether folders are below this one, without a dot, and before a name."""
+    are_below = not any(key.startswith(b"/") or key.endswith(b"/") for key in keys)
+    return are_below and b"/" not in b" ".join(suffixes)
 
 
 def run_of(reader: Reader) -> Run | None:
@@ -82,7 +81,8 @@ def run_of(reader: Reader) -> Run | None:
     found, sizes = _follow(buffer, reader.at, reader.end)
     if len(found) < WORTH_IT:
         return None
-    heads = np.frombuffer(buffer, np.uint8).reshape(-1, BLOCK)[np.array(found) // BLOCK]
+    places = np.array(found)
+    heads = np.frombuffer(buffer, np.uint8).reshape(-1, BLOCK)[places // BLOCK]
     is_sound = _are_sound(heads)
     count = len(found) if is_sound.all() else int(is_sound.argmin())
     members = np.flatnonzero(heads[:count, KIND] != ABOUT).tolist()
@@ -91,27 +91,29 @@ def run_of(reader: Reader) -> Run | None:
     count = members[-1] + 1
     stop = found[count - 1] + BLOCK + sizes[count - 1] + padding(sizes[count - 1])
     names: list[bytes] = np.ascontiguousarray(heads[:count, NAME]).view("S100")[:, 0].tolist()
-    starts = found[:count]
-    contents = [found[number] + BLOCK for number in members]
+    firsts = places[:count]
+    contents = firsts + BLOCK
     if len(members) < count:
-        starts = [found[number] for number in (0, *(member + 1 for member in members[:-1]))]
+        firsts = firsts[[0, *(member + 1 for member in members[:-1])]]
+        contents = contents[members]
         names, sizes = [names[number] for number in members], [sizes[number] for number in members]
-    return Run.of(names, sizes[:count], starts, contents, stop, reader.base)
+    return Run.of(names, sizes[:count], (firsts + reader.base).tolist(), contents.tolist(), stop)
 
 
 def _follow(buffer: bytearray, at: int, end: int) -> tuple[list[int], list[int]]:
     """Where the headers of members are, and of harmless records about them, and the sizes that lead on."""
     starts: list[int] = []
     sizes: list[int] = []
-    while at + BLOCK <= end:
+    last, rest = end - BLOCK, BLOCK - 1
+    while at <= last:
         kind = buffer[at + KIND]
-        if kind not in REGULAR and kind != ABOUT:
+        if kind != ZERO and kind != OLD and kind != ABOUT:
             break
         try:
             size = int(buffer[at + 124 : at + 135], 8)
         except ValueError:
             break
-        after = at + BLOCK + (size + BLOCK - 1 & -BLOCK)
+        after = at + BLOCK + (size + rest & ~rest)
         if size < 0 or after > end:
             break
         if kind == ABOUT and not _is_harmless(buffer[at + BLOCK : at + BLOCK + size]):

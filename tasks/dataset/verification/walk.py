@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, islice, pairwise
+from operator import ne
 from typing import NamedTuple
 
 from tasks.dataset.sources.reading.grouping import BESIDE
@@ -88,7 +89,7 @@ class Walk:
     def _of_run(self, run: Run) -> Iterator[Stored | Plain]:
         """As `_of_member` for each of many. The first and the last sample may go on outside of the run."""
         keys, suffixes = run.keys, run.suffixes
-        bounds = [number for number, (one, other) in enumerate(pairwise(keys), 1) if one != other]
+        bounds = list(compress(range(1, len(keys)), map(ne, keys, islice(keys, 1, None))))
         first, last = (bounds[0], bounds[-1]) if bounds else (len(keys), len(keys))
         of_each = [tuple(suffixes[start:stop]) for start, stop in pairwise(bounds)]
         sets = set(of_each)

@@ -80,7 +80,9 @@ def _damage(look: Look, differing: list[int]) -> dict[str, Any]:
 
 def _misplaced(task: Task, look: Look, spans: Spans, keys: Keys) -> Iterator[Finding]:
     """As many samples as the index says, in other places."""
-    starts = [start for number, start in enumerate(look.samples.starts) if number not in keys.continued]
+    starts = look.samples.starts
+    if keys.continued:
+        starts = [start for number, start in enumerate(starts) if number not in keys.continued]
     if starts != spans.starts and task.expected is not None:
         at = {**where(task.name), "file": f"index/{task.expected.split}.npy"}
         others = sorted(set(spans.starts).difference(starts))
