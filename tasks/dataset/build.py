@@ -228,8 +228,8 @@ class _Build:
             closing(
                 convert_all(self.config, self.staging, rules, ordinals, tally, trial, self.progress)
             ) as converted,
+            closing(converted_shards(catalogue, known, self.staging, converted)) as shards,
         ):
-            shards = converted_shards(catalogue, known, self.staging, converted)
             return assemble.begin(self.config, shards, self.staging)
 
     def _result(

@@ -56,7 +56,7 @@ class TableWriter:
         self._pieces = [table.slice(end)]
         self._rows = table.num_rows - end
 
-    def close(self) -> None:
+    def _end(self) -> None:
         """Write the rest and flush it to disk."""
         if self._pieces:
             self._flush(whole_groups=False)
@@ -72,7 +72,7 @@ class TableWriter:
     ) -> None:
         try:
             if kind is None:
-                self.close()
+                self._end()
         finally:
             self._writer.is_open = False  # or it would write its end into a closed file when it is collected
             self._file.close()
@@ -106,11 +106,13 @@ class BatchWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self._writer.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            if kind is None:
+                self._writer.close()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
 
 
 def write_batch(path: Path, table: Any) -> None:

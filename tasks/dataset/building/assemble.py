@@ -12,7 +12,7 @@ import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -128,7 +128,7 @@ def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
                 continue
             if tables is None:
                 (draft.folder / split).mkdir()
-                tables = stack.enter_context(_SplitTables(draft, split))
+                tables = stack.enter_context(_split_tables(draft, split))
             os.link(shard.tar, draft.folder / name)
             table = accepted(shard.sidecar)
             tables.write(number, table)
@@ -174,13 +174,9 @@ def _number(line: str) -> int:
 class _SplitTables:
     """The split's index and table of samples, written shard by shard."""
 
-    def __init__(self, draft: Draft, split: str) -> None:
-        index = index_path(draft.folder, split)
-        samples = draft.folder / "samples" / f"{split}.parquet"
-        for path in (index, samples):
-            path.parent.mkdir(exist_ok=True)
-        self._statistics = list(MODALITIES[draft.modality].statistics)
-        named = {name: schema(draft.modality).field(name).type for name in self._statistics}
+    def __init__(self, modality: str, index: BinaryIO, samples: Path) -> None:
+        self._statistics = list(MODALITIES[modality].statistics)
+        named = {name: schema(modality).field(name).type for name in self._statistics}
         columns = {
             "key": pa.string(),
             "original_key": pa.string(),
@@ -190,9 +186,9 @@ class _SplitTables:
             **named,
         }
         self._rows = 0
-        self._index: BinaryIO = index.open("wb")
+        self._index = index
         self._index.write(_index_header(0))
-        self._samples = TableWriter(samples, pa.schema(columns.items()))
+        self.samples = TableWriter(samples, pa.schema(columns.items()))
 
     def write(self, number: int, table: Any) -> None:
         """Append the accepted samples of shard `number` of the split."""
@@ -210,19 +206,29 @@ class _SplitTables:
             "group": table.column("group"),
             **{name: table.column(name) for name in self._statistics},
         }
-        self._samples.write(pa.table(columns))
+        self.samples.write(pa.table(columns))
         self._rows += count
 
-    def __enter__(self) -> _SplitTables:
-        return self
+    def end_index(self) -> None:
+        """Note the number of rows, now that it is known, and flush to disk."""
+        self._index.seek(0)
+        self._index.write(_index_header(self._rows))
+        self._index.flush()
+        os.fsync(self._index.fileno())
 
-    def __exit__(self, *error: object) -> None:
-        with self._index:
-            self._index.seek(0)
-            self._index.write(_index_header(self._rows))
-            self._index.flush()
-            os.fsync(self._index.fileno())
-        self._samples.close()
+
+@contextmanager
+def _split_tables(draft: Draft, split: str) -> Iterator[_SplitTables]:
+    """Both tables of a split, whole and on disk when the block ends well, closed in any case."""
+    path = index_path(draft.folder, split)
+    samples = draft.folder / "samples" / f"{split}.parquet"
+    for folder in (path.parent, samples.parent):
+        folder.mkdir(exist_ok=True)
+    with path.open("wb") as index:
+        tables = _SplitTables(draft.modality, index, samples)
+        with tables.samples:
+            yield tables
+            tables.end_index()
 
 
 def _index_header(rows: int) -> bytes:
