@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tasks.core.errors import DataError
@@ -28,7 +28,7 @@ def staged_shard(staging: Path, leaf: Leaf) -> Shard:
 
 def converted_shards(
     catalogue: Catalogue, known: Mapping[int, Known], staging: Path, converted: Iterator[int]
-) -> Iterator[Shard]:
+) -> Generator[Shard, None, None]:
     """Every leaf as the shard it has become, here or in an earlier version, in order, each as soon as
     `converted` has told of it."""
     sidecars = KnownSidecars()
