@@ -28,6 +28,7 @@ from tasks.dataset.building.check import check
 from tasks.dataset.building.conversion import Exceeded, Tally, convert_all
 from tasks.dataset.building.convert import sidecar_path, write_rules
 from tasks.dataset.building.facts import facts
+from tasks.dataset.building.flushing import flushed, trust
 from tasks.dataset.building.leaves import plan_leaves
 from tasks.dataset.building.listing import fingerprint, list_samples
 from tasks.dataset.building.redo import leaf_of_shard
@@ -155,6 +156,7 @@ class _Build:
         if self.config.engine.build.kind == "local":
             warm_up(PRELOAD)
         self.staging.mkdir(exist_ok=True)
+        trust(self.staging)
         rules = write_rules(self.staging, dataset)
         catalogue = list_samples(self.config, self.staging, self.progress, anew=self.asked.rehash)
         try:
@@ -228,7 +230,8 @@ class _Build:
             closing(
                 convert_all(self.config, self.staging, rules, ordinals, tally, trial, self.progress)
             ) as converted,
-            closing(converted_shards(catalogue, known, self.staging, converted)) as shards,
+            closing(flushed(catalogue, self.staging, converted)) as on_disk,
+            closing(converted_shards(catalogue, known, self.staging, on_disk)) as shards,
         ):
             return assemble.begin(self.config, shards, self.staging)
 

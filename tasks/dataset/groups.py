@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
@@ -49,6 +48,8 @@ def counts_only(counts: Mapping[str, int]) -> list[Group]:
 def read_groups(folder: Path, counts: Mapping[str, int]) -> list[Group]:
     """The groups with examples and patterns, from the `rejects.parquet` in a folder; DataError when that
     cannot be read."""
+    import pyarrow.compute as pc  # not above: a build's workers would wait for what they do not use
+
     found: dict[str, list[tuple[str, str, str]]] = {reason: [] for reason, count in counts.items() if count}
     try:
         with pq.ParquetFile(folder / "rejects.parquet") as file:

@@ -129,17 +129,21 @@ def _load(kind: str, image: ImageFile, data: bytes) -> None:
 
 def check(data: bytes, rules: ImageRules) -> str:
     """The format of an image that can be decoded; Reject as `decode`, for less where no pixels are wanted."""
+    found = jpeg.frame(data)
+    if found is not None and found.is_plain:
+        _check_size(found.size, rules)
+        if jpeg.surely_decodes(data, found):
+            return "jpg"
     kind, image = _parse(data, rules)
     _prove(kind, image, data)
     return kind
 
 
 def _prove(kind: str, image: ImageFile, data: bytes) -> None:
-    """Reject unless the image can be decoded; its pixels are of no use afterwards."""
-    if isinstance(image, JpegImageFile):
-        if jpeg.surely_decodes(data, image):
-            return
-        image = JpegImageFile(io.BytesIO(data))
+    """Reject unless the image can be decoded."""
+    found = jpeg.frame(data)
+    if found is not None and jpeg.surely_decodes(data, found):
+        return
     _load(kind, image, data)
 
 
@@ -184,11 +188,12 @@ def store(data: bytes, rules: ImageRules) -> tuple[str, bytes, tuple[int, int]]:
 
 
 def _store(data: bytes, rules: ImageRules) -> tuple[str, bytes, tuple[int, int]]:
-    if rules.check == "header":
-        told = jpeg.whole_size(data)
-        if told is not None and _is_kept("jpg", told, rules):
-            _check_size(told, rules)
-            return "jpg", data, told
+    found = jpeg.frame(data)
+    if found is not None and found.is_plain and _is_kept("jpg", found.size, rules):
+        _check_size(found.size, rules)
+        decodes = rules.check == "decode"
+        if jpeg.surely_decodes(data, found) if decodes else jpeg.has_end(data, found.scan):
+            return "jpg", data, found.size
     kind, image = _parse(data, rules)
     size = image.size
     if _is_kept(kind, size, rules):

@@ -14,6 +14,9 @@ an eighth, a block's inverse cosine transform is its mean. That is arithmetic, w
 libjpeg asks of colours does not know the scale, and what it asks of sampling factors (jdsample.c: that they
 divide) an eighth cannot change, because jdmaster.c doubles them only where the result divides.
 
+The decoder is handed the file whole, where Pillow's loader feeds it 64 KB at a time. That lets a few damaged
+files pass which a whole one does not, and none the other way round.
+
 Lossless JPEG is another matter: libjpeg does not scale it, though Pillow believes it does. Like arithmetic
 coding, it counts as unusual.
 
@@ -25,7 +28,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from PIL.JpegImagePlugin import JpegImageFile
+from PIL import Image
 
 SIGNATURE = b"\xff\xd8\xff"
 END = b"\xff\xd9"
@@ -38,8 +41,10 @@ _PASSED_OVER = (0xFFC4, 0xFFDD, 0xFFFE)
 _FRAMES = (0xFFC0, 0xFFC1, 0xFFC2)
 """Baseline, extended and progressive, all Huffman-coded and made of blocks."""
 _APPLICATION = range(0xFFE0, 0xFFF0)
-_LAYERS = {11: 1, 17: 3, 20: 4}
-"""A frame's components by its segment's length."""
+_LAYERS = {11: (1, "L"), 17: (3, "RGB"), 20: (4, "CMYK")}
+"""A frame's components, and Pillow's mode for as many, by its segment's length."""
+_SCALE = 8
+"""The most that libjpeg scales down."""
 _TABLE = 65
 """Bytes of a quantisation table of 8 bits a value."""
 _DOUBTFUL = (b"Exif\0\0", b"Photoshop 3.0\0")
@@ -49,10 +54,11 @@ _bits_and_size = struct.Struct(">BHHB").unpack_from
 
 
 class Frame(NamedTuple):
-    """What a header tells. `size` is (width, height); `scan` is where the first scan's data start; `is_plain`
-    says that Pillow's parser is sure to take it."""
+    """What a header tells. `size` is (width, height), `mode` Pillow's; `scan` is where the first scan's data
+    start; `is_plain` says that Pillow's parser is sure to take it."""
 
     size: tuple[int, int]
+    mode: str
     scan: int
     is_plain: bool
 
@@ -62,7 +68,7 @@ def frame(data: bytes) -> Frame | None:
     whether sound or not."""
     if not data.startswith(SIGNATURE):
         return None
-    size = None
+    told = None
     is_plain = True
     start, end = 2, len(data)
     while start + 4 <= end:
@@ -78,24 +84,23 @@ def frame(data: bytes) -> Frame | None:
             shortest = 16 if data.startswith(b"ICC_PROFILE\0", content) else 9
             is_plain &= length >= shortest and not data.startswith(_DOUBTFUL, content)
         elif marker in _FRAMES:
-            if size is not None or (size := _size(data, content, length)) is None:
+            if told is not None or (told := _size_and_mode(data, content, length)) is None:
                 return None
         elif marker == _SCAN:
-            return None if size is None else Frame(size, stop, is_plain)
+            return None if told is None else Frame(*told, stop, is_plain)
         else:
             return None
         start = stop
     return None
 
 
-def _size(data: bytes, content: int, length: int) -> tuple[int, int] | None:
-    """(width, height) by a frame's segment; None unless it has 8 bits and as many components as there are
-    modes for."""
-    layers = _LAYERS.get(length)
-    if layers is None:
+def _size_and_mode(data: bytes, content: int, length: int) -> tuple[tuple[int, int], str] | None:
+    """By a frame's segment; None unless it has 8 bits and as many components as there are modes for."""
+    layers, mode = _LAYERS.get(length, (0, ""))
+    if not layers:
         return None
     bits, height, width, found = _bits_and_size(data, content)
-    return (width, height) if bits == 8 and found == layers and width and height else None
+    return ((width, height), mode) if bits == 8 and found == layers and width and height else None
 
 
 def has_end(data: bytes, scan: int) -> bool:
@@ -103,24 +108,13 @@ def has_end(data: bytes, scan: int) -> bool:
     return data.rfind(END, max(scan, len(data) - TAIL)) >= 0
 
 
-def whole_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height where the header is sound and the end is there; None where Pillow has to look."""
-    found = frame(data)
-    if found is None or not found.is_plain or not has_end(data, found.scan):
-        return None
-    return found.size
-
-
-def surely_decodes(data: bytes, image: JpegImageFile) -> bool:
-    """Whether an image that Pillow has opened and not loaded can be decoded; False where only decoding tells.
-
-    Its size and pixels are of no use afterwards. MemoryError.
-    """
-    if frame(data) is None:
-        return False
-    image.draft(None, (1, 1))  # in its own mode: in grey, chroma that cannot be sampled up would pass
+def surely_decodes(data: bytes, found: Frame) -> bool:
+    """Whether a file of this frame can be decoded, if Pillow's parser takes it; False where only decoding
+    tells. MemoryError."""
+    small = (-(-found.size[0] // _SCALE), -(-found.size[1] // _SCALE))
+    mode = found.mode  # its own: in grey, chroma that cannot be sampled up would pass
     try:
-        image.load()
+        Image.frombytes(mode, small, data, "jpeg", mode, "", _SCALE, 0)
     except MemoryError:
         raise  # of this host, not of the image
     except Exception:  # noqa: BLE001 - whoever asked decodes it whole, and tells why that fails

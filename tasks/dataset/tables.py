@@ -116,8 +116,7 @@ class BatchWriter:
 
 
 def write_batch(path: Path, table: Any) -> None:
-    """Write a table as an Arrow file of one batch. It is not flushed to disk: whoever reads it takes a torn
-    file for an absent one."""
+    """Write a table as an Arrow file of one batch. It is not flushed to disk."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema, options=LZ4) as writer:
         writer.write_batch(table.combine_chunks().to_batches()[0])
 

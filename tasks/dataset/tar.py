@@ -108,7 +108,7 @@ class ShardWriter:
         return self.size_bytes <= len(END)
 
     def finish(self) -> str:
-        """Write the end, flush to disk and return the file's SHA-256 in hexadecimal."""
+        """Write the end and return the file's SHA-256 in hexadecimal. Nothing is flushed to disk."""
         self._gather(END)
         self.size_bytes += len(END)
         self._hand_over()

@@ -1,14 +1,18 @@
 """A build that is killed goes on where it was and ends as if nothing had happened."""
 
+import errno
 import os
 import random
 from pathlib import Path
 
 import pytest
 
+from tasks.core.process import boot_id
+from tasks.dataset import versions
 from tasks.dataset.build import build
 from tasks.dataset.building.assemble import DRAFT
 from tasks.dataset.building.convert import Conversion, convert, sidecar_path, tar_path, write_rules
+from tasks.dataset.building.flushing import NAME, flushed, trust
 from tasks.dataset.building.leaves import plan_leaves
 from tasks.dataset.building.listing import list_samples
 from tests.dataset import raw
@@ -43,6 +47,7 @@ def test_a_staged_shard_that_is_damaged_is_made_again(tmp_path: Path) -> None:
     sound = raw.contents(build(raw.config(folder, tmp_path / "other")).version)
     staging = output / "staging"
     staging.mkdir(parents=True)
+    trust(staging)
     rules = write_rules(staging, config.dataset)
     catalogue = list_samples(config, staging)
     plan_leaves(catalogue, config.dataset)
@@ -54,3 +59,69 @@ def test_a_staged_shard_that_is_damaged_is_made_again(tmp_path: Path) -> None:
     sidecar_path(staging, leaves[1].digest).write_bytes(b"torn")
     tar_path(staging, leaves[2].digest).unlink()
     assert raw.contents(build(config).version) == sound
+
+
+def test_after_a_crash_of_the_machine_only_flushed_shards_are_trusted(tmp_path: Path) -> None:
+    folder, output = tmp_path / "raw", tmp_path / "out"
+    raw.pictures(folder, 60)
+    config = raw.config(folder, output)
+    sound = raw.contents(build(raw.config(folder, tmp_path / "other")).version)
+    staging = output / "staging"
+    staging.mkdir(parents=True)
+    trust(staging)
+    rules = write_rules(staging, config.dataset)
+    catalogue = list_samples(config, staging)
+    plan_leaves(catalogue, config.dataset)
+    leaves = list(catalogue.leaves())
+    for leaf in leaves:
+        convert(Conversion(staging, rules, leaf.ordinal))
+    assert list(flushed(catalogue, staging, iter([0]))) == [0]
+    catalogue.close()
+    for leaf in leaves[1:]:
+        tar = tar_path(staging, leaf.digest)
+        tar.write_bytes(bytes(tar.stat().st_size))
+    notes = staging / NAME
+    notes.write_text(notes.read_text().replace(boot_id(), "another-boot"))
+    trust(staging)
+    assert [path.stem for path in staging.glob("*.tar")] == [leaves[0].digest]
+    assert raw.contents(build(config).version) == sound
+
+
+@pytest.mark.parametrize("notes", ["", "torn", "\0" * 40])
+def test_a_torn_note_of_what_is_flushed_vouches_for_nothing(tmp_path: Path, notes: str) -> None:
+    (tmp_path / NAME).write_text(notes)
+    (tmp_path / "0123.tar").touch()
+    (tmp_path / "catalogue.sqlite").touch()
+    trust(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {NAME, "catalogue.sqlite"}
+    (tmp_path / "4567.tar").touch()
+    trust(tmp_path)
+    assert (tmp_path / "4567.tar").exists(), "this boot's own work"
+
+
+def test_all_of_a_version_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = set()
+
+    def record(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", record)
+    raw.pictures(tmp_path / "raw", 60)
+    version = build(raw.config(tmp_path / "raw", tmp_path / "out")).version
+    assert {
+        path.relative_to(version) for path in version.rglob("*") if path.stat().st_ino not in synced
+    } == set()
+
+
+def test_a_disk_that_fails_while_shards_are_flushed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".tar"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    raw.pictures(tmp_path / "raw", 60)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        build(raw.config(tmp_path / "raw", tmp_path / "out"))
+    assert versions.current(tmp_path / "out") is None

@@ -142,13 +142,17 @@ def decodes(image: JpegImageFile) -> bool:
 def test_an_eighth_of_the_size_finds_what_whole_decoding_finds() -> None:
     """Both read every byte of every scan; the scale only shapes what is computed of what was read."""
     verdicts: Counter[bool] = Counter()
+    left_to_pillow = 0
     for data in cases(250):
-        whole, small = opened(data), opened(data)
-        if whole is None or small is None or jpeg.frame(data) is None:
+        whole, found = opened(data), jpeg.frame(data)
+        if whole is None or found is None:
             continue
         is_sound = decodes(whole)
-        assert jpeg.surely_decodes(data, small) == is_sound, data.hex()
+        if jpeg.surely_decodes(data, found) != is_sound:
+            assert is_sound, data.hex()
+            left_to_pillow += 1
         verdicts[is_sound] += 1
+    assert left_to_pillow < 10
     assert min(verdicts[True], verdicts[False]) > 300
 
 
@@ -158,7 +162,7 @@ def test_a_header_that_passes_is_one_that_pillow_takes() -> None:
         found = jpeg.frame(data)
         if found is not None and found.is_plain:
             image = opened(data)
-            assert image is not None and image.size == found.size, data.hex()
+            assert image is not None and (image.size, image.mode) == (found.size, found.mode), data.hex()
             assert image.fp is not None and image.fp.tell() == found.scan
             passed += 1
     assert passed > 1000
@@ -167,13 +171,10 @@ def test_a_header_that_passes_is_one_that_pillow_takes() -> None:
 @pytest.mark.parametrize("name", SOUND)
 def test_what_is_sound_needs_neither_parser_nor_pixels(name: str) -> None:
     data = SOUND[name]
-    image = opened(data)
-    assert image is not None
-    width, height = image.size
-    assert jpeg.whole_size(data) == (width, height)
-    assert jpeg.surely_decodes(data, image)
-    if min(width, height) >= 8:
-        assert image.size == (-(-width // 8), -(-height // 8))
+    image, found = opened(data), jpeg.frame(data)
+    assert image is not None and found is not None
+    assert (found.size, found.mode) == (image.size, image.mode)
+    assert found.is_plain and jpeg.has_end(data, found.scan) and jpeg.surely_decodes(data, found)
 
 
 @pytest.mark.parametrize("check", ["decode", "header"])
@@ -188,9 +189,7 @@ def test_the_size_that_is_told_is_the_whole_image_s(name: str, check: Any) -> No
 def test_lossless_jpeg_is_left_to_whole_decoding(check: Any) -> None:
     """libjpeg does not scale it, so an eighth has no room for it."""
     data = lossless(640, 48)
-    image = opened(data)
-    assert image is not None and not jpeg.surely_decodes(data, image)
-    assert image.size == (640, 48)
+    assert jpeg.frame(data) is None
     assert images.store(data, ImageRules(check=check)) == ("jpg", data, (640, 48))
 
 
@@ -222,14 +221,13 @@ def chroma_of_two_thirds() -> bytes:
 def test_chroma_that_cannot_be_sampled_up_is_found_at_an_eighth() -> None:
     """In grey, libjpeg would not ask."""
     data = chroma_of_two_thirds()
-    image = opened(data)
-    assert image is not None and not jpeg.surely_decodes(data, image)
+    found = jpeg.frame(data)
+    assert opened(data) is not None and found is not None and not jpeg.surely_decodes(data, found)
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_nothing_is_told_of_what_is_unusual(name: str) -> None:
     assert jpeg.frame(UNUSUAL[name]) is None
-    assert jpeg.whole_size(UNUSUAL[name]) is None
 
 
 def test_a_header_that_pillow_takes_apart_is_left_to_pillow() -> None:
@@ -238,7 +236,6 @@ def test_a_header_that_pillow_takes_apart_is_left_to_pillow() -> None:
     data = picture("RGB", 30, 10, exif=turned.tobytes())
     found = jpeg.frame(data)
     assert found is not None and not found.is_plain
-    assert jpeg.whole_size(data) is None
     assert images.store(data, ImageRules(check="header")) == ("jpg", data, (30, 10))
 
 

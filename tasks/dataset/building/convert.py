@@ -1,8 +1,8 @@
 """One planned shard from raw files to a tar: idempotent, in a worker process of its own.
 
-The tar is written to a temporary name, flushed and renamed, then its sidecar likewise; a shard with a whole
-sidecar and a tar of the right size is done. So a build that is killed at any moment loses at most the shards
-in hand, and one whose machine crashes some more.
+The tar is written to a temporary name and renamed, then its sidecar likewise; a shard with a whole sidecar
+and a tar of the right size is done. So a build that is killed at any moment loses at most the shards in hand,
+and one whose machine crashes those that were not flushed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from tasks.dataset.tar import Members, ShardWriter
 
 RULES = "dataset.json"
 """The config's dataset block, in the staging folder, where workers on any machine find it."""
+SUFFIXES = (".tar", ".arrow")
+"""Of a staged shard and its sidecar."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 

@@ -8,6 +8,7 @@ converted for nothing when it stops the build.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -26,6 +27,7 @@ SAMPLES = 50
 WORTH_SAMPLES = 2000
 """A shorter build is its own pilot."""
 PAGE = "pilot.html"
+NICE = 10
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def _in_a_process(pilot: Pilot) -> None:
 
 
 def run(pilot: Pilot) -> None:
-    """Convert, verify and show; DataError."""
+    """Convert, verify and show, with what the build's workers leave of the cores; DataError."""
+    os.nice(NICE)
     from tasks.dataset.building import trial  # not above: workers would wait for what draws pages
 
     trial.run(pilot)

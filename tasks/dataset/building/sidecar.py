@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tasks.dataset.building.entries import Entry
 from tasks.dataset.reasons import TRANSIENT, Reject, printable
@@ -96,12 +95,13 @@ def first(table: Any, column: str) -> Any:
 
 def holds_transient(table: Any) -> bool:
     """Whether a sample could not be read for a cause that may have passed: the shard is to be made again."""
-    return bool(pc.any(pc.equal(table.column("reason"), TRANSIENT)).as_py())
+    return TRANSIENT in counted_reasons(table)
 
 
 def accepted(table: Any) -> Any:
     """The rows of samples that are in the tar."""
-    return table.filter(pc.is_null(table.column("reason")))
+    reasons = table.column("reason")
+    return table if reasons.null_count == len(reasons) else table.filter(reasons.is_null())
 
 
 def counted_reasons(table: Any) -> dict[str, int]:

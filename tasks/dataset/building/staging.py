@@ -9,11 +9,9 @@ from tasks.core.errors import DataError
 from tasks.dataset.building import rejects
 from tasks.dataset.building.assemble import Shard
 from tasks.dataset.building.catalogue import Catalogue, Leaf
-from tasks.dataset.building.convert import staged, tar_path
+from tasks.dataset.building.convert import SUFFIXES, staged, tar_path
 from tasks.dataset.building.reuse import Known, KnownSidecars
 from tasks.dataset.building.sidecar import counted_reasons, first
-
-SUFFIXES = (".tar", ".arrow")
 
 
 def staged_shard(staging: Path, leaf: Leaf) -> Shard:
