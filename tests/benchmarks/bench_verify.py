@@ -2,8 +2,8 @@
 
 Shards of the twenty thousand JPEGs that bench_build makes; each measurement is a process of its own, all take
 turns, the page cache is warm. At its default level verify also parses every header, compares what it read
-with the tables and looks for keys that are there twice, so a ratio of 1 is not a tie. Seconds are those of the work; imports
-do not count, the workers' start does. Run it on an idle machine.
+with the tables and looks for keys that are there twice, so a ratio of 1 is not a tie. Seconds are those of
+the work; imports do not count, the workers' start does. Run it on an idle machine.
 
     .venv/bin/python -m tests.benchmarks.bench_verify [FOLDER [SAMPLES [ROUNDS]]]
 
@@ -36,7 +36,7 @@ CORES = len(os.sched_getaffinity(0))
 ONE = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
 PROMISES = (
     ("tarmac, default, one core", "openssl sha256, one core", 0.9),
-    ("tarmac, default, all cores", "tarmac, default, one core", 0.9),
+    ("tarmac, default, all cores", "tarmac, default, one core", 0.75 * CORES),
     ("tarmac, default, all cores, 4 GB", "openssl sha256, all cores, 4 GB", 0.9),
     ("tarmac, full, all cores", "Pillow alone, all cores", 0.9),
 )

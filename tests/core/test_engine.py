@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tasks.core.engines import map_groups, map_here
+from tasks.core.engines.local import map_in_threads
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.schema.engine import Engines
 from tests.core.engine_functions import Job, die, die_once, environment, note, refuse, work
@@ -54,6 +55,24 @@ def test_items_are_taken_a_few_ahead_and_never_held() -> None:
         assert taken <= done + 2 * 2
     running.close()
     assert taken < 50
+
+
+def test_threads_take_few_items_ahead_and_keep_their_order() -> None:
+    taken: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    running = map_in_threads(lambda number: number * number, numbers(), 3)
+    for done in range(40):
+        assert next(running) == done * done
+        assert len(taken) <= done + 2 * 3
+    running.close()
+    assert list(map_in_threads(str, range(5), 3)) == list("01234")
+    with pytest.raises(DataError, match="3 is wrong"):
+        list(map_in_threads(refuse, [Job(3, Path())], 2))
 
 
 def test_an_error_is_raised_as_it_is(tmp_path: Path) -> None:

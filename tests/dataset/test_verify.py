@@ -357,11 +357,16 @@ def test_a_group_in_two_splits_is_seen(tmp_path: Path) -> None:
     assert leaked in find(version, "manifest.invalid", "quick").evidence["problem"]
 
 
-def test_workers_find_the_same(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("level", "cores"), [("default", 4), ("default", 5), ("full", 2)])
+def test_workers_find_the_same(
+    version: Path, monkeypatch: pytest.MonkeyPatch, level: Any, cores: int
+) -> None:
     flip(version / SHARD, 700)
-    alone = verify(version, "full")
-    monkeypatch.setattr(verify_module, "WORTH_WORKERS_BYTES", dict.fromkeys(("default", "full"), 0))
-    assert verify(version, "full") == alone
+    monkeypatch.setattr(verify_module, "available_cores", lambda: 1)
+    alone = verify(version, level)
+    monkeypatch.setattr(verify_module, "available_cores", lambda: cores)
+    monkeypatch.setattr(verify_module, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
+    assert verify(version, level) == alone
     assert not alone.ok
 
 
@@ -401,15 +406,21 @@ def test_without_a_manifest_members_are_decoded_by_their_names(loose: Path) -> N
     assert verify(loose, "full").not_seen == []
 
 
-def test_workers_keep_to_the_containers_quota(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("level", "cores", "how"),
+    [("default", 3, "map_in_threads"), ("default", 5, "map_here"), ("full", 3, "map_here")],
+)
+def test_workers_keep_to_the_containers_quota(
+    version: Path, monkeypatch: pytest.MonkeyPatch, level: Any, cores: int, how: str
+) -> None:
     counts = []
 
-    def map_here(function: Any, tasks: list[Any], workers: int) -> Any:
+    def count(function: Any, tasks: list[Any], workers: int) -> Any:
         counts.append(workers)
         return map(function, tasks)
 
-    monkeypatch.setattr(verify_module, "WORTH_WORKERS_BYTES", dict.fromkeys(("default", "full"), 0))
-    monkeypatch.setattr(verify_module, "map_here", map_here)
-    monkeypatch.setattr(verify_module, "available_cores", lambda: 3)
-    assert verify(version).ok
-    assert counts == [3]
+    monkeypatch.setattr(verify_module, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
+    monkeypatch.setattr(verify_module, how, count)
+    monkeypatch.setattr(verify_module, "available_cores", lambda: cores)
+    assert verify(version, level).ok
+    assert counts == [cores]

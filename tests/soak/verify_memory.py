@@ -57,7 +57,7 @@ def _peak(pid: int) -> int:
 def _verify(version: Path, level: str) -> None:
     from tasks.dataset import verify
 
-    verify.WORTH_WORKERS_BYTES = dict.fromkeys(verify.WORTH_WORKERS_BYTES, 0)  # small and large alike
+    verify.WORTH_PROCESSES_BYTES = dict.fromkeys(verify.WORTH_PROCESSES_BYTES, 0)  # small and large alike
     began = time.monotonic()
     report = verify.verify(version, level)  # type: ignore[arg-type]
     assert report.ok, report.findings[:3]

@@ -1,4 +1,4 @@
-"""The process pool of this machine.
+"""The process pool of this machine, and threads for work that leaves the interpreter to others.
 
 The pool starts its processes by forkserver, never by fork of a threaded process. A worker that is killed
 does not fail the map: its item, which is idempotent, is done again by a new pool, up to TRIES times.
@@ -10,7 +10,7 @@ import functools
 import multiprocessing
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -57,6 +57,27 @@ def map_here(
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+
+
+def map_in_threads(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Generator[Result, None, None]:
+    """Yield `function(item)` for every item, in their order.
+
+    At most twice as many items as threads are taken from `items` ahead of the results. An error of `function`
+    is raised here, after the work in hand has ended.
+    """
+    pool = ThreadPoolExecutor(threads)
+    running: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            running.append(pool.submit(function, item))
+            if len(running) == 2 * threads:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def warm_up(module: str) -> None:

@@ -10,13 +10,20 @@ from typing import BinaryIO
 
 from tasks.dataset.tar import BLOCK
 
-BUFFER = 4 << 20
+BUFFER = 2 << 20
 PIECE = 1 << 18
 MOST_FREE = 4
 
 
 _FREE: list[bytearray] = []
 """Buffers that are in no use: making one costs as much as hashing a megabyte."""
+
+
+def _buffer() -> bytearray:
+    try:
+        return _FREE.pop()
+    except IndexError:
+        return bytearray(BUFFER)
 
 
 class Reader:
@@ -30,7 +37,7 @@ class Reader:
         self._file = file
         self._digest = hashlib.sha256()
         self._base = 0
-        self.buffer = _FREE.pop() if _FREE else bytearray(BUFFER)
+        self.buffer = _buffer()
         self.view = memoryview(self.buffer)
         self.at = self.end = 0
         self.is_at_end = False

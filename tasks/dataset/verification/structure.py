@@ -8,6 +8,7 @@ Whatever is unusual ends the run, and is looked at by itself.
 from __future__ import annotations
 
 import re
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +22,10 @@ WORTH_IT = 8
 """Members below which numpy is not worth calling."""
 NAME, KIND, PREFIX = slice(0, 100), 156, 345
 DIGITS, BEHIND_SIZE = slice(124, 135), 135
+_size_and_kind = Struct(">11s21xB").unpack_from
 CHECKSUM, BEHIND_CHECKSUM, CHECKSUM_FIELD = slice(148, 154), 154, slice(148, 156)
-OLD, ABOUT = 0, ord("x")
-"""Kinds of a plain file in V7's headers, and of pax records."""
+PLAIN, ABOUT = (ord("0"), 0), ord("x")
+"""Kinds of a plain file, in V7's headers too, and of pax records."""
 HARMLESS = re.compile(rb"(\d{1,4}) (?:[acm]time|[ug]id|[ug]name|LIBARCHIVE\.\w+)=[^\r\n]*\n")
 LONGEST_RECORDS = 1024
 """Bytes."""
@@ -104,19 +106,17 @@ def _follow(buffer: bytearray, at: int, end: int) -> tuple[list[int], list[int]]
     """Where the headers of members are, and of harmless records about them, and the sizes that lead on."""
     starts: list[int] = []
     sizes: list[int] = []
-    last, rest = end - BLOCK, BLOCK - 1
+    last = end - BLOCK
     while at <= last:
-        kind = buffer[at + KIND]
-        if kind != ZERO and kind != OLD and kind != ABOUT:
-            break
+        digits, kind = _size_and_kind(buffer, at + DIGITS.start)
         try:
-            size = int(buffer[at + 124 : at + 135], 8)
+            size = int(digits, 8)
         except ValueError:
             break
-        after = at + BLOCK + (size + rest & ~rest)
+        after = at + (size + 2 * BLOCK - 1 & -BLOCK)
         if size < 0 or after > end:
             break
-        if kind == ABOUT and not _is_harmless(buffer[at + BLOCK : at + BLOCK + size]):
+        if kind not in PLAIN and (kind != ABOUT or not _is_harmless(buffer[at + BLOCK : at + BLOCK + size])):
             break
         starts.append(at)
         sizes.append(size)
