@@ -39,7 +39,7 @@ class TableWriter:
 
     def write(self, table: Any) -> None:
         """Append rows of the writer's schema."""
-        self._pieces.append(table.cast(self._schema))
+        self._pieces.append(table if table.schema.equals(self._schema) else table.cast(self._schema))
         self._rows += table.num_rows
         if self._rows >= ROW_GROUP:
             self._flush(whole_groups=True)

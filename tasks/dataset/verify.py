@@ -84,11 +84,12 @@ def _look_inside(
 def _map(tasks: Iterator[Task], size_bytes: int, level: Level) -> Iterable[Inside]:
     cores = available_cores()
     is_much = size_bytes >= WORTH_PROCESSES_BYTES[level]
-    if level == "full":  # decoders hold the interpreter
-        return map_here(inspect, tasks, cores) if is_much and cores > 1 else map(inspect, tasks)
-    if is_much and cores > MOST_THREADS:
+    leaves_interpreter = level != "full"  # which decoders hold
+    if is_much and cores > (MOST_THREADS if leaves_interpreter else 1):
         return map_here(inspect, tasks, cores)
-    return map_in_threads(inspect, tasks, min(cores, MOST_THREADS))
+    if leaves_interpreter and cores > 1:
+        return map_in_threads(inspect, tasks, min(cores, MOST_THREADS))
+    return map(inspect, tasks)
 
 
 def _report(place: Place, findings: Iterable[Finding], seen: Seen) -> Report:
