@@ -7,16 +7,18 @@ HASHED_BYTES, its SHA-256. Damage that keeps the size of a tar or of a larger fi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks.core.errors import DataError
-from tasks.core.files import read_json, sha256_file
+from tasks.core.files import digest, read_json, sha256_file
 from tasks.core.schema import Config, Dataset
 from tasks.dataset import versions
 from tasks.dataset.manifest import version_name
 
 BUILD = "build.json"
+SEAL = "digest"
 HASHED_BYTES = 64_000_000
 """Reading more than this would make a build that has nothing to do slow."""
 
@@ -60,7 +62,9 @@ def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
         manifest = versions.read_manifest(version)
         is_itself = version_name((version / "manifest.json").read_bytes()) == version.name
         is_of_these = build["inputs_digest"] == inputs and build["private"] == dataset.private
-        if build["unread"] or not (is_itself and is_of_these and _are_sound(version, build["files"])):
+        if build["unread"] or not (is_itself and is_of_these and is_sealed(build)):
+            return False
+        if not _are_sound(version, build["files"]):
             return False
     except (OSError, ValueError, TypeError, AttributeError, KeyError, DataError):
         return False
@@ -79,6 +83,17 @@ def recorded(version: Path) -> dict[str, Any]:
         name: {"bytes": (version / name).stat().st_size, "sha256": sha256_file(version / name)}
         for name in beside_the_tars(version)
     }
+
+
+def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """build.json of these facts: nothing else keeps its checksum, so it keeps its own."""
+    facts = {name: value for name, value in facts.items() if name != SEAL}
+    return {**facts, SEAL: digest(facts)}
+
+
+def is_sealed(build: Mapping[str, Any]) -> bool:
+    """Whether it still says what was written; ValueError where it holds what no build wrote."""
+    return bool(build.get(SEAL) == sealed(build)[SEAL])
 
 
 def _are_sound(version: Path, files: dict[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tasks.dataset.freshness import sealed
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
 from tasks.dataset.shards import INDEX, index_path, shard_name
 from tasks.dataset.tables import write_table
@@ -77,7 +78,7 @@ def write_version(
     )
     (version / "manifest.json").write_bytes(manifest.to_bytes())
     facts = {"built": 1.7e9} | ({} if private is None else {"private": private})
-    (version / "build.json").write_text(json.dumps(facts))
+    (version / "build.json").write_text(json.dumps(sealed(facts)))
     return version
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.files import sha256_file
-from tasks.dataset.freshness import recorded
+from tasks.dataset.freshness import recorded, sealed
 from tasks.dataset.manifest import SplitSummary, content_digest, read_manifest
 from tasks.dataset.shards import INDEX
 from tasks.dataset.tables import write_table
@@ -147,7 +147,7 @@ def forge_manifest(version: Path, rows: list[dict[str, Any]]) -> None:
 def record(version: Path) -> None:
     """Let build.json keep the checksums of the other files as they are now."""
     path = version / "build.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "files": recorded(version)}))
+    path.write_text(json.dumps(sealed({**json.loads(path.read_text()), "files": recorded(version)})))
 
 
 def _forge_split(version: Path, folder: Path) -> list[dict[str, Any]]:

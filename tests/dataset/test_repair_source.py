@@ -16,6 +16,7 @@ from tasks.core.errors import DataError
 from tasks.core.files import read_json
 from tasks.core.schema import Config
 from tasks.dataset.building.kept import kept
+from tasks.dataset.freshness import sealed
 from tasks.dataset.repair import Repaired, repair
 from tasks.dataset.repairing import install
 from tasks.dataset.repairing.outcome import Failed
@@ -132,7 +133,7 @@ def test_other_packages_are_named(tmp_path: Path) -> None:
     tampering.forge(alone)
     build = read_json(alone / "build.json")
     build["versions"]["pillow"] = "1.0.0"
-    (alone / "build.json").write_text(json.dumps(build))
+    (alone / "build.json").write_text(json.dumps(sealed(build)))
     damage.flip(alone / "train/000000.tar", 600)
     reason = failed(repair(alone)).reason
     assert f"1 of its {len(samples)} samples gives other bytes, of the same source" in reason
@@ -231,7 +232,7 @@ def test_no_password_or_signature_is_kept(path: str, shown: str | None, tmp_path
 def test_an_address_that_is_not_kept_is_asked_for(built: Built) -> None:
     path = built.version / "build.json"
     build = read_json(path)
-    path.write_text(json.dumps({**build, "cut": ["dataset.source.path"]}))
+    path.write_text(json.dumps(sealed({**build, "cut": ["dataset.source.path"]})))
     (built.version / "index/train.npy").unlink()
     built.tar(0).unlink()
     damage.without_end(built.tar(1))

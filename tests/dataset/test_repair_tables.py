@@ -14,7 +14,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import read_json
 from tasks.dataset import versions
 from tasks.dataset.build import is_up_to_date
-from tasks.dataset.freshness import recorded
+from tasks.dataset.freshness import recorded, sealed
 from tasks.dataset.repair import repair
 from tasks.dataset.tables import Batches, BatchWriter
 from tests.dataset import damage, raw
@@ -159,7 +159,7 @@ def test_a_record_that_is_wrong_does_not_spoil_what_is_sound(built: Built) -> No
     facts["files"]["index/train.npy"]["sha256"] = "0" * 64
     facts["files"]["index/nowhere.npy"] = facts["files"].pop("samples/val.parquet")
     facts["files"]["../../../current"] = facts["files"]["shards.parquet"]
-    build.write_text(json.dumps(facts))
+    build.write_text(json.dumps(sealed(facts)))
     inode = (built.version / "index/train.npy").stat().st_ino
     assert built.repair().ok
     assert (built.version / "index/train.npy").stat().st_ino == inode
@@ -175,7 +175,7 @@ def test_a_repair_leaves_the_order_of_versions(built: Built, tmp_path: Path) -> 
     facts = read_json(built.version / "build.json")
     del facts["files"]
     time_ns = (built.version / "build.json").stat().st_mtime_ns
-    (built.version / "build.json").write_text(json.dumps(facts))
+    (built.version / "build.json").write_text(json.dumps(sealed(facts)))
     os.utime(built.version / "build.json", ns=(time_ns, time_ns))
     assert repair(built.version).ok
     assert versions.listed(built.dataset) == listed and listed[0] == other

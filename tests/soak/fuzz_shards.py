@@ -36,8 +36,6 @@ from tests.dataset.raw import shards
 
 SAMPLES = {"digits": 40, "jpegs": 24, "volumes": 12}
 LEVELS = ("quick", "default", "full")
-UNTOLD = "build.json"
-"""Damage to it takes nothing from the dataset, so it may go unnoticed; but it must not hide other damage."""
 
 
 def make(folder: Path) -> list[Path]:
@@ -207,7 +205,7 @@ class Fuzz:
         try:
             with self.score.attempt(kind, f"{path.relative_to(version.parent)}, {name}, {level}"):
                 report = judged(version, level)
-                is_seen = path.name != UNTOLD and (level != "quick" or path.suffix != ".tar")
+                is_seen = level != "quick" or path.suffix != ".tar"
                 assert not (is_seen and report.ok), "it is called sound"
         finally:
             path.write_bytes(before)

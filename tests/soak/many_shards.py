@@ -16,7 +16,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from tasks.dataset.freshness import recorded
+from tasks.dataset.freshness import recorded, sealed
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
 from tasks.dataset.shards import INDEX
 from tasks.dataset.tables import TableWriter, write_table
@@ -122,5 +122,5 @@ def _describe(version: Path, rows: list[dict[str, Any]]) -> None:
     )
     (version / "manifest.json").write_bytes(manifest.to_bytes())
     (version / "build.json").write_text(
-        json.dumps({"built": 1.7e9, "private": False, "files": recorded(version)})
+        json.dumps(sealed({"built": 1.7e9, "private": False, "files": recorded(version)}))
     )

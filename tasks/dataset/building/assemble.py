@@ -29,7 +29,7 @@ from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.placement import move_into_place
 from tasks.dataset.building.reuse import INPUTS
 from tasks.dataset.building.sidecar import accepted, first, schema
-from tasks.dataset.freshness import BUILD, recorded
+from tasks.dataset.freshness import BUILD, recorded, sealed
 from tasks.dataset.manifest import (
     Manifest,
     SourceSummary,
@@ -107,7 +107,7 @@ def complete(
     manifest = _manifest(config, catalogue, draft)
     rejects.write(folder / "rejects.parquet", catalogue.rejects())
     write_atomic(folder / "manifest.json", manifest.to_bytes())
-    write_json(folder / BUILD, {**facts, "files": recorded(folder)})
+    write_json(folder / BUILD, sealed({**facts, "files": recorded(folder)}))
     for below in [entry for entry in folder.iterdir() if entry.is_dir()]:
         fsync_directory(below)
     fsync_directory(folder)

@@ -14,7 +14,7 @@ from tasks.core.files import read_json
 from tasks.core.process import available_cores
 from tasks.core.schema import BuildEngine, Config, Dataset, Engines
 from tasks.dataset.building.fingerprint import CONVERTER, PLACES, config_digest, packages
-from tasks.dataset.freshness import BUILD
+from tasks.dataset.freshness import BUILD, is_sealed
 from tasks.dataset.manifest import Manifest
 from tasks.dataset.repairing.identity import read_proven_manifest, read_record
 from tasks.dataset.repairing.place import Place
@@ -23,7 +23,7 @@ from tasks.dataset.repairing.place import Place
 @dataclass(frozen=True)
 class Origin:
     """`config` is None where nothing tells the rules; `lacking` says why the sources cannot be read, "" where
-    they can. `build` is what build.json says, empty where it is lost."""
+    they can. `build` is what build.json says, empty where it is lost or damaged."""
 
     config: Config | None
     lacking: str
@@ -69,9 +69,10 @@ def read_origin(place: Place, given: Config | None) -> Origin:
 
 
 def read_build(version: Path) -> dict[str, Any]:
-    """build.json; empty when it is lost."""
+    """build.json; empty when it is lost or damaged."""
     try:
-        return dict(_mapping(read_json(version / BUILD)))
+        build = dict(_mapping(read_json(version / BUILD)))
+        return build if is_sealed(build) else {}
     except (OSError, ValueError, RecursionError):
         return {}
 

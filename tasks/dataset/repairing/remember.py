@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.core.files import write_json
 from tasks.dataset.building.kept import kept
-from tasks.dataset.freshness import BUILD
+from tasks.dataset.freshness import BUILD, sealed
 from tasks.dataset.repairing import install
 from tasks.dataset.repairing.identity import MANIFEST, Record, read_proven_manifest, state, tables_of
 from tasks.dataset.repairing.origin import Origin
@@ -44,7 +44,7 @@ def _write(place: Place, facts: Mapping[str, Any]) -> None:
     time_ns = _time_ns(place)
     if path.is_dir():
         install.set_aside(place, path, BUILD)
-    write_json(path, facts)
+    write_json(path, sealed(facts))
     os.utime(path, ns=(time_ns, time_ns))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.core.process import available_cores
 from tasks.core.stores import Unreachable
-from tasks.dataset.freshness import BUILD
+from tasks.dataset.freshness import BUILD, is_sealed
 from tasks.dataset.verification.beside import Beside
 from tasks.dataset.verification.ledger import Ledger
 
@@ -74,16 +74,18 @@ def _record(files: Beside, ledger: Ledger) -> dict[str, Mapping[str, Any]]:
     try:
         build = read_json(files, BUILD)
         record = build["files"]
-        are_sound = all(_is_entry(name, entry) for name, entry in record.items())
+        are_sound = is_sealed(build) and all(_is_entry(name, entry) for name, entry in record.items())
     except Unreachable:
         raise
     except OSError as error:
         ledger.add(BUILD, told(error))
         return {}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         are_sound = False
     if not are_sound:
-        ledger.add(BUILD, "it keeps no checksums of the other files: damaged, or of an older Tarmac")
+        ledger.add(
+            BUILD, "its checksums of itself and the other files are wrong: damaged, or of an older Tarmac"
+        )
         return {}
     return dict(record)
 
