@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.dataset.reasons import Reject
+from tasks.dataset.texts import is_blank
 
 RATINGS = ("relevance", "image_correspondence", "visual_dependency", "formatting")
 """What a turn may be rated for; a raw row names them `relevance_ratings` and so on."""
@@ -53,7 +54,7 @@ def _turn(number: int, entry: Any) -> Turn:
 
 
 def _text(number: int, role: str, text: Any) -> str:
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str) or is_blank(text):
         raise Reject("chat.turns", f"turn {number}: the {role} says nothing")
     try:
         text.encode()

@@ -109,8 +109,15 @@ def test_every_decoder_is_tried() -> None:
     assert set(DECODERS) <= ends | {"cls2", "index", "inx", "id", "pt.gz", "jpeg"}
 
 
-def test_a_blank_text_is_empty() -> None:
-    assert told("txt", b" \n\t") == ([("member.empty", "txt")], set())
+@pytest.mark.parametrize("text", [" \n\t", "\u200b\ufeff", "\0\0", "\u2028\u00a0"])
+def test_a_text_of_which_nothing_can_be_seen_is_empty(text: str) -> None:
+    assert told("txt", text.encode()) == ([("member.empty", "txt")], set())
+    assert told("txt", text.encode(), "image_text") == ([("member.empty", "txt")], set())
+
+
+@pytest.mark.parametrize("text", ["\u200ba", "\N{DOG FACE}", "。", "\ue000", "\U0001fae9"])
+def test_a_text_of_one_sign_is_one(text: str) -> None:
+    assert told("txt", text.encode()) == ([], set())
 
 
 def test_what_nobody_can_judge_is_told_and_no_fault() -> None:

@@ -20,6 +20,7 @@ from tasks.dataset.look.legible import legible
 from tasks.dataset.look.pictures import Box, NotShown, Picture, thumbnail
 from tasks.dataset.look.samples import Faulty, Sample, SampleReader
 from tasks.dataset.look.scans import open_scan, slices, stated_spacing
+from tasks.dataset.texts import is_blank
 from tasks.dataset.volumes.geometry import Spacing
 
 TEXT = 280
@@ -183,7 +184,7 @@ def _text(members: Mapping[str, bytes], shown: Tile, most: int) -> str:
     except UnicodeDecodeError as error:
         shown.faults.append(Fault("member.undecodable", f"txt is not UTF-8 at byte {error.start}"))
         text = members["txt"].decode("utf-8", "replace")
-    if not text.strip():
+    if is_blank(text):
         shown.faults.append(Fault("member.empty", "the caption is blank"))
     return shorten(text, most)
 

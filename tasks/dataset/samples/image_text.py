@@ -13,12 +13,13 @@ from tasks.dataset import images
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples.sample import Fault, Modality, Taken
 from tasks.dataset.tar import Members
+from tasks.dataset.texts import is_blank
 
 
 def take(raw: Members, dataset: Dataset) -> Taken:
     text = bytes(raw["txt"]).decode()
     caption = text.strip()
-    if not caption:
+    if is_blank(caption):
         raise Reject("caption.empty", "the caption is blank" if text else "the caption is empty")
     suffix, image, (width, height) = images.store(bytes(raw["image"]), dataset.image)
     members = {suffix: image, "txt": caption.encode()}
@@ -45,7 +46,7 @@ def judge_text(members: Mapping[str, bytes]) -> list[Fault]:
         text = members.get("txt", b"-").decode()
     except UnicodeDecodeError as error:
         return [Fault("member.undecodable", "txt", f"not UTF-8: {error.reason} at byte {error.start}")]
-    return [] if text.strip() else [Fault("member.empty", "txt", "the text is blank")]
+    return [Fault("member.empty", "txt", "the text is blank")] if is_blank(text) else []
 
 
 def judge_json(members: Mapping[str, bytes]) -> list[Fault]:

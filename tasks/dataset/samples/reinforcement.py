@@ -18,6 +18,7 @@ import numpy as np
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples.arrays import Arrays, read_npz
 from tasks.dataset.samples.tensors import read_pth_gz
+from tasks.dataset.texts import is_blank
 
 OPERATIONS = 14
 """Identity, ShearX, ShearY, TranslateX, TranslateY, Rotate, Brightness, Color, Contrast, Sharpness,
@@ -129,7 +130,7 @@ def captions(content: bytes) -> dict[str, Sequence[str]]:
     for name, texts in named.items():
         if not isinstance(texts, list) or not texts:
             raise Reject("reinforcement.members", f"syn.json: {name} is no list of captions")
-        if not all(isinstance(text, str) and text.strip() for text in texts):
+        if not all(isinstance(text, str) and not is_blank(text) for text in texts):
             raise Reject("reinforcement.members", f"syn.json: {name} holds an empty caption")
     if not named:
         raise Reject("reinforcement.members", "syn.json has no syn_text")

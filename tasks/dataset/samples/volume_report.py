@@ -15,6 +15,7 @@ from tasks.dataset.reasons import Reject
 from tasks.dataset.samples.image_text import judge_json, judge_text
 from tasks.dataset.samples.sample import Fault, Modality, Taken
 from tasks.dataset.tar import Members
+from tasks.dataset.texts import is_blank
 from tasks.dataset.volumes import npy, stored
 from tasks.dataset.volumes.geometry import AXES, Axis, Spacing, pad_fraction, plan, spacing_of
 from tasks.dataset.volumes.hounsfield import QUANTILES, implausible, quantiles, require_in_range
@@ -70,7 +71,7 @@ def _report(raw: Members) -> str:
         report = bytes(raw.get("txt", b"")).decode()
     except UnicodeDecodeError as error:
         raise Reject("caption.encoding", f"the report is not UTF-8 at byte {error.start}") from None
-    if not report.strip():
+    if is_blank(report):
         raise Reject("report.missing", "the report is empty")
     return report
 

@@ -18,6 +18,7 @@ from typing import IO, Any, cast
 from tasks.dataset import images, zips
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples import arrays, tensors
+from tasks.dataset.texts import is_blank
 from tasks.dataset.volumes import npy, stored
 
 MOST_UNPACKED = 1 << 30
@@ -40,7 +41,7 @@ class Unjudged(Exception):
 
 
 class Blank(Exception):
-    """There is nothing in it but white space."""
+    """There is nothing to be seen in it."""
 
 
 def image_of(suffix: str) -> Callable[[bytes], None]:
@@ -59,7 +60,7 @@ def text(content: bytes) -> None:
         found = content.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
-    if found.isspace():
+    if found and is_blank(found):
         raise Blank
 
 
