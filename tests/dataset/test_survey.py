@@ -22,7 +22,7 @@ from tasks.core.config import load
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset.build import build
-from tasks.dataset.survey import Survey, config_text, inventory, survey
+from tasks.dataset.survey import Survey, config_text, inventory, patients, survey
 from tasks.dataset.survey.text import flow
 from tasks.dataset.volumes import stored
 from tests import s3
@@ -343,6 +343,21 @@ class TestVolumes:
         assert config.private and config.splits.group_by == "patient"
         assert "3 patients in 6 files" in evidence(seen)["patient"]
         assert "train_0" not in config_text(seen)
+
+    @pytest.mark.parametrize(
+        ("names", "count"),
+        [
+            (["phantom_001_a_1.npz", "phantom_001_b_1.npz", "phantom_002_a_1.npz"], 2),
+            (["scan-7-early.npz", "scan-7-late.npz", "scan-8-early.npz"], 2),
+            (["site_1.npz", "site_2.npz", "site_3.npz"], None),
+            ([f"ward_1_{number}.npz" for number in range(50)] + ["ward_2_1.npz"], None),
+        ],
+    )
+    def test_a_word_and_a_number_in_front_may_be_the_patient(
+        self, names: list[str], count: int | None
+    ) -> None:
+        guessed = patients.guess(names)
+        assert (None if guessed is None else guessed.count) == count
 
     def test_both_texts_of_a_report_are_taken(self, tmp_path: Path) -> None:
         nifti(tmp_path / "raw")

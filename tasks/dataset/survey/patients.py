@@ -11,10 +11,12 @@ CANDIDATES = (
     r"(sub-[A-Za-z0-9]+)",
     r"((?:patient|subject|pat|case)[_-]?\d+)",
     r"(?:^|/)([A-Za-z]*\d+)[_-][^/]*$",
+    r"(?:^|/)([A-Za-z]+[_-]\d+)[_-][^/]*$",
     r"(?:^|/)([^/_-]+)[_-][^/]*$",
     r"([^/]+)/[^/]+$",
 )
-"""CT-RATE's names, BIDS', a named number, what stands before the first `_` or `-`, the folder."""
+"""CT-RATE's names, BIDS', a named number, a number or a word and a number in front, what stands before the first
+`_` or `-`, the folder."""
 LEAST_SHARE = 0.95
 MOST_A_PATIENT = 20
 """Files a patient on average; more are a part of the name that says something else."""
