@@ -3,14 +3,17 @@
 import errno
 import os
 import random
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tasks.core.process import boot_id
+from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build import build
 from tasks.dataset.building.assemble import DRAFT
+from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.convert import Conversion, convert, sidecar_path, tar_path, write_rules
 from tasks.dataset.building.flushing import NAME, flushed, trust
 from tasks.dataset.building.leaves import plan_leaves
@@ -40,21 +43,26 @@ def test_what_a_killed_build_left_behind_does_no_harm(tmp_path: Path) -> None:
     assert [path.name for path in (output / "versions").iterdir()] == [result.version.name]
 
 
+def all_staged(config: Config, staging: Path) -> Catalogue:
+    """What a build leaves that was killed before it flushed a shard; its catalogue, open."""
+    staging.mkdir(parents=True)
+    trust(staging)
+    rules = write_rules(staging, config.dataset)
+    catalogue = list_samples(config, staging)
+    plan_leaves(catalogue, config.dataset)
+    for leaf in catalogue.leaves():
+        convert(Conversion(staging, rules, leaf.ordinal))
+    return catalogue
+
+
 def test_a_staged_shard_that_is_damaged_is_made_again(tmp_path: Path) -> None:
     folder, output = tmp_path / "raw", tmp_path / "out"
     raw.pictures(folder, 60)
     config = raw.config(folder, output)
     sound = raw.contents(build(raw.config(folder, tmp_path / "other")).version)
     staging = output / "staging"
-    staging.mkdir(parents=True)
-    trust(staging)
-    rules = write_rules(staging, config.dataset)
-    catalogue = list_samples(config, staging)
-    plan_leaves(catalogue, config.dataset)
-    leaves = list(catalogue.leaves())
-    catalogue.close()
-    for leaf in leaves:
-        convert(Conversion(staging, rules, leaf.ordinal))
+    with closing(all_staged(config, staging)) as catalogue:
+        leaves = list(catalogue.leaves())
     os.truncate(tar_path(staging, leaves[0].digest), 100)
     sidecar_path(staging, leaves[1].digest).write_bytes(b"torn")
     tar_path(staging, leaves[2].digest).unlink()
@@ -67,16 +75,9 @@ def test_after_a_crash_of_the_machine_only_flushed_shards_are_trusted(tmp_path: 
     config = raw.config(folder, output)
     sound = raw.contents(build(raw.config(folder, tmp_path / "other")).version)
     staging = output / "staging"
-    staging.mkdir(parents=True)
-    trust(staging)
-    rules = write_rules(staging, config.dataset)
-    catalogue = list_samples(config, staging)
-    plan_leaves(catalogue, config.dataset)
-    leaves = list(catalogue.leaves())
-    for leaf in leaves:
-        convert(Conversion(staging, rules, leaf.ordinal))
-    assert list(flushed(catalogue, staging, iter([0]))) == [0]
-    catalogue.close()
+    with closing(all_staged(config, staging)) as catalogue:
+        leaves = list(catalogue.leaves())
+        assert list(flushed(catalogue, staging, iter([0]))) == [0]
     for leaf in leaves[1:]:
         tar = tar_path(staging, leaf.digest)
         tar.write_bytes(bytes(tar.stat().st_size))

@@ -11,6 +11,7 @@ from tasks.dataset.build import build
 from tasks.dataset.building import pilot
 from tasks.dataset.building.catalogue import Leaf
 from tasks.dataset.building.conversion import _work
+from tasks.dataset.building.pilot_task import PAGE
 from tasks.dataset.building.rejects import Budget
 from tasks.dataset.building.spread import spread
 from tests.dataset import raw
@@ -31,14 +32,14 @@ def test_a_page_shows_the_pilot_and_the_build_is_as_without_it(
     notes: list[str] = []
     result = build(config, lambda done, total, note: notes.append(note))
     assert any("pilot" in note for note in notes)
-    page = (tmp_path / "out" / pilot.PAGE).read_text()
+    page = (tmp_path / "out" / PAGE).read_text()
     assert "a pilot: 50 samples" in page and "data:image/" in page
     monkeypatch.setattr(pilot, "WORTH_SAMPLES", COUNT + 1)
     other = config.model_copy(
         update={"dataset": config.dataset.model_copy(update={"output": tmp_path / "plain"})}
     )
     assert raw.contents(build(other).version) == raw.contents(result.version)
-    assert not (tmp_path / "plain" / pilot.PAGE).exists()
+    assert not (tmp_path / "plain" / PAGE).exists()
 
 
 def test_what_spoils_every_sample_stops_the_build(config: Config, tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_an_engine_that_takes_all_work_first_waits_for_the_pilot(tmp_path: Path)
 def test_private_samples_stay_out_of_the_page(config: Config, tmp_path: Path) -> None:
     private = config.dataset.model_copy(update={"private": True})
     build(config.model_copy(update={"dataset": private}))
-    page = (tmp_path / "out" / pilot.PAGE).read_text()
+    page = (tmp_path / "out" / PAGE).read_text()
     assert "picture 7" not in page and "data:image/" not in page
 
 

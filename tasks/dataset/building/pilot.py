@@ -13,33 +13,20 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.core.engines import map_here
 from tasks.core.progress import Progress
 from tasks.core.schema import Config, ShardRules
 from tasks.dataset.building.catalogue import Leaf
+from tasks.dataset.building.pilot_task import Pilot
 from tasks.dataset.building.rejects import Budget
 from tasks.dataset.building.spread import spread
 
 SAMPLES = 50
 WORTH_SAMPLES = 2000
 """A shorter build is its own pilot."""
-PAGE = "pilot.html"
 NICE = 10
-
-
-@dataclass(frozen=True)
-class Pilot:
-    """A pilot of these `ranks` of the catalogue in `staging`, for `to_convert` samples that may hold what is
-    left of the budget."""
-
-    config: Config
-    staging: Path
-    ranks: Sequence[int]
-    budget: Budget
-    to_convert: int
 
 
 @contextmanager
@@ -50,7 +37,7 @@ def beside(
     WORTH_SAMPLES or more; the block's end waits for it.
 
     The future raises DataError when so many of them are rejected that the budget cannot hold, or when a check
-    fails. The page is PAGE in the dataset's folder.
+    fails. The page is pilot_task.PAGE in the dataset's folder.
     """
     to_convert = sum(leaf.samples for leaf in missing)
     if to_convert < WORTH_SAMPLES:

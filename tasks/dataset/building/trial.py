@@ -12,7 +12,7 @@ from tasks.dataset.building.convert import Conversion, convert, write_rules
 from tasks.dataset.building.facts import facts
 from tasks.dataset.building.leaves import plan_leaves
 from tasks.dataset.building.listing import SPILL
-from tasks.dataset.building.pilot import PAGE, Pilot
+from tasks.dataset.building.pilot_task import PAGE, Pilot
 from tasks.dataset.building.plan import Weighed
 from tasks.dataset.building.staging import converted_shards, note_rejects
 from tasks.dataset.groups import reject_lines

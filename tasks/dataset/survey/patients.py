@@ -15,7 +15,7 @@ CANDIDATES = (
     r"(?:^|/)([^/_-]+)[_-][^/]*$",
     r"([^/]+)/[^/]+$",
 )
-"""CT-RATE's names, BIDS', a named number, a number or a word and a number in front, what stands before the first
+"""CT-RATE's names, BIDS', a named number, a number or word and number in front, what stands before the first
 `_` or `-`, the folder."""
 LEAST_SHARE = 0.95
 MOST_A_PATIENT = 20

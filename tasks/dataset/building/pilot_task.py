@@ -1,0 +1,25 @@
+"""What a pilot is handed, and where its page is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.core.schema import Config
+from tasks.dataset.building.rejects import Budget
+
+PAGE = "pilot.html"
+"""In the dataset's folder."""
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """A pilot of these `ranks` of the catalogue in `staging`, for `to_convert` samples that may hold what is
+    left of the budget."""
+
+    config: Config
+    staging: Path
+    ranks: Sequence[int]
+    budget: Budget
+    to_convert: int
