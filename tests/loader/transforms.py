@@ -36,7 +36,7 @@ def buggy(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any
 
 
 def slow(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
-    time.sleep(0.01)
+    time.sleep(0.05)
     return plain(sample, generator_seed)
 
 
