@@ -7,7 +7,7 @@ A version (`own_version`): `recorded` compares the files beside the tars with bu
 `ledger`; `version` reads the tables (`tables`, `agreement`, `index`, `samples_table`, `leaks`; `parquet`
 guards against torn ones); `files` looks at the tars from outside. Other tars (`foreign_tars`): `foreign`.
 
-A shard (`inside`, from a `Task` to an `Inside` of `records`): `reader`, `headers`, `entries`, `members` and
+A shard (`inside`, from a `Task` to an `Inside` of `records`): `reader`, `entries`, `members` and
 `walk` follow its bytes, `structure` many headers at once; `collected`, `whole`, `judging`, `rows` and `spans`
 say what is wrong, `decoding` and `decoders` at the level full.
 

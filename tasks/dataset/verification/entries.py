@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.dataset.tar import BLOCK, END, padding
-from tasks.dataset.verification.headers import (
+from tasks.dataset.tar_headers import (
     EXTENSIONS,
     LONG_NAME,
     PAX,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.dataset.tar import BLOCK, padding
-from tasks.dataset.verification.headers import Broken, parse_head
+from tasks.dataset.tar_headers import Broken, parse_head
 from tasks.dataset.verification.reader import Reader
 
 WORTH_IT = 8

@@ -3,7 +3,6 @@
 Python's tarfile takes a damaged header, or the lack of end blocks, for the end of the archive: a torn tar
 then looks like a shorter whole one. It also reads extended headers of any claimed size into memory, and takes
 three times as long. Here whatever cannot be followed is `Damage`, and all that is held in memory has a limit.
-Formats: POSIX.1-2001 pax and ustar, and GNU tar's manual, "Basic Tar Format".
 """
 
 from __future__ import annotations
@@ -13,19 +12,27 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from tasks.dataset.tar import BLOCK, padding
+from tasks.dataset.tar_headers import (
+    EXTENSIONS,
+    LONG_NAME,
+    PAX,
+    REGULAR,
+    Broken,
+    Head,
+    compression_of,
+    is_sparse,
+    parse_head,
+    pax_records,
+    pax_size,
+)
 
 CHUNK = 1 << 20
 ZEROS = bytes(BLOCK)
 LONGEST_EXTENSION = 1 << 20
 """Bytes of the pax headers and GNU long names before one member, together."""
 LARGEST = 1 << 60
-REGULAR = ("0", "\0", "7")
-FOLDER = "5"
 MAGIC, MAGIC_AT = b"ustar", 257
-PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK, VOLUME_NAME = "x", "g", "L", "K", "V"
 UNFOLLOWED = {"S": "a sparse file", "M": "a part of another volume"}
-KINDS = {"1": "a hard link", "2": "a symbolic link", "3": "a device", "4": "a device", "6": "a pipe"}
-COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class Damage(Exception):
@@ -60,18 +67,23 @@ class TarReader:
         self._beyond = b""
 
     def __iter__(self) -> Iterator[Member]:
-        extension: dict[str, str] = {}
+        extension: dict[bytes, bytes] = {}
         while True:
             self._skip(self._left)
             start = self._offset
             block = self._header()
             if block == ZEROS:
                 return self._end()
-            kind, size = _parse(block, start)
-            if kind in (PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK, VOLUME_NAME):
-                extension |= self._extension(kind, size, start)
-                continue
-            member = self._member(block, kind, size, start, extension)
+            try:
+                head = parse_head(block)
+                if head.kind in EXTENSIONS:
+                    extension |= self._extension(head, start)
+                    continue
+                member = self._member(head, start, extension)
+            except Broken as error:
+                program = None if start else compression_of(block)
+                problem = f"compressed by {program}: unpack it" if program else str(error)
+                raise Damage(problem, start) from None
             extension, self._extended = {}, 0
             if member is not None:
                 yield member
@@ -97,39 +109,33 @@ class TarReader:
             at = chunk.find(MAGIC)
             while at >= 0:
                 block = chunk[at - MAGIC_AT : at - MAGIC_AT + BLOCK]
-                if at % BLOCK == MAGIC_AT and len(block) == BLOCK and _is_header(block):
-                    yield _name(block)
+                if at % BLOCK == MAGIC_AT and len(block) == BLOCK:
+                    yield from _name_of_regular(block)
                 at = chunk.find(MAGIC, at + 1)
             chunk = self._file.read(CHUNK)
 
-    def _member(
-        self, block: bytes, kind: str, size: int, start: int, extension: dict[str, str]
-    ) -> Member | None:
-        if kind in UNFOLLOWED:
-            raise Damage(f"{UNFOLLOWED[kind]}, which is not read", start)
-        name = extension.get("path") or _name(block)
-        if "size" in extension:
-            size = _decimal(extension["size"], start)
-        is_folder = kind == FOLDER or (kind == "\0" and name.endswith("/"))
-        has_content = kind not in KINDS and not is_folder
-        self._left = size + padding(size) if has_content else 0
-        if is_folder:
+    def _member(self, head: Head, start: int, extension: dict[bytes, bytes]) -> Member | None:
+        if head.kind in UNFOLLOWED:
+            raise Damage(f"{UNFOLLOWED[head.kind]}, which is not read", start)
+        size = pax_size(extension, head.size) if head.has_content else 0
+        if size > LARGEST:
+            raise Damage("a header with no sound size", start)
+        self._left = size + padding(size)
+        if head.is_folder:
             return None
-        oddity = None if kind in REGULAR else KINDS.get(kind, f"of kind {kind!r}")
-        if any(key.startswith("GNU.sparse") for key in extension):
-            oddity = "a sparse file"
-        return Member(name, size if has_content else 0, self._offset, oddity)
+        oddity = "a sparse file" if is_sparse(extension) else head.oddity
+        return Member(_text(extension.get(b"path") or head.name), size, self._offset, oddity)
 
-    def _extension(self, kind: str, size: int, start: int) -> dict[str, str]:
+    def _extension(self, head: Head, start: int) -> dict[bytes, bytes]:
         """What an extended header says of the next member."""
-        self._extended += size
+        self._extended += head.size
         if self._extended > LONGEST_EXTENSION:
             raise Damage(f"extended headers of {self._extended:,} bytes", start)
-        content = self._read(size)
-        self._skip(padding(size))
-        if kind == LONG_NAME:
-            return {"path": _text(content.partition(b"\0")[0])}
-        return _pax(content, start) if kind == PAX else {}
+        content = self._read(head.size)
+        self._skip(padding(head.size))
+        if head.kind == LONG_NAME:
+            return {b"path": content.partition(b"\0")[0]}
+        return pax_records(content) if head.kind == PAX else {}
 
     def _end(self) -> None:
         """After the first zero block: nothing but zeros."""
@@ -165,57 +171,14 @@ class TarReader:
             size -= len(self._read(min(size, CHUNK)))
 
 
-def _parse(block: bytes, start: int) -> tuple[str, int]:
-    """Kind and size; Damage unless the checksum holds, over unsigned or (old tars) signed bytes."""
-    stored = _octal(block[148:156])
-    total = sum(block) - sum(block[148:156]) + 8 * 32
-    if stored != total and stored != total - 256 * sum(byte > 127 for byte in block[:148] + block[156:]):
-        formats = [name for magic, name in COMPRESSED.items() if block.startswith(magic) and not start]
-        raise Damage(f"compressed by {formats[0]}: unpack it" if formats else "no sound tar header", start)
-    size = int.from_bytes(block[125:136], "big") if block[124] == 0x80 else _octal(block[124:136])
-    if size is None or size > LARGEST:
-        raise Damage("a header with no sound size", start)
-    return chr(block[156]), size
-
-
-def _is_header(block: bytes) -> bool:
+def _name_of_regular(block: bytes) -> Iterator[str]:
     try:
-        return _parse(block, 0)[0] in REGULAR
-    except Damage:
-        return False
-
-
-def _octal(field: bytes) -> int | None:
-    digits = field.partition(b"\0")[0].strip() or b"0"
-    return int(digits, 8) if digits.isdigit() and not digits.strip(b"01234567") else None
-
-
-def _decimal(text: str, start: int) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 18):
-        raise Damage("a header with no sound size", start)
-    return int(text)
-
-
-def _name(block: bytes) -> str:
-    name = block[:100].partition(b"\0")[0]
-    prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
-    return _text(prefix + b"/" + name if prefix else name)
+        head = parse_head(block)
+    except Broken:
+        return
+    if head.kind in REGULAR:
+        yield _text(head.name)
 
 
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
-
-
-def _pax(content: bytes, start: int) -> dict[str, str]:
-    """Records `LENGTH KEY=VALUE\\n`, their lengths in decimal and of the whole record."""
-    records = {}
-    at = 0
-    while at < len(content) and content[at]:
-        length = content[at : at + 20].partition(b" ")[0]
-        end = at + (int(length) if length.isdigit() else 0)
-        key, mark, value = content[at + len(length) + 1 : end - 1].partition(b"=")
-        if not mark or end > len(content) or content[end - 1] != 10:
-            raise Damage("a torn pax header", start)
-        records[_text(key)] = _text(value)
-        at = end
-    return records

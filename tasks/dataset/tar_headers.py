@@ -10,9 +10,11 @@ import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tasks.dataset.sources.reading.foreign_tar import COMPRESSED, KINDS, REGULAR
 from tasks.dataset.tar import BLOCK
 
+REGULAR = ("0", "\0", "7")
+KINDS = {"1": "a hard link", "2": "a symbolic link", "3": "a device", "4": "a device", "6": "a pipe"}
+COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 FOLDERS = "5D"
 PAX, PAX_GLOBAL, LONG_NAME = "x", "g", "L"
 EXTENSIONS = frozenset(PAX + PAX_GLOBAL + LONG_NAME + "KVX")
@@ -82,10 +84,10 @@ def _size(field: bytes) -> int:
     if not field[0] & 0x80:
         size = _octal(field)
         if size is None:
-            raise Broken("a header without a size")
+            raise Broken("a header with no sound size")
         return size
     if field[0] & 0x40:
-        raise Broken("a header with a size below zero")
+        raise Broken("a header with no sound size")
     return int.from_bytes(field, "big") & ((1 << 95) - 1)
 
 
