@@ -60,12 +60,12 @@ def to_text(entries: Iterable[Entry]) -> str:
 
 
 def _entry(path: Path, number: int, line: str) -> Entry:
+    names = [field.name for field in dataclasses.fields(Entry)]
     try:
         fields: Any = json.loads(line)
-        entry = Entry(**fields)
-    except (ValueError, TypeError):
-        fields = {"": None}
-    if not all(isinstance(value, str) for value in fields.values()):
-        names = ", ".join(field.name for field in dataclasses.fields(Entry))
-        raise DataError(f"{path}, line {number}: is no entry of {names}; mend or delete the line")
-    return entry
+    except ValueError:
+        fields = None
+    is_entry = isinstance(fields, dict) and fields.keys() == set(names)
+    if not (is_entry and all(isinstance(value, str) for value in fields.values())):
+        raise DataError(f"{path}, line {number}: is no entry of {', '.join(names)}; mend or delete the line")
+    return Entry(**fields)

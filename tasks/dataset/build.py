@@ -34,7 +34,7 @@ from tasks.dataset.building.listing import fingerprint, list_samples
 from tasks.dataset.building.redo import leaf_of_shard
 from tasks.dataset.building.rehash import changed_leaves
 from tasks.dataset.building.reuse import Known, known_leaves
-from tasks.dataset.building.staging import converted_shards, note_rejects, remove, sweep
+from tasks.dataset.building.staging import converted_shards, note_rejects, sweep
 from tasks.dataset.freshness import is_up_to_date, unchanged
 from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.tables import give_memory_back
@@ -164,7 +164,7 @@ class _Build:
             catalogue.forget_conversions()
             if self.config.engine.build.kind != "local":
                 catalogue.flush()
-            sweep(self.staging, catalogue)
+            sweep(self.staging, lambda path: catalogue.ordinal(path.stem) is not None)
             known = self._known(catalogue, rules, again)
             draft = self._convert(catalogue, rules, known)
             changed = changes.since(before, catalogue)
@@ -186,7 +186,7 @@ class _Build:
         """What need not be converted."""
         known = known_leaves(self.config.dataset.output, catalogue)
         if self.asked.rehash:
-            remove(self.staging, catalogue)
+            sweep(self.staging, lambda path: False)
             for ordinal in changed_leaves(self.config, self.staging, rules, known, self.progress):
                 del known[ordinal]
         if again is not None:

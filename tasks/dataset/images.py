@@ -64,8 +64,6 @@ ANY_SIZE = ImageRules(max_pixels=MOST_PIXELS)
 RANGELESS = ("I", "F")
 """Modes of pixels that may mean anything: which value is white, only whoever wrote them knows."""
 RANGE_UNKNOWN = "float or 32-bit grey, whose range is not known"
-TAIL = 4096
-"""Bytes at a file's end in which its end mark is looked for."""
 
 
 def largest_bytes(rules: ImageRules) -> int:
@@ -123,7 +121,7 @@ def _load(kind: str, image: ImageFile, data: bytes) -> None:
         raise
     except Exception as error:  # noqa: BLE001 - as above, for torn pixels
         raise _undecodable(kind, error) from None
-    if kind == "png" and png.END not in data[-TAIL:] and png.END not in data:
+    if kind == "png" and not png.has_end(data) and png.END not in data:
         raise Reject("image.undecodable", "png: ends before its last chunk")
 
 
@@ -150,7 +148,7 @@ def _prove(kind: str, image: ImageFile, data: bytes) -> None:
 def _is_whole(kind: str, image: ImageFile, data: bytes) -> bool:
     """Whether the end of the file is there, which a torn one lacks; False if only decoding can tell."""
     if kind == "png":
-        return png.END in data[-TAIL:]
+        return png.has_end(data)
     if kind == "webp":
         return True  # its parser has compared the sizes that its chunks tell
     if kind == "jpg":

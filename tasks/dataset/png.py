@@ -18,9 +18,16 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 END = b"IEND\xaeB`\x82"
 TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 """Texts, and the colour profile: what decoders inflate beside the pixels, and refuse when it is large."""
+TAIL = 4096
+"""Bytes at a file's end in which its end mark is looked for."""
 LEVEL = 6
 _GZIP_HEADER = 10
 _GZIP_TRAILER = 8
+
+
+def has_end(data: bytes) -> bool:
+    """Whether the mark of the end is near the end; a file may hold something after it."""
+    return data.rfind(END, -TAIL) >= 0
 
 
 def chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:

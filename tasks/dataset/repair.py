@@ -106,7 +106,9 @@ class _Repair:
         failed = [*tables.failed, *shards.failed, *as_built]
         is_set_aside = self._quarantines and not tables.failed and all(map(self._is_covered, findings))
         try:
-            aside = set_aside(self._place.version, self._level, self._bad, repaired, self._quarantines)
+            knows_keys = not any(one.file.startswith("samples/") for one in tables.failed)
+            adds = self._quarantines and knows_keys
+            aside = set_aside(self._place.version, self._level, self._bad, repaired, adds)
         except DataError as error:
             failed.append(Failed(quarantine.NAME, str(error), UNTANGLE))
             aside, is_set_aside = Aside(0, 0, 0), False

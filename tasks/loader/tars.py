@@ -18,9 +18,10 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tasks.core.errors import DataError, UsageError
+from tasks.dataset.tar import END
 
-END_OF_TAR = bytes(1024)
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")
+"""What webdataset unpacks."""
 
 Raw = dict[str, Any]
 
@@ -66,6 +67,6 @@ def _check_end(path: Path) -> None:
     size = path.stat().st_size
     with path.open("rb") as file:
         compressed = file.read(6).startswith(COMPRESSED)
-        file.seek(max(size - len(END_OF_TAR), 0))
-        if not compressed and file.read() != END_OF_TAR:
+        file.seek(max(size - len(END), 0))
+        if not compressed and file.read() != END:
             raise DataError(f"{path}: truncated, its end blocks are missing; copy or build it again")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import connection
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -51,7 +51,8 @@ class Batches(Iterator[Batch]):
     ) -> None:
         self.name = name
         self.passed_over: tuple[PassedOver, ...] = ()
-        """The bad samples that the batch given last does without."""
+        """The bad samples that the batch given last does without, and those of batches of which nothing was
+        left before it."""
         self._budget = budget
         loader: DataLoader[Packed | Failure] = DataLoader(
             dataset,
@@ -76,10 +77,12 @@ class Batches(Iterator[Batch]):
         DataError when more samples were passed over than the budget, if there is one, allows.
         """
         batch: Batch = {"key": []}
+        self.passed_over = ()
         while not batch["key"]:
-            batch, self.passed_over = unpack(self._next())
+            batch, passed = unpack(self._next())
+            self.passed_over += passed
             if self._budget is not None:
-                self._spend(self._budget)
+                self._spend(self._budget, passed)
         return batch
 
     def _next(self) -> Packed:
@@ -96,11 +99,11 @@ class Batches(Iterator[Batch]):
             raise packed.error
         return packed
 
-    def _spend(self, budget: Budget) -> None:
-        for one in self.passed_over:
+    def _spend(self, budget: Budget, passed: Sequence[PassedOver]) -> None:
+        for one in passed:
             logger.warning("left out: %s (%s)", one.defect, one.defect.reason)
         try:
-            budget.spend(one.position for one in self.passed_over)
+            budget.spend(one.position for one in passed)
         except DataError:
             self.close()
             raise

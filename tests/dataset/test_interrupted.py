@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tasks.core.errors import DataError
 from tasks.core.process import boot_id
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build import build
+from tasks.dataset.building import convert as convert_module
 from tasks.dataset.building.assemble import DRAFT
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.convert import Conversion, convert, sidecar_path, tar_path, write_rules
 from tasks.dataset.building.flushing import NAME, flushed, trust
 from tasks.dataset.building.leaves import plan_leaves
 from tasks.dataset.building.listing import list_samples
+from tasks.dataset.verify import verify
 from tests.dataset import raw
 from tests.soak import kill_builds
 
@@ -126,3 +129,56 @@ def test_a_disk_that_fails_while_shards_are_flushed_is_told(
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         build(raw.config(tmp_path / "raw", tmp_path / "out"))
     assert versions.current(tmp_path / "out") is None
+
+
+def test_a_file_that_took_the_name_of_a_flushed_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    trust(tmp_path)
+    tar = tmp_path / "0123.tar"
+    tar.write_bytes(b"old")
+    (tmp_path / NAME).write_text(f"another-boot\n{tar.name}:{tar.stat().st_mtime_ns}\n")
+    tar.unlink()
+    tar.write_bytes(b"new")
+    os.utime(tar, ns=(0, 1_700_000_000_000_000_001))
+    trust(tmp_path)
+    assert not tar.exists()
+
+
+def test_what_could_not_be_flushed_is_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system tells a write that failed once; asked again it calls the same file flushed."""
+    raw.pictures(tmp_path / "raw", 60)
+    fsync = os.fsync
+    failed = []
+
+    def fail_once(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path.endswith(".tar") and not failed:
+            failed.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_once)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        build(raw.config(tmp_path / "raw", tmp_path / "out"))
+    assert not Path(failed[0]).exists()
+    assert verify(build(raw.config(tmp_path / "raw", tmp_path / "out")).version, "full").ok
+
+
+def test_a_conversion_that_fails_leaves_no_half_of_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.pictures(tmp_path / "raw", 60)
+    config = raw.config(tmp_path / "raw", tmp_path / "out")
+    with closing(all_staged(config, tmp_path / "out/staging")) as catalogue:
+        leaf = next(catalogue.leaves())
+    staging = tmp_path / "out/staging"
+    rules = write_rules(staging, config.dataset)
+    sidecar_path(staging, leaf.digest).unlink()
+
+    def fail(path: Path, table: object) -> None:
+        path.write_bytes(b"torn")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(convert_module, "write_batch", fail)
+    with pytest.raises(DataError, match="is full"):
+        convert(Conversion(staging, rules, leaf.ordinal))
+    assert not [path for path in staging.iterdir() if path.name.startswith(".")]

@@ -7,7 +7,7 @@ with its worker is simply done again, and a result that arrives twice counts onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +34,6 @@ def map_groups(
     *,
     folder: Path,
     say: Say = unheard,
-    preload: Sequence[str] = (),
 ) -> Generator[Result, None, None]:
     """Yield `function(item)` for every item, in order of completion, as `engine.build` says.
 
@@ -64,4 +63,4 @@ def map_groups(
         assert settings.address is not None
         return map_on_dask(function, items, settings.address, folder, say)
     assert settings.workers is not None
-    return map_here(function, items, settings.workers, preload)
+    return map_here(function, items, settings.workers)

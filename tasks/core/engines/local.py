@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from tasks.core.errors import TarmacError
@@ -33,17 +35,17 @@ class _Work(Generic[Item]):
 
 
 def map_here(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int, preload: Sequence[str] = ()
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Generator[Result, None, None]:
     """Yield `function(item)` for every item, in order of completion.
 
     `function` and items are picklable; at most twice as many items as workers are taken from `items` ahead of
-    the results. `preload` names modules that the forkserver imports once. An error of `function` is raised
-    here, after the work in hand has ended. The workers end when this process does, even by SIGKILL.
+    the results. An error of `function` is raised here, after the work in hand has ended. The workers end when
+    this process does, even by SIGKILL.
     TarmacError when an item has lost its worker TRIES times.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_module_of(function), *preload])
+    context.set_forkserver_preload([_module_of(function)])
     fresh = (_Work(item) for item in items)
     again: deque[_Work[Item]] = deque()
     while True:
@@ -65,19 +67,38 @@ def map_in_threads(
     """Yield `function(item)` for every item, in their order.
 
     At most twice as many items as threads are taken from `items` ahead of the results. An error of `function`
-    is raised here, after the work in hand has ended.
+    is raised here. Closing this generator, or Ctrl-C, waits for nothing: what is in hand goes on to its end,
+    or to that of the process, so `function` should change nothing.
     """
-    pool = ThreadPoolExecutor(threads)
+    asked: SimpleQueue[tuple[Future[Result], Item] | None] = SimpleQueue()
+    for _ in range(threads):
+        threading.Thread(target=_work_off, args=(function, asked), daemon=True).start()
     running: deque[Future[Result]] = deque()
     try:
         for item in items:
-            running.append(pool.submit(function, item))
+            running.append(Future())
+            asked.put((running[-1], item))
             if len(running) == 2 * threads:
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        for future in running:
+            future.cancel()
+        for _ in range(threads):
+            asked.put(None)
+
+
+def _work_off(
+    function: Callable[[Item], Result], asked: SimpleQueue[tuple[Future[Result], Item] | None]
+) -> None:
+    while (work := asked.get()) is not None:
+        future, item = work
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(function(item))
+            except BaseException as error:  # noqa: BLE001 - for whoever waits
+                future.set_exception(error)
 
 
 def warm_up(module: str) -> None:

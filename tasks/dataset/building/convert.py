@@ -156,18 +156,21 @@ def write_rules(staging: Path, dataset: Dataset) -> str:
 def _write(work: Converter, leaf: Leaf, entries: Sequence[Entry]) -> Any:
     staging = work.staging
     temporary = staging / f".{leaf.digest}.{uuid4().hex}"
-    with ShardWriter(temporary) as writer:
-        outcomes = work.convert(writer, entries)
-        sha256 = writer.finish()
-    modality = work.dataset.modality
-    if writer.is_empty:
-        temporary.unlink()
-        table = sidecar(modality, leaf.digest, None, 0, outcomes)
-    else:
-        os.replace(temporary, tar_path(staging, leaf.digest))
-        table = sidecar(modality, leaf.digest, sha256, writer.size_bytes, outcomes)
-    write_batch(temporary, table)
-    os.replace(temporary, sidecar_path(staging, leaf.digest))
+    try:
+        with ShardWriter(temporary) as writer:
+            outcomes = work.convert(writer, entries)
+            sha256 = writer.finish()
+        modality = work.dataset.modality
+        if writer.is_empty:
+            table = sidecar(modality, leaf.digest, None, 0, outcomes)
+        else:
+            os.replace(temporary, tar_path(staging, leaf.digest))
+            table = sidecar(modality, leaf.digest, sha256, writer.size_bytes, outcomes)
+        write_batch(temporary, table)
+        os.replace(temporary, sidecar_path(staging, leaf.digest))
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # where the disk is full, it must not keep it so
+        raise
     return table
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tasks.core.errors import DataError
@@ -61,15 +61,10 @@ def note_rejects(
         catalogue.note("unread", unread)
 
 
-def sweep(staging: Path, catalogue: Catalogue) -> None:
-    """Remove shards that an earlier build has staged and this one does not plan."""
+def sweep(staging: Path, is_kept: Callable[[Path], bool]) -> None:
+    """Remove whatever a killed build has half written, and the staged shards and sidecars that are not to be
+    kept."""
     for path in staging.iterdir():
-        if path.suffix in SUFFIXES and catalogue.ordinal(path.stem) is None:
-            path.unlink()
-
-
-def remove(staging: Path, catalogue: Catalogue) -> None:
-    """Remove all staged shards."""
-    for path in staging.iterdir():
-        if path.suffix in SUFFIXES and catalogue.ordinal(path.stem) is not None:
+        is_half_written = path.name.startswith(".") and path.is_file()
+        if is_half_written or (path.suffix in SUFFIXES and not is_kept(path)):
             path.unlink()

@@ -22,6 +22,7 @@ SEEN = {
         "member.empty",
         "member.unsafe",
         "index.mismatch",
+        "manifest.invalid",
     },
     "full": {"member.undecodable"},
 }

@@ -12,9 +12,9 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.core.files import CHUNK
 from tasks.core.stores import LocalStore
 
-CHUNK = 1 << 20
 NOTHING = np.empty((0, 3), np.int64)
 
 

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.core.errors import TarmacError
+from tasks.core.files import CHUNK
 from tasks.core.stores import LocalStore
 from tasks.dataset.building.convert import Conversion, convert, staged, tar_path
 from tasks.dataset.tar import END
 
-CHUNK = 1 << 20
 Fault = Literal["rejected", "changed", "other"]
 
 

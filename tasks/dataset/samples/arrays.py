@@ -11,13 +11,13 @@ from typing import IO, Any
 
 from numpy.typing import NDArray
 
+from tasks.core.files import CHUNK
 from tasks.dataset import zips
 from tasks.dataset.reasons import Reason, Reject
 from tasks.dataset.volumes import npy
 
 LARGEST_BYTES = 32 << 20
 """Of all of a sample's embeddings unpacked; MobileCLIP's have 0.2 MB."""
-CHUNK = 1 << 20
 REASONS: Mapping[Reason, Reason] = {
     "volume.undecodable": "reinforcement.members",
     "volume.dtype": "reinforcement.members",

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
-from tasks.core.files import told_of_a_full_disk
+from tasks.core.files import CHUNK, told_of_a_full_disk
 from tasks.core.stores import LocalStore, NotRegular, read_at_most
-from tasks.dataset.verification.place import CHUNK, split_query, store_at
+from tasks.dataset.verification.place import split_query, store_at
 
 
 class Beside:

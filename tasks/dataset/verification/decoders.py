@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from itertools import product
 from typing import IO, Any, cast
 
+from tasks.core.files import CHUNK
 from tasks.dataset import images, zips
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples import arrays, tensors
@@ -26,7 +27,6 @@ MOST_GROWTH = 8
 """Times its own size that a large archive may unpack to beyond MOST_UNPACKED bytes."""
 LARGEST_TEXT = 32 << 20
 """JSON of more bytes is not judged: parsed, it may take thirty times as many."""
-CHUNK = 1 << 20
 HARMLESS = (
     *(f"'torch {kind}Storage'" for kind in ("Long", "Int", "Short", "Char", "Byte", "Bool")),
     "no dictionary",

@@ -7,7 +7,6 @@ compare each with its checksum in the index.
 from __future__ import annotations
 
 import contextlib
-import gc
 import warnings
 from collections.abc import Iterator
 
@@ -34,7 +33,7 @@ def inspect(task: Task) -> Inside:
 
     Unreachable when a remote store does not answer: that is no shard's fault.
     """
-    with _without_warnings() if task.decodes else _without_collector():
+    with _without_warnings() if task.decodes else contextlib.nullcontext():
         return _inspect(task)
 
 
@@ -44,19 +43,6 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Nothing here makes cycles, and of a million samples Python's collector would look at each many times.
-    Decoders may make some, and large ones."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _inspect(task: Task) -> Inside:

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from tasks.core.addresses import is_web, shown
 from tasks.core.errors import UsageError
+from tasks.core.files import CHUNK
 from tasks.core.globs import is_hidden
 from tasks.core.locations import open_store
 from tasks.core.stores import ABSENT, LocalStore, Store, Unreachable
@@ -27,7 +28,6 @@ ZIPPED = (".tar.gz", ".tgz")
 TARS = (".tar", *ZIPPED)
 UNREAD = {".tar.bz2": "bzip2", ".tar.xz": "xz", ".tar.zst": "zstd", ".tar.lz4": "lz4"}
 """Other compressions, by suffix."""
-CHUNK = 1 << 20
 TOGETHER = 16
 """Requests for the ends of remote tars at the same time."""
 

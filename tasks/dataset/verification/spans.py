@@ -10,7 +10,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 1 << 20
+from tasks.core.files import CHUNK
 
 
 class Spans(NamedTuple):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from tasks.core.files import CHUNK
 from tasks.dataset.tar import BLOCK, padding
 from tasks.dataset.tar_headers import (
     EXTENSIONS,
@@ -26,7 +27,6 @@ from tasks.dataset.tar_headers import (
     pax_size,
 )
 
-CHUNK = 1 << 20
 ZEROS = bytes(BLOCK)
 LONGEST_EXTENSION = 1 << 20
 """Bytes of the pax headers and GNU long names before one member, together."""

@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from tasks.core.addresses import is_remote
 from tasks.core.errors import DataError
+from tasks.core.files import CHUNK
 from tasks.core.locations import join_location
 from tasks.core.schema import Join
 from tasks.core.schema.source import TABLES
@@ -32,8 +33,6 @@ from tasks.dataset.sources.reading.grouping import groups
 from tasks.dataset.sources.reading.lookup import Lookup
 from tasks.dataset.sources.reading.roles import FIELD, Roles
 from tasks.dataset.sources.reading.tabular import Table, open_table
-
-CHUNK = 1 << 20
 
 
 class Partners(ABC):
