@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -130,10 +131,10 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 success, 1 failure, 2 usage, 130 interrupted)."""
-    arguments = parser().parse_args(argv)
+    arguments = _parsed(argv)
     home = "flows.datasets" if arguments.command in ON_DATASETS else "flows.commands"
-    commands = importlib.import_module(home)
     try:
+        commands = importlib.import_module(home)
         return int(getattr(commands, arguments.command)(arguments))
     except TarmacError as error:
         if arguments.json:
@@ -151,6 +152,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; what is done stays, and the same command goes on with it\n")
         return INTERRUPTED
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; files in excess are those of a pattern that the shell took apart."""
+    top = parser()
+    arguments, others = top.parse_known_args(argv)
+    if others and all(map(os.path.exists, others)):
+        top.error(
+            f"{arguments.command} takes one path and got {len(others)} more, from {others[0]} on: quote the "
+            "pattern, as in 'data/*.tar', or the shell takes it apart"
+        )
+    if others:
+        top.error(f"unrecognized arguments: {' '.join(others)}")
+    return arguments
 
 
 EXTRAS = {

@@ -138,6 +138,8 @@ def versions(arguments: Namespace) -> int:
         if arguments.json:
             return print_json({"ok": True, "findings": [], "removed": removed})
         sys.stdout.write(f"✓ removed {', '.join(removed) or 'nothing'}\n")
+        for name, why in history.spared(dataset, arguments.keep).items():
+            sys.stdout.write(f"  {name} stays: {why}\n")
         return 0
     return show_history(dataset, arguments.json)
 

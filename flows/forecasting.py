@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.core.formats import count, counted, duration, size
+from tasks.dataset.quarantine import NAME, home, notice, read
 
 
 def build_lines(settings: Any, told: Any) -> Iterator[str]:
     if told.up_to_date is not None:
         yield f"build     up to date: version {told.up_to_date}"
+        version = settings.dataset.output / "versions" / told.up_to_date
+        if skipped := notice(version, read(home(version) / NAME)):
+            yield f"!         {skipped}"
         return
     yield f"build     {told.why}"
     if told.work is None:

@@ -48,8 +48,12 @@ def _row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[str, Any
     }
     try:
         manifest = read_manifest(version)
-        built = read_json(version / "build.json")["built"]
-    except (DataError, OSError, ValueError, KeyError, TypeError) as error:
+        built = float(read_json(version / "build.json")["built"])
+    except DataError as error:
         return row | {"error": str(error)}
+    except OSError as error:
+        return row | {"error": f"{version / 'build.json'} cannot be read: {error.strerror}"}
+    except (ValueError, KeyError, TypeError):
+        return row | {"error": f"{version / 'build.json'} is damaged: tarmac repair {version} mends it"}
     sizes = sum(split.bytes for split in manifest.splits.values())
     return row | {"built": built, "samples": manifest.accepted, "shards": manifest.shards, "bytes": sizes}

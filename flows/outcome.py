@@ -17,13 +17,15 @@ from tasks.core.schema import Config
 from tasks.dataset.freshness import is_up_to_date
 from tasks.dataset.groups import reject_lines
 from tasks.dataset.manifest import read_manifest
+from tasks.dataset.quarantine import NAME, by_split, home, notice, of_version, read
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import dump, locate, resolve
 from tasks.supervision import gathering
+from tasks.supervision.left_out import left_out
 from tasks.supervision.report import is_current, read_headline
 from tasks.supervision.status import look
 
-CHANGED = ("previous", "gained", "lost", "shards", "shards_rewritten")
+CHANGED = ("previous", "gained", "lost", "released", "shards", "shards_rewritten")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ def show_up_to_date(done: Finished, began: float, as_json: bool) -> int:
         manifest = read_manifest(done.version)
         says = f"up to date: version {done.version.name}, {manifest.accepted:,} samples, run {done.run.name}"
         screen.finished("pipeline", says, time.monotonic() - began)
+        if skipped := left_out(done.run):
+            screen.warn(skipped)
     return show(done.settings, [], began, as_json, done.run)
 
 
@@ -111,6 +115,7 @@ def show_dataset(
     """The result of a build: the counts, the rejects by reason, what has changed; `built` is what the stage
     told, None when nothing was to be done."""
     manifest = read_manifest(version)
+    quarantined = of_version(version, read(home(version) / NAME))
     if as_json:
         print_json(
             {
@@ -122,6 +127,7 @@ def show_dataset(
                 **manifest.model_dump(
                     mode="json", include={"read", "accepted", "filtered", "rejects", "splits"}
                 ),
+                "left_out": by_split(quarantined),
                 **{name: built[name] for name in CHANGED if built is not None},
                 "seconds": round(time.monotonic() - began, 2),
             }
@@ -138,6 +144,8 @@ def show_dataset(
     for name, split in manifest.splits.items():
         samples, shards = counted(split.samples, "sample"), counted(split.shards, "shard")
         lines.append(f"  {name:<8} {samples} in {shards}, {size(split.bytes)}")
+    if skipped := notice(version, quarantined):
+        lines.append(f"! {skipped}")
     if built is not None:
         was = built["previous"]
         change = (

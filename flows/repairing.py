@@ -62,6 +62,7 @@ def _as_json(done: Any) -> dict[str, Any]:
         "quarantined": done.aside.added,
         "released": done.aside.released,
         "skipped": done.aside.now,
+        "not_seen": list(done.not_seen),
     }
 
 
@@ -86,11 +87,15 @@ def _ends(done: Any, arguments: Namespace, level: str, took: str) -> Iterator[st
         yield f"✓ repaired {_summary(done)}, {took}"
     elif not (done.failed or done.findings):
         yield f"✓ version {name} is sound at level {level}: nothing to repair, {took}"
+        if done.not_seen:
+            yield f"  not looked at: {'; '.join(done.not_seen)}"
     if done.failed:
         shards = sum(one.file.endswith(".tar") for one in done.failed)
         yield f"✗ {_counts(shards, len(done.failed) - shards)} of version {name} could not be repaired"
     elif not done.ok:
         yield f"✗ {counted(len(done.findings), 'finding')} left in version {name}"
+    if arguments.quarantine and any(one.is_of_host for one in done.failed):
+        yield "! no sample was set aside: what this machine could not read or write may be sound"
     if arguments.quarantine and done.aside.now:
         mark = "✓" if done.ok else "!"
         new = f", {done.aside.added:,} of them new" if done.aside.added != done.aside.now else ""

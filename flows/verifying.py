@@ -6,17 +6,20 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from flows.output import print_json, say
 from tasks.core import addresses, screen
 from tasks.core.errors import UsageError
-from tasks.core.findings import Report
+from tasks.core.findings import Finding, Report
 from tasks.core.formats import counted
 from tasks.core.units import format_duration
 
 SHOWN = 20
 """Findings of a code; the rest is counted."""
+SHOWN_OF_A_SHARD = 5
+"""Of these, so that the first shard does not take all the room."""
 
 
 def verify(arguments: Namespace) -> int:
@@ -40,13 +43,14 @@ def verify(arguments: Namespace) -> int:
 def lines(report: Report, name: str, level: str, took: str) -> Iterator[str]:
     """The report for a person; `name` is that of what was judged."""
     shown: Counter[str] = Counter()
+    of_place: Counter[tuple[str, str]] = Counter()
     for finding in report.findings:
-        shown[finding.code] += 1
-        if shown[finding.code] <= SHOWN:
-            yield from finding.lines()
-    for code, count in shown.items():
-        if count > SHOWN:
-            yield f"… {code}: {count - SHOWN:,} more; --json lists all"
+        place = finding.code, str(finding.where.get("shard", finding.where.get("file")))
+        if shown[finding.code] < SHOWN and of_place[place] < SHOWN_OF_A_SHARD:
+            shown[finding.code] += 1
+            of_place[place] += 1
+            yield from _alone(finding).lines()
+    yield from _left_out(report, shown)
     if report.ok:
         yield f"✓ {name} is sound at level {level}, {took}"
         if report.not_seen:
@@ -57,9 +61,34 @@ def lines(report: Report, name: str, level: str, took: str) -> Iterator[str]:
         yield f"  next: {command}"
 
 
+def _alone(finding: Finding) -> Finding:
+    """Without the number of those that it counts."""
+    from tasks.dataset.verification.reporting import LEFT
+
+    return replace(
+        finding, evidence={name: value for name, value in finding.evidence.items() if name != LEFT}
+    )
+
+
+def _left_out(report: Report, shown: Counter[str]) -> Iterator[str]:
+    """Of each code how many more there are than were shown, and where these are."""
+    from tasks.dataset.verification.reporting import weight
+
+    listed: Counter[str] = Counter(finding.code for finding in report.findings)
+    found: Counter[str] = Counter()
+    for finding in report.findings:
+        found[finding.code] += weight(finding)
+    for code, count in found.items():
+        if count > shown[code]:
+            where = "all" if listed[code] == count else f"{listed[code]:,} of {count:,}"
+            yield f"… {code}: {count - shown[code]:,} more; --json lists {where}"
+
+
 def _summary(report: Report) -> str:
+    from tasks.dataset.verification.reporting import weight
+
     shards = {finding.where["shard"] for finding in report.findings if "shard" in finding.where}
-    findings = counted(len(report.findings), "finding")
+    findings = counted(sum(map(weight, report.findings)), "finding")
     return f"{findings} in {counted(len(shards), 'shard')}" if shards else findings
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_table_artifact
@@ -11,6 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from tasks.core import child
 from tasks.core.errors import DataError
+from tasks.core.formats import counted
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.stage import StageResult, is_transient, shown
@@ -46,7 +48,7 @@ def build(
         return stage.result(_summary(built), **built)
 
 
-def _summary(built: dict[str, object]) -> str:
+def _summary(built: dict[str, Any]) -> str:
     count = f"{built['read']:,} read = {built['accepted']:,} accepted"
     if built["filtered"]:
         count += f" + {built['filtered']:,} filtered"
@@ -54,7 +56,10 @@ def _summary(built: dict[str, object]) -> str:
         count += f" + {built['rejected']:,} rejected"
     if built["up_to_date"]:
         return f"up to date: {count}"
-    return f"{count}; {built['shards_rewritten']} of {built['shards']} shards written"
+    written = f"{count}; {built['shards_rewritten']} of {built['shards']} shards written"
+    if not built["released"]:
+        return written
+    return f"{written}; {counted(built['released'], 'sample')} taken out of quarantine.jsonl"
 
 
 @task(name="publish", cache_policy=NO_CACHE)

@@ -10,6 +10,7 @@ from tasks.runs import metrics
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
+from tasks.supervision.left_out import left_out
 from tasks.supervision.plots import summarize
 from tasks.supervision.status import RunStatus
 
@@ -26,6 +27,8 @@ def train(run: RunFolder) -> StageResult:
             loss = "" if status.loss is None else f", loss {status.loss:.3f}"
             stage.progress(status.step, status.steps, f"steps{loss}")
 
+        if skipped := left_out(run):
+            screen.warn(skipped)
         started = launch.start_or_adopt(run, "train")
         if started.changes:
             screen.warn(f"not as in the run's last attempt: {', '.join(started.changes)}")

@@ -76,9 +76,8 @@ def expand(location: str, suffixes: Sequence[str], config_key: str = "dataset.so
         if not its:
             whole, wanted = "" if one == location else f" of {shown(location)}", " or ".join(suffixes)
             if has_suffix and glob_in(one) is None:
-                raise UsageError(
-                    f"{config_key}: there is no file {name}{whole}; paths start at the working directory"
-                )
+                start = "" if os.path.isabs(one) else "; paths start at the working directory"
+                raise UsageError(f"{config_key}: there is no file {name}{whole}{start}")
             raise UsageError(f"{config_key}: there is no {name}{whole}, or it holds no {wanted} file")
     return [absolute_location(file) for its in found for file in its]
 

@@ -64,14 +64,26 @@ def failure(error: BaseException, location: str) -> tuple[OSError, bool]:
 
 
 def _described(error: BaseException) -> str:
+    if _is_broken(error):
+        return "the connection broke"
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
         return "the store does not answer in time"
     return f"the store cannot be reached, or the connection broke ({type(error).__name__})"
 
 
+def _is_broken(error: BaseException | None) -> bool:
+    """Whether an answer did not come whole. aiohttp then has a status of its own making in its exceptions,
+    whatever the server's was."""
+    while error is not None:
+        if any(kind.__name__ == "HttpProcessingError" for kind in type(error).__mro__):
+            return True
+        error = error.__cause__
+    return False
+
+
 def _code(error: BaseException | None) -> str:
     """The store's own code of the error, such as `NoSuchBucket` or `503`; "" when it gave none."""
-    while error is not None:
+    while error is not None and not _is_broken(error):
         response = getattr(error, "response", None)
         if isinstance(response, dict):
             return str(response.get("Error", {}).get("Code", ""))

@@ -33,6 +33,7 @@ from tasks.dataset.building.leaves import plan_leaves
 from tasks.dataset.building.listing import fingerprint, list_samples
 from tasks.dataset.building.redo import leaf_of_shard
 from tasks.dataset.building.rehash import changed_leaves
+from tasks.dataset.building.release import release
 from tasks.dataset.building.reuse import Known, known_leaves
 from tasks.dataset.building.staging import converted_shards, note_rejects, sweep
 from tasks.dataset.freshness import is_up_to_date, unchanged
@@ -49,7 +50,7 @@ PRELOAD = "tasks.dataset.building.preload"
 @dataclass(frozen=True)
 class BuildResult:
     """What a build did. read = accepted + filtered + rejected; `previous` is the version current before, of
-    which `lost` samples are gone, while `gained` are new."""
+    which `lost` samples are gone, while `gained` are new. `released` samples left the quarantine."""
 
     version: Path
     digest: str
@@ -63,6 +64,7 @@ class BuildResult:
     previous: str | None
     gained: int
     lost: int
+    released: int
     up_to_date: bool
     seconds: float
 
@@ -151,7 +153,7 @@ class _Build:
         before = versions.current(dataset.output)
         if before is not None and not self.asked.wants_work and self._is_unchanged(before):
             shutil.rmtree(self.staging, ignore_errors=True)  # of a build that was killed when all was done
-            return self._result(before, read_manifest(before), 0, before, changes.NONE)
+            return self._result(before, read_manifest(before), 0, 0, before, changes.NONE)
         again = None if self.asked.shard is None else leaf_of_shard(before, self.asked.shard)
         if self.config.engine.build.kind == "local":
             warm_up(PRELOAD)
@@ -176,8 +178,9 @@ class _Build:
         finally:
             catalogue.close()
         rewritten = sum(1 for _ in self.staging.glob("*.tar"))
+        released = release(version, self.staging)
         shutil.rmtree(self.staging)
-        return self._result(version, manifest, rewritten, before, changed)
+        return self._result(version, manifest, rewritten, released, before, changed)
 
     def _is_unchanged(self, before: Path) -> bool:
         return unchanged(before, fingerprint(self.config, self.progress), self.config.dataset)
@@ -240,6 +243,7 @@ class _Build:
         version: Path,
         manifest: Manifest,
         rewritten: int,
+        released: int,
         before: Path | None,
         changed: changes.Changes,
     ) -> BuildResult:
@@ -256,6 +260,7 @@ class _Build:
             previous=None if before is None else before.name,
             gained=changed.gained,
             lost=changed.lost,
+            released=released,
             up_to_date=version == before and rewritten == 0,
             seconds=round(time.monotonic() - self.started, 3),
         )

@@ -1,4 +1,4 @@
-"""The quarantine of a dataset: adding to it, taking out of it, and which rows of a version it means.
+"""The quarantine of a dataset: adding to it, taking out of it, and which samples of a version it means.
 
 Its file is replaced whole by rename, under a lease of its own, since a build may hold the dataset's for
 hours. tasks.core.quarantine has its format.
@@ -7,7 +7,10 @@ hours. tasks.core.quarantine has its format.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +18,25 @@ from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
 from tasks.core.files import write_atomic
+from tasks.core.formats import counted
 from tasks.core.lease import Lease
 from tasks.core.quarantine import NAME, Entry, home, read, to_text
-from tasks.dataset.manifest import version_name
+from tasks.dataset.manifest import SplitSummary, read_manifest, version_name
 from tasks.dataset.shards import shard_name
 
-__all__ = ["NAME", "Entry", "add", "home", "of_version", "read", "remove", "rows"]
+__all__ = [
+    "NAME",
+    "Entry",
+    "add",
+    "by_split",
+    "home",
+    "notice",
+    "of_version",
+    "read",
+    "remove",
+    "rows",
+    "told",
+]
 
 LEASE = "quarantine.lease"
 WAIT_S = 60.0
@@ -61,6 +77,39 @@ def of_version(version: Path, entries: Iterable[Entry]) -> list[Entry]:
     with contextlib.suppress(OSError):
         names.add(version_name((version / "manifest.json").read_bytes()))
     return [entry for entry in entries if entry.version in names]
+
+
+def by_split(entries: Iterable[Entry]) -> dict[str, int]:
+    """How many samples of each split these are, for the splits that have any."""
+    samples = {(entry.split, *entry.sample) for entry in entries}
+    return dict(sorted(Counter(split for split, *_ in samples).items()))
+
+
+def told(splits: Mapping[str, SplitSummary], entries: Iterable[Entry]) -> str:
+    """`161 of 1,539 train samples are left out: quarantine.jsonl`, empty for no entries. They are about one
+    version, whose splits are `splits`; a split that is not among them is told without its size."""
+    left_out = by_split(entries)
+    if not left_out:
+        return ""
+    parts = [
+        f"{samples:,} of {counted(splits[name].samples, f'{name} sample')}"
+        if name in splits
+        else counted(samples, f"{name} sample")
+        for name, samples in left_out.items()
+    ]
+    verb = "is" if sum(left_out.values()) == 1 else "are"
+    return f"{' and '.join(parts)} {verb} left out: {NAME}"
+
+
+def notice(version: Path, entries: Iterable[Entry]) -> str | None:
+    """Which samples of the version are left out, and how to take them back; None where none of these is about
+    it. DataError for a manifest that cannot be read."""
+    mine = of_version(version, entries)
+    if not mine:
+        return None
+    dataset = shlex.quote(os.path.relpath(home(version)))
+    said = told(read_manifest(version).splits, mine)
+    return f"{said}; tarmac repair {dataset} takes back what is sound"
 
 
 def rows(version: Path, split: str, entries: Iterable[Entry]) -> Rows:

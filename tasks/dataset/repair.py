@@ -8,6 +8,7 @@ loses what it had in hand, and the next one goes on.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -24,7 +25,7 @@ from tasks.dataset.repairing.beside import Tables
 from tasks.dataset.repairing.identity import read_proven_manifest, read_record
 from tasks.dataset.repairing.origin import read_build, read_origin
 from tasks.dataset.repairing.outcome import MEND, REBUILD, Done, Failed
-from tasks.dataset.repairing.place import Place, find
+from tasks.dataset.repairing.place import Place, find, require_readable
 from tasks.dataset.repairing.recipes import read_recipes
 from tasks.dataset.repairing.shards import ShardRepair, repair_shards
 from tasks.dataset.verification.inside import BadSample
@@ -39,7 +40,8 @@ AS_BUILT = "its bytes are as they were built, so what is bad came so from the so
 @dataclass(frozen=True)
 class Repaired:
     """What a repair did. `findings` are what remains; it is `ok` when nothing does, or when all that remains
-    is bad samples that are set aside. `is_private` forbids to name samples."""
+    is bad samples that are set aside. `moved` lies where it says now, `not_seen` is what the level did not
+    look at."""
 
     version: Path
     ok: bool
@@ -49,6 +51,7 @@ class Repaired:
     failed: Sequence[Failed] = ()
     findings: Sequence[Finding] = ()
     aside: Aside = field(default_factory=lambda: Aside(0, 0, 0))
+    not_seen: Sequence[str] = ()
 
 
 def repair(
@@ -62,18 +65,19 @@ def repair(
     """Repair what verify finds at this level in a dataset's current version, or in a version.
 
     `config` takes the place of the one that build.json keeps. With `quarantines` samples that stay bad are
-    set aside. UsageError for tars that Tarmac did not build, and for a config of other rules; DataError when
-    somebody else works on the dataset.
+    set aside, unless it is this host that keeps something from being repaired. UsageError for tars that
+    Tarmac did not build, and for a config of other rules; DataError when somebody else works on the dataset,
+    its disk is full, or this user may not read or write it.
     """
     place = find(path)
     try:
         with place.leased(), told_of_a_full_disk(place.work):
+            require_readable(place)
             return _Repair(place, level, progress, config, quarantines).run()
-    except OSError as error:
-        where = error.filename or place.version
-        raise DataError(
-            f"{where}: {error.strerror or error}; mind its rights and disk, and repair again"
-        ) from None
+    except (OSError, sqlite3.OperationalError) as error:
+        where = getattr(error, "filename", None) or place.version
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{where}: {why}; mind its rights and disk, and repair again") from None
 
 
 class _Repair:
@@ -85,6 +89,7 @@ class _Repair:
         self._progress = progress
         self._quarantines = quarantines
         self._bad: list[BadSample] = []
+        self._not_seen: Sequence[str] = ()
         self._has_quarantine = (quarantine.home(place.version) / quarantine.NAME).exists()
         self._origin = read_origin(place, config)
 
@@ -104,10 +109,11 @@ class _Repair:
         repaired = {done.file for done in shards.done}
         as_built = [Failed(name, AS_BUILT, MEND) for name in sorted(shards.as_built & _shards_of(findings))]
         failed = [*tables.failed, *shards.failed, *as_built]
-        is_set_aside = self._quarantines and not tables.failed and all(map(self._is_covered, findings))
+        quarantines = self._quarantines and not any(one.is_of_host for one in failed)
+        is_set_aside = quarantines and not tables.failed and all(map(self._is_covered, findings))
         try:
             knows_keys = not any(one.file.startswith("samples/") for one in tables.failed)
-            adds = self._quarantines and knows_keys
+            adds = quarantines and knows_keys
             aside = set_aside(self._place.version, self._level, self._bad, repaired, adds)
         except DataError as error:
             failed.append(Failed(quarantine.NAME, str(error), UNTANGLE))
@@ -117,22 +123,25 @@ class _Repair:
             is_set_aside or not (failed or findings),
             shards.done,
             tables.done,
-            {name: path for name, path in shards.moved.items() if path is not None},
+            self._place.moved,
             failed,
             findings,
             aside,
+            self._not_seen,
         )
 
     def _verify(self) -> list[Finding]:
         """What verify finds; the bad samples are kept where the quarantine needs them."""
         self._bad = []
         keep = self._bad.append if self._quarantines or self._has_quarantine else None
-        return list(verify(self._place.version, self._level, self._progress, on_bad=keep).findings)
+        report = verify(self._place.version, self._level, self._progress, on_bad=keep)
+        self._not_seen = report.not_seen
+        return list(report.findings)
 
     def _shards(self, findings: Iterable[Finding]) -> ShardRepair:
         """Repair what the findings name."""
         manifest = read_proven_manifest(
-            self._place, read_record(self._place, read_build(self._place.version))
+            self._place, read_record(self._place, read_build(self._place.version).facts)
         )
         named = _shards_of(findings)
         extras = sorted(_shards_of(one for one in findings if one.code == "shard.extra"))

@@ -22,12 +22,11 @@ from tasks.core.process import available_cores
 from tasks.core.progress import Progress, silent
 from tasks.dataset.verification import foreign_tars, own_version
 from tasks.dataset.verification.beside import Beside
-from tasks.dataset.verification.faults import REBUILD, fault
 from tasks.dataset.verification.inside import inspect
 from tasks.dataset.verification.locate import Place, locate
 from tasks.dataset.verification.outcome import Outcome
 from tasks.dataset.verification.records import BadSample, Inside, Task
-from tasks.dataset.verification.reporting import advised, merged
+from tasks.dataset.verification.reporting import advised, in_doubt, merged
 from tasks.dataset.verification.ruling import Level, Seen, not_seen, ruled_out
 
 __all__ = ["BadSample", "Level", "verify"]
@@ -52,9 +51,7 @@ def verify(
     """
     place = locate(path)
     if place.problem is not None:
-        file, problem = place.problem
-        findings = [fault("manifest.invalid", REBUILD, {"file": file}, problem=problem)]
-        return _report(place, findings, Seen(level, 0))
+        return _report(place, [place.problem], Seen(level, 0))
 
     def look_inside(tasks: Iterator[Task], sizes: Mapping[str, int]) -> None:
         _look_inside(tasks, sizes, level, progress, outcome)
@@ -93,5 +90,5 @@ def _map(tasks: Iterator[Task], size_bytes: int, level: Level) -> Iterable[Insid
 
 
 def _report(place: Place, findings: Iterable[Finding], seen: Seen) -> Report:
-    told = advised(merged(findings), place.dataset, place.is_version, is_remote(place.folder))
-    return Report(told, ruled_out(seen, {found.code for found in told}), not_seen(seen))
+    told = advised(merged(findings), place.repaired, place.is_version, is_remote(place.folder))
+    return Report(told, ruled_out(seen, in_doubt(told)), not_seen(seen))

@@ -6,16 +6,19 @@ that uses one pins it (`pins/<run id>` holds its name), and a pinned version is 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.files import link_atomic
+from tasks.core.files import link_atomic, told_of_a_full_disk
 from tasks.core.lease import STALE_S, Held, Lease
 from tasks.dataset.manifest import Manifest, read_manifest
 
@@ -24,12 +27,15 @@ __all__ = [
     "current",
     "has_its_tars",
     "listed",
+    "none_where_nothing_is",
     "pinned",
     "prune",
     "publish",
     "read_manifest",
     "resolve",
     "rollback",
+    "spared",
+    "told_of_what_is_closed",
 ]
 
 _NAME = re.compile(r"[0-9a-f]{12}")
@@ -38,34 +44,59 @@ MIRRORED = "mirror.json"
 DOOMED = ".pruned-"
 DAMAGED = ".damaged-"
 """Before a version's name: what is about to be removed."""
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)
+"""What the system says where there is no folder or link of this name."""
+
+
+@contextlib.contextmanager
+def told_of_what_is_closed() -> Iterator[None]:
+    """UsageError that names the file where rights or a disk keep it from being read."""
+    try:
+        yield
+    except OSError as error:
+        fix = "mind its rights and its disk"
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror or error}; {fix}") from None
+
+
+@contextlib.contextmanager
+def none_where_nothing_is() -> Iterator[None]:
+    """Leave the block where a file is not there; any other OSError is raised."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
 
 
 def current(dataset: Path) -> Path | None:
-    """The folder of the current version; None before the first one is published."""
-    try:
+    """The folder of the current version; None before the first one is published. UsageError where that
+    cannot be told."""
+    with told_of_what_is_closed(), none_where_nothing_is():
         version = dataset / os.readlink(dataset / "current")
-    except OSError:
-        return None
-    return version if (version / "manifest.json").is_file() else None
+        return version if (version / "manifest.json").is_file() else None
+    return None
 
 
 def resolve(path: Path) -> Path:
     """The version's folder of a dataset, its `current`, or a version wherever it lies; else UsageError."""
-    if path.is_symlink():
-        path = path.parent / os.readlink(path)
-    if (path / "manifest.json").is_file():
-        return path
-    version = current(path)
+    with told_of_what_is_closed():
+        if path.is_symlink():
+            path = path.parent / os.readlink(path)
+        if (path / "manifest.json").is_file():
+            return path
+        version = current(path)
+        is_folder = path.is_dir()
     if version is None:
-        there = "holds no version of a dataset" if path.is_dir() else "is no folder"
+        there = "holds no version of a dataset" if is_folder else "is no folder"
         raise UsageError(f"{path} {there}; give DATASET or DATASET/versions/VERSION, or build it first")
     return version
 
 
 def listed(dataset: Path) -> list[Path]:
-    """All versions, the most recently built first."""
-    folder = dataset / "versions"
-    found = [entry for entry in folder.glob("*") if _NAME.fullmatch(entry.name)]
+    """All versions, the most recently built first; UsageError where they cannot be listed."""
+    found: list[Path] = []
+    with told_of_what_is_closed(), none_where_nothing_is():
+        found = [entry for entry in (dataset / "versions").iterdir() if _NAME.fullmatch(entry.name)]
     return sorted(found, key=lambda version: (_built(version), version.name), reverse=True)
 
 
@@ -111,14 +142,14 @@ def publish(dataset: Path, version: Path, keep: int) -> None:
 def rollback(dataset: Path, name: str) -> Path:
     """Make an earlier version current again, named by any unique start; readers are not disturbed.
 
-    UsageError when no version or several are so named; Held while somebody builds.
+    UsageError when no version or several are so named, or nothing can be written; Held while somebody builds.
     """
     found = [version for version in listed(dataset) if version.name.startswith(name)]
     if len(found) != 1:
         there = ", ".join(version.name for version in listed(dataset)) or "none"
         which = "no version" if not found else f"{len(found)} versions"
         raise UsageError(f"VERSION: {which} of {dataset} start with {name!r} (it has: {there})")
-    with Lease(dataset / "lease.json"):
+    with _leased(dataset):
         _switch(dataset, found[0])
     return found[0]
 
@@ -126,11 +157,34 @@ def rollback(dataset: Path, name: str) -> Path:
 def prune(dataset: Path, keep: int) -> list[str]:
     """Remove all but the current version and the newest others, `keep` in all, and those that runs have
     pinned; the names of the removed. Held while somebody builds."""
-    with Lease(dataset / "lease.json"):
+    with _leased(dataset):
         before = {version.name for version in listed(dataset)}
         _sweep(dataset)
         _prune(dataset, keep)
         return sorted(before - {version.name for version in listed(dataset)})
+
+
+def spared(dataset: Path, keep: int) -> dict[str, str]:
+    """The versions that a prune leaves although they are more than `keep`, with the reason."""
+    held = pinned(dataset)
+    return {
+        version.name: f"pinned by {', '.join(held[version.name])}"
+        if version.name in held
+        else "built after the current version"
+        for version in _beyond(dataset, keep)
+    }
+
+
+@contextlib.contextmanager
+def _leased(dataset: Path) -> Iterator[None]:
+    """Hold the dataset while its versions change; DataError where its disk is full, UsageError where it may
+    not be written."""
+    try:
+        with told_of_a_full_disk(dataset), Lease(dataset / "lease.json"):
+            yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"DATASET: {dataset} cannot be written ({reason}); mind its rights") from None
 
 
 def pinned(dataset: Path) -> dict[str, list[str]]:
@@ -175,13 +229,19 @@ def _is_abandoned(temporary: Path) -> bool:
 def _prune(dataset: Path, keep: int) -> None:
     now = current(dataset)
     since = 0 if now is None else _built(now)
-    others = [version for version in listed(dataset) if version != now]
     held = pinned(dataset)
-    for version in others[max(keep - 1, 0) :]:
+    for version in _beyond(dataset, keep):
         if version.name not in held and _built(version) <= since:
             doomed = version.with_name(DOOMED + version.name)
             os.rename(version, doomed)  # a version is there whole or not at all
             shutil.rmtree(doomed)
+
+
+def _beyond(dataset: Path, keep: int) -> list[Path]:
+    """The versions besides the current one and the `keep` - 1 newest others."""
+    now = current(dataset)
+    others = [version for version in listed(dataset) if version != now]
+    return others[max(keep - 1, 0) :]
 
 
 def _pin(path: Path) -> str:

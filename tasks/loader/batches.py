@@ -18,7 +18,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from tasks.core.errors import DataError, TarmacError, UsageError
-from tasks.core.quarantine import Entry
+from tasks.core.quarantine import NAME, Entry
 from tasks.core.schema.training import BAD_BUDGET, STREAMS_REPLACE_NOTHING
 from tasks.dataset.quarantine import rows
 from tasks.loader.bad import BadSampleError, Budget, OnBad, PassedOver, most_left_out
@@ -110,10 +110,14 @@ def split_batches(
 
 
 def _open(version: Path, split: str, quarantined: Sequence[Entry]) -> IndexedReader:
-    reader = IndexedReader(version, split, rows(version, split, quarantined))
-    if not len(reader):
-        raise DataError(f"{version}: split {split} holds no samples, so no batch would ever come")
-    return reader
+    excluded = rows(version, split, quarantined)
+    reader = IndexedReader(version, split, excluded)
+    if len(reader):
+        return reader
+    if len(excluded):
+        problem = f"all {len(excluded):,} samples of split {split} are left out: {NAME}"
+        raise DataError(f"{version}: {problem}; `tarmac repair {version}` takes back what is sound")
+    raise DataError(f"{version}: split {split} holds no samples, so no batch would ever come")
 
 
 @dataclass(frozen=True)

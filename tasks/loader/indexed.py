@@ -108,8 +108,8 @@ class IndexedReader:
             hint = f"`tarmac repair {self.version}` mends a damaged index"
             raise DataError(f"{self.place(number)}: {problem}; {hint}") from error
         if len(span) < length:
-            problem = f"the shard is truncated, {length - len(span):,} bytes before the sample ends"
-            raise self._bad(row, "shard.truncated", problem)
+            missing = f"{length - len(span):,} of its bytes" if span else "all of its bytes"
+            raise self._bad(row, "shard.truncated", f"the shard is truncated, {missing} are missing")
         if google_crc32c.value(span) != int(entry["crc32c"]):
             raise self._changed(row, span)
         return Sample(parse_key(span), parse_sample(span))

@@ -18,7 +18,7 @@ from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.files import fsync_directory, read_json, write_atomic
 from tasks.core.lease import Held, Lease
 from tasks.core.locations import absolute_location
-from tasks.core.quarantine import Entry, to_text
+from tasks.core.quarantine import NAME, Entry, to_text
 from tasks.core.schema import Config
 from tasks.runs import record
 from tasks.runs.folder import ARCHIVE, RunFolder
@@ -87,13 +87,20 @@ def resolve(config: Config, version: Path) -> Config:
 
 
 def train_samples(version: Path) -> int:
-    """Samples in the version's train split, by its manifest, but for those in quarantine."""
+    """Samples in the version's train split, by its manifest, but for those in quarantine; DataError when
+    those are all."""
     name = data_of(version)[0].version
     left_out = sum(entry.split == "train" for entry in of_dataset(version, name))
     try:
-        return int(read_json(version / "manifest.json")["splits"]["train"]["samples"]) - left_out
+        samples = int(read_json(version / "manifest.json")["splits"]["train"]["samples"])
     except (OSError, ValueError, KeyError, TypeError):
         raise DataError(f"{version}/manifest.json: names no train split; build the dataset again") from None
+    if 0 < samples <= left_out:
+        raise DataError(
+            f"{version}: all {samples:,} samples of split train are left out: {NAME}; "
+            f"`tarmac repair {version}` takes back what is sound"
+        )
+    return samples - left_out
 
 
 def data_of(version: Path) -> list[DataRef]:

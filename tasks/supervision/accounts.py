@@ -5,7 +5,7 @@ A version may have been pruned or moved since the run; then the account says so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tasks.core.errors import TarmacError
 from tasks.core.formats import shorten
 from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.meanings import MEANINGS
+from tasks.dataset.quarantine import Entry, told
 from tasks.models.held_out import held_out
 from tasks.runs.identity import DataRef
 from tasks.runs.plan import version_path
@@ -38,13 +39,17 @@ class Rejects:
 
 @dataclass(frozen=True)
 class Account:
-    """One dataset of a run. `manifest` is None when the version cannot be read; `why_none` says why."""
+    """One dataset of a run. `manifest` is None when the version cannot be read; `why_none` says why.
+
+    `left_out` says which of its samples the run did without from its start, empty where there are none.
+    """
 
     name: str
     version: str
     path: Path
     manifest: Manifest | None = None
     rejects: tuple[Rejects, ...] = ()
+    left_out: str = ""
     why_none: str = ""
     why_no_examples: str = ""
 
@@ -54,15 +59,17 @@ class Account:
         return held_out(self.manifest.splits) if self.manifest else None
 
 
-def read_account(ref: DataRef, private: bool) -> Account:
-    """The account of one dataset of a run; examples of rejects only where it is not private."""
+def read_account(ref: DataRef, private: bool, quarantined: Iterable[Entry] = ()) -> Account:
+    """The account of one dataset of a run that left those in quarantine out; examples of rejects only where
+    it is not private."""
     path = version_path(ref)
+    mine = [entry for entry in quarantined if entry.version == ref.version]
     name = Path(ref.dataset).name
     try:
         manifest = read_manifest(path)
     except (TarmacError, OSError, ValueError) as error:
         why = f"Version {ref.version} cannot be read: {str(error).splitlines()[0]}"
-        return Account(name, ref.version, path, why_none=why)
+        return Account(name, ref.version, path, left_out=told({}, mine), why_none=why)
     counts = {reason: number for reason, number in manifest.rejects.items() if number}
     examples: dict[str, list[tuple[str, str]]] = {}
     why_no_examples = ""
@@ -73,7 +80,15 @@ def read_account(ref: DataRef, private: bool) -> Account:
             why_no_examples = f"rejects.parquet cannot be read: {str(error).splitlines()[0]}"
     rejects = [Rejects(reason, number, tuple(examples.get(reason, ()))) for reason, number in counts.items()]
     rejects.sort(key=lambda reject: (-reject.count, reject.reason))
-    return Account(name, ref.version, path, manifest, tuple(rejects), why_no_examples=why_no_examples)
+    return Account(
+        name,
+        ref.version,
+        path,
+        manifest,
+        tuple(rejects),
+        left_out=told(manifest.splits, mine),
+        why_no_examples=why_no_examples,
+    )
 
 
 def _examples(table: Path, counts: Mapping[str, int]) -> dict[str, list[tuple[str, str]]]:

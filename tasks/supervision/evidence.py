@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.core import config
+from tasks.core import config, quarantine
 from tasks.core.errors import TarmacError
 from tasks.core.files import digest, read_lines, sha256_file
 from tasks.core.schema import Config
@@ -41,6 +41,8 @@ class Evidence:
     findings: list[dict[str, Any]] = field(default_factory=list)
     replaced: list[dict[str, Any]] = field(default_factory=list)
     """The lines of every rank on the bad samples that it trained without."""
+    quarantined: list[quarantine.Entry] = field(default_factory=list)
+    """The samples that the run left out from its start."""
     best_step: int | None = None
     """Step of `checkpoints/best`."""
     last_checkpoint: int = 0
@@ -79,6 +81,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
         ledger=ledger.fold(filter(_is_entry, attempt(run.ledger, ledger.read) or [])),
         findings=attempt(run.findings, _lines) or [],
         replaced=[line for path in run.all_replaced() for line in attempt(path, _lines) or []],
+        quarantined=attempt(run.quarantine, quarantine.read) or [],
         best_step=_step_of(run.best.resolve().name) if run.best.exists() else None,
         last_checkpoint=max((step for step in steps if step is not None), default=0),
         unreadable=unreadable,
@@ -88,7 +91,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
 def inputs_digest(run: RunFolder) -> str:
     """SHA-256 over the content of all that a report is made from; cheap next to making one."""
     files = [run.record, run.config, run.loader, run.metrics, run.ledger, run.findings]
-    files += [*run.all_replaced(), *sorted(run.evaluations.glob("step_*/*.json"))]
+    files += [run.quarantine, *run.all_replaced(), *sorted(run.evaluations.glob("step_*/*.json"))]
     contents = {str(path.relative_to(run.path)): sha256_file(path) for path in files if path.is_file()}
     best = run.best.resolve().name if run.best.exists() else None
     return digest({"files": contents, "best": best})

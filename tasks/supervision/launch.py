@@ -91,7 +91,7 @@ def wait_for_training(
     status = follow(run, lambda status: status.training_is_over, on_progress)
     if status.state != "succeeded":
         why = "" if config_of(run).dataset.private else f": {status.reason}"
-        raise DataError(f"{run.name}: {status.state}{why}\n{_end_of(status, status.log)}")
+        raise DataError(f"{run.name}: {status.state}{why}\n{_end_of(status, status.log, status.reason)}")
     return status
 
 
@@ -177,11 +177,14 @@ def _gone(status: RunStatus) -> str:
     )
 
 
-def _end_of(status: RunStatus, log: Path) -> str:
-    """The last lines of a log and where it lies; of private data, whose keys they may quote, only where."""
+def _end_of(status: RunStatus, log: Path, said: str = "") -> str:
+    """The last lines of a log, but for the one that `said` ends with, and where it lies; of private data,
+    whose keys they may quote, only where."""
     if config_of(status.run).dataset.private:
         return f"  log: {log} (not quoted here, because the dataset is private)"
     if not log.exists():
         return f"  log: {log} (not there)"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+    if lines and said.endswith(f"({lines[-1].strip()})"):
+        lines.pop()
     return "\n".join([*(f"  {line}" for line in lines), f"  log: {log}"])

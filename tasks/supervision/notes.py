@@ -105,14 +105,12 @@ def _replaced(evidence: Evidence) -> Iterator[Note]:
         for line in evidence.replaced
     )
     file = "replaced.rank_*.jsonl"
-    left = len(places) - MOST_NAMED
-    lines = [*list(places)[:MOST_NAMED], *([f"and {left:,} more, in {file}"] if left > 0 else [])]
     data = evidence.record.data if evidence.record is not None else []
     times = len(evidence.replaced)
     yield Note(
         "warn",
         f"{counted(len(places), 'bad sample')} replaced while training, {times:,} times in all",
-        (WITHHELD.format(file=file),) if evidence.private else tuple(lines),
+        (WITHHELD.format(file=file),) if evidence.private else first_of(list(places), file),
         f"tarmac repair {version_path(data[0])}" if data else None,
     )
 
@@ -172,6 +170,12 @@ def _missing(evidence: Evidence) -> Iterator[Note]:
         yield Note("warn", "The loader's settings are missing", ("loader.json is not there.",))
     if not evidence.rows and "metrics.jsonl" not in evidence.unreadable:
         yield Note("warn", "No training metrics yet", ("metrics.jsonl has no rows.",))
+
+
+def first_of(places: Sequence[str], file: str) -> tuple[str, ...]:
+    """The first few of these, and how many more the file lists."""
+    left = len(places) - MOST_NAMED
+    return (*places[:MOST_NAMED], *([f"and {left:,} more, in {file}"] if left > 0 else []))
 
 
 def _free_text(text: str, evidence: Evidence, file: str) -> tuple[str, ...]:

@@ -14,11 +14,12 @@ from typing import Any
 from tasks.core.errors import TarmacError
 from tasks.core.formats import count, counted
 from tasks.core.pages import render
+from tasks.core.quarantine import NAME
 from tasks.evaluation import results
 from tasks.supervision.accounts import Account, read_account
 from tasks.supervision.evidence import Evidence
 from tasks.supervision.gallery import Item, read_items
-from tasks.supervision.notes import Note, notes
+from tasks.supervision.notes import Note, first_of, notes
 from tasks.supervision.plots import summarize, training_charts
 from tasks.supervision.portrait import portrait
 from tasks.supervision.scores import Headline, headline_of, task_views
@@ -41,7 +42,8 @@ def compose(evidence: Evidence, inputs: str, written: float) -> str:
 def _values(evidence: Evidence) -> dict[str, Any]:
     """Everything the template shows."""
     record = evidence.record
-    accounts = [read_account(ref, evidence.private) for ref in record.data] if record is not None else []
+    data = record.data if record is not None else []
+    accounts = [read_account(ref, evidence.private, evidence.quarantined) for ref in data]
     manifests = [account.manifest for account in accounts if account.manifest is not None]
     first = headline_of(evidence.results, evidence.config, evidence.best_step)
     gallery = _gallery(evidence, accounts, first)
@@ -51,7 +53,9 @@ def _values(evidence: Evidence) -> dict[str, Any]:
         "headline": first,
         "training": summarize(evidence.rows),
         "charts": training_charts(evidence.rows),
-        "notes": notes(evidence, [*_broken_data(accounts), *_broken_samples(gallery)]),
+        "notes": notes(
+            evidence, [*_left_out(evidence, accounts), *_broken_data(accounts), *_broken_samples(gallery)]
+        ),
         "tasks": task_views(evidence.results),
         "best_step": evidence.best_step,
         "tuning": evidence.loader,
@@ -89,6 +93,17 @@ def _gallery(evidence: Evidence, accounts: Sequence[Account], first: Headline | 
     verdict = f"{count(judged[True])} right, {count(judged[False])} wrong"
     judge = f"what the checkpoint of step {count(first.step)} makes of them"
     return Gallery(f"{shown}, and {judge}: {verdict}.", items, bool(bad))
+
+
+def _left_out(evidence: Evidence, accounts: Sequence[Account]) -> list[Note]:
+    """A note for each version of which samples were in quarantine when the run began."""
+    counts = Counter(f"{entry.shard} ({entry.reason})" for entry in evidence.quarantined)
+    lines = [f"{place}: {counted(samples, 'sample')}" for place, samples in sorted(counts.items())]
+    return [
+        Note("warn", account.left_out, first_of(lines, NAME), f"tarmac repair {account.path}")
+        for account in accounts
+        if account.left_out
+    ]
 
 
 def _broken_data(accounts: Sequence[Account]) -> list[Note]:

@@ -87,7 +87,7 @@ def judge(seen: Evidence) -> Verdict:
     complete = seen.exit_code == 0 and seen.step >= seen.last_step
     if seen.stop_reason is not None and not complete:
         return Verdict("cancelled", _stopped(seen))
-    causes = [*_of_the_numbers(seen), *_of_the_end(seen)]
+    causes = _causes(seen)
     if not causes and not complete:
         causes = [_unknown(seen, f"it ended by itself at step {seen.step} of {seen.last_step}")]
     if not causes and seen.checkpoint != seen.last_step:
@@ -100,7 +100,7 @@ def judge(seen: Evidence) -> Verdict:
             _unknown(seen, f"the checkpoint of the last step, {seen.last_step}, is missing or torn: {found}")
         ]
     if causes:
-        return Verdict("failed", "; ".join(_in_words(cause) for cause in causes), causes)
+        return Verdict("failed", _in_words(causes), causes)
     return Verdict("succeeded", "")
 
 
@@ -127,6 +127,15 @@ def _stopped(seen: Evidence) -> str:
     return f"{reason}, at step {seen.step} of {seen.last_step}"
 
 
+def _causes(seen: Evidence) -> list[Finding]:
+    """Every cause that shows. That no batch came is one only where nothing says why."""
+    numbers, end = _of_the_numbers(seen), _of_the_end(seen)
+    if not numbers and not end and seen.exit_code != 0:
+        last = _last_line(seen) or "it printed nothing"
+        return [_unknown(seen, f"it ended with exit code {seen.exit_code}: {last}")]
+    return [*(one for one in numbers if one.code != "run.no_batches" or not end), *end]
+
+
 def _of_the_numbers(seen: Evidence) -> list[Finding]:
     """What the metrics show, whatever the exit code."""
     if seen.step == 0:
@@ -139,7 +148,7 @@ def _of_the_numbers(seen: Evidence) -> list[Finding]:
 
 
 def _of_the_end(seen: Evidence) -> list[Finding]:
-    """What the exit code and the last words show."""
+    """What the exit code and the last words show, as far as they are understood."""
     if seen.exit_code == 0:
         return []
     text = "\n".join(seen.log_tail)
@@ -149,14 +158,11 @@ def _of_the_end(seen: Evidence) -> list[Finding]:
             "SIGKILL is what the kernel sends when memory is short (dmesg); " if seen.exit_code == -9 else ""
         )
         known.append(_cause("process.gone", seen, hint + RESUME, signal=seen.signal_name))
-    if known or _of_the_numbers(seen):
-        return known
-    last = next((line.strip() for line in reversed(seen.log_tail) if line.strip()), "it printed nothing")
-    return [_unknown(seen, f"it ended with exit code {seen.exit_code}: {last}")]
+    return known
 
 
 def _cause(code: str, seen: Evidence, remedy: str, **evidence: Any) -> Finding:
-    last = next((line.strip() for line in reversed(seen.log_tail) if line.strip()), None)
+    last = _last_line(seen)
     facts = {
         "step": seen.step,
         "exit_code": seen.exit_code,
@@ -166,11 +172,23 @@ def _cause(code: str, seen: Evidence, remedy: str, **evidence: Any) -> Finding:
     return Finding(code, "error", remedy, where={"rank": 0}, evidence=facts)
 
 
+def _last_line(seen: Evidence) -> str | None:
+    """The last words of the log, None where it has none."""
+    return next((line.strip() for line in reversed(seen.log_tail) if line.strip()), None)
+
+
 def _unknown(seen: Evidence, words: str) -> Finding:
     return _cause("unknown", seen, f"see the log; {RESUME}", what=words)
 
 
-def _in_words(cause: Finding) -> str:
+def _in_words(causes: Sequence[Finding]) -> str:
+    """All causes; the last line of the log is quoted once, where it says one of them best."""
+    text = "; ".join(map(_one_in_words, causes))
+    said = [one for one in causes if one.code in SAID_BY_THE_LOG and one.evidence.get("last_line")]
+    return f"{text} ({said[0].evidence['last_line']})" if said else text
+
+
+def _one_in_words(cause: Finding) -> str:
     facts = cause.evidence
     words = {
         "run.no_batches": "the training saw no batch",
@@ -181,6 +199,4 @@ def _in_words(cause: Finding) -> str:
         "cuda.oom": f"the GPU's memory ran out at step {facts['step']}",
         "process.gone": f"the training process was killed by {facts.get('signal')} at step {facts['step']}",
     }
-    text = words.get(cause.code) or str(facts["what"])
-    last = facts.get("last_line")
-    return f"{text} ({last})" if last and cause.code in SAID_BY_THE_LOG else text
+    return words.get(cause.code) or str(facts["what"])

@@ -1,10 +1,13 @@
 import contextlib
 import os
+import re
 import socket
 import sys
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -358,6 +361,55 @@ def test_a_server_that_drips_is_given_up(quick: None) -> None:
         with pytest.raises(Unreachable, match="does not answer in time"):
             open_store(f"http://127.0.0.1:{listener.getsockname()[1]}").open("x")
         listener.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def dropping_server(content: bytes, status: int, drops: int) -> Iterator[tuple[str, list[int]]]:
+    """A web server that closes the connection half-way through its first `drops` answers, and how many bytes
+    it sent in each."""
+    sent: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
+            assert found is not None
+            start, stop = (int(found[1]), int(found[2]) + 1) if status == 206 else (0, len(content))
+            part = content[start:stop]
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(part)))
+            if status == 206:
+                self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(content)}")
+            self.end_headers()
+            sent.append(self.wfile.write(part[: len(part) // 2] if len(sent) < drops else part))
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", sent
+        server.shutdown()
+
+
+@pytest.mark.parametrize("status", [200, 206])
+def test_a_connection_that_breaks_is_tried_again(status: int, quick: None) -> None:
+    content = os.urandom(200_000)
+    with dropping_server(content, status, drops=2) as (address, sent):
+        with open_store(address).open("x.tar") as file:
+            assert file.read() == content
+        assert len(sent) == 3
+    with dropping_server(content, status, drops=9) as (address, sent):
+        with pytest.raises(
+            Unreachable, match=r"x\.tar: the connection broke; check the network and run again"
+        ):
+            open_store(address).open("x.tar")
+        assert len(sent) == remote.TRIES
 
 
 def test_a_server_without_parts_costs_disk_and_no_memory(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from tasks.core.findings import Finding, Report
 from tasks.dataset import quarantine, versions
 from tasks.dataset.build import build
 from tasks.dataset.look import Checked, page_path, summary, version_at, write_look
-from tasks.dataset.look.checked import MORE
 from tasks.dataset.look.codes import MEANINGS
 from tasks.dataset.look.faults import EACH
 from tasks.dataset.look.legible import legible
@@ -27,6 +26,7 @@ from tasks.dataset.look.salvage import find, read
 from tasks.dataset.look.samples import SampleReader
 from tasks.dataset.shards import read_index
 from tasks.dataset.tar import BLOCK, END, header, padding
+from tasks.dataset.verification.reporting import LEFT
 from tests.core.test_pages import Tags
 from tests.dataset import raw
 from tests.dataset.handmade import write_version
@@ -176,14 +176,15 @@ def test_a_finding_shows_place_evidence_remedy_and_command(tmp_path: Path) -> No
 def test_a_command_names_the_dataset_as_the_user_does(tmp_path: Path, folder: str) -> None:
     (tmp_path / folder / "versions").mkdir(parents=True)
     version = a_version(tmp_path).rename(tmp_path / folder / "versions" / "0123456789ab")
-    command = f"tarmac repair {shlex.quote(str(tmp_path / folder))}"
-    text = words(shown(version, [replace(error("shard.missing", shard="a.tar"), command=command)]))
-    assert "tarmac repair data/digits Where" in text and str(tmp_path) not in text
+    for path in (tmp_path / folder, version):
+        command = f"tarmac repair {shlex.quote(str(path))}"
+        text = words(shown(version, [replace(error("shard.missing", shard="a.tar"), command=command)]))
+        assert "tarmac repair data/digits Where" in text and str(tmp_path) not in text
 
 
 def test_findings_are_bounded_and_the_rest_counted(tmp_path: Path) -> None:
     long = "x" * 100_000
-    evidence = {f"fact {fact} {long}": long for fact in range(30)} | {MORE: 10}
+    evidence = {f"fact {fact} {long}": long for fact in range(30)} | {LEFT: 10}
     findings = [
         Finding(
             "sample.missing_member",
@@ -238,7 +239,7 @@ def test_of_a_private_version_there_are_codes_and_counts(tmp_path: Path, private
             "error",
             f"remedy {SECRET}",
             {"shard": f"{SECRET}/000000.tar", "key": f"{SECRET}_1", "member": f"{SECRET}.txt"},
-            {"problem": SECRET, MORE: 4},
+            {"problem": SECRET, LEFT: 4},
             command=f"tarmac repair {SECRET}",
         )
         for code in CODES

@@ -9,8 +9,11 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.dataset import quarantine, versions
+from tasks.dataset.build import build
+from tasks.dataset.manifest import SplitSummary
 from tasks.dataset.quarantine import NAME, Entry
 from tasks.dataset.tables import read_table
+from tests.dataset import damage
 
 V, W = "0" * 12, "1" * 12
 
@@ -122,3 +125,62 @@ def test_a_torn_table_of_samples_is_told(version: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"train.parquet: cannot be read .*tarmac verify"):
         quarantine.rows(version, "train", entries)
+
+
+SPLITS = {
+    name: SplitSummary(shards=1, samples=samples, bytes=1) for name, samples in (("train", 1539), ("val", 9))
+}
+
+
+def test_what_is_left_out_is_counted_by_split() -> None:
+    train = [entry(f"k{number}", shard=number % 2) for number in range(161)]
+    val = Entry(V, "val", "val/000000.tar", "k0", "x")
+    assert quarantine.by_split([val, *train, entry("k0", reason="y")]) == {"train": 161, "val": 1}
+    assert quarantine.told(SPLITS, train) == "161 of 1,539 train samples are left out: quarantine.jsonl"
+    both = "161 of 1,539 train samples and 1 of 9 val samples are left out: quarantine.jsonl"
+    assert quarantine.told(SPLITS, [val, *train]) == both
+    assert quarantine.told(SPLITS, [val]) == "1 of 9 val samples is left out: quarantine.jsonl"
+    assert quarantine.told({}, [val]) == "1 val sample is left out: quarantine.jsonl"
+    assert quarantine.told(SPLITS, []) == ""
+
+
+def test_the_notice_is_of_this_version_alone(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(version.parents[2])
+    [mine] = entries_of(version, "train", [3])
+    left = "train samples is left out: quarantine.jsonl; tarmac repair dataset takes back what is sound"
+    notice = quarantine.notice(version, [mine, entry("a", W)])
+    assert notice is not None and notice.startswith("1 of 1,5") and notice.endswith(left)
+    assert quarantine.notice(version, [entry("a", W)]) is None
+
+
+def mixed(version: str) -> list[Entry]:
+    """Of two shards, what their bytes tell and what they do not; and of another version."""
+    return [
+        entry("a", version, "shard.missing"),
+        entry("b", version, "member.checksum"),
+        entry("c", version, "member.undecodable"),
+        entry("d", version, "member.checksum", shard=1),
+        entry("a", W, "shard.missing"),
+    ]
+
+
+@pytest.mark.parametrize("shard", [None, "train/0"])
+def test_a_build_that_writes_a_shard_again_releases_what_was_bad_in_it(
+    tmp_path: Path, shard: str | None
+) -> None:
+    """A tar that was lost, and one that is there, of other bytes, and was asked for."""
+    built = damage.pictures(tmp_path)
+    listed = mixed(built.version.name)
+    quarantine.add(built.dataset, listed)
+    tar = built.version / "train/000000.tar"
+    tar.unlink() if shard is None else damage.flip(tar)
+    again = build(built.config, shard=shard)
+    assert (again.version, again.shards_rewritten, again.released) == (built.version, 1, 2)
+    assert quarantine.read(built.dataset / NAME) == sorted(listed[2:])
+
+
+def test_a_build_that_writes_nothing_releases_nothing(tmp_path: Path) -> None:
+    built = damage.pictures(tmp_path)
+    quarantine.add(built.dataset, mixed(built.version.name))
+    assert build(built.config).released == 0 and build(built.config, rehash=True).released == 0
+    assert len(quarantine.read(built.dataset / NAME)) == 5

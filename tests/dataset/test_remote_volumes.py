@@ -1,15 +1,23 @@
-"""The same volumes, with their tables, out of a bucket."""
+"""The same volumes, with their tables, out of a bucket; and the same findings of tars on a web server."""
 
 import importlib
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tasks.core import remote
+from tasks.core.findings import Finding
 from tasks.core.schema import Config
+from tasks.dataset import verify as verify_module
 from tasks.dataset.sources import open_sources
+from tasks.dataset.tar import END
+from tasks.dataset.verification.inside import Inside, Task, inspect
 from tests import s3
-from tests.dataset.raw import nifti
+from tests.dataset.raw import nifti, shards
+from tests.web import web_server
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +57,59 @@ def test_a_bucket_gives_the_same_samples(
             assert {name: bytes(part) for name, part in left.items()} == {
                 name: bytes(part) for name, part in right.items()
             }
+
+
+def tars_of_others(folder: Path) -> None:
+    """Six, of which four have something wrong with them, each something else; several blocks long."""
+    folder.mkdir()
+    for number in range(6):
+        samples = [
+            shards.entry(f"{number}-{key}.{suffix}", os.urandom(2_000) if suffix == "bin" else b"x")
+            for key in range(60)
+            for suffix in ("bin", "txt")
+        ]
+        if number == 1:
+            samples.append(shards.entry("0-7.bin", b"x") + shards.entry("0-7.txt", b"x"))
+        if number == 2:
+            del samples[11]
+        if number == 3:
+            samples[20:24] = [samples[20], samples[22], samples[21], samples[23]]
+        content = b"".join(samples) + END
+        if number == 4:
+            content = content[:100_100]
+        (folder / f"{number}.tar").write_bytes(content)
+
+
+@pytest.mark.parametrize("gives_parts", [True, False])
+def test_tars_of_a_web_server_are_judged_in_threads_as_one_after_the_other(
+    gives_parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "BLOCK", 1 << 15)
+    tars_of_others(tmp_path / "tars")
+    threads: set[int] = set()
+
+    def inspected(task: Task) -> Inside:
+        threads.add(threading.get_ident())
+        return inspect(task)
+
+    monkeypatch.setattr(verify_module, "inspect", inspected)
+
+    def findings(place: str, cores: int) -> list[Finding]:
+        threads.clear()
+        monkeypatch.setattr(verify_module, "available_cores", lambda: cores)
+        return list(verify_module.verify(place).findings)
+
+    with web_server(tmp_path / "tars", gives_parts) as (address, _):
+        for place in (f"{address}/{{0..5}}.tar", str(tmp_path / "tars")):
+            alone = findings(place, cores=1)
+            assert threads == {threading.get_ident()}
+            for _ in range(3):
+                assert findings(place, cores=4) == alone
+                assert threads and threading.get_ident() not in threads
+            assert [(found.where["shard"], found.code) for found in alone] == [
+                ("1.tar", "sample.duplicate_key"),
+                ("2.tar", "sample.missing_member"),
+                ("3.tar", "sample.split_members"),
+                ("3.tar", "sample.split_members"),
+                ("4.tar", "shard.truncated"),
+            ]

@@ -14,7 +14,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import read_json
 from tasks.dataset import versions
 from tasks.dataset.build import is_up_to_date
-from tasks.dataset.freshness import recorded, sealed
+from tasks.dataset.freshness import is_sealed, recorded, sealed
 from tasks.dataset.repair import repair
 from tasks.dataset.tables import Batches, BatchWriter
 from tests.dataset import damage, raw
@@ -127,13 +127,17 @@ def test_a_table_of_another_version_is_copied(built: Built, tmp_path: Path) -> N
     assert not (built.version / shared[0]).samefile(other / shared[0])
 
 
-@pytest.mark.parametrize("name", ["cut", "gone", "emptied", "garbled"])
+WHY = {"cut": "is torn", "gone": "is missing", "emptied": "is torn", "garbled": "is torn"}
+
+
+@pytest.mark.parametrize("name", WHY)
 def test_a_lost_build_json_is_written_again_with_the_config(built: Built, name: str) -> None:
     build = built.version / "build.json"
     before = read_json(build)
     damage.DAMAGES[name](build)
     done = built.repair()
     assert not done.ok and "--config" in done.failed[0].remedy and done.failed[0].file == "build.json"
+    assert done.failed[0].reason == f"its config is lost: build.json {WHY[name]}"
     assert built.repair(config=built.config).ok
     after = read_json(build)
     assert {key: after[key] for key in ("files", "dataset", "name", "private", "filtered")} == {
@@ -145,12 +149,97 @@ def test_a_lost_build_json_is_written_again_with_the_config(built: Built, name: 
     built.check([built.tar(0)])
 
 
+def another(built: Built, picture: Path) -> Path:
+    """A second version, of another picture; the source is then as it was again."""
+    data, times = picture.read_bytes(), picture.stat()
+    picture.write_bytes(raw.png(7007))
+    other = damage.publish(built.config).version
+    picture.write_bytes(data)
+    os.utime(picture, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return other
+
+
 def test_a_lost_build_json_is_made_of_another_versions(built: Built, tmp_path: Path) -> None:
-    (tmp_path / "raw/0007.png").write_bytes(raw.png(7007))
-    damage.publish(built.config)
+    another(built, tmp_path / "raw/0007.png")
     (built.version / "build.json").unlink()
     assert repair(built.version).ok
     assert read_json(built.version / "build.json")["dataset"]["output"] == str(built.dataset)
+
+
+def changed(build: Path, how: str) -> None:
+    """A build.json whose checksum of itself is not right any more."""
+    facts = read_json(build)
+    if how == "of an older Tarmac":
+        del facts["digest"]
+    elif how == "edited":
+        facts |= {"host": 7, "engine": {"workers": "many"}, "built": None, "new": "1"}
+    elif how == "a flipped checksum":
+        facts["files"]["index/val.npy"]["sha256"] = "0" * 64
+    elif how == "no record":
+        facts["files"] = []
+    build.write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize("how", ["of an older Tarmac", "edited", "a flipped checksum", "no record"])
+def test_a_build_json_without_its_seal_still_tells_the_config(built: Built, how: str) -> None:
+    build = built.version / "build.json"
+    before = read_json(build)
+    changed(build, how)
+    built.tar(0).unlink()
+    damage.flip(built.version / "samples/train.parquet")
+    done = built.repair()
+    assert done.ok and "build.json" in [one.file for one in done.tables]
+    built.check([built.tar(0)])
+    after = read_json(build)
+    kept = ("name", "dataset", "cut", "private", "filtered", "inputs_digest", "files", "versions")
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    assert is_sealed(after) and "new" not in after and after.get("host") in (None, before["host"])
+    assert built.repair().ok and is_up_to_date(built.config) == built.version
+
+
+def test_a_build_json_of_other_rules_is_not_believed(built: Built) -> None:
+    build = built.version / "build.json"
+    facts = read_json(build)
+    facts["dataset"]["image"]["max_side"] = 8
+    build.write_text(json.dumps(facts))
+    built.tar(0).unlink()
+    (failed,) = built.repair().failed
+    assert "build.json keeps one of other rules" in failed.reason and "--config" in failed.remedy
+
+
+def test_inputs_of_which_nothing_remembers_the_bytes_are_made_again(built: Built) -> None:
+    """Sizes and times of raw files stand in no other table."""
+    path = built.version / "inputs.arrow"
+    with_other_stamps(path)
+    (built.version / "build.json").unlink()
+    done = built.repair(config=built.config)
+    assert done.ok and [one.file for one in done.tables] == ["inputs.arrow", "build.json"]
+    built.check()
+
+
+def test_inputs_that_nothing_proves_are_not_recorded(built: Built, tmp_path: Path) -> None:
+    with_other_stamps(built.version / "inputs.arrow")
+    (built.version / "build.json").unlink()
+    built.tar(0).unlink()
+    (tmp_path / "raw/new.png").write_bytes(raw.png(99))
+    with (tmp_path / "raw/captions.csv").open("a") as file:
+        file.write("new.png,a new one,label 1\n")
+    done = built.repair(config=built.config)
+    assert [one.file for one in done.shards] == ["train/000000.tar"], "shards have checksums of their own"
+    (failed,) = done.failed
+    assert not done.ok and failed.file == "inputs.arrow"
+    assert failed.reason.startswith("no record says what it was, and the source is not what it was")
+    assert not (built.version / "build.json").exists()
+
+
+def with_other_stamps(path: Path) -> None:
+    batches = Batches(path)
+    tables = [batches[number] for number in range(len(batches))]
+    path.unlink()
+    with BatchWriter(path, tables[0].schema) as writer:
+        for table in tables:
+            column = table.schema.get_field_index("stamp")
+            writer.write(table.set_column(column, "stamp", pa.array(["7"] * table.num_rows, pa.string())))
 
 
 def test_a_record_that_is_wrong_does_not_spoil_what_is_sound(built: Built) -> None:
@@ -168,8 +257,7 @@ def test_a_record_that_is_wrong_does_not_spoil_what_is_sound(built: Built) -> No
 
 
 def test_a_repair_leaves_the_order_of_versions(built: Built, tmp_path: Path) -> None:
-    (tmp_path / "raw/0007.png").write_bytes(raw.png(7007))
-    other = damage.publish(built.config).version
+    other = another(built, tmp_path / "raw/0007.png")
     listed = versions.listed(built.dataset)
     os.truncate(built.version / "index/val.npy", 100)
     facts = read_json(built.version / "build.json")
@@ -183,8 +271,7 @@ def test_a_repair_leaves_the_order_of_versions(built: Built, tmp_path: Path) -> 
 
 def test_a_forged_table_is_not_believed(built: Built, tmp_path: Path) -> None:
     """Tables that agree with each other but not with the version's name are all made again."""
-    (tmp_path / "raw/0007.png").write_bytes(raw.png(7007))
-    other = damage.publish(built.config).version
+    other = another(built, tmp_path / "raw/0007.png")
     for name in ("manifest.json", "shards.parquet", "build.json"):
         shutil.copy(other / name, built.version / name)
     assert repair(built.version).ok

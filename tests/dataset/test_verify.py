@@ -337,11 +337,10 @@ def test_bytes_behind_the_end_are_seen(loose: Path) -> None:
     assert "shard.truncated" in codes(loose)
 
 
-def test_many_faults_of_a_kind_are_summed_up(loose: Path) -> None:
+def test_many_faults_of_a_kind_are_all_listed(loose: Path) -> None:
     forge(loose, [(f"{number}", {"txt": b"x"}) for number in range(30)])
     found = [finding for finding in verify(loose).findings if finding.code == "sample.missing_member"]
-    assert len(found) == 5
-    assert found[-1].evidence["and_more_of_its_kind"] == 25
+    assert len({finding.where["key"] for finding in found}) == len(found) == 30
 
 
 def test_a_group_in_two_splits_is_seen(tmp_path: Path) -> None:
@@ -373,8 +372,6 @@ def test_workers_find_the_same(
 def test_a_path_that_is_no_folder_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere"):
         verify(tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    assert codes(tmp_path / "empty") == {"manifest.invalid"}
 
 
 def test_the_fast_paths_import_little(sound: Path) -> None:

@@ -1,5 +1,9 @@
-"""Tars made to do harm: nothing in them is executed, extracted or unpacked without limit, and each is named."""
+"""Tars made to do harm: nothing in them is executed, extracted or unpacked without limit, and each is named.
+And tars that are shut, or have something else in their place: named for what they are.
+"""
 
+import contextlib
+import ctypes
 import gzip
 import io
 import os
@@ -10,16 +14,19 @@ import time
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tasks.dataset.build import build
 from tasks.dataset.tar import END, header
 from tasks.dataset.verification.decoders import DECODERS, MOST_UNPACKED
 from tasks.dataset.verification.inside import Inside, Task, inspect
+from tasks.dataset.verification.records import BadSample
+from tasks.dataset.verify import verify
 from tests.dataset import raw
 from tests.dataset.raw import shards
 
@@ -353,3 +360,112 @@ def test_no_decoder_is_brought_down(tmp_path: Path, suffix: str) -> None:
     for content in [*bombs, *GOOD.values(), b"{}", *noise, *starts]:
         found = judged(tmp_path, entry(f"a.{suffix}", content) + END)
         assert codes(found) <= {"member.undecodable"} and not found.undecoded
+
+
+DAC_OVERRIDE, DAC_READ_SEARCH = 1, 2
+"""The capabilities by which root reads what it has no right to."""
+
+
+class _CapabilityHead(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+@contextlib.contextmanager
+def without_privilege() -> Iterator[None]:
+    """This thread, and those that it starts, mind the rights of files, whoever runs the tests."""
+    libc, head = ctypes.CDLL(None, use_errno=True), _CapabilityHead(0x20080522, 0)
+    held, fewer = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
+    assert libc.capget(ctypes.byref(head), held) == 0
+    fewer[:] = held[:]
+    fewer[0] &= ~(1 << DAC_OVERRIDE | 1 << DAC_READ_SEARCH)
+    assert libc.capset(ctypes.byref(head), fewer) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(ctypes.byref(head), held) == 0
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Path:
+    raw.pictures(tmp_path / "raw", 60)
+    return build(raw.config(tmp_path / "raw", tmp_path / "out", splits={"val": 0.3})).version
+
+
+@contextlib.contextmanager
+def shut(path: Path, mode: int) -> Iterator[None]:
+    before = path.stat().st_mode
+    path.chmod(mode)
+    try:
+        with without_privilege():
+            yield
+    finally:
+        path.chmod(before)
+
+
+@pytest.mark.parametrize("level", ["quick", "default"])
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o311])
+def test_a_folder_that_may_not_be_read_is_one_finding_about_rights(
+    version: Path, mode: int, level: Any
+) -> None:
+    bad: list[BadSample] = []
+    with shut(version / "train", mode):
+        report = verify(version, level, on_bad=bad.append)
+    (finding,) = report.findings
+    assert finding.code == "shard.checksum" and finding.where == {"split": "train"}
+    assert finding.evidence == {"problem": "the folder is unreadable: Permission denied"}
+    assert "chmod" in finding.remedy and finding.command is None
+    assert bad == []
+    assert not {entry["code"] for entry in report.ruled_out} & {"shard.missing", "shard.extra"}
+
+
+@pytest.mark.parametrize("level", ["quick", "default"])
+def test_a_folder_of_others_that_may_not_be_entered_is_one_finding(
+    version: Path, tmp_path: Path, level: Any
+) -> None:
+    (tmp_path / "others").mkdir()
+    for name in ("train", "val"):
+        (version / name).rename(tmp_path / "others" / name)
+    with shut(tmp_path / "others" / "train", 0o444):
+        (finding,) = verify(tmp_path / "others", level).findings
+    assert finding.where == {"split": "train"} and "chmod" in finding.remedy
+
+
+@pytest.mark.parametrize("level", ["quick", "default", "full"])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_tar_that_may_not_be_read_is_not_called_damaged(version: Path, is_ours: bool, level: Any) -> None:
+    bad: list[BadSample] = []
+    with shut(version / "train" / "000001.tar", 0):
+        report = verify(version if is_ours else version / "train", level, on_bad=bad.append)
+    (finding,) = report.findings
+    assert finding.code == "shard.checksum" and str(finding.where["shard"]).endswith("000001.tar")
+    assert finding.evidence == {"problem": "unreadable: Permission denied"}
+    assert "chmod" in finding.remedy and finding.command is None
+    assert bad == []
+
+
+def test_a_table_that_may_not_be_read_is_not_to_be_made_again(version: Path) -> None:
+    for name, code in (("samples/train.parquet", "manifest.invalid"), ("index/val.npy", "index.mismatch")):
+        with shut(version / name, 0):
+            (finding,) = verify(version).findings
+        assert (finding.code, finding.where["file"]) == (code, name)
+        assert finding.evidence["problem"] == "unreadable: Permission denied"
+        assert "chmod" in finding.remedy and finding.command is None
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_stands_in_a_tars_place_is_named(version: Path, is_ours: bool) -> None:
+    train = version / "train"
+    for number in range(4):
+        (train / f"{number:06d}.tar").unlink()
+    (train / "000000.tar").mkdir()
+    (train / "000001.tar").symlink_to("nowhere")
+    (train / "000002.tar").symlink_to("000002.tar")
+    os.mkfifo(train / "000003.tar")
+    found = verify(version if is_ours else train, "quick").findings
+    assert {one.code for one in found} == {"shard.missing"}
+    assert [one.evidence["problem"] for one in found] == [
+        "a folder stands in its place",
+        "a link to nowhere, which leads nowhere, stands in its place",
+        "a link to 000002.tar, which leads nowhere, stands in its place",
+        "what stands in its place is no regular file",
+    ]

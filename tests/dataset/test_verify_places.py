@@ -13,8 +13,10 @@ from tasks.core.findings import Finding
 from tasks.core.stores import LocalStore
 from tasks.dataset import versions
 from tasks.dataset.build import build
+from tasks.dataset.repair import repair
 from tasks.dataset.tar import ShardWriter
 from tasks.dataset.verification.foreign import holes
+from tasks.dataset.verification.foreign_tars import NO_MANIFEST
 from tasks.dataset.verify import verify
 from tests.dataset import raw
 from tests.dataset.tampering import flip, make_foreign
@@ -166,6 +168,140 @@ def test_a_dataset_whose_current_version_is_gone(dataset: Path) -> None:
     assert told(dataset) == [("manifest.invalid", "current")]
 
 
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, str, str]:
+    """A dataset, and the names of its older and its current version."""
+    raw.pictures(tmp_path / "raw", 30)
+    names = []
+    for samples in (10, 20):
+        result = build(raw.config(tmp_path / "raw", tmp_path / "data", shard={"samples": samples}))
+        versions.publish(tmp_path / "data", result.version, 3)
+        names.append(result.version.name)
+    return tmp_path / "data", *names  # type: ignore[return-value]
+
+
+def ways_out(path: Path | str) -> list[str | None]:
+    return [one.command for one in found(path)]
+
+
+def test_the_version_that_was_judged_is_the_one_to_repair(
+    two: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, old, new = two
+    for name in (old, new):
+        (dataset / "versions" / name / "train" / "000000.tar").unlink()
+    copy = shutil.copytree(dataset / "versions" / old, tmp_path / "my copy")
+    monkeypatch.chdir(tmp_path)
+    for given, repaired in (
+        ("data", "data"),
+        ("data/current", str(dataset)),
+        (f"data/versions/{new}", str(dataset)),
+        (f"data/versions/{old}", f"data/versions/{old}"),
+        (f"{dataset}/versions/{old}", f"{dataset}/versions/{old}"),
+        ("my copy", "'my copy'"),
+    ):
+        assert ways_out(given) == [f"tarmac repair {repaired}"]
+    assert repair(copy).ok and repair(f"data/versions/{old}").ok
+    assert found(copy) == found(f"data/versions/{old}") == []
+
+
+def test_a_current_that_leads_nowhere_goes_to_the_newest_version(two: tuple[Path, str, str]) -> None:
+    dataset, old, new = two
+    back = f"tarmac versions {dataset} rollback"
+    for target in (None, "versions/abc", new[::-1]):
+        (dataset / "current").unlink()
+        if target is not None:
+            (dataset / "current").symlink_to(target)
+        (finding,) = found(dataset)
+        assert finding.command == f"{back} {new}" and new in finding.remedy
+        versions.rollback(dataset, new)
+        assert found(dataset) == []
+    (dataset / "current").unlink()
+    assert "none of 2 versions is current" in found(dataset)[0].evidence["problem"]
+    (dataset / "versions" / new / "manifest.json").unlink()
+    assert ways_out(dataset) == [f"{back} {old}"], "what cannot be rolled back to is not advised"
+    for name in (old, new):
+        shutil.rmtree(dataset / "versions" / name)
+    (dataset / "current").symlink_to(f"versions/{new}")
+    assert ways_out(dataset) == [None] and "tarmac build CONFIG" in found(dataset)[0].remedy
+
+
+def test_a_version_that_was_renamed_is_to_be_renamed_back(two: tuple[Path, str, str]) -> None:
+    dataset, old, new = two
+    backup = (dataset / "versions" / new).rename(dataset / "versions" / "backup")
+    for given in (dataset, backup):
+        (finding,) = found(given)
+        assert f"rename the folder backup back to {new}" in finding.remedy
+        assert finding.command == f"mv {backup} {dataset / 'versions' / new}"
+    (dataset / "current").unlink()
+    assert ways_out(dataset) == [f"tarmac versions {dataset} rollback {old}"]
+    shutil.rmtree(dataset / "versions" / old)
+    assert f"then tarmac versions DATASET rollback {new}" in found(dataset)[0].remedy
+    (backup / "train" / "000000.tar").unlink()
+    assert set(ways_out(backup)) == {f"tarmac repair {backup}"}, "its name is not all that is wrong"
+    backup.rename(dataset / "versions" / new)
+    versions.rollback(dataset, new)
+    assert repair(dataset).ok
+    shutil.copytree(dataset / "versions" / new, backup)
+    (finding,) = found(backup)
+    assert finding.command is None and f"{new} stands beside it" in finding.remedy
+
+
+def test_a_folder_that_holds_nothing_to_judge(two: tuple[Path, str, str], tmp_path: Path) -> None:
+    dataset, *names = two
+    (tmp_path / "empty").mkdir()
+    for folder, below in (
+        (tmp_path / "empty", []),
+        (tmp_path / "raw", []),
+        (tmp_path, [dataset]),
+        (dataset / "versions", [dataset / "versions" / name for name in sorted(names)]),
+    ):
+        with pytest.raises(UsageError) as caught:
+            verify(folder)
+        told = f"; give one of those below it: {', '.join(map(str, below))}" if below else ""
+        assert str(caught.value) == f"DATASET: {folder} holds no dataset and no tar{told}"
+    for number in range(5):
+        (tmp_path / "many" / f"{number}" / "versions").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"many/0, .*many/1, .*many/2$"):
+        verify(tmp_path / "many")
+
+
+def test_parts_of_a_version_are_not_compared_and_that_is_said(two: tuple[Path, str, str]) -> None:
+    dataset, old, new = two
+    for given, names, command in (
+        (f"{dataset}/current/train", [new], f"tarmac verify {dataset} compares"),
+        (f"{dataset}/current/train/000000.tar", [new], f"tarmac verify {dataset} compares"),
+        (f"{dataset}/versions/{old}/*/*.tar", [old], f"tarmac verify {dataset}/versions/{old} compares"),
+        (f"{dataset}/versions/{{{old},{new}}}/train/*.tar", [old, new], f"tarmac verify {dataset} compares"),
+    ):
+        for level in LEVELS:
+            unseen = verify(given, level).not_seen
+            assert NO_MANIFEST in unseen and any(command in one for one in unseen)
+            assert [
+                name for name in (old, new) if f"these lie in version {name}" in "; ".join(unseen)
+            ] == names
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_without_a_manifest_changed_bytes_are_not_seen(tars: Path, level: Any) -> None:
+    unseen = verify(tars, level).not_seen
+    assert unseen[-1] == NO_MANIFEST and not any("version" in one for one in unseen)
+
+
+def test_the_manifest_of_another_dataset_rules_over_no_sample(two: tuple[Path, str, str]) -> None:
+    dataset, _, new = two
+    version = dataset / "versions" / new
+    other = versions.read_manifest(version).model_copy(update={"modality": "chat"})
+    (version / "manifest.json").write_bytes(other.to_bytes())
+    lone = shutil.copytree(version, dataset.parent / "lone")
+    (lone / "manifest.json").write_bytes(other.model_copy(update={"digest": "0" * 64}).to_bytes())
+    for folder in (version, lone):
+        for level in LEVELS:
+            assert {one.code for one in found(folder, level)} == {"manifest.invalid"}
+        (folder / "build.json").unlink()
+        assert {one.code for one in found(folder, "full")} == {"manifest.invalid"}
+
+
 @pytest.mark.parametrize(
     ("place", "message"),
     [
@@ -200,10 +336,17 @@ def test_gzip_is_read_as_other_loaders_read_it(tmp_path: Path) -> None:
     folder.mkdir()
     for name in ("0.tar.gz", "1.tgz"):
         (folder / name).write_bytes(gzip.compress(data))
-    assert told(folder) == [("sample.duplicate_key", "1.tgz")] * 5
+    assert set(told(folder)) == {("sample.duplicate_key", "1.tgz")}
     (folder / "1.tgz").unlink()
     for level in LEVELS:
         assert found(folder, level) == []
+    (unseen,) = (one for one in verify(folder, "quick").not_seen if "gzip" in one)
+    assert unseen == "whether 1 gzip file can be unpacked whole"
+    assert not any("gzip" in one for one in verify(folder).not_seen)
+    for wrong in (b"a text\n", data, b"\x1f"):
+        (folder / "0.tar.gz").write_bytes(wrong)
+        for level in LEVELS:
+            assert told(folder, level) == [("shard.checksum", "0.tar.gz")]
     zipped = gzip.compress(data)
     for cut in (0, 5, len(zipped) // 2, len(zipped) - 400):
         (folder / "0.tar.gz").write_bytes(zipped[:cut])

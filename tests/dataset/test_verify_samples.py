@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -11,15 +12,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from flows.cli import main
+from flows.verifying import lines
 from tasks.dataset import quarantine
 from tasks.dataset.build import build
-from tasks.dataset.tar import ShardWriter
-from tasks.dataset.verification import duplicates, spool
+from tasks.dataset.tar import END, ShardWriter
+from tasks.dataset.verification import duplicates, members_of, reporting, spool
 from tasks.dataset.verification.duplicates import Duplicate, Duplicates, key_hash
 from tasks.dataset.verification.records import BadSample
 from tasks.dataset.verification.spool import Spool
 from tasks.dataset.verify import verify
 from tests.dataset import raw, tampering
+from tests.dataset.raw import shards
 from tests.dataset.tampering import flip
 
 MEMBERS = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
@@ -109,10 +113,9 @@ def test_a_folder_twice_is_counted_whole(
     findings = verify(tmp_path, on_bad=bad.append).findings
     assert {finding.code for finding in findings} == {"sample.duplicate_key"}
     assert Counter(finding.where["shard"] for finding in findings) == {
-        f"b/{number}.tar": 5 for number in range(3)
+        f"b/{number}.tar": 20 for number in range(3)
     }
     assert {finding.evidence["also_in"] for finding in findings} == {f"a/{number}.tar" for number in range(3)}
-    assert sum(finding.evidence.get("and_more_of_its_kind", 0) for finding in findings) == 45
     assert len(bad) == 60 and {one.shard[0] for one in bad} == {"b"}
 
 
@@ -205,7 +208,7 @@ def test_without_an_index_all_of_a_changed_shard_is_in_doubt(version: Path) -> N
     assert bad_samples(version) == {(shard, key): "shard.checksum" for key in keys_of(version, shard)}
 
 
-def test_findings_are_few_and_bad_samples_are_all(version: Path) -> None:
+def test_findings_are_bounded_and_bad_samples_are_all(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = version / "val" / "000000.tar"
     with tampering.taken_apart(path) as samples:
         for sample in samples:
@@ -213,9 +216,80 @@ def test_findings_are_few_and_bad_samples_are_all(version: Path) -> None:
     tampering.forge(version)
     bad = bad_samples(version)
     assert set(bad.values()) == {"sample.missing_member"} and len(bad) > 6
+    assert {finding.where["key"] for finding in verify(version).findings} == {key for _, key in bad}
+    monkeypatch.setattr(reporting, "LISTED", 5)
     findings = verify(version).findings
     assert len(findings) == 5 and findings[-1].evidence["and_more_of_its_kind"] == len(bad) - 5
     assert json.loads(json.dumps(verify(version).to_json()))["ok"] is False
+
+
+def write_apart(path: Path, keys: range) -> None:
+    """A tar in which no member stands beside another of its sample."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entries = [shards.entry(f"{key:05d}.{suffix}", b"x") for suffix in ("txt", "cls", "id") for key in keys]
+    path.write_bytes(b"".join(entries) + END)
+
+
+def test_a_sample_in_many_pieces_is_one_finding_that_says_how_to_pack_them(tmp_path: Path) -> None:
+    write_apart(tmp_path / "0.tar", range(40))
+    findings = verify(tmp_path).findings
+    assert Counter(finding.where["key"] for finding in findings) == {f"{key:05d}": 1 for key in range(40)}
+    assert {finding.code for finding in findings} == {"sample.split_members"}
+    assert all("tar --sort=name" in finding.remedy for finding in findings)
+
+
+def test_init_sees_that_members_stand_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entries = [
+        shards.entry(f"{key:03d}.{suffix}", MEMBERS[suffix]) for key in range(60) for suffix in MEMBERS
+    ]
+    for name, is_mixed in (("sorted", False), ("mixed", True)):
+        if is_mixed:
+            random.Random(0).shuffle(entries)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.tar").write_bytes(b"".join(entries) + END)
+        assert main(["init", name]) == (2 if is_mixed else 0)
+        assert ("tar --sort=name" in "".join(capsys.readouterr())) == is_mixed
+
+
+def test_what_is_not_listed_is_counted_on_the_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_apart(tmp_path / "0.tar", range(40))
+    write_apart(tmp_path / "1.tar", range(40, 80))
+    told = list(lines(verify(tmp_path), "x", "default", "1 s"))
+    assert Counter(line.split()[2] for line in told if line.startswith("✗ sample")) == {
+        "0.tar": 5,
+        "1.tar": 5,
+    }
+    assert told[-2:] == [
+        "… sample.split_members: 70 more; --json lists all",
+        "✗ 80 findings in 2 shards, 1 s",
+    ]
+    monkeypatch.setattr(reporting, "LISTED", 30)
+    monkeypatch.setattr(reporting, "MOST", 30)
+    told = list(lines(verify(tmp_path), "x", "default", "1 s"))
+    assert told[-2:] == [
+        "… sample.split_members: 70 more; --json lists 35 of 80",
+        "✗ 80 findings in 2 shards, 1 s",
+    ]
+    assert not any("and_more" in line for line in told)
+
+
+def test_keys_of_samples_that_lack_a_member_are_kept_while_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members_of, "MOST_HELD_BYTES", 1)
+    for number in range(10):
+        write_tar(tmp_path / f"{number}.tar", [f"{number}-{key}" for key in range(100)])
+    for name in ("a", "b"):
+        with ShardWriter(tmp_path / f"{name}.tar") as writer:
+            for key in range(20):
+                writer.add(f"{name}{key}", {"json": b"{}", "png": MEMBERS["png"]})
+            writer.finish()
+    findings = verify(tmp_path).findings
+    assert Counter(finding.where["shard"] for finding in findings) == {"a.tar": 5, "b.tar": 5}
+    assert sum(map(reporting.weight, findings)) == 40
 
 
 def test_a_sample_of_others_that_lacks_two_members_is_told_of_once(tmp_path: Path) -> None:

@@ -236,3 +236,19 @@ def test_the_index_tells_the_samples_of_each_shard(tmp_path: Path, monkeypatch: 
     for wrong in (index_of(3, 0, 5), index_of(3, 1, 5)[::-1]):
         with pytest.raises(Misfit, match="order"):
             in_file(tmp_path, wrong).counts()
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[1]", b"\xff\xfe{"])
+def test_a_lost_build_json_asks_for_the_config(version: Path, content: bytes | None) -> None:
+    build = version / "build.json"
+    build.unlink() if content is None else build.write_bytes(content)
+    (version / "index/train.npy").unlink()
+    findings = verify(version, "quick").findings
+    assert {finding.command for finding in findings} == {f"tarmac repair {version} --config CONFIG"}
+
+
+def test_a_build_json_that_was_edited_needs_no_config(version: Path) -> None:
+    build = version / "build.json"
+    build.write_text(build.read_text().replace('"host": "', '"host": "x'))
+    (finding,) = verify(version, "quick").findings
+    assert finding.where["file"] == "build.json" and finding.command == f"tarmac repair {version}"

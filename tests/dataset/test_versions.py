@@ -1,5 +1,7 @@
+import contextlib
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,24 @@ def test_a_manifest_that_cannot_be_read_says_so(output: Path, content: str) -> N
     path.write_text(text.replace("tarmac/1", "tarmac/9"))
     with pytest.raises(DataError, match="newer"):
         versions.read_manifest(version)
+
+
+@pytest.mark.system
+def test_a_full_disk_is_told_by_a_rollback(output: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=True)
+    try:
+        dataset = shutil.copytree(output, disk / "out", symlinks=True)
+        with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        before = versions.current(dataset)
+        with pytest.raises(DataError, match="is full; make room"):
+            versions.rollback(dataset, names(dataset)[1])
+        assert versions.current(dataset) == before
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,9 +15,18 @@ import pytest
 from flows import cli, commands, datasets
 from tests.conftest import ROOT
 
+PASSING = "-dac_override,-dac_read_search,-fowner"
+AS_ANYBODY = ["setpriv", f"--bounding-set={PASSING}", f"--inh-caps={PASSING}"] if os.geteuid() == 0 else []
+"""Before a command: the rights of files hold for it, although root starts it."""
+needs_rights = pytest.mark.skipif(
+    bool(AS_ANYBODY) and shutil.which("setpriv") is None, reason="root passes all rights, and no setpriv"
+)
 
-def tarmac(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
+
+def tarmac(
+    *arguments: str | Path, cwd: Path, before: list[str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [*(before or []), sys.executable, "-m", "flows.cli", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
@@ -68,6 +79,84 @@ def test_help_names_every_command(tmp_path: Path) -> None:
 def test_a_wrong_command_is_one_line(arguments: list[str], says: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / "configs/digits-clip.yaml", tmp_path)
     assert says in complaint(*arguments, cwd=tmp_path)
+
+
+@needs_rights
+@pytest.mark.parametrize("closed", ["", "versions", "versions/VERSION"])
+@pytest.mark.parametrize("command", ["repair", "look", "versions"])
+def test_a_folder_that_may_not_be_read_is_one_line(
+    digits_dataset: Path, tmp_path: Path, command: str, closed: str
+) -> None:
+    dataset = shutil.copytree(digits_dataset, tmp_path / "d", symlinks=True)
+    folder = dataset / closed.replace("VERSION", Path(os.readlink(dataset / "current")).name)
+    folder.chmod(0)
+    told = tarmac(command, "d", cwd=tmp_path, before=AS_ANYBODY)
+    folder.chmod(0o755)
+    assert told.returncode in (1, 2) and told.stderr.count("\n") == 1, told
+    assert str(folder.relative_to(tmp_path)) in told.stderr and "Permission denied" in told.stderr
+    assert "holds no version" not in told.stderr
+
+
+@needs_rights
+@pytest.mark.parametrize("action", [["rollback", "VERSION"], ["prune"]])
+def test_a_dataset_that_may_not_be_written_is_one_line(
+    digits_dataset: Path, tmp_path: Path, action: list[str]
+) -> None:
+    dataset = shutil.copytree(digits_dataset, tmp_path / "d", symlinks=True)
+    name = Path(os.readlink(dataset / "current")).name
+    dataset.chmod(0o555)
+    action = [part.replace("VERSION", name) for part in action]
+    told = tarmac("versions", "d", *action, cwd=tmp_path, before=AS_ANYBODY)
+    dataset.chmod(0o755)
+    assert told.returncode == 2
+    assert told.stderr == "✗ DATASET: d cannot be written (Permission denied); mind its rights\n"
+
+
+@needs_rights
+def test_a_version_whose_times_cannot_be_read_says_so(digits_dataset: Path, tmp_path: Path) -> None:
+    dataset = shutil.copytree(digits_dataset, tmp_path / "d", symlinks=True)
+    build = dataset / "current/build.json"
+    build.chmod(0)
+    assert (
+        "build.json cannot be read: Permission denied"
+        in tarmac("versions", "d", cwd=tmp_path, before=AS_ANYBODY).stdout
+    )
+    build.chmod(0o644)
+    for content in ("{", '{"built": "yesterday"}'):
+        build.write_text(content)
+        shown = tarmac("versions", "d", cwd=tmp_path).stdout
+        assert "build.json is damaged: tarmac repair d/versions/" in shown and shown.count("\n") == 1
+
+
+def test_what_a_prune_leaves_has_its_reason(digits_dataset: Path, tmp_path: Path) -> None:
+    dataset = shutil.copytree(digits_dataset, tmp_path / "d", symlinks=True)
+    now = (dataset / "current").resolve()
+    newer, pinned = now.with_name("0123456789ab"), now.with_name("ba9876543210")
+    for other, built in ((newer, 2e9), (pinned, 1e9)):
+        shutil.copytree(now, other)
+        os.utime(other / "build.json", (built, built))
+    (dataset / "pins").mkdir()
+    (dataset / "pins/a1b2").write_text(pinned.name)
+    shown = tarmac("versions", "d", "prune", "--keep", "1", cwd=tmp_path).stdout
+    assert shown.splitlines() == [
+        "✓ removed nothing",
+        f"  {newer.name} stays: built after the current version",
+        f"  {pinned.name} stays: pinned by a1b2",
+    ]
+
+
+def test_an_interrupt_while_a_command_is_loaded_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    try:
+        code = cli.main(["verify", "nowhere"])
+    except KeyboardInterrupt:
+        pytest.fail("it is not caught")
+    assert code == 130 and "interrupted" in capsys.readouterr().err
 
 
 def test_an_error_as_json_stays_json(tmp_path: Path) -> None:

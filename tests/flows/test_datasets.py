@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from tasks.dataset import versions
+from tasks.dataset import quarantine, versions
 from tasks.dataset.build import build
+from tasks.dataset.quarantine import Entry
 from tests.dataset import raw
 
 COUNT = 60
@@ -63,6 +64,17 @@ def test_a_plan_before_and_after(project: Path, capsys: pytest.CaptureFixture[st
     assert told(capsys, "plan", "birds.yaml")["build"]["work"]["to_convert_shards"] == 1
 
 
+def test_what_is_left_out_of_the_version_is_told(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    version = published("birds.yaml")
+    assert "left out" not in said(capsys, "plan", "birds.yaml") + said(capsys, "build", "birds.yaml")
+    lost = [Entry(version, "train", "train/000000.tar", f"birds_{n}", "member.checksum") for n in range(3)]
+    quarantine.add(project / "data/birds", lost)
+    line = "3 of 51 train samples are left out: quarantine.jsonl; tarmac repair data/birds takes back what is"
+    assert f"\n!         {line}" in said(capsys, "plan", "birds.yaml")
+    assert f"\n! {line}" in said(capsys, "build", "birds.yaml")
+    assert told(capsys, "build", "birds.yaml")["left_out"] == {"train": 3}
+
+
 def test_a_plan_of_what_is_mostly_broken_says_so(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(COUNT):
         (project / f"birds/{number:04d}.png").write_text("<html>")
@@ -84,9 +96,8 @@ def test_a_history(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert versions.current(project / "data/birds").name == first
     assert told(capsys, "versions", "data/birds")["versions"][1]["current"] is True
     said(capsys, "versions", "data/birds", "rollback", second)
-    assert said(capsys, "versions", "data/birds", "prune", "--keep", "1") == "✓ removed nothing\n", (
-        "it is pinned"
-    )
+    pruned = said(capsys, "versions", "data/birds", "prune", "--keep", "1")
+    assert pruned == f"✓ removed nothing\n  {first} stays: pinned by 3f9a\n"
     (project / "data/birds/pins/3f9a").unlink()
     assert said(capsys, "versions", "data/birds", "prune", "--keep", "1") == f"✓ removed {first}\n"
     assert [row["version"] for row in told(capsys, "versions", "data/birds")["versions"]] == [second]

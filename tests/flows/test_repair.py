@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.cli import main
-from tests.dataset import damage
+from tests.dataset import damage, raw
 from tests.dataset.damage import Built
+from tests.flows.test_cli import AS_ANYBODY, needs_rights, tarmac
 
 
 @pytest.fixture
@@ -32,7 +35,9 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 
 
 def test_a_repair_says_what_it_did(birds: Built, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is sound at level quick: nothing to repair" in said(capsys, "--quick")
+    sound, unseen = said(capsys, "--quick").splitlines()
+    assert "is sound at level quick: nothing to repair" in sound
+    assert unseen == "  not looked at: the bytes within the shards; whether members decode"
     birds.tar(0).unlink()
     damage.flip(birds.tar(1), 600)
     birds.tar(2).rename(birds.tar(2).with_name("000099.tar"))
@@ -71,6 +76,89 @@ def test_what_cannot_be_repaired_has_its_reason_and_the_way_on(
     assert [one["shard"] for one in value["failed"]] == ["train/000000.tar", "train/000001.tar"]
     assert value["repaired"] == [] and value["quarantined"] == 0
     assert {"shard.missing", "shard.checksum"} <= {one["code"] for one in value["findings"]}
+
+
+def test_a_source_that_has_moved_has_its_way_on(birds: Built, capsys: pytest.CaptureFixture[str]) -> None:
+    birds.tar(0).unlink()
+    shutil.move("raw", "away")
+    shown = said(capsys, code=1)
+    assert f"there is no file {Path('raw/captions.csv').resolve()}\n" in shown, "which starts at the root"
+    assert "with its new path: tarmac repair out --config CONFIG" in shown
+
+
+def test_what_lay_in_a_files_place_is_told(birds: Built, capsys: pytest.CaptureFixture[str]) -> None:
+    damage.folder(birds.tar(0))
+    (birds.tar(0) / "mine.txt").write_text("mine")
+    name = birds.version.name
+    assert f"train/000000.tar         moved to out/repair/extra/{name}/train/000000.tar" in said(capsys)
+
+
+@needs_rights
+@pytest.mark.parametrize("what", ["images", "table", "tar"])
+def test_what_only_this_machine_cannot_read_is_left_and_not_set_aside(birds: Built, what: str) -> None:
+    damage.without_end(birds.tar(2))
+    if what == "tar":
+        closed = [birds.tar(0)]
+    else:
+        birds.tar(0).unlink()
+        closed = [Path("raw/captions.csv")] if what == "table" else list(Path("raw").glob("*.png"))
+    before = {path: path.stat().st_ino for path in closed}
+    for path in closed:
+        path.chmod(0)
+    told = tarmac("repair", "out", "--quarantine", cwd=Path(), before=AS_ANYBODY)
+    for path in closed:
+        path.chmod(0o644)
+    assert told.returncode == 1 and "✗ train/000000.tar" in told.stdout, told
+    assert "Permission denied" in told.stdout and "no sample was set aside" in told.stdout
+    assert ("chmod -R u+rX" in told.stdout) == (what == "tar") and "bring these" not in told.stdout
+    assert not (birds.dataset / "quarantine.jsonl").exists()
+    assert {path: path.stat().st_ino for path in closed} == before
+    assert birds.repair().ok
+    birds.check([birds.tar(2), *([] if what == "tar" else [birds.tar(0)])])
+
+
+@needs_rights
+@pytest.mark.parametrize("name", ["build.json", "inputs.arrow", "train/sizes.json", "train"])
+def test_a_table_that_may_not_be_read_is_not_replaced(birds: Built, name: str) -> None:
+    path = birds.version / name
+    inode, mode = path.stat().st_ino, path.stat().st_mode
+    path.chmod(0)
+    told = tarmac("repair", "out", cwd=Path(), before=AS_ANYBODY)
+    path.chmod(mode)
+    assert told.returncode == 1 and told.stderr.count("\n") == 1, told
+    assert f"{name} cannot be read: Permission denied" in told.stderr and "chmod -R u+rX" in told.stderr
+    assert path.stat().st_ino == inode
+    birds.check()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("arguments", [[], ["--quarantine"]])
+def test_a_full_disk_is_no_bad_data(tmp_path: Path, disk: Path, arguments: list[str]) -> None:
+    """There is room for the work itself, and for one of the shards that are lost."""
+    raw.pictures(tmp_path / "raw", 40, side=200)
+    built = damage.publish(raw.config(tmp_path / "raw", tmp_path / "out", shard={"samples": 8}))
+    dataset = shutil.copytree(built.dataset, disk / "out", symlinks=True)
+    for tar in list(dataset.glob("versions/*/train/*.tar"))[:4]:
+        tar.unlink()
+    with (disk / "ballast").open("wb", buffering=0) as file:
+        while shutil.disk_usage(disk).free > 1_200_000:
+            file.write(bytes(4096))
+    told = tarmac("repair", dataset, *arguments, cwd=disk)
+    assert told.returncode == 1 and told.stderr.count("is full; make room and run again") == 1, told
+    assert not told.stdout and not (dataset / "quarantine.jsonl").exists()
+    assert not list(dataset.rglob(".*")), "what was half written does not keep the disk full"
+    (disk / "ballast").unlink()
+    assert tarmac("repair", dataset, cwd=disk).returncode == 0
 
 
 def test_what_is_set_aside_is_counted(birds: Built, capsys: pytest.CaptureFixture[str]) -> None:

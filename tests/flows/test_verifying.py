@@ -61,7 +61,31 @@ def test_tars_of_others_are_not_repaired(dataset: Path, capsys: pytest.CaptureFi
     assert "tarmac repair" not in text and "name the tars without it" in text
 
 
+def test_parts_of_a_version_are_not_said_to_be_as_they_were_built(
+    dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = said(capsys, "data/current/train/000000.tar").splitlines()[-1]
+    assert last.startswith("  not looked at: ") and "changed bytes: no manifest" in last
+    assert f"tarmac verify {dataset.resolve()} compares them" in last
+
+
+def test_a_pattern_that_the_shell_took_apart_is_to_be_quoted(
+    dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tars = [str(path) for path in sorted((versions.resolve(dataset) / "train").glob("*.tar"))]
+    for arguments, message in (
+        (tars, f"got {len(tars) - 1} more, from {tars[1]} on: quote the pattern"),
+        ([tars[0], "nowhere.tar"], "unrecognized arguments: nowhere.tar"),
+        ([tars[0], "--slow"], "unrecognized arguments: --slow"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(["verify", *arguments])
+        assert caught.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
+
+
 def test_what_cannot_be_judged_is_a_usage_error(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["pipe:cat x.tar"], ["nowhere"], ["data", "--quick", "--full"]):
+    for arguments in (["pipe:cat x.tar"], ["nowhere"], ["raw"], ["."], ["data", "--quick", "--full"]):
         assert main(["verify", *arguments]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1

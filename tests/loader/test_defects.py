@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.core.errors import DataError
+from tasks.dataset.shards import read_index
 from tasks.dataset.volumes import stored
 from tasks.loader import culprit
 from tasks.loader.bad import BadSampleError
@@ -71,8 +72,11 @@ def test_a_truncated_shard(make_version: MakeVersion) -> None:
     os.truncate(version / SHARD, 7000)
     error = read_error(version, 5)
     assert (error.defect.reason, error.defect.key) == ("shard.truncated", "k000005")
-    assert "the shard is truncated, " in str(error)
+    entry = read_index(version, "train")[5]
+    missing = int(entry["offset"] + entry["length"]) - 7000
+    assert f"the shard is truncated, {missing:,} of its bytes are missing; " in str(error)
     os.truncate(version / SHARD, 0)
+    assert "the shard is truncated, all of its bytes are missing; " in str(read_error(version, 5))
     assert read_error(version, 3).defect.reason == "shard.truncated"
 
 

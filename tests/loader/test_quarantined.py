@@ -143,5 +143,7 @@ def test_when_all_are_in_quarantine_it_is_an_error_and_no_wait(
     make_version: MakeVersion, reader: str
 ) -> None:
     version = make_version(train=SHARDS)
-    with pytest.raises(DataError, match="holds no samples"):
+    with pytest.raises(
+        DataError, match=r"all 36 samples of split train are left out: quarantine\.jsonl; `tarmac repair"
+    ):
         take(version, 1, reader=reader, quarantined=entries(version, list(range(COUNT))))

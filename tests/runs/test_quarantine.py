@@ -12,7 +12,7 @@ from tasks.core.errors import DataError
 from tasks.core.quarantine import NAME, Entry, to_text
 from tasks.dataset import quarantine
 from tasks.runs import record
-from tasks.runs.plan import locate, plan, resolve
+from tasks.runs.plan import locate, plan, resolve, train_samples
 from tasks.runs.quarantine import of_run
 from tests.runs.test_plan import make_version
 from tests.supervision.fakes import make_config
@@ -91,3 +91,14 @@ def test_a_torn_line_in_the_datasets_is_told_before_anything_is_planned(tmp_path
     with pytest.raises(DataError, match=rf"{NAME}, line 1: is no entry"):
         plan(config, version)
     assert not config.runs.exists()
+
+
+def test_epochs_of_nothing_name_the_quarantine(tmp_path: Path) -> None:
+    version = make_version(tmp_path, samples=2)
+    quarantine.add(version.parents[1], [entry(version, "a")])
+    assert train_samples(version) == 1
+    quarantine.add(version.parents[1], [entry(version, "b")])
+    with pytest.raises(
+        DataError, match=r"all 2 samples of split train are left out: quarantine\.jsonl; `tarmac"
+    ):
+        train_samples(version)

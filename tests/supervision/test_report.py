@@ -13,7 +13,10 @@ import yaml
 from PIL import Image
 
 from tasks.core.files import link_atomic
+from tasks.core.quarantine import Entry as Quarantined
+from tasks.core.quarantine import to_text
 from tasks.dataset.build import build
+from tasks.dataset.manifest import read_manifest
 from tasks.dataset.shards import read_index
 from tasks.loader.indexed import IndexedReader
 from tasks.runs import ledger, record
@@ -89,6 +92,34 @@ def test_the_page_says_what_came_of_the_run(run: RunFolder) -> None:
     assert "1 wrong" in text and "✗ wrong: says one, is two" in text and "✓ right: two" in text
     for word in (run.id, "clip: tarmac/digits", "Seed 0", "node7", "torch 2.15.0", version_of(run).name):
         assert word in text
+
+
+def test_what_the_run_left_out_is_told_with_its_splits(run: RunFolder) -> None:
+    assert "left out: quarantine.jsonl" not in text_of(run) and is_current(run)
+    version = version_of(run)
+    entries = [
+        Quarantined(version.name, split, f"{split}/000000.tar", f"secret_{number}", "shard.missing")
+        for split, samples in (("train", 4), ("val", 2))
+        for number in range(samples)
+    ]
+    run.quarantine.write_text(to_text(entries))
+    assert not is_current(run)
+    text, splits = text_of(run), read_manifest(version).splits
+    left_out = (
+        f"4 of {splits['train'].samples} train samples and 2 of {splits['val'].samples} val samples are left"
+    )
+    assert text.count(left_out) == 2, "among what to know first, and beside the splits"
+    assert "train/000000.tar (shard.missing): 4 samples" in text and f"tarmac repair {version}" in text
+    assert f"{left_out} out: quarantine.jsonl. Neither training nor evaluation reads them." in text
+    make_private(run)
+    assert left_out in text_of(run) and "secret" not in text_of(run)
+    shutil.rmtree(version)
+    assert "! 4 train samples and 2 val samples are left out: quarantine.jsonl" in text_of(run)
+
+
+def test_a_torn_quarantine_is_told(run: RunFolder) -> None:
+    run.quarantine.write_text("{")
+    assert "quarantine.jsonl cannot be read" in text_of(run)
 
 
 def test_the_figure_of_the_page_is_there_for_others(run: RunFolder) -> None:

@@ -56,6 +56,29 @@ def test_what_a_dying_training_says_is_understood(line: str, code: str) -> None:
     assert verdict.findings[0].evidence["last_line"] == line.strip()
 
 
+POISON = (
+    "error: train/000007.tar row 2, key 'a', member txt: its CRC32C is not that of the index; `tarmac repair"
+)
+KILLED = "error: a loader worker (pid 41) of /data/train was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(("line", "code"), [(POISON, "sample.poison"), (KILLED, "worker.killed")])
+def test_that_no_batch_came_is_no_cause_where_another_is_known(line: str, code: str) -> None:
+    verdict = judge(replace(GOOD, exit_code=1, step=0, loss=None, checkpoint=None, log_tail=[line]))
+    assert [finding.code for finding in verdict.findings] == [code]
+    assert "no batch" not in verdict.reason
+
+
+def test_the_last_line_is_quoted_once() -> None:
+    tail = ["DataError: Caught DataError in DataLoader worker process 1.", POISON]
+    verdict = judge(replace(GOOD, exit_code=1, step=5, checkpoint=None, log_tail=tail))
+    assert [finding.code for finding in verdict.findings] == ["worker.crashed", "sample.poison"]
+    assert (
+        verdict.reason.endswith(f"bad data ended it at step 5 ({POISON})")
+        and verdict.reason.count(POISON) == 1
+    )
+
+
 def test_a_sample_that_was_replaced_is_no_cause_of_another_end() -> None:
     line = "2026-01-01 WARNING replaced by b: train/000007.tar row 2, key 'a', member txt (member.checksum)"
     verdict = judge(replace(GOOD, exit_code=-9, step=20, log_tail=[line, "step 20"]))

@@ -11,6 +11,7 @@ from tasks.core.formats import count, counted
 from tasks.dataset.look.advice import Step, steps
 from tasks.dataset.look.codes import MEANINGS
 from tasks.dataset.look.tiles import Tile
+from tasks.dataset.verification.reporting import weight
 
 NAMELESS = "DATASET"
 """In a command, where nobody says how the dataset is called."""
@@ -20,8 +21,6 @@ DECODED = "member.undecodable"
 """The code that verify finds at level full only."""
 REMEDY = "tarmac repair DATASET --full makes it again from the source; with --quarantine, training skips it"
 """For what only looking showed."""
-MORE = "and_more_of_its_kind"
-"""The evidence by which verify counts findings that it leaves out."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,3 @@ def by_code(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
     for finding in findings:
         found.setdefault(finding.code, []).append(finding)
     return {code: same for code, same in found.items() if same}
-
-
-def weight(finding: Finding) -> int:
-    """The finding itself, and those that it stands for."""
-    more = finding.evidence.get(MORE, 0)
-    return 1 + more if type(more) is int and more > 0 else 1

@@ -25,7 +25,7 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "shard.missing": Meaning(
         "A shard is not there",
-        "A tar that belongs to the dataset is not in its place or cannot be opened, and its samples with it.",
+        "A tar that belongs to the dataset is not in its place, and its samples with it.",
         "damage within a file: a copy that stopped, or a file that was moved, is the usual cause.",
     ),
     "shard.extra": Meaning(

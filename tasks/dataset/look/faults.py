@@ -6,6 +6,7 @@ private version only codes and counts get in: names of members and messages may 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,11 @@ from tasks.core.findings import Finding, Severity
 from tasks.core.formats import count
 from tasks.core.quarantine import home
 from tasks.dataset.look.advice import Step
-from tasks.dataset.look.checked import MORE, Checked, by_code, next_steps, weight
+from tasks.dataset.look.checked import Checked, by_code, next_steps
 from tasks.dataset.look.codes import MEANINGS, NOT_READ, READ, UNKNOWN, Meaning
 from tasks.dataset.look.legible import legible, without_folder
 from tasks.dataset.look.tiles import Tile
+from tasks.dataset.verification.reporting import LEFT, weight
 
 EACH = 20
 """Findings of a code that are shown; the rest are counted."""
@@ -112,13 +114,14 @@ def _group(code: str, findings: Sequence[Finding], checked: Checked, folder: Pat
 
 
 def _shown(finding: Finding, checked: Checked, folder: Path) -> Shown:
-    dataset = shlex.quote(str(home(folder)))
-    evidence = [(name, value) for name, value in finding.evidence.items() if name != MORE]
+    ours = "|".join(re.escape(shlex.quote(str(one))) for one in (folder, home(folder)))
+    command = re.sub(rf"(?<!\S)({ours})(?!\S)", lambda _: checked.dataset, finding.command or "")
+    evidence = [(name, value) for name, value in finding.evidence.items() if name != LEFT]
     return Shown(
         [(name, legible(value, NAME)) for name, value in finding.where.items() if _is_told(name, finding)],
         [_fact(name, value, folder) for name, value in evidence[:FACTS]],
         legible(finding.remedy, TEXT),
-        legible((finding.command or "").replace(dataset, checked.dataset), TEXT),
+        legible(command, TEXT),
         weight(finding) - 1,
     )
 

@@ -12,13 +12,18 @@ from tasks.dataset import versions
 def version_at(path: Path) -> Path:
     """The version's folder of a dataset or a version, also one whose manifest is gone, since that is what its
     page then shows; UsageError when there is nothing that could be one."""
-    for folder in _candidates(path):
-        if (folder / "manifest.json").is_file():
-            return folder
-    for folder in _candidates(path):
-        if (folder / "shards.parquet").is_file() or any(folder.glob("*.tar")) or any(folder.glob("*/*.tar")):
-            return folder
+    with versions.told_of_what_is_closed():
+        for folder in _candidates(path):
+            if (folder / "manifest.json").is_file():
+                return folder
+        for folder in _candidates(path):
+            if (folder / "shards.parquet").is_file() or _has_tars(folder):
+                return folder
     return versions.resolve(path)
+
+
+def _has_tars(folder: Path) -> bool:
+    return any(folder.glob("*.tar")) or any(folder.glob("*/*.tar"))
 
 
 def page_path(version: Path) -> Path:

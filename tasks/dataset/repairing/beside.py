@@ -2,7 +2,8 @@
 
 In turn: from another version that has the same file, from a twin made of the other tables, from a twin built
 from the source. A file is taken only when it is proven: it is what build.json remembers, or it is derived
-from what is sound and the twin bears the version's name.
+from what is sound and the twin bears the version's name. Where build.json remembers nothing, the twin from
+the source comes first, and all tables are compared with its.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.core.errors import TarmacError
-from tasks.core.files import FULL
 from tasks.core.progress import Progress
 from tasks.dataset.building.reuse import INPUTS
 from tasks.dataset.freshness import BUILD
 from tasks.dataset.repairing import install, twin
+from tasks.dataset.repairing.cause import is_of_full_disk, is_of_host
 from tasks.dataset.repairing.identity import (
     MANIFEST,
     TABLE,
@@ -31,7 +32,7 @@ from tasks.dataset.repairing.identity import (
     tables_of,
 )
 from tasks.dataset.repairing.origin import Origin
-from tasks.dataset.repairing.outcome import CONFIGURE, REBUILD, Done, Failed
+from tasks.dataset.repairing.outcome import CONFIGURE, MIND, REBUILD, Done, Failed
 from tasks.dataset.repairing.place import Place
 from tasks.dataset.repairing.remember import forget, remember
 from tasks.dataset.verify import verify
@@ -50,6 +51,10 @@ class Tables:
     done: list[Done] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
     """What is still damaged, with why nothing has mended it."""
+    is_of_host: bool = False
+    """Whether that was for the host's sake."""
+    no_source: str = ""
+    """Why the source does not give the version, once that is known."""
 
     def __post_init__(self) -> None:
         self.record: Record | None = read_record(self.place, self.origin.build)
@@ -60,17 +65,37 @@ class Tables:
 
     @property
     def failed(self) -> list[Failed]:
-        remedy = CONFIGURE if self.origin.lacking else REBUILD
-        return [Failed(name, why, remedy) for name, why in self.damaged.items()]
+        remedy = CONFIGURE if self.origin.lacking else MIND if self.is_of_host else REBUILD
+        return [Failed(name, why, remedy, self.is_of_host) for name, why in self.damaged.items()]
 
     def run(self) -> None:
-        self._mend()
-        for _ in range(PASSES if self.record is None else 0):
-            if self.damaged or not self.done:
+        if self.record is None:
+            self._run_without_record()
+        else:
+            self._mend()
+
+    def _run_without_record(self) -> None:
+        """What the tables tell of each other does not tell of all of inputs.arrow: its twin has to."""
+        doubt = f"no record says what it was; {self.origin.lacking}"
+        if self.name is not None and not self.origin.lacking:
+            found = self.damaged
+            manifest = read_proven_manifest(self.place, None)
+            names = tables_of(self.place.version, None if manifest is None else manifest.splits)
+            self.damaged = dict.fromkeys([*names, *found], "")
+            self._from_source(has_inputs=False)
+            if not self.damaged:
                 return
+            doubt = f"no record says what it was, and {self.no_source}"
+            self.damaged = found
+        self._mend()
+        for _ in range(PASSES):
+            if self.damaged or not self.done:
+                break
             self.damaged = dict.fromkeys(self._find(), "")
             if self.damaged:
                 self._mend()
+        if not self.damaged:
+            self.damaged = {INPUTS: doubt}
 
     def run_again(self, named: Iterable[str]) -> bool:
         """Make these again, of which the tars have told that they are wrong; whether anything has changed.
@@ -98,7 +123,7 @@ class Tables:
         if self.damaged or self.record is None:
             self._from_tables()
         if self.damaged:
-            self._from_source()
+            self._from_source(has_inputs=INPUTS not in self.damaged)
 
     def _find(self) -> Iterable[str]:
         version = self.place.version
@@ -134,7 +159,7 @@ class Tables:
         try:
             made = twin.from_tables(self.place, self.origin, manifest, has_rejects)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in FULL:
+            if is_of_full_disk(error):
                 raise
             if self.record is None:
                 self.damaged[INPUTS] = ""
@@ -150,18 +175,23 @@ class Tables:
         told -= set() if has_rejects or (manifest is not None and not manifest.rejects) else {twin.REJECTS}
         self._take(made, told, f"made again from {INPUTS}", is_derived)
 
-    def _from_source(self) -> None:
-        if self.origin.lacking:
-            self._explain(self.origin.lacking)
+    def _from_source(self, has_inputs: bool) -> None:
+        why = self.origin.lacking or self.no_source
+        if why:
+            self._explain(why)
             return
-        has_inputs = INPUTS not in self.damaged
         try:
             made = twin.from_source(self.place, self.origin, has_inputs, self.progress)
         except TarmacError as error:
-            self._explain(f"the source does not give it: {error}")
+            if is_of_full_disk(error):
+                raise
+            self.is_of_host = is_of_host(error)
+            self.no_source = f"the source does not give it: {error}"
+            self._explain(self.no_source)
             return
         if made.name != self.name:
-            self._explain(f"the source is not what it was: it gives version {made.name}")
+            self.no_source = f"the source is not what it was: it gives version {made.name}"
+            self._explain(self.no_source)
             return
         self._take(made, set(self.damaged), "made again from the source", True)
 

@@ -28,13 +28,15 @@ class Remains:
 
 @dataclass(frozen=True)
 class Examined:
-    """`sha256` is None for what cannot be read to its end; `inode` names the file under all its names."""
+    """`sha256` is None for what cannot be read to its end; `inode` names the file under all its names.
+    `is_closed` says that this user may not read it, sound as it may be."""
 
     path: Path
     sha256: str | None
     size_bytes: int
     inode: tuple[int, int]
     sound: list[bool]
+    is_closed: bool = False
 
 
 def examine(task: Remains) -> Examined:
@@ -47,8 +49,9 @@ def examine(task: Remains) -> Examined:
             reader = _Reader(file.fileno(), found.st_size)
             sound = [reader.crc32c(*map(int, span[:2])) == span[2] for span in task.spans]
             sha256 = reader.finish()
-    except (OSError, ValueError):
-        return Examined(task.path, None, 0, (0, 0), lost)
+    except (OSError, ValueError) as error:
+        is_closed = isinstance(error, PermissionError)
+        return Examined(task.path, None, 0, (0, 0), lost, is_closed)
     return Examined(task.path, sha256, found.st_size, (found.st_dev, found.st_ino), sound)
 
 

@@ -1,7 +1,8 @@
 """What proves a version's files: the folder's name the manifest, build.json's record all others but the tars.
 
 A name is 12 digits of the manifest's SHA-256. The record holds size and SHA-256 of each file; it is believed
-as long as it does not contradict itself, and what it says is still compared with what is made again.
+as long as it does not contradict itself, sealed or not, and what it says is still compared with what is made
+again. Without a record nothing vouches for inputs.arrow, which has to be made again.
 """
 
 from __future__ import annotations

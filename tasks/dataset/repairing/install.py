@@ -26,7 +26,7 @@ def move(place: Place, good: Path, target: Path) -> None:
 
 
 def set_aside(place: Place, path: Path, name: str) -> Path:
-    """Move a file or folder of the version to where what is extra stays; returns its new path."""
+    """Move a file or folder of the version to where what is extra stays and note it; returns its new path."""
     kept = place.extra / name
     number = 0
     while os.path.lexists(kept):
@@ -36,6 +36,7 @@ def set_aside(place: Place, path: Path, name: str) -> Path:
     os.rename(path, kept)
     fsync_directory(kept.parent)
     fsync_directory(path.parent)
+    place.moved[name] = kept
     return kept
 
 

@@ -21,9 +21,10 @@ from tasks.core.errors import TarmacError
 from tasks.core.files import CHUNK
 from tasks.core.stores import LocalStore
 from tasks.dataset.building.convert import Conversion, convert, staged, tar_path
+from tasks.dataset.repairing.cause import is_of_full_disk, is_of_host, is_reject_of_host, worded
 from tasks.dataset.tar import END
 
-Fault = Literal["rejected", "changed", "other"]
+Fault = Literal["unread", "rejected", "changed", "other"]
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,20 @@ class Mending:
 @dataclass(frozen=True)
 class Mended:
     """Whether the shard is whole; else its samples (by row) that are not what they were, and how, or the
-    trouble that it had as a whole."""
+    trouble that it had as a whole. `is_of_host` says that it may be made once the host is well."""
 
     name: str
     is_whole: bool
     faults: tuple[tuple[int, Fault, str], ...] = ()
     trouble: str = ""
+    is_of_host: bool = False
 
 
 def mend(task: Mending) -> Mended:
-    """Make the shard, unless its samples come out otherwise than they were."""
+    """Make the shard, unless its samples come out otherwise than they were.
+
+    OSError, DataError or sqlite3.OperationalError where the disk is full, as it then is for all shards.
+    """
     try:
         table = None
         if task.ordinal is not None:
@@ -67,10 +72,13 @@ def mend(task: Mending) -> Mended:
             table = staged(task.staging, task.sha256)
         faults = tuple(_faults(task, table))
         if faults:
-            return Mended(task.name, False, faults)
+            is_unread = any(kind == "unread" for _, kind, _ in faults)
+            return Mended(task.name, False, faults, is_of_host=is_unread)
         return _joined(task, table)
     except (TarmacError, OSError) as error:
-        return Mended(task.name, False, trouble=str(error))
+        if is_of_full_disk(error):
+            raise
+        return Mended(task.name, False, trouble=worded(error), is_of_host=is_of_host(error))
 
 
 def _needed(task: Mending) -> list[int]:
@@ -83,7 +91,8 @@ def _faults(task: Mending, table: Any) -> Iterator[tuple[int, Fault, str]]:
     rows = [] if table is None else table.select(columns).to_pylist()
     for row, made in zip(_needed(task), rows, strict=True):
         if made["reason"] is not None:
-            yield row, "rejected", f"{made['reason']}, {made['detail']}"
+            kind: Fault = "unread" if is_reject_of_host(made["reason"], made["detail"]) else "rejected"
+            yield row, kind, f"{made['reason']}, {made['detail']}"
         elif (made["length"], made["crc32c"]) != tuple(map(int, task.spans[row][1:])):
             is_as_it_was = task.contents[row] in (None, made["content"])
             yield row, "other" if is_as_it_was else "changed", ""
@@ -109,10 +118,10 @@ def _joined(task: Mending, table: Any) -> Mended:
             file.flush()
             os.fsync(file.fileno())
         if digest.hexdigest() != task.sha256:
-            temporary.unlink()
             return Mended(task.name, False, trouble="its samples are as they were, but not the tar of them")
         os.replace(temporary, task.good)
     finally:
+        temporary.unlink(missing_ok=True)  # where the disk is full, it must not keep it so
         for opened in (own, new):
             if opened is not None:
                 opened.close()

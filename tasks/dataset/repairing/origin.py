@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tasks.core.errors import UsageError
-from tasks.core.files import read_json
+from tasks.core.files import digest, read_json
 from tasks.core.process import available_cores
 from tasks.core.schema import BuildEngine, Config, Dataset, Engines
 from tasks.dataset.building.fingerprint import CONVERTER, PLACES, config_digest, packages
@@ -23,13 +23,15 @@ from tasks.dataset.repairing.place import Place
 @dataclass(frozen=True)
 class Origin:
     """`config` is None where nothing tells the rules; `lacking` says why the sources cannot be read, "" where
-    they can. `build` is what build.json says, empty where it is lost or damaged."""
+    they can. `build` is what build.json says, empty where it is lost; `is_sealed` tells whether it is as it
+    was written."""
 
     config: Config | None
     lacking: str
     is_private: bool
     workers: int
     build: Mapping[str, Any] = field(default_factory=dict)
+    is_sealed: bool = False
 
     @property
     def dataset(self) -> Dataset:
@@ -48,33 +50,89 @@ class Origin:
 
 def read_origin(place: Place, given: Config | None) -> Origin:
     """What is known; UsageError for a given config with other rules than the version has."""
-    build = read_build(place.version)
+    kept = read_build(place.version)
+    build = kept.facts
     manifest = read_proven_manifest(place, read_record(place, build))
-    stored = _stored(build, manifest)
+    stored, lost = _stored(kept, manifest)
     for other in place.others:  # which may have been built by the same rules
-        stored = stored or _stored(read_build(other), manifest)
-    is_private = bool(build.get("private", True if given is None else given.dataset.private))
+        stored = stored or _stored(read_build(other), manifest)[0]
+    is_private = build.get("private", True if given is None else given.dataset.private) is not False
     if given is not None:
         _require_same_rules(place.version, manifest, stored, given)
         name = given.name if stored is None else stored.config.name
         engine = given.engine.for_build()
         workers = (engine.workers if engine.kind == "local" else None) or available_cores()
         config = _config(name if manifest is None else manifest.name, given.dataset, workers)
-        return Origin(config, "", is_private, workers, build)
+        return Origin(config, "", is_private, workers, build, kept.is_sealed)
     if stored is None:
-        return Origin(None, "build.json does not tell its config", is_private, available_cores(), build)
-    workers = _mapping(build.get("engine")).get("workers") or available_cores()
+        lacking = f"its config is lost: build.json {lost}"
+        return Origin(None, lacking, is_private, available_cores(), build, kept.is_sealed)
+    workers = _workers(build)
     config = _config(stored.config.name, stored.config.dataset, workers)
-    return Origin(config, stored.lacking, is_private, workers, build)
+    return Origin(config, stored.lacking, is_private, workers, build, kept.is_sealed)
 
 
-def read_build(version: Path) -> dict[str, Any]:
-    """build.json; empty when it is lost or damaged."""
+@dataclass(frozen=True)
+class Kept:
+    """What build.json keeps; `lost` says why it keeps nothing. Where it is not sealed, as one of an older
+    Tarmac or one that was changed by hand, its facts are of the types that they should have, and no more."""
+
+    facts: Mapping[str, Any]
+    is_sealed: bool
+    lost: str = ""
+
+
+FACTS: Mapping[str, tuple[type, ...]] = {
+    "name": (str,),
+    "dataset": (dict,),
+    "cut": (list,),
+    "inputs_digest": (str,),
+    "unread": (int,),
+    "filtered": (int,),
+    "private": (bool,),
+    "built": (int, float),
+    "host": (str,),
+    "engine": (dict,),
+    "python": (str,),
+    "versions": (dict,),
+    "converter": (int,),
+    "output": (str,),
+    "files": (dict,),
+}
+
+
+def read_build(version: Path) -> Kept:
+    """What is left of build.json."""
     try:
-        build = dict(_mapping(read_json(version / BUILD)))
-        return build if is_sealed(build) else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
+        build = read_json(version / BUILD)
+    except FileNotFoundError:
+        return Kept({}, False, "is missing")
+    except OSError as error:
+        return Kept({}, False, f"cannot be read: {error.strerror}")
+    except (ValueError, RecursionError):
+        return Kept({}, False, "is torn")
+    if not isinstance(build, dict):
+        return Kept({}, False, "is torn")
+    try:
+        if is_sealed(build):
+            return Kept(build, True)
+    except (ValueError, RecursionError):
+        pass  # it holds what no build writes
+    return Kept({name: value for name, value in build.items() if _is_fact(name, value)}, False)
+
+
+def _is_fact(name: str, value: Any) -> bool:
+    """Whether the value can stand there, and be written again."""
+    try:
+        digest(value)
+    except (ValueError, RecursionError):
+        return False
+    return type(value) in FACTS.get(name, ())
+
+
+def _workers(build: Mapping[str, Any]) -> int:
+    workers = _mapping(build.get("engine")).get("workers")
+    return workers if type(workers) is int and workers > 0 else available_cores()
 
 
 @dataclass(frozen=True)
@@ -83,20 +141,22 @@ class _Stored:
     lacking: str
 
 
-def _stored(build: Mapping[str, Any], manifest: Manifest | None) -> _Stored | None:
-    """The config that build.json keeps, if it gives the manifest's digest."""
-    cut = build.get("cut")
+def _stored(kept: Kept, manifest: Manifest | None) -> tuple[_Stored | None, str]:
+    """The config that build.json keeps, if it gives the manifest's digest; else why there is none."""
+    cut = kept.facts.get("cut")
     try:
-        dataset = Dataset.model_validate(build["dataset"])
-        config = _config(str(build["name"]), dataset, 1)
-    except (KeyError, ValidationError):
-        return None
+        dataset = Dataset.model_validate(kept.facts["dataset"])
+        config = _config(str(kept.facts["name"]), dataset, 1)
+    except KeyError:
+        return None, kept.lost or "keeps none"
+    except ValidationError:
+        return None, "keeps none that is valid"
     if manifest is not None and config_digest(dataset) != manifest.config_digest:
-        return None
+        return None, "keeps one of other rules than the manifest's"
     if not cut:
-        return _Stored(config, "")
+        return _Stored(config, ""), ""
     keys = ", ".join(map(str, cut)) if isinstance(cut, list) else "an address"
-    return _Stored(config, f"build.json keeps no passwords or signatures, which {keys} has")
+    return _Stored(config, f"build.json keeps no passwords or signatures, which {keys} has"), ""
 
 
 def _config(name: str, dataset: Dataset, workers: int) -> Config:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.core.addresses import is_remote, shown
@@ -23,15 +24,18 @@ from tasks.dataset import versions
 VERSION = re.compile(r"[0-9a-f]{12}")
 MARKS = ("manifest.json", "shards.parquet", "inputs.arrow")
 """What lies in a version beside its splits; tars that others made have none of it."""
+CLOSED = "cannot be read: Permission denied"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A version's folder, its dataset's unless it lies alone, and the folder of the work."""
+    """A version's folder, its dataset's unless it lies alone, and the folder of the work. `moved` tells what
+    was moved to `extra`, by its name in the version."""
 
     version: Path
     dataset: Path | None
     work: Path
+    moved: dict[str, Path] = field(default_factory=dict, compare=False)
 
     @property
     def good(self) -> Path:
@@ -86,13 +90,37 @@ class Place:
                 self.work.rmdir()
 
 
+def opening(version: Path) -> str:
+    """What helps where this user may not read a file of the version."""
+    return f"let its owner give you the right, then repair again: chmod -R u+rX {shlex.quote(str(version))}"
+
+
+def require_readable(place: Place) -> None:
+    """DataError for a folder or table that this user may not read: it may be sound, so it is not replaced."""
+    for folder, _, names in os.walk(place.version, onerror=_refuse(place)):
+        for path in (Path(folder, name) for name in names if not name.endswith(".tar")):
+            try:
+                os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            except OSError as error:
+                _refuse(place)(error)
+
+
+def _refuse(place: Place) -> Callable[[OSError], None]:
+    def refuse(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            raise DataError(f"{error.filename} {CLOSED}; {opening(place.version)}") from None
+
+    return refuse
+
+
 def find(path: str | Path) -> Place:
     """The place of a dataset's current version, or of a version; UsageError for what is neither."""
     if is_remote(str(path)):
         raise UsageError(f"DATASET: {shown(str(path))} is remote; repair it on the machine that built it")
     target = Path(path).resolve()
-    if not _is_version(target):
-        target = _current(target, path)
+    with versions.told_of_what_is_closed():
+        if not _is_version(target):
+            target = _current(target, path)
     is_inside = target.parent.name == "versions"
     dataset = target.parent.parent if is_inside else None
     work = target.with_name(f"{target.name}.repair") if dataset is None else dataset / "repair"
@@ -105,8 +133,8 @@ def _is_version(folder: Path) -> bool:
 
 
 def _current(dataset: Path, given: str | Path) -> Path:
-    """The version that is current, damaged as it may be."""
-    with contextlib.suppress(OSError):
+    """The version that is current, damaged as it may be; PermissionError."""
+    with versions.none_where_nothing_is():
         version = (dataset / os.readlink(dataset / "current")).resolve()
         if version.is_dir():
             return version

@@ -11,6 +11,7 @@ from tasks.dataset.verification.faults import plain
 
 SHOWN = 3
 WORDED: Mapping[Fault, tuple[str, str]] = {
+    "unread": ("cannot be read", "cannot be read"),
     "rejected": ("cannot be taken any more", "cannot be taken any more"),
     "changed": ("has changed in the source", "have changed in the source"),
     "other": ("gives other bytes, of the same source", "give other bytes, of the same source"),

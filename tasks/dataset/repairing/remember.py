@@ -15,24 +15,31 @@ from tasks.dataset.repairing.origin import Origin
 from tasks.dataset.repairing.outcome import Done
 from tasks.dataset.repairing.place import Place
 
+CONFIGURED = ("name", "dataset", "cut")
+"""What a config that is known to be right tells better than a build.json that was changed."""
+
 
 def forget(place: Place, origin: Origin) -> None:
     """Take a record out of build.json that is not this version's, so that nothing is judged by it."""
-    if "files" in origin.build:
+    if origin.is_sealed and "files" in origin.build:
         _write(place, {name: value for name, value in origin.build.items() if name != "files"})
 
 
 def remember(place: Place, origin: Origin, record: Record | None) -> Iterator[Done]:
-    """Write build.json again if it is lost, or does not say what is there; all other tables are sound."""
+    """Write build.json again if it is lost or was changed, or does not say what is there; all other tables
+    are sound."""
     version = place.version
     manifest = read_proven_manifest(place, record)
     if manifest is None:
         return
     there = [name for name in tables_of(version, manifest.splits) if install.is_file(version / name)]
     files = {name: state(version / name) for name in sorted(there)}
-    if files == record:
+    if files == record and origin.is_sealed:
         return
-    facts = origin.build or _facts(place, origin, manifest.filtered)
+    facts = origin.build
+    if not origin.is_sealed:
+        known = {name: value for name, value in facts.items() if name not in CONFIGURED}
+        facts = {**_facts(place, origin, manifest.filtered), **known, "filtered": manifest.filtered}
     listed = {name: {"bytes": one.size_bytes, "sha256": one.sha256} for name, one in files.items()}
     _write(place, {**facts, "files": listed})
     yield Done(BUILD, "written again" + ("" if origin.build else "; its times are lost"))

@@ -19,6 +19,7 @@ from tasks.dataset.building.plan import Weighed
 from tasks.dataset.keys import position
 from tasks.dataset.repairing import reasons
 from tasks.dataset.repairing.mend import Mended, Mending, mend
+from tasks.dataset.repairing.outcome import BRING_BACK, MOVED
 from tasks.dataset.repairing.recipes import Built, spans_of
 from tasks.dataset.repairing.seek import Found, Sought, seek
 from tasks.dataset.repairing.work import Work
@@ -54,6 +55,12 @@ class Round:
         self._found = Found()
 
     def run(self) -> None:
+        try:
+            self._run()
+        finally:
+            shutil.rmtree(self._staging, ignore_errors=True)  # a full disk is not to be kept so
+
+    def _run(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
         self._staging.mkdir(parents=True)
         self._work.place.good.mkdir(exist_ok=True)
@@ -70,7 +77,6 @@ class Round:
         results = map_here(mend, tasks, self._work.origin.workers) if sought else map(mend, tasks)
         for mended in results:
             self._finish(mended)
-        shutil.rmtree(self._staging, ignore_errors=True)
 
     def _sought(self) -> dict[str, Sought]:
         sought: dict[str, Sought] = {}
@@ -90,7 +96,10 @@ class Round:
             return True
         why = {names[row]: self._found.lost.get(keys[row], "") for row in lacking}
         reason = reasons.of_lost(why, len(keys), self._found.troubles, self._work.origin.is_private)
-        self._work.fail(plan.shard, reason)
+        if self._found.is_of_host or any(keys[row] in self._found.unread for row in lacking):
+            self._work.fail_for_host(plan.shard, reason)
+        else:
+            self._work.fail(plan.shard, reason, MOVED if self._found.troubles else BRING_BACK)
         return False
 
     def _catalogue(self, plans: Iterable[Plan]) -> dict[str, int]:
@@ -134,7 +143,8 @@ class Round:
             names = plan.column("original_key")
             origin = self._work.origin
             reason = reasons.of_mended(mended, names, self._changes(plan), len(names), origin)
-            self._work.fail(plan.shard, reason)
+            fail = self._work.fail_for_host if mended.is_of_host else self._work.fail
+            fail(plan.shard, reason)
             return
         count, samples = len(plan.needed), counted(len(plan.sound), "sample")
         if not count:

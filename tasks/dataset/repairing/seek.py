@@ -23,7 +23,8 @@ from tasks.dataset.building.entries import Entry
 from tasks.dataset.building.fingerprint import members_digest
 from tasks.dataset.building.spill import Spill
 from tasks.dataset.keys import key_of, position
-from tasks.dataset.reasons import printable
+from tasks.dataset.reasons import Reject, printable
+from tasks.dataset.repairing.cause import is_of_full_disk, is_of_host, is_reject_of_host, worded
 from tasks.dataset.sources import Container, Item, Source, of_files, open_sources
 
 AT_ONCE = 1000
@@ -45,11 +46,23 @@ class Sought:
 
 @dataclass
 class Found:
-    """The entries by key, why a key has none, and what kept a whole source from being read."""
+    """The entries by key, why a key has none, and what kept a whole source from being read.
+
+    `unread` are the keys that the host keeps from being read; `is_of_host` says it of a whole source.
+    """
 
     entries: dict[str, Entry] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)
+    is_of_host: bool = False
+
+    def add_trouble(self, error: Exception) -> None:
+        """Note why a source cannot be read; a full disk, which is nothing of the source's, is raised."""
+        if is_of_full_disk(error):
+            raise error
+        self.troubles.append(worded(error))
+        self.is_of_host |= is_of_host(error)
 
 
 def seek(dataset: Dataset, sought: Mapping[str, Sought], spill_folder: Path, progress: Progress) -> Found:
@@ -80,7 +93,7 @@ class _Seeker:
         try:
             sources = open_sources(self._dataset)
         except TarmacError as error:
-            self.found.troubles.append(str(error))
+            self.found.add_trouble(error)
             return
         seen = 0
         for index, source in enumerate(sources):
@@ -93,7 +106,7 @@ class _Seeker:
                     if not self._unsure:
                         return
             except (TarmacError, OSError, pa.ArrowException) as error:
-                self.found.troubles.append(str(error))
+                self.found.add_trouble(error)
 
     def _items(self, source: Source) -> Iterator[Item]:
         for container in self._containers(source):
@@ -118,14 +131,14 @@ class _Seeker:
         if wanted is None or key not in self._unsure:
             return
         if item.fault is not None:
-            self.found.lost.setdefault(key, ": ".join(item.fault))
+            self._lose(key, *item.fault)
             return
         if not filters.passes(self._dataset.filter, item.fields):
             self.found.lost.setdefault(key, "dataset.filter leaves it out now")
             return
         stat = _stat(source, item)
         if stat == ABSENT and wanted.size != ABSENT.size:
-            self.found.lost.setdefault(key, "its file is gone")
+            self._lose(key, *_why_absent(source, item))
             return
         is_same = (wanted.original_key, wanted.file, wanted.size, wanted.stamp) == (
             printable(item.original_key),
@@ -137,6 +150,11 @@ class _Seeker:
             self._unsure.remove(key)
         if is_same or key not in self.found.entries:
             self.found.entries[key] = self._entry(key, wanted, index, item, stat)
+
+    def _lose(self, key: str, reason: str, detail: str) -> None:
+        if is_reject_of_host(reason, detail):
+            self.found.unread.add(key)
+        self.found.lost.setdefault(key, f"{reason}: {detail}" if reason else detail)
 
     def _entry(self, key: str, wanted: Sought, index: int, item: Item, stat: Stat) -> Entry:
         spilled = None if item.members is None else self._spill.write(position(key), item.members)
@@ -154,6 +172,16 @@ class _Seeker:
             group=None,
             spilled=spilled,
         )
+
+
+def _why_absent(source: Source, item: Item) -> tuple[str, str]:
+    """Reason and detail of a file that cannot be looked at."""
+    try:
+        of_files(source).read(item.file, item.content)
+    except Reject as reject:
+        if is_reject_of_host(reject.reason, reject.detail):
+            return reject.reason, reject.detail
+    return "", "its file is gone"
 
 
 def _stat(source: Source, item: Item) -> Stat:

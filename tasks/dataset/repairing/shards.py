@@ -20,7 +20,7 @@ from tasks.dataset.repairing.copies import Copies
 from tasks.dataset.repairing.examine import Examined, Remains, examine
 from tasks.dataset.repairing.origin import Origin
 from tasks.dataset.repairing.outcome import CONFIGURE, REBUILD, Done, Failed
-from tasks.dataset.repairing.place import Place
+from tasks.dataset.repairing.place import CLOSED, Place, opening
 from tasks.dataset.repairing.recipes import Built, Recipes, spans_of
 from tasks.dataset.repairing.round import Plan, Round
 from tasks.dataset.repairing.work import Work
@@ -64,12 +64,19 @@ def repair_shards(
         for shard in shards
         if (found := seen.get(place.version / shard.name)) is not None and found.sha256 == shard.sha256
     }
-    damaged = [shard for shard in shards if shard.name not in as_built]
+    closed = [shard for shard in shards if _is_closed(seen.get(place.version / shard.name))]
+    damaged = [shard for shard in shards if shard.name not in as_built and shard not in closed]
     copies = Copies(place, {shard.sha256 for shard in damaged})
-    work = Work(place, origin, progress, copies, seen, len(damaged))
+    work = Work(place, origin, progress, copies, seen, len(damaged) + len(closed))
+    for shard in closed:
+        work.fail_for_host(shard, f"{CLOSED}; it stays as it is", opening(place.version))
     for plans in _rounds(work, recipes, _link(work, damaged)):
         Round(work, plans).run()
     return ShardRepair(work.done, work.failed, dict(_clear(place, extras, work.done)), as_built)
+
+
+def _is_closed(found: Examined | None) -> bool:
+    return found is not None and found.is_closed
 
 
 def _examine(

@@ -54,9 +54,9 @@ def from_tables(place: Place, origin: Origin, manifest: Manifest | None, has_rej
 
 def from_source(place: Place, origin: Origin, has_inputs: bool, progress: Progress) -> Path:
     """The twin's folder; TarmacError as a build raises it. With `has_inputs` shards are taken over that are
-    made of the same samples as before, whatever their bytes."""
+    made of the same samples as before, whatever their bytes; without it nothing is, of any version."""
     neighbour = place.again / "versions" / NEIGHBOUR
-    shutil.rmtree(neighbour, ignore_errors=True)
+    shutil.rmtree(neighbour if has_inputs else neighbour.parent, ignore_errors=True)
     if has_inputs:
         for path in [place.version / INPUTS, *place.version.glob("*/*.tar")]:
             target = neighbour / path.relative_to(place.version)

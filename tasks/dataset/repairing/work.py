@@ -11,7 +11,7 @@ from tasks.dataset.repairing import install
 from tasks.dataset.repairing.copies import Copies
 from tasks.dataset.repairing.examine import Examined
 from tasks.dataset.repairing.origin import Origin
-from tasks.dataset.repairing.outcome import BRING_BACK, Done, Failed
+from tasks.dataset.repairing.outcome import BRING_BACK, MIND, Done, Failed
 from tasks.dataset.repairing.place import Place
 from tasks.dataset.repairing.recipes import Built
 
@@ -55,6 +55,11 @@ class Work:
 
     def fail(self, shard: Built, reason: str, remedy: str = BRING_BACK) -> None:
         self.failed.append(Failed(shard.name, reason, remedy))
+        self._tell()
+
+    def fail_for_host(self, shard: Built, reason: str, remedy: str = MIND) -> None:
+        """The shard is not whole, but not because of its data."""
+        self.failed.append(Failed(shard.name, reason, remedy, is_of_host=True))
         self._tell()
 
     def _tell(self) -> None:

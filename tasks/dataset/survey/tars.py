@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from tasks.core.formats import counted
+from tasks.dataset.images import SUFFIXES as IMAGES
 from tasks.dataset.sources.reading.files import COMPRESSED
 from tasks.dataset.survey.evidence import Key, Reading, listed, shown, splits_key
 from tasks.dataset.survey.inventory import Inventory, config_path
@@ -20,6 +21,12 @@ from tasks.dataset.survey.tar_folder import (
     tar_folders,
 )
 
+SORT = (
+    "the members of a sample do not stand together in the tar: pack it again sorted by name "
+    "(tar --sort=name -cf TAR FOLDER)"
+)
+ALONE = 1.2
+"""Members of a sample, as they stand; where samples have several and so few meet, they are scattered."""
 LARGE = 100_000
 """Bytes of a sample, beyond which larger shards are worth it."""
 
@@ -54,11 +61,22 @@ def without_use(inventory: Inventory) -> str:
     first = folders[0]
     if first.is_reinforcement:
         return f"the tars hold reinforcements ({first.members}) without images: give a folder with both"
+    if scattered := next(filter(_is_scattered, folders), None):
+        return f"{shown(scattered.files[0])}: {SORT}"
     return (
         f"the tars' samples hold {first.members or 'nothing'}, which is no sample that Tarmac knows: images "
         "need txt, or json with a caption; volumes volume.npy or volume.b2nd, txt and json; conversations "
         "json and 000.jpg"
     )
+
+
+def _is_scattered(one: TarFolder) -> bool:
+    """Whether the members of a sample stand apart, as in a tar of a folder in no order."""
+    looked = one.looked
+    images = sum(looked.suffixes[suffix] for suffix in IMAGES)
+    kinds = [images, *(number for suffix, number in looked.suffixes.items() if suffix not in IMAGES)]
+    common = sum(number >= looked.samples / 10 for number in kinds)
+    return common > 1 and looked.suffixes.total() < ALONE * looked.samples
 
 
 WHAT = {
@@ -95,6 +113,7 @@ def _reading(
         seen.append(("joined", f"{counted(len(joined.files), 'tar')} in {joined.folder}: {joined.members}"))
     source += [*_key(first), *_table_beside(inventory, first)]
     warnings = [reason for one in its for reason in one.broken[:2]]
+    warnings += [f"{one.folder or '.'}: {SORT}" for one in its if _is_scattered(one)]
     if len(its) > 1:
         where = listed([one.folder or "." for one in its])
         warnings.append(f"tars lie in {where}: splits draws anew from all; for one alone give its path")

@@ -1,7 +1,7 @@
 """How `tasks.dataset.verify` judges a dataset, from the outside in.
 
-Where: `locate` finds what a person points at (`named`: by a pattern), `place` opens tars there (`gunzip`),
-`beside` the files beside them.
+Where: `locate` finds what a person points at (`named`: by a pattern; `lost`: no version where there should be
+one), `place` opens tars there (`gunzip`), `beside` the files beside them.
 
 A version (`own_version`): `recorded` compares the files beside the tars with build.json's checksums, into a
 `ledger`; `version` reads the tables (`tables`, `agreement`, `index`, `samples_table`, `leaks`; `parquet`

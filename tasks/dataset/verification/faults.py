@@ -12,11 +12,24 @@ from tasks.core.formats import shorten
 
 REBUILD = "tarmac repair DATASET makes it again from the source; only what is damaged is redone"
 REMAKE = "tarmac repair DATASET makes this shard again from the source; all others stay as they are"
+REMEMBER = "tarmac repair DATASET --config CONFIG writes it again; CONFIG is what the dataset was built by"
+"""Of build.json, which alone tells how a repair goes about the rest."""
+BUILD_AGAIN = "tarmac build CONFIG builds one"
 AGAIN = (
     "fetch it again from where it came; a build from these tars (source kind: shards) drops bad samples and "
     "lists them"
 )
 """Of tars that Tarmac has not built."""
+SORT = (
+    "nothing is lost: pack it again sorted by name, so that the members of a sample meet "
+    "(tar --sort=name -cf TAR FOLDER)"
+)
+ANEW = {"sample.split_members": SORT}
+"""Instead of AGAIN, where nothing is lost."""
+RIGHTS = (
+    "give yourself the right to read it (chmod u+rX, or ask its owner), then verify again: nobody has seen "
+    "whether it is sound"
+)
 FETCH = "fetch it from where the others came, or name the tars without it"
 RESEND = (
     "delete it in the bucket, and mirror.json in the dataset's folder, then build again: what is missing is "

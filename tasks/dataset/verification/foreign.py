@@ -13,12 +13,15 @@ from tasks.core.stores import Unreachable
 from tasks.dataset.tar import BLOCK, END
 from tasks.dataset.verification.beside import Beside
 from tasks.dataset.verification.faults import AGAIN, FETCH, fault, where
+from tasks.dataset.verification.files import in_its_place, shut_faults, shut_in, unread
 from tasks.dataset.verification.locate import Place
-from tasks.dataset.verification.place import ZIPPED, compression_unread, tails
+from tasks.dataset.verification.place import ZIPPED, compression_unread, ends
 from tasks.dataset.verification.recorded import read_json, told
 from tasks.dataset.verification.whole import REPLACE
 
 SIZES = "sizes.json"
+GZIP = b"\x1f\x8b\x08"
+"""How a file in gzip begins: RFC 1952, 2.3.1."""
 _DIGITS = re.compile(r"\d+")
 
 
@@ -38,7 +41,8 @@ def name_faults(place: Place, sizes: Sizes) -> Iterator[Finding]:
     if place.is_folder:
         absent |= {name: f"{SIZES} names it" for name in sizes.samples if name not in place.tars}
     for name, why in absent.items():
-        yield fault("shard.missing", FETCH, where(name), problem=why)
+        evidence = {"problem": why, **in_its_place(place.folder, name)}
+        yield fault("shard.missing", FETCH, where(name), **evidence)
     if place.is_folder:
         remedy = (
             "fetch it, or where none is meant to be there, name the tars by a pattern such as FOLDER/*.tar"
@@ -80,8 +84,12 @@ def holes(names: Iterable[str]) -> list[str]:
 
 def end_faults(place: Place) -> Iterator[Finding]:
     """Tars that are cut, by their size and their last bytes; those in other compressions cannot be judged."""
-    plain = []
+    found = list(shut_faults(place.folder, place.tars)) if place.is_folder else []
+    yield from found
+    shut, plain = shut_in(found), []
     for name in place.tars:
+        if name.rpartition("/")[0] in shut:
+            continue
         kind = compression_unread(name)
         if kind is not None:
             problem = f"it is compressed by {kind}, so nobody has looked into it"
@@ -89,17 +97,22 @@ def end_faults(place: Place) -> Iterator[Finding]:
             yield fault("shard.checksum", remedy, where(name), problem=problem)
         else:
             plain.append(name)
-    for name, end in tails(place.folder, plain, len(END)):
+    for name, end in ends(place.folder, plain, len(END)):
         if isinstance(end, OSError):
-            problem = "gone, or a link that leads nowhere"
-            if not isinstance(end, FileNotFoundError):
-                problem = f"unreadable: {end.strerror or end}"
-            yield fault("shard.missing", FETCH, where(name), problem=problem)
-        elif not name.endswith(ZIPPED) and (end != END or max(place.tars[name], 0) % BLOCK):
+            yield unread(place.folder, name, end, FETCH)
+        elif name.endswith(ZIPPED):
+            yield from _gzip_faults(name, end)
+        elif end != END or max(place.tars[name], 0) % BLOCK:
             problem = "it does not end in two zero blocks"
             yield fault("shard.truncated", AGAIN, where(name), problem=problem, bytes=place.tars[name])
-        elif not end:
-            yield fault("shard.truncated", AGAIN, where(name), bytes=0)
+
+
+def _gzip_faults(name: str, start: bytes) -> Iterator[Finding]:
+    if not start:
+        yield fault("shard.truncated", AGAIN, where(name), bytes=0)
+    elif not start.startswith(GZIP):
+        problem = "its name says gzip, but it does not begin as gzip does"
+        yield fault("shard.checksum", AGAIN, where(name), problem=problem)
 
 
 def read_sizes(files: Beside, place: Place, findings: list[Finding]) -> Sizes:

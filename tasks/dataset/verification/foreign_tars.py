@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Iterator
+
+from tasks.core.addresses import is_remote
 from tasks.core.findings import Finding
+from tasks.core.formats import counted
 from tasks.dataset.verification import foreign
 from tasks.dataset.verification.beside import Beside
-from tasks.dataset.verification.faults import AGAIN
+from tasks.dataset.verification.faults import AGAIN, plain
+from tasks.dataset.verification.files import shut_in
 from tasks.dataset.verification.keys import keys_in
 from tasks.dataset.verification.locate import Place
+from tasks.dataset.verification.lost import dataset_of, is_current
 from tasks.dataset.verification.outcome import Outcome
 from tasks.dataset.verification.place import ZIPPED, compression_unread
 from tasks.dataset.verification.records import Task
 from tasks.dataset.verification.ruling import Level, LookInside, Seen
+from tasks.dataset.verification.tables import MANIFEST
+
+NO_MANIFEST = "changed bytes: no manifest says what they were"
+MOST_VERSIONS = 3
+"""Whose names are told."""
 
 
 def judge(
@@ -22,10 +35,11 @@ def judge(
     stated = foreign.read_sizes(files, place, found)
     found += [*foreign.name_faults(place, stated), *foreign.end_faults(place)]
     gone = {finding.where["shard"] for finding in found if finding.code == "shard.missing"}
+    shut = shut_in(found)
     sizes = {
         name: size
         for name, size in place.tars.items()
-        if name not in gone and compression_unread(name) is None
+        if name not in gone and name.rpartition("/")[0] not in shut and compression_unread(name) is None
     }
     if level != "quick":
         tasks = (Task(folder=place.folder, name=name, decodes=level == "full") for name in sizes)
@@ -39,6 +53,22 @@ def judge(
         samples=outcome.samples,
         undecoded=outcome.undecoded,
         zipped=sum(name.endswith(ZIPPED) for name in sizes) if level == "quick" else 0,
-        beside=[f"what {name} says: its form is not known" for name in stated.strange],
+        beside=[*(f"what {name} says: its form is not known" for name in stated.strange), *_unseen(place)],
     )
     return [*found, *outcome.findings], seen
+
+
+def _unseen(place: Place) -> Iterator[str]:
+    """What only a manifest would show, and where there is one after all."""
+    yield NO_MANIFEST
+    if is_remote(place.folder):
+        return
+    folders = dict.fromkeys(os.path.dirname(os.path.join(place.folder, name)) for name in place.tars)
+    above = dict.fromkeys(os.path.dirname(os.path.realpath(folder)) for folder in folders)
+    found = [folder for folder in above if os.path.lexists(os.path.join(folder, MANIFEST))]
+    for version in found[:MOST_VERSIONS]:
+        known = dataset_of(version) if is_current(dataset_of(version), version) else version
+        command = f"tarmac verify {shlex.quote(plain(known))} compares them with its manifest"
+        yield f"these lie in version {plain(os.path.basename(version))}; {command}"
+    if len(found) > MOST_VERSIONS:
+        yield f"others lie in {counted(len(found) - MOST_VERSIONS, 'more version')}"

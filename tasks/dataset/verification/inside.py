@@ -87,7 +87,9 @@ def _look(task: Task, spans: Spans | None, decoder: Decoder | None) -> Look | No
         raise
     except OSError as error:
         at = reader.offset if reader else 0
-        return Look(samples, None, at, error=f"unreadable at byte {at:,}: {error.strerror or error}")
+        place = f" at byte {at:,}" if at else ""
+        problem = f"unreadable{place}: {error.strerror or error}"
+        return Look(samples, None, at, error=problem, is_forbidden=isinstance(error, PermissionError))
 
 
 def _differing(task: Task, look: Look, spans: Spans, count: int) -> list[int]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.core.findings import Finding
-from tasks.dataset.verification.faults import REBUILD, fault
+from tasks.dataset.verification.faults import REBUILD, RIGHTS, fault
 
+FORBIDDEN = f"unreadable: {os.strerror(errno.EACCES)}"
+"""The problem of a file that this user may not read: it may be sound."""
 MOST = 3
 """Problems of a file that its finding tells; the rest is counted."""
 
@@ -27,6 +31,8 @@ class Ledger:
     def __init__(self) -> None:
         self.confirmed: frozenset[str] = frozenset()
         self.differing: dict[str, str] = {}
+        self.shut: frozenset[str] = frozenset()
+        """Splits whose folders this user may not read, which is told once for all that is in them."""
         self._files: dict[str, _File] = {}
         self._at_odds: dict[str, set[str]] = {}
 
@@ -65,11 +71,14 @@ class Ledger:
     def findings(self) -> Iterator[Finding]:
         """File by file; of one that differs from what was built and shows nothing else, just that."""
         for file in sorted({*self._files, *self.differing}):
+            if file.rpartition("/")[0] in self.shut:
+                continue
             known = self._files.get(file) or _File(REBUILD, [self.differing[file]])
             problem = "; ".join(known.problems[:MOST])
             if len(known.problems) > MOST:
                 problem += f"; and {len(known.problems) - MOST} more"
-            yield fault(code_of(file), known.remedy, place_of(file), problem=problem, **known.evidence)
+            remedy = RIGHTS if FORBIDDEN in known.problems else known.remedy
+            yield fault(code_of(file), remedy, place_of(file), problem=problem, **known.evidence)
 
 
 def code_of(file: str) -> str:

@@ -11,12 +11,12 @@ import numpy as np
 
 from tasks.core.findings import Finding
 from tasks.dataset.verification.duplicates import Duplicate, Duplicates, Lookup, key_hash
-from tasks.dataset.verification.faults import REMAKE, fault, where
+from tasks.dataset.verification.faults import REMAKE, RIGHTS, fault, where
 from tasks.dataset.verification.index import index_name
 from tasks.dataset.verification.ledger import Ledger
 from tasks.dataset.verification.members_of import Kinds
 from tasks.dataset.verification.records import BadSample, Inside, SampleFault, Task
-from tasks.dataset.verification.reporting import SHOWN, capped
+from tasks.dataset.verification.reporting import Room, counted_out
 from tasks.dataset.verification.samples_table import samples_name
 from tasks.dataset.verification.tables import Shards
 
@@ -34,6 +34,7 @@ class Outcome:
         self._on_bad = on_bad
         self._duplicates = Duplicates()
         self._kinds = Kinds()
+        self._room = Room()
         self._told: set[tuple[str, str]] = set()
         """Bad samples of shards whose missing members are known later."""
         self.findings: list[Finding] = []
@@ -77,9 +78,14 @@ class Outcome:
         if inside.kinds:
             self._kinds.add(task.name, inside.kinds)
 
+    def is_shut(self, shard: str) -> bool:
+        """Whether it lies in a folder that this user may not read: nothing is known of its samples."""
+        return shard.rpartition("/")[0] in self.ledger.shut
+
     def absent(self, task: Task) -> None:
         """A shard of which it has been told that it is not there."""
-        self._all_bad(task, "shard.missing")
+        if not self.is_shut(task.name):
+            self._all_bad(task, "shard.missing")
 
     def cut(self, task: Task, size: int) -> None:
         """A shard of which that look has said that it is cut after `size` bytes."""
@@ -102,18 +108,21 @@ class Outcome:
         return None
 
     def _sample_findings(self, task: Task, faults: Iterable[SampleFault]) -> Iterator[Finding]:
-        by_code: dict[str, list[Finding]] = defaultdict(list)
-        counts: dict[str, int] = defaultdict(int)
+        """One for each sample, member and kind, however often that is said of it."""
+        listed: dict[str, dict[tuple[str | None, str | None], Finding]] = defaultdict(dict)
+        told: dict[str, set[tuple[object, ...]]] = defaultdict(set)
         for one in map(partial(self._blamed, task), faults):
-            counts[one.code] += 1
-            if counts[one.code] <= SHOWN:
-                by_code[one.code].append(fault(one.code, one.remedy, _place(task, one), **one.evidence))
-        for code, findings in by_code.items():
+            place = (one.key, one.member)
+            told[one.code].add(place if one.key is not None else (*place, one.row))
+            its = listed[one.code]
+            if place not in its and self._room.takes(one.code, len(its)):
+                its[place] = fault(one.code, one.remedy, _place(task, one), **one.evidence)
+        for code, places in told.items():
             file = _file_of(task, code)
             if file is not None and self.ledger.is_faulty(file):
-                self.ledger.count(file, "samples_that_differ", counts[code])
+                self.ledger.count(file, "samples_that_differ", len(places))
             else:
-                yield from capped(findings, counts[code])
+                yield from counted_out(list(listed[code].values()), len(places))
 
     def _blamed(self, task: Task, one: SampleFault) -> SampleFault:
         """Of a shard whose checksum nobody knows, what differs from a sound index is the shard's fault."""
@@ -133,7 +142,8 @@ class Outcome:
                     bad.setdefault(key, one.code)
         if self._on_bad is None:
             return set(bad)
-        reason = next((found.code for found in inside.findings if found.code in WHOLE), None)
+        whole = (found for found in inside.findings if found.code in WHOLE and found.remedy != RIGHTS)
+        reason = next((found.code for found in whole), None)
         if reason is not None and task.keys is not None:
             rows = range(len(task.keys)) if task.index is None else inside.lost
             for row in rows:
@@ -154,7 +164,7 @@ class Outcome:
 
     def finish(self, lookup: Lookup, remedy: str) -> None:
         """What is known only now that all shards were seen."""
-        for shard, keys, findings in self._kinds.faults(remedy):
+        for shard, keys, findings in self._kinds.faults(remedy, self._room):
             self.findings += findings
             for key in keys:
                 if (shard, key) not in self._told:
@@ -163,12 +173,12 @@ class Outcome:
         counts: dict[str, int] = defaultdict(int)
         for one in self._duplicates.found(lookup):
             counts[one.shard] += 1
-            if len(shown[one.shard]) < SHOWN:
+            if self._room.takes("sample.duplicate_key", len(shown[one.shard])):
                 shown[one.shard].append(_duplicate(one))
             if not one.is_known and one.key is not None:
                 self._tell(one.shard, one.key, "sample.duplicate_key")
         for shard, findings in shown.items():
-            self.findings += capped(findings, counts[shard])
+            self.findings += counted_out(findings, counts[shard])
 
     def close(self) -> None:
         self._duplicates.close()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 
-from tasks.core.addresses import is_web
+from tasks.core.addresses import is_remote, is_web
 from tasks.core.findings import Finding
 from tasks.dataset.manifest import content_digest
 from tasks.dataset.tables import give_memory_back
 from tasks.dataset.verification.beside import Beside
 from tasks.dataset.verification.duplicates import Lookup
 from tasks.dataset.verification.faults import REMAKE
-from tasks.dataset.verification.files import Expected, extra_faults, file_faults, odd_ends
+from tasks.dataset.verification.files import Expected, extra_faults, file_faults, odd_ends, shut_in
 from tasks.dataset.verification.foreign import count_faults, hole_faults
 from tasks.dataset.verification.keys import keys_in
 from tasks.dataset.verification.locate import Place
+from tasks.dataset.verification.lost import renamed_back
 from tasks.dataset.verification.outcome import Outcome
 from tasks.dataset.verification.place import sizes_of, tars_in
 from tasks.dataset.verification.recorded import compare
@@ -36,6 +38,8 @@ def judge(
     version, expected, there, found = _look(place, files, level)
     gone = _shards_with("shard.missing", found)
     outcome.shards, outcome.ledger = version.shards or {}, version.ledger
+    version.ledger.shut = shut_in(found)
+    there = {name: size for name, size in there.items() if not outcome.is_shut(name)}
     sizes = {name: size for name, size in there.items() if name in expected and name not in gone}
     tasks = _present(version.tasks(sizes, level == "full"), sizes, outcome)
     if level != "quick":
@@ -59,7 +63,12 @@ def judge(
         undecoded=outcome.undecoded,
         beside=[UNLISTED] if is_web(place.folder) else [],
     )
-    return [*version.ledger.findings(), *without_shards(found, outcome.copies), *outcome.findings], seen
+    found = [*version.ledger.findings(), *without_shards(found, outcome.copies), *outcome.findings]
+    if len(found) == 1 and version.true_name is not None and not is_remote(place.folder):
+        problem = f"its digest is {version.true_name}, which the folder was called when it was built"
+        only = replace(found[0], evidence={"problem": problem})
+        found = [renamed_back(only, place.folder, version.true_name)]
+    return found, seen
 
 
 def _look(
@@ -78,7 +87,7 @@ def _look(
     if is_web(place.folder):
         there = sizes_of(place.folder, list(expected))
         odd = odd_ends(place.folder, there)
-    found = list(chain(file_faults(there, odd, expected), extra_faults(there, expected)))
+    found = list(chain(file_faults(place.folder, there, odd, expected), extra_faults(there, expected)))
     if version.shards is None and version.manifest is None:
         found += hole_faults(expected, REMAKE)
     return version, expected, there, found

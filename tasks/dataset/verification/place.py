@@ -59,20 +59,29 @@ def opened(folder: str, name: str) -> BinaryIO:
     return file
 
 
+def head(folder: str, name: str, count: int) -> bytes:
+    """The first bytes of a file as it is stored, all of a shorter one; OSError."""
+    with _kept_store(folder).open(name + split_query(folder)[1], in_order=False) as file:
+        return file.read(count)
+
+
 def tail(folder: str, name: str, count: int) -> bytes:
-    """The last bytes of a file as it is stored, all of a shorter one; OSError."""
+    """The last bytes, as `head`."""
     with _kept_store(folder).open(name + split_query(folder)[1], in_order=False) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - count, 0))
         return file.read(count)
 
 
-def tails(folder: str, names: Iterable[str], count: int) -> Iterator[tuple[str, bytes | OSError]]:
-    """`tail` of each, many at once where they are remote; Unreachable for a store that does not answer."""
+def ends(folder: str, names: Iterable[str], count: int) -> Iterator[tuple[str, bytes | OSError]]:
+    """The `tail` of each tar, of one in gzip the `head`, which says as much as can be told without unpacking.
+
+    Many at once where they are remote; Unreachable for a store that does not answer.
+    """
 
     def one(name: str) -> tuple[str, bytes | OSError]:
         try:
-            return name, tail(folder, name, count)
+            return name, (head if name.endswith(ZIPPED) else tail)(folder, name, count)
         except Unreachable:
             raise
         except OSError as error:

@@ -15,6 +15,7 @@ from tasks.core.process import available_cores
 from tasks.core.stores import Unreachable
 from tasks.dataset.freshness import BUILD, is_sealed
 from tasks.dataset.verification.beside import Beside
+from tasks.dataset.verification.faults import REMEMBER
 from tasks.dataset.verification.ledger import Ledger
 
 MOST_JSON = 64_000_000
@@ -73,21 +74,27 @@ def _difference(files: Beside, name: str, expected: Mapping[str, Any]) -> str | 
 def _record(files: Beside, ledger: Ledger) -> dict[str, Mapping[str, Any]]:
     try:
         build = read_json(files, BUILD)
-        record = build["files"]
-        are_sound = is_sealed(build) and all(_is_entry(name, entry) for name, entry in record.items())
     except Unreachable:
         raise
     except OSError as error:
-        ledger.add(BUILD, told(error))
+        ledger.add(BUILD, told(error), REMEMBER)
         return {}
+    except ValueError:
+        build = None
+    if not isinstance(build, dict):
+        ledger.add(BUILD, "torn: it is no JSON object", REMEMBER)
+        return {}
+    if not _is_sound(build):
+        ledger.add(BUILD, "its checksums of itself and others are wrong: damaged, or of an older Tarmac")
+        return {}
+    return dict(build["files"])
+
+
+def _is_sound(build: Mapping[str, Any]) -> bool:
+    try:
+        return is_sealed(build) and all(_is_entry(name, entry) for name, entry in build["files"].items())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        are_sound = False
-    if not are_sound:
-        ledger.add(
-            BUILD, "its checksums of itself and the other files are wrong: damaged, or of an older Tarmac"
-        )
-        return {}
-    return dict(record)
+        return False
 
 
 def _is_entry(name: Any, entry: Any) -> bool:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tasks.core.findings import Finding
 from tasks.dataset.verification.tables import Shard
 
-KEYS_SHOWN = 5
-"""Of the samples of one kind, for a message."""
+KEYS_SHOWN = 1000
+"""Of the samples of one kind, for findings."""
 
 
 @dataclass(frozen=True)

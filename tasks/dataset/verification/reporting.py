@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from tasks.core.findings import Finding
-from tasks.dataset.verification.faults import AGAIN, REBUILD, REMAKE, RESEND
+from tasks.dataset.verification.faults import AGAIN, ANEW, REBUILD, REMAKE, REMEMBER, RESEND, RIGHTS
 from tasks.dataset.verification.whole import REPLACE
 
-SHOWN = 5
-"""Findings of one kind shown for a shard; the last one counts the rest."""
+LISTED = 1000
+"""Findings of one kind listed for a shard; the last one counts the rest."""
+MOST = 10_000
+"""Findings of one kind in all, beyond which each further shard lists no more than FEW."""
+FEW = 5
 LEFT = "and_more_of_its_kind"
 
 
-def capped(findings: Sequence[Finding], total: int) -> list[Finding]:
-    """The first SHOWN of `total` findings of a kind; the last one says how many more there are."""
-    shown = list(findings[:SHOWN])
-    if shown and total > len(shown):
-        evidence = {**shown[-1].evidence, LEFT: total - len(shown)}
-        shown[-1] = replace(shown[-1], evidence=evidence)
-    return shown
+@dataclass
+class Room:
+    """How many findings of each kind are listed already, which bounds the memory that they take."""
+
+    _listed: Counter[str] = field(default_factory=Counter)
+
+    def takes(self, code: str, already: int) -> bool:
+        """Whether one more is listed for a shard that has `already` so many of this kind; it then counts."""
+        takes = already < (LISTED if self._listed[code] < MOST else FEW)
+        self._listed[code] += takes
+        return takes
+
+
+def counted_out(listed: Sequence[Finding], total: int) -> list[Finding]:
+    """Those that are listed of `total` findings of a kind; the last one says how many more there are."""
+    if not listed or total <= len(listed):
+        return list(listed)
+    *others, last = listed
+    return [*others, replace(last, evidence={**last.evidence, LEFT: total - len(listed)})]
+
+
+def weight(finding: Finding) -> int:
+    """The finding itself, and those of its kind that it counts."""
+    return 1 + int(finding.evidence.get(LEFT, 0))
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
@@ -33,10 +54,15 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     for found in findings:
         place = (found.code, *map(str, found.where.items()))
         known = by_place.get(place)
-        by_place[place] = (
-            found if known is None else replace(known, evidence={**known.evidence, **found.evidence})
-        )
+        by_place[place] = found if known is None else _together(known, found)
     return sorted(by_place.values(), key=_order)
+
+
+def _together(known: Finding, found: Finding) -> Finding:
+    evidence = {**known.evidence, **found.evidence}
+    if LEFT in evidence:
+        evidence[LEFT] = weight(known) + weight(found) - 2
+    return replace(known, evidence=evidence)
 
 
 def _order(found: Finding) -> tuple[str, ...]:
@@ -46,22 +72,33 @@ def _order(found: Finding) -> tuple[str, ...]:
 
 
 def advised(
-    findings: Iterable[Finding], dataset: str | None, is_ours: bool, is_remote: bool
+    findings: Iterable[Finding], repaired: str | None, is_ours: bool, is_remote: bool
 ) -> list[Finding]:
-    """The findings with the way out that there is here: a repair, another upload, another download."""
+    """The findings with the way out that there is here: a repair, of what the command is to be given, another
+    upload, another download."""
     advised = []
+    findings = list(findings)
+    config = " --config CONFIG" if any(found.remedy == REMEMBER for found in findings) else ""
     for found in findings:
         if is_ours and found.remedy == REPLACE:
             found = replace(found, remedy=REMAKE)
-        if found.remedy in (REBUILD, REMAKE, REPLACE):
+        if found.remedy in (REBUILD, REMAKE, REMEMBER, REPLACE):
             if not is_ours:
-                found = replace(found, remedy=AGAIN)
+                found = replace(found, remedy=ANEW.get(found.code, AGAIN))
             elif is_remote:
                 found = replace(found, remedy=RESEND)
-            elif dataset is not None:
-                found = replace(found, command=f"tarmac repair {shlex.quote(dataset)}")
+            elif repaired is not None:
+                found = replace(found, command=f"tarmac repair {shlex.quote(repaired)}{config}")
         advised.append(found)
     return advised
+
+
+def in_doubt(findings: Sequence[Finding]) -> set[str]:
+    """The codes that are not ruled out: those of the findings, and what a tar that may not be read hides."""
+    codes = {found.code for found in findings}
+    if any(found.remedy == RIGHTS and found.code == "shard.checksum" for found in findings):
+        codes |= {"shard.missing", "shard.extra", "shard.truncated"}
+    return codes
 
 
 def without_shards(findings: Iterable[Finding], shards: Collection[str]) -> list[Finding]:

@@ -72,7 +72,8 @@ def _evidence(seen: Seen) -> Iterator[tuple[str, str]]:
 def not_seen(seen: Seen) -> list[str]:
     unseen = list(seen.beside)
     if seen.level == "quick":
-        return [NOT_READ, NOT_DECODED, *unseen]
+        zipped = [f"whether {counted(seen.zipped, 'gzip file')} can be unpacked whole"] if seen.zipped else []
+        return [NOT_READ, NOT_DECODED, *zipped, *unseen]
     if seen.level == "default":
         return [NOT_DECODED, *unseen]
     if seen.undecoded:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.dataset.manifest import content_digest, version_name
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.shards import shard_name
 from tasks.dataset.verification.agreement import check_rejects, check_sizes, sizes_name
@@ -21,10 +23,19 @@ from tasks.dataset.verification.files import Expected
 from tasks.dataset.verification.index import IndexFile, Misfit, index_name
 from tasks.dataset.verification.leaks import check_groups
 from tasks.dataset.verification.ledger import Ledger
+from tasks.dataset.verification.lost import is_version_name
 from tasks.dataset.verification.parquet import Torn
+from tasks.dataset.verification.recorded import MOST_JSON
 from tasks.dataset.verification.records import Task
 from tasks.dataset.verification.samples_table import Rows, samples_name
-from tasks.dataset.verification.tables import SHARDS, SplitShards, read_manifest, read_shards
+from tasks.dataset.verification.tables import (
+    MANIFEST,
+    SHARDS,
+    SplitShards,
+    every,
+    read_manifest,
+    read_shards,
+)
 
 Part = TypeVar("Part")
 
@@ -62,15 +73,36 @@ class Version:
         self.folder = folder
         self.manifest = read_manifest(files, folder, ledger)
         self.shards = read_shards(files, self.manifest, ledger)
+        self.modality = self._modality()
         self.splits: list[Split] = []
         if self._is_wanted("rejects.parquet"):
             check_rejects(files, self.manifest, ledger)
 
+    def _modality(self) -> str | None:
+        """The modality whose rules are known; not that of a manifest that belongs to another version."""
+        if self.manifest is None or self.manifest.modality not in MODALITIES or self._is_of_another():
+            return None
+        return self.manifest.modality
+
+    def _is_of_another(self) -> bool:
+        """Whether folder or shards say that the manifest, as sound as it may be, is not this version's."""
+        if is_version_name(self.folder):
+            return self._digest_name() != PurePath(self.folder).name
+        if MANIFEST in self.ledger.confirmed or self.shards is None or self.manifest is None:
+            return False
+        return content_digest((one.name, one.sha256) for one in every(self.shards)) != self.manifest.digest
+
     @property
-    def modality(self) -> str | None:
-        """The modality whose rules are known."""
-        modality = None if self.manifest is None else self.manifest.modality
-        return modality if modality in MODALITIES else None
+    def true_name(self) -> str | None:
+        """What the folder was called when it was built, where it has another name now; None too where its
+        manifest may have been changed instead."""
+        folder = PurePath(self.folder)
+        if folder.parent.name != "versions" or is_version_name(self.folder):
+            return None
+        return self._digest_name() if MANIFEST in self.ledger.confirmed else None
+
+    def _digest_name(self) -> str:
+        return version_name(self._files.read(MANIFEST, MOST_JSON))
 
     @property
     def split_names(self) -> list[str]:

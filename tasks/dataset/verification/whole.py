@@ -9,7 +9,7 @@ from typing import Any
 from tasks.core.findings import Finding
 from tasks.dataset.verification.collected import Collected
 from tasks.dataset.verification.entries import Cut, Gap
-from tasks.dataset.verification.faults import REBUILD, REMAKE, fault, where
+from tasks.dataset.verification.faults import REBUILD, REMAKE, RIGHTS, fault, where
 from tasks.dataset.verification.judging import Keys
 from tasks.dataset.verification.records import Task
 from tasks.dataset.verification.spans import Spans
@@ -22,7 +22,8 @@ DIGITS = 12
 
 @dataclass(frozen=True)
 class Look:
-    """Samples, checksum and damage of a tar. `error` is why it could not be read to its end."""
+    """Samples, checksum and damage of a tar. `error` is why it could not be read to its end; when it
+    `is_forbidden`, that is no fault of the tar."""
 
     samples: Collected
     sha256: str | None
@@ -31,6 +32,7 @@ class Look:
     gap: Gap | None = None
     gaps: int = 0
     error: str | None = None
+    is_forbidden: bool = False
 
     @property
     def end(self) -> int | None:
@@ -47,7 +49,7 @@ def faults_of_shard(
     at = where(task.name)
     remedy = REMAKE if task.expected else REPLACE
     if look.error is not None:
-        yield fault("shard.checksum", remedy, at, problem=look.error)
+        yield fault("shard.checksum", RIGHTS if look.is_forbidden else remedy, at, problem=look.error)
         return
     count = len(look.samples.keys) - len(keys.continued)
     if look.cut is not None:

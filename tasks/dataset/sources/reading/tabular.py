@@ -84,9 +84,8 @@ def open_table(
     except Unreachable:
         raise
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(
-            f"{config_key}: there is no file {place}; paths start at the working directory"
-        ) from None
+        start = "" if PurePath(place).is_absolute() else "; paths start at the working directory"
+        raise UsageError(f"{config_key}: there is no file {place}{start}") from None
     except OSError as error:
         raise UsageError(f"{config_key}: {place} cannot be read: {error.strerror or error}") from None
 
