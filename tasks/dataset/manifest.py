@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tasks.core.errors import DataError
 
 NAME_DIGITS = 12
+VERSION_NAME = re.compile(rf"[0-9a-f]{{{NAME_DIGITS}}}")
 Count = Annotated[int, Field(ge=0)]
 
 

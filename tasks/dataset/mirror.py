@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import write_json
 from tasks.core.progress import Progress, silent
 from tasks.core.stores import Unreachable
+from tasks.dataset.manifest import VERSION_NAME
 from tasks.dataset.versions import MIRRORED
 
 TOGETHER = 4
@@ -39,7 +39,6 @@ NOTE = "bytes mirrored"
 MANIFEST, SHARDS = "manifest.json", "shards.parquet"
 ALWAYS = (MANIFEST, "build.json", "inputs.arrow")
 """Sent each time: the first marks a version that is whole, the others are not shaped by the content."""
-VERSION = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ class _Mirror:
     def _prune(self, current: str, keep: int) -> list[str]:
         """Remove the oldest versions, their manifests first, so that none is there by half."""
         store = remote.RemoteStore(f"{self.address}/versions", "dataset.mirror")
-        versions = [name for name in store.entries()[0] if VERSION.fullmatch(name) and name != current]
+        versions = [name for name in store.entries()[0] if VERSION_NAME.fullmatch(name) and name != current]
         by_age = sorted(versions, key=lambda name: self._published(name), reverse=True)
         doomed = by_age[max(keep - 1, 0) :]
         for name in doomed:

@@ -25,7 +25,9 @@ from tasks.dataset.manifest import SplitSummary, read_manifest, version_name
 from tasks.dataset.shards import shard_name
 
 __all__ = [
+    "BY_BYTES",
     "NAME",
+    "SEEN",
     "Entry",
     "add",
     "by_split",
@@ -38,6 +40,25 @@ __all__ = [
     "told",
 ]
 
+SEEN = {
+    "quick": {"shard.missing", "shard.truncated"},
+    "default": {
+        "shard.checksum",
+        "shard.count",
+        "sample.duplicate_key",
+        "sample.split_members",
+        "sample.missing_member",
+        "member.checksum",
+        "member.empty",
+        "member.unsafe",
+        "index.mismatch",
+        "manifest.invalid",
+    },
+    "full": {"member.undecodable"},
+}
+"""The reasons that a level finds, besides those of the levels before it."""
+BY_BYTES = SEEN["quick"] | SEEN["default"]
+"""What cannot be wrong with a shard whose bytes are as they were built, unless they were built so."""
 LEASE = "quarantine.lease"
 WAIT_S = 60.0
 """Others who change the file hold it for milliseconds."""

@@ -10,6 +10,7 @@ import pytest
 from tasks.core.errors import DataError
 from tasks.dataset import quarantine, versions
 from tasks.dataset.build import build
+from tasks.dataset.look.codes import MEANINGS
 from tasks.dataset.manifest import SplitSummary
 from tasks.dataset.quarantine import NAME, Entry
 from tasks.dataset.tables import read_table
@@ -184,3 +185,9 @@ def test_a_build_that_writes_nothing_releases_nothing(tmp_path: Path) -> None:
     quarantine.add(built.dataset, mixed(built.version.name))
     assert build(built.config).released == 0 and build(built.config, rehash=True).released == 0
     assert len(quarantine.read(built.dataset / NAME)) == 5
+
+
+def test_every_reason_that_a_sample_may_have_is_looked_for_at_some_level() -> None:
+    """Or its entry would never leave the quarantine."""
+    of_samples = set(MEANINGS) - {"shard.extra"}  # which holds no sample of the dataset
+    assert set().union(*quarantine.SEEN.values()) == of_samples

@@ -18,11 +18,9 @@ def release(version: Path, staging: Path) -> int:
     listed = quarantine.of_version(version, quarantine.read(home / quarantine.NAME))
     if not listed:
         return 0
-    from tasks.dataset.repairing.aside import BY_BYTES  # here, because most datasets have no quarantine
-
     converted = {_file(tar) for tar in staging.glob("*.tar")}
     written = {shard for shard in {one.shard for one in listed} if _file(version / shard) in converted}
-    sound = [one for one in listed if one.shard in written and one.reason in BY_BYTES]
+    sound = [one for one in listed if one.shard in written and one.reason in quarantine.BY_BYTES]
     return quarantine.remove(home, sound) if sound else 0
 
 

@@ -10,26 +10,6 @@ from tasks.dataset import quarantine
 from tasks.dataset.quarantine import Entry
 from tasks.dataset.verification.inside import BadSample
 
-SEEN = {
-    "quick": {"shard.missing", "shard.truncated"},
-    "default": {
-        "shard.checksum",
-        "shard.count",
-        "sample.duplicate_key",
-        "sample.split_members",
-        "sample.missing_member",
-        "member.checksum",
-        "member.empty",
-        "member.unsafe",
-        "index.mismatch",
-        "manifest.invalid",
-    },
-    "full": {"member.undecodable"},
-}
-"""The reasons that a level finds, besides those of the levels before it."""
-BY_BYTES = SEEN["quick"] | SEEN["default"]
-"""What cannot be wrong with a shard whose bytes are as they were built, unless they were built so."""
-
 
 @dataclass(frozen=True)
 class Aside:
@@ -54,13 +34,13 @@ def set_aside(
     known = {(one.shard, one.key) for one in listed}
     entries = [Entry(version.name, one.split, one.shard, one.key, one.reason) for one in bad]
     still = {(one.shard, one.key) for one in entries}
-    levels = list(SEEN)
-    seen = set().union(*(SEEN[name] for name in levels[: levels.index(level) + 1]))
+    levels = list(quarantine.SEEN)
+    seen = set().union(*(quarantine.SEEN[name] for name in levels[: levels.index(level) + 1]))
     sound = [
         one
         for one in listed
         if (one.shard, one.key) not in still
-        and (one.reason in seen or (one.shard in repaired and one.reason in BY_BYTES))
+        and (one.reason in seen or (one.shard in repaired and one.reason in quarantine.BY_BYTES))
     ]
     released = quarantine.remove(home, sound) if sound else 0
     added = quarantine.add(home, entries) if adds and still - known else 0

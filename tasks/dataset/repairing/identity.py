@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from tasks.core.errors import DataError
 from tasks.core.files import sha256_file
-from tasks.dataset.manifest import NAME_DIGITS, Manifest, read_manifest, version_name
+from tasks.dataset.manifest import NAME_DIGITS, VERSION_NAME, Manifest, read_manifest, version_name
 from tasks.dataset.repairing.install import is_file
-from tasks.dataset.repairing.place import VERSION, Place
+from tasks.dataset.repairing.place import Place
 
 MANIFEST = "manifest.json"
 _SPLIT = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
@@ -71,7 +71,7 @@ def name_of(place: Place, record: Record | None) -> str | None:
 
 
 def _folder_name(place: Place) -> str | None:
-    is_name = place.dataset is not None and VERSION.fullmatch(place.version.name)
+    is_name = place.dataset is not None and VERSION_NAME.fullmatch(place.version.name)
     return place.version.name if is_name else None
 
 

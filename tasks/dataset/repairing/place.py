@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,8 +19,8 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import FULL
 from tasks.core.lease import Held, Lease
 from tasks.dataset import versions
+from tasks.dataset.manifest import VERSION_NAME
 
-VERSION = re.compile(r"[0-9a-f]{12}")
 MARKS = ("manifest.json", "shards.parquet", "inputs.arrow")
 """What lies in a version beside its splits; tars that others made have none of it."""
 CLOSED = "cannot be read: Permission denied"
@@ -128,7 +127,7 @@ def find(path: str | Path) -> Place:
 
 
 def _is_version(folder: Path) -> bool:
-    is_named = folder.parent.name == "versions" and VERSION.fullmatch(folder.name) is not None
+    is_named = folder.parent.name == "versions" and VERSION_NAME.fullmatch(folder.name) is not None
     return folder.is_dir() and (is_named or any((folder / mark).exists() for mark in MARKS))
 
 

@@ -7,7 +7,6 @@ A folder is Tarmac's when it holds any of the files that a version has beside it
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,6 +19,7 @@ from tasks.core.globs import first_mark
 from tasks.core.locations import split_location
 from tasks.core.stores import ABSENT, Store
 from tasks.dataset.freshness import BUILD
+from tasks.dataset.manifest import VERSION_NAME
 from tasks.dataset.repairing.place import MARKS
 from tasks.dataset.verification.lost import CURRENT, dataset_of, is_current, is_version_name, lost, misnamed
 from tasks.dataset.verification.named import named_tars
@@ -28,7 +28,6 @@ from tasks.dataset.verification.tables import MANIFEST, SHARDS
 
 SIGNS = (*MARKS, BUILD)
 TABLES = {"samples": ".parquet", "index": ".npy"}
-_VERSION = re.compile(r"[0-9a-f]{12}")
 LONGEST_NAME = 100
 MOST_BELOW = 3
 """Datasets that a message names."""
@@ -156,13 +155,13 @@ def _current(store: Store, folder: str, given: str, is_text: bool) -> Place | No
         problem = f"leads to {target}, which is not there"
         return Place(folder, True, problem=lost(folder, given, problem, os.path.basename(target)))
     if not is_text:
-        names = [name for name in listed(store, "versions")[0] if _VERSION.fullmatch(name)]
+        names = [name for name in listed(store, "versions")[0] if VERSION_NAME.fullmatch(name)]
         if not names and (is_remote(folder) or not misnamed(folder)):
             return None
         problem = f"missing, so that none of {counted(len(names), 'version')} is current"
         return Place(folder, True, problem=lost(folder, given, problem if names else "missing"))
     name = _text(store)
-    if _VERSION.fullmatch(name) and _is_there(store, f"versions/{name}"):
+    if VERSION_NAME.fullmatch(name) and _is_there(store, f"versions/{name}"):
         return _version(f"{folder}/versions/{name}", given)
     problem = f"names {name[:20]!r}, which is no version of this dataset"
     return Place(folder, True, problem=lost(folder, given, problem, name))
@@ -187,7 +186,7 @@ def _of_web(store: Store, folder: str) -> Place:
     if store.stat(MANIFEST) != ABSENT or store.stat(SHARDS) != ABSENT:
         return Place(folder, True)
     name = _text(store)
-    if _VERSION.fullmatch(name):
+    if VERSION_NAME.fullmatch(name):
         return Place(f"{folder}/versions/{name}", True)
     raise UsageError(
         f"{KEY}: a web server gives no list of its files; name the tars, such as "

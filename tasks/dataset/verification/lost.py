@@ -13,8 +13,7 @@ from tasks.core.addresses import is_remote
 from tasks.core.findings import Finding
 from tasks.core.stores import ABSENT
 from tasks.dataset import versions
-from tasks.dataset.manifest import version_name
-from tasks.dataset.repairing.place import VERSION
+from tasks.dataset.manifest import VERSION_NAME, version_name
 from tasks.dataset.verification.faults import BUILD_AGAIN, RESEND, fault
 from tasks.dataset.verification.place import store_at
 from tasks.dataset.verification.recorded import MOST_JSON
@@ -37,7 +36,7 @@ def is_current(dataset: str, version: str) -> bool:
 def is_version_name(version: str) -> bool:
     """Whether the folder lies where a dataset has its versions, and is called like one."""
     folder, name = os.path.split(version)
-    return os.path.basename(folder) == "versions" and VERSION.fullmatch(name) is not None
+    return os.path.basename(folder) == "versions" and VERSION_NAME.fullmatch(name) is not None
 
 
 def lost(folder: str, dataset: str, problem: str, wanted: str = "") -> Finding:
@@ -65,7 +64,7 @@ def misnamed(dataset: str) -> Mapping[str, str]:
     store, found = store_at(dataset), {}
     with contextlib.suppress(OSError):
         for name in store.entries("versions")[0]:
-            if not VERSION.fullmatch(name) and store.stat(f"versions/{name}/{MANIFEST}") != ABSENT:
+            if not VERSION_NAME.fullmatch(name) and store.stat(f"versions/{name}/{MANIFEST}") != ABSENT:
                 found[version_name(store.read(f"versions/{name}/{MANIFEST}", MOST_JSON))] = name
     return found
 
