@@ -19,6 +19,7 @@ from tasks.core.files import read_json
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
 from tasks.dataset import versions
+from tasks.dataset.build_json import BUILD
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.changes import since
 from tasks.dataset.building.check import check
@@ -29,7 +30,7 @@ from tasks.dataset.building.listing import fingerprint, list_samples
 from tasks.dataset.building.rejects import Budget
 from tasks.dataset.building.reuse import known_leaves
 from tasks.dataset.building.spread import spread
-from tasks.dataset.freshness import BUILD, unchanged
+from tasks.dataset.freshness import unchanged
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.tar import ShardWriter
 

@@ -7,18 +7,16 @@ HASHED_BYTES, its SHA-256. Damage that keeps the size of a tar or of a larger fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks.core.errors import DataError
-from tasks.core.files import digest, read_json, sha256_file
+from tasks.core.files import read_json, sha256_file
 from tasks.core.schema import Config, Dataset
 from tasks.dataset import versions
+from tasks.dataset.build_json import BUILD, is_sealed
 from tasks.dataset.manifest import version_name
 
-BUILD = "build.json"
-SEAL = "digest"
 HASHED_BYTES = 64_000_000
 """Reading more than this would make a build that has nothing to do slow."""
 
@@ -69,31 +67,6 @@ def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
     except (OSError, ValueError, TypeError, AttributeError, KeyError, DataError):
         return False
     return versions.has_its_tars(version, manifest)
-
-
-def beside_the_tars(version: Path) -> list[str]:
-    """The version's files but its tars and build.json, relative to its folder."""
-    found = (path.relative_to(version).as_posix() for path in version.rglob("*") if path.is_file())
-    return sorted(name for name in found if not name.endswith(".tar") and name != BUILD)
-
-
-def recorded(version: Path) -> dict[str, Any]:
-    """What build.json keeps of each of them: `{"index/val.npy": {"bytes": 944, "sha256": …}}`."""
-    return {
-        name: {"bytes": (version / name).stat().st_size, "sha256": sha256_file(version / name)}
-        for name in beside_the_tars(version)
-    }
-
-
-def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """build.json of these facts: nothing else keeps its checksum, so it keeps its own."""
-    facts = {name: value for name, value in facts.items() if name != SEAL}
-    return {**facts, SEAL: digest(facts)}
-
-
-def is_sealed(build: Mapping[str, Any]) -> bool:
-    """Whether it still says what was written; ValueError where it holds what no build wrote."""
-    return bool(build.get(SEAL) == sealed(build)[SEAL])
 
 
 def _are_sound(version: Path, files: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from tasks.core.findings import Finding
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
 from tasks.dataset import quarantine
-from tasks.dataset.freshness import BUILD
+from tasks.dataset.build_json import BUILD
 from tasks.dataset.repairing.aside import Aside, set_aside
 from tasks.dataset.repairing.beside import Tables
 from tasks.dataset.repairing.identity import read_proven_manifest, read_record

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ import psutil
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import link_atomic, told_of_a_full_disk
 from tasks.core.lease import STALE_S, Held, Lease
-from tasks.dataset.manifest import Manifest, read_manifest
+from tasks.dataset.manifest import VERSION_NAME, Manifest, read_manifest
 
 __all__ = [
     "Manifest",
@@ -38,7 +37,8 @@ __all__ = [
     "told_of_what_is_closed",
 ]
 
-_NAME = re.compile(r"[0-9a-f]{12}")
+MARKS = ("manifest.json", "shards.parquet", "inputs.arrow")
+"""What lies in a version beside its splits; tars that others made have none of it."""
 MIRRORED = "mirror.json"
 """In the dataset's folder: where the last version was copied to."""
 DOOMED = ".pruned-"
@@ -96,7 +96,7 @@ def listed(dataset: Path) -> list[Path]:
     """All versions, the most recently built first; UsageError where they cannot be listed."""
     found: list[Path] = []
     with told_of_what_is_closed(), none_where_nothing_is():
-        found = [entry for entry in (dataset / "versions").iterdir() if _NAME.fullmatch(entry.name)]
+        found = [entry for entry in (dataset / "versions").iterdir() if VERSION_NAME.fullmatch(entry.name)]
     return sorted(found, key=lambda version: (_built(version), version.name), reverse=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.dataset.freshness import sealed
+from tasks.dataset.build_json import sealed
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
 from tasks.dataset.shards import INDEX, index_path, shard_name
 from tasks.dataset.tables import write_table

@@ -15,8 +15,8 @@ import pytest
 from tasks.core.errors import DataError
 from tasks.core.files import read_json
 from tasks.core.schema import Config
+from tasks.dataset.build_json import sealed
 from tasks.dataset.building.kept import kept
-from tasks.dataset.freshness import sealed
 from tasks.dataset.repair import Repaired, repair
 from tasks.dataset.repairing import install
 from tasks.dataset.repairing.outcome import Failed

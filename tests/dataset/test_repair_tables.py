@@ -14,7 +14,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import read_json
 from tasks.dataset import versions
 from tasks.dataset.build import is_up_to_date
-from tasks.dataset.freshness import is_sealed, recorded, sealed
+from tasks.dataset.build_json import is_sealed, recorded, sealed
 from tasks.dataset.repair import repair
 from tasks.dataset.tables import Batches, BatchWriter
 from tests.dataset import damage, raw

@@ -16,7 +16,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from tasks.dataset.freshness import recorded, sealed
+from tasks.dataset.build_json import recorded, sealed
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
 from tasks.dataset.shards import INDEX
 from tasks.dataset.tables import TableWriter, write_table

@@ -24,12 +24,12 @@ from numpy.lib import format as npy
 
 from tasks.core.files import digest, fsync_directory, write_atomic, write_json
 from tasks.core.schema import Config
+from tasks.dataset.build_json import BUILD, recorded, sealed
 from tasks.dataset.building import fingerprint, rejects
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.placement import move_into_place
 from tasks.dataset.building.reuse import INPUTS
 from tasks.dataset.building.sidecar import accepted, first, schema
-from tasks.dataset.freshness import BUILD, recorded, sealed
 from tasks.dataset.manifest import (
     Manifest,
     SourceSummary,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tasks.core.files import fsync_directory
 from tasks.dataset import versions
-from tasks.dataset.freshness import BUILD, beside_the_tars
+from tasks.dataset.build_json import BUILD, beside_the_tars
 from tasks.dataset.manifest import Manifest, version_name
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tasks.core.errors import TarmacError
 from tasks.core.progress import Progress
+from tasks.dataset.build_json import BUILD
 from tasks.dataset.building.reuse import INPUTS
-from tasks.dataset.freshness import BUILD
 from tasks.dataset.repairing import install, twin
 from tasks.dataset.repairing.cause import is_of_full_disk, is_of_host
 from tasks.dataset.repairing.identity import (

@@ -13,8 +13,8 @@ from tasks.core.errors import UsageError
 from tasks.core.files import digest, read_json
 from tasks.core.process import available_cores
 from tasks.core.schema import BuildEngine, Config, Dataset, Engines
+from tasks.dataset.build_json import BUILD, is_sealed
 from tasks.dataset.building.fingerprint import CONVERTER, PLACES, config_digest, packages
-from tasks.dataset.freshness import BUILD, is_sealed
 from tasks.dataset.manifest import Manifest
 from tasks.dataset.repairing.identity import read_proven_manifest, read_record
 from tasks.dataset.repairing.place import Place

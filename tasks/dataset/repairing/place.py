@@ -21,8 +21,6 @@ from tasks.core.lease import Held, Lease
 from tasks.dataset import versions
 from tasks.dataset.manifest import VERSION_NAME
 
-MARKS = ("manifest.json", "shards.parquet", "inputs.arrow")
-"""What lies in a version beside its splits; tars that others made have none of it."""
 CLOSED = "cannot be read: Permission denied"
 
 
@@ -128,7 +126,7 @@ def find(path: str | Path) -> Place:
 
 def _is_version(folder: Path) -> bool:
     is_named = folder.parent.name == "versions" and VERSION_NAME.fullmatch(folder.name) is not None
-    return folder.is_dir() and (is_named or any((folder / mark).exists() for mark in MARKS))
+    return folder.is_dir() and (is_named or any((folder / mark).exists() for mark in versions.MARKS))
 
 
 def _current(dataset: Path, given: str | Path) -> Path:

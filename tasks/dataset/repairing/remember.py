@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tasks.core.files import write_json
+from tasks.dataset.build_json import BUILD, sealed
 from tasks.dataset.building.kept import kept
-from tasks.dataset.freshness import BUILD, sealed
 from tasks.dataset.repairing import install
 from tasks.dataset.repairing.identity import MANIFEST, Record, read_proven_manifest, state, tables_of
 from tasks.dataset.repairing.origin import Origin

@@ -18,13 +18,13 @@ from tasks.core.formats import counted
 from tasks.core.globs import first_mark
 from tasks.core.locations import split_location
 from tasks.core.stores import ABSENT, Store
-from tasks.dataset.freshness import BUILD
+from tasks.dataset.build_json import BUILD
 from tasks.dataset.manifest import VERSION_NAME
-from tasks.dataset.repairing.place import MARKS
 from tasks.dataset.verification.lost import CURRENT, dataset_of, is_current, is_version_name, lost, misnamed
 from tasks.dataset.verification.named import named_tars
 from tasks.dataset.verification.place import KEY, TARS, UNREAD, listed, split_query, store_at, tars_in
 from tasks.dataset.verification.tables import MANIFEST, SHARDS
+from tasks.dataset.versions import MARKS
 
 SIGNS = (*MARKS, BUILD)
 TABLES = {"samples": ".parquet", "index": ".npy"}

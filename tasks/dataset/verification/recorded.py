@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.core.process import available_cores
 from tasks.core.stores import Unreachable
-from tasks.dataset.freshness import BUILD, is_sealed
+from tasks.dataset.build_json import BUILD, is_sealed
 from tasks.dataset.verification.beside import Beside
 from tasks.dataset.verification.faults import REMEMBER
 from tasks.dataset.verification.ledger import Ledger
