@@ -11,7 +11,6 @@ holds too are copied within the bucket. A version's `manifest.json` comes after 
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -188,9 +187,9 @@ class _Mirror:
             if other == version:
                 return {}
             base = f"{self.address}/versions/{other}"
-            table = pq.read_table(
-                io.BytesIO(self._call("_cat_file", f"versions/{other}/{SHARDS}")), columns=["name", "sha256"]
-            )
+            content = pa.BufferReader(self._call("_cat_file", f"versions/{other}/{SHARDS}"))
+            # Arrow's threads may let go of what Python lent them when the interpreter is ending.
+            table = pq.ParquetFile(content).read(["name", "sha256"], use_threads=False)
         except (FileNotFoundError, UnicodeDecodeError, pa.ArrowException):
             return {}  # nothing was mirrored, or what was is damaged: all is uploaded
         names, shas = (table.column(name).to_pylist() for name in ("name", "sha256"))

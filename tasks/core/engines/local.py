@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -24,6 +25,8 @@ from tasks.core.process import die_with_parent
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 TRIES = 3
+LEAVES_S = 1.0
+"""A thread on a local disk is done with what it has in hand; one that waits for a dead store never is."""
 
 
 @dataclass
@@ -67,12 +70,15 @@ def map_in_threads(
     """Yield `function(item)` for every item, in their order.
 
     At most twice as many items as threads are taken from `items` ahead of the results. An error of `function`
-    is raised here. Closing this generator, or Ctrl-C, waits for nothing: what is in hand goes on to its end,
-    or to that of the process, so `function` should change nothing.
+    is raised here. Closing this generator, or Ctrl-C, waits LEAVES_S at most: what is in hand then goes on to
+    its end, or to that of the process, so `function` should change nothing.
     """
     asked: SimpleQueue[tuple[Future[Result], Item] | None] = SimpleQueue()
-    for _ in range(threads):
-        threading.Thread(target=_work_off, args=(function, asked), daemon=True).start()
+    workers = [
+        threading.Thread(target=_work_off, args=(function, asked), daemon=True) for _ in range(threads)
+    ]
+    for worker in workers:
+        worker.start()
     running: deque[Future[Result]] = deque()
     try:
         for item in items:
@@ -85,8 +91,11 @@ def map_in_threads(
     finally:
         for future in running:
             future.cancel()
-        for _ in range(threads):
+        for _ in workers:
             asked.put(None)
+        ends = time.monotonic() + LEAVES_S
+        for worker in workers:  # a thread that the interpreter's end meets in C++ takes the process down
+            worker.join(max(0.0, ends - time.monotonic()))
 
 
 def _work_off(
