@@ -55,7 +55,7 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
         place = (found.code, *map(str, found.where.items()))
         known = by_place.get(place)
         by_place[place] = found if known is None else _together(known, found)
-    return sorted(by_place.values(), key=_order)
+    return sorted(by_place.values(), key=lambda found: str(found.where.get("shard", "")))
 
 
 def _together(known: Finding, found: Finding) -> Finding:
@@ -63,12 +63,6 @@ def _together(known: Finding, found: Finding) -> Finding:
     if LEFT in evidence:
         evidence[LEFT] = weight(known) + weight(found) - 2
     return replace(known, evidence=evidence)
-
-
-def _order(found: Finding) -> tuple[str, ...]:
-    """By shard; within one, what concerns all of it first."""
-    where = found.where
-    return tuple(str(where.get(name, "")) for name in ("shard", "key", "file"))[:1]
 
 
 def advised(
