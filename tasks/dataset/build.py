@@ -229,7 +229,7 @@ class _Build:
         missing = [leaf for leaf in catalogue.leaves() if leaf.ordinal not in known]
         ordinals = [leaf.ordinal for leaf in missing]
         with (
-            pilot.beside(self.config, self.staging, missing, tally.budget, self.progress) as trial,
+            pilot.beside(self.config, self.staging, missing, tally.budget) as trial,
             closing(
                 convert_all(self.config, self.staging, rules, ordinals, tally, trial, self.progress)
             ) as converted,

@@ -1,5 +1,7 @@
 """Before a long build a few samples go through every step; what spoils them all is seen at once."""
 
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -22,6 +24,7 @@ COUNT = 120
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr(pilot, "WORTH_SAMPLES", 100)
+    monkeypatch.setattr(pilot, "PATIENCE_S", 0.0)
     raw.pictures(tmp_path / "raw", COUNT)
     return raw.config(tmp_path / "raw", tmp_path / "out")
 
@@ -50,6 +53,33 @@ def test_what_spoils_every_sample_stops_the_build(config: Config, tmp_path: Path
     assert not (tmp_path / "out" / "versions").exists()
 
 
+def test_a_short_build_is_its_own_pilot(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pilot, "PATIENCE_S", 60.0)
+    result = build(config)
+    assert result.accepted == COUNT and result.seconds < 60
+    assert not (tmp_path / "out" / PAGE).exists()
+    for number in range(0, COUNT, 2):
+        (tmp_path / "raw" / f"{number:04d}.png").write_text("<html>")
+    with pytest.raises(DataError, match=r"reject_budget"):
+        build(config)
+
+
+def test_a_pilot_that_fails_after_the_last_shard_fails_the_build(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Iterator[None]:
+        time.sleep(2)
+        raise DataError("spoilt")
+        yield
+
+    monkeypatch.setattr(pilot, "map_here", fail)
+    with pytest.raises(DataError, match="spoilt"):
+        build(config)
+    assert not (tmp_path / "out" / "versions").exists()
+
+
 def test_a_failing_pilot_ends_the_work_that_an_engine_takes_bit_by_bit(tmp_path: Path) -> None:
     failed: Future[None] = Future()
     work = _work(tmp_path, "rules", range(5), failed)
@@ -61,6 +91,7 @@ def test_a_failing_pilot_ends_the_work_that_an_engine_takes_bit_by_bit(tmp_path:
 
 def test_an_engine_that_takes_all_work_first_waits_for_the_pilot(tmp_path: Path) -> None:
     running: Future[None] = Future()
+    running.set_running_or_notify_cancel()
     with ThreadPoolExecutor(1) as thread:
         taken = thread.submit(list, _work(tmp_path, "rules", range(5), running))
         assert not wait([taken], timeout=0.05).done

@@ -161,6 +161,7 @@ def test_a_dataset_lies_beside_its_source(tmp_path: Path) -> None:
 
 def test_filtered_samples_leave_room_in_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pilot, "WORTH_SAMPLES", 50)
+    monkeypatch.setattr(pilot, "PATIENCE_S", 0.0)
     rows = raw.pictures(tmp_path / "raw", 100)
     for number in range(40):
         (tmp_path / "raw" / f"{number:04d}.png").write_bytes(b"no image")

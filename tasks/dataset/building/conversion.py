@@ -72,18 +72,24 @@ def convert_all(
     work = _work(staging, rules, leaves, trial)
     for one in map_groups(finish, work, config.engine, folder=staging / JOBS, say=say):
         tally.add(one.ordinal, one.samples, one.rejects)
-        progress(tally.done, tally.total, NOTE)
+        progress(tally.done, tally.total, f"{NOTE}; beside a pilot of a few" if trial.running() else NOTE)
         if tally.budget.is_exceeded:
-            trial.result()  # which tells more of what spoils all samples
+            _heed(trial)  # which tells more of what spoils all samples
             raise Exceeded  # which ends the map: the shards in hand are finished, no more are begun
         yield one.ordinal
 
 
 def _work(staging: Path, rules: str, leaves: Sequence[int], trial: Future[None]) -> Iterator[Conversion]:
-    """What is to be done; an engine that takes it bit by bit begins while the trial still runs, one that must
-    have all of it first waits for the trial."""
+    """What is to be done; an engine that takes it bit by bit begins while the trial runs, or before it does;
+    one that must have all of it first waits for the trial."""
     for ordinal in leaves:
         if trial.done():
             trial.result()
         yield Conversion(staging, rules, ordinal)
-    trial.result()
+    _heed(trial)
+
+
+def _heed(trial: Future[None]) -> None:
+    """Raise what a trial that has begun raises, at its end."""
+    if trial.running() or trial.done():
+        trial.result()
