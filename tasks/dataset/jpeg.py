@@ -26,6 +26,7 @@ Format: ITU-T T.81, annex B, https://www.w3.org/Graphics/JPEG/itu-t81.pdf.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 from PIL import Image
@@ -36,6 +37,7 @@ TAIL = 4096
 """Bytes at a file's end in which its end mark is looked for."""
 
 _SCAN, _QUANTISATION = 0xFFDA, 0xFFDB
+_SCAN_MARK = b"\xff\xda"
 _PASSED_OVER = (0xFFC4, 0xFFDD, 0xFFFE)
 """Huffman tables, restart intervals and comments, which no parser but the decoder's looks into."""
 _FRAMES = (0xFFC0, 0xFFC1, 0xFFC2)
@@ -47,6 +49,8 @@ _SCALE = 8
 """The most that libjpeg scales down."""
 _TABLE = 65
 """Bytes of a quantisation table of 8 bits a value."""
+_SHORT = 4096
+"""Bytes of a header that holds neither previews nor profiles."""
 _DOUBTFUL = (b"Exif\0\0", b"Photoshop 3.0\0")
 """Application segments that Pillow takes apart, and may refuse."""
 _marker_and_length = struct.Struct(">HH").unpack_from
@@ -68,6 +72,22 @@ def frame(data: bytes) -> Frame | None:
     whether sound or not."""
     if not data.startswith(SIGNATURE):
         return None
+    scan = data.find(_SCAN_MARK, 2, _SHORT)
+    if 0 < scan <= len(data) - 4:
+        _, length = _marker_and_length(data, scan)
+        found = _of_header(data[: scan + 2 + length])
+        if found is not None:
+            return found
+    return _parsed(data)  # the mark was none, but bytes of another segment
+
+
+@lru_cache(maxsize=64)
+def _of_header(header: bytes) -> Frame | None:
+    """Images that were scaled and encoded alike, as many collections are, have one header."""
+    return _parsed(header)
+
+
+def _parsed(data: bytes) -> Frame | None:
     told = None
     is_plain = True
     start, end = 2, len(data)

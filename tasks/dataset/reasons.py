@@ -64,4 +64,4 @@ def printable(text: str) -> str:
     out as escapes, addresses without what lets one read them."""
     if "://" in text:
         text = _ADDRESS.sub(lambda found: named(found[0]), text)
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

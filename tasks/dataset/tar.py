@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import google_crc32c
 
-from tasks.dataset.background_file import BackgroundFile
+from tasks.dataset.hashed_file import HashedFile
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
 LARGEST = 8**11 - 1
-JOINED = 1 << 20
-"""Samples up to this many bytes are joined, and gathered to as many, before they are hashed and written: few
-large writes cost less. Larger samples are not copied."""
+JOINED = 1 << 19
+"""Samples up to this many bytes are gathered to as many before they are hashed and written: few large writes
+cost less. Larger samples are not copied."""
 
 Buffer: TypeAlias = Any
 """bytes or a numpy array of uint8; mypy knows no common type of the two before Python 3.12."""
@@ -53,7 +53,7 @@ def header(name: str, size: int) -> bytes:
     if len(encoded) > 100 or size > LARGEST:
         raise ValueError(f"{name}: {size} bytes do not fit a ustar header")
     length = b"%011o\0" % size
-    checksum = b"%06o\0 " % (_CONSTANT_SUM + sum(encoded) + sum(length))
+    checksum = b"%06o\0 " % (_CONSTANT_SUM + sum(encoded + length))
     return _fields(encoded, _BEFORE_SIZE, length, _AFTER_SIZE, checksum, _TAIL)
 
 
@@ -77,15 +77,15 @@ class Header:
 class ShardWriter:
     """Writes one tar and learns its SHA-256 and every sample's span on the way.
 
-    Small samples are copied into a buffer, which is hashed and written in the background while the caller
-    reads and checks those of the next. Large ones are written when `add` returns, so no more than one of them
-    is held.
+    Small samples are copied into a buffer, which is hashed in the background while the caller reads and
+    checks those of the next. Large ones are hashed when `add` returns, so no more than one of them is held.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = BackgroundFile(path)
+        self._file = HashedFile(path)
         self._gathered, self._other = (memoryview(bytearray(JOINED)) for _ in range(2))
         self._gathered_bytes = 0
+        self._is_ended = False
         self.size_bytes = 0
 
     def add(self, key: str, members: Members) -> Span:
@@ -107,11 +107,18 @@ class ShardWriter:
         """Whether it holds no sample."""
         return self.size_bytes <= len(END)
 
-    def finish(self) -> str:
-        """Write the end and return the file's SHA-256 in hexadecimal. Nothing is flushed to disk."""
+    def end(self) -> None:
+        """Write the end; the digest may still be under way."""
         self._gather(END)
         self.size_bytes += len(END)
         self._hand_over()
+        self._is_ended = True
+
+    def finish(self) -> str:
+        """The file's SHA-256 in hexadecimal, after its end, which is written unless it is there. Nothing is
+        flushed to disk."""
+        if not self._is_ended:
+            self.end()
         return self._file.finish()
 
     def _gather(self, sample: bytes) -> int:

@@ -10,4 +10,4 @@ UNSEEN = ("Cc", "Cf", "Zs", "Zl", "Zp")
 
 def is_blank(text: str) -> bool:
     """Whether nothing of it can be seen."""
-    return all(category(char) in UNSEEN for char in text)
+    return not text[:1].isalnum() and all(category(char) in UNSEEN for char in text)

@@ -230,6 +230,16 @@ def test_nothing_is_told_of_what_is_unusual(name: str) -> None:
     assert jpeg.frame(UNUSUAL[name]) is None
 
 
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize(
+    "comment", [b"\xff\xda", b"\xff\xda\x00\x0c" + bytes(20), b"\xff\xda\xff\xff", b"-" * 5000]
+)
+def test_a_mark_in_a_comment_starts_no_scan(mode: str, comment: bytes) -> None:
+    data = picture(mode, 24, 16)
+    before, after = jpeg.frame(data), jpeg.frame(data[:2] + segment(0xFFFE, comment) + data[2:])
+    assert before is not None and after == before._replace(scan=before.scan + 4 + len(comment))
+
+
 def test_a_header_that_pillow_takes_apart_is_left_to_pillow() -> None:
     turned = Image.Exif()
     turned[0x0112] = 6

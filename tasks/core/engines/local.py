@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from tasks.core.process import die_with_parent
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 TRIES = 3
+_BLAS = "OPENBLAS_NUM_THREADS"
 LEAVES_S = 1.0
 """A thread on a local disk is done with what it has in hand; one that waits for a dead store never is."""
 
@@ -111,9 +113,19 @@ def _work_off(
 
 
 def warm_up(module: str) -> None:
-    """Start the process that workers are forked from; it imports `module` while other work goes on."""
+    """Start the process that workers are forked from; it imports `module` while other work goes on.
+
+    Unless the environment says otherwise, matrices are multiplied by one thread there: the workers share the
+    cores already, and OpenBLAS's threads burn time before they go to sleep.
+    """
     multiprocessing.get_context("forkserver").set_forkserver_preload([module])
-    forkserver.ensure_running()
+    is_set = _BLAS in os.environ
+    os.environ.setdefault(_BLAS, "1")
+    try:
+        forkserver.ensure_running()
+    finally:
+        if not is_set:
+            del os.environ[_BLAS]
 
 
 def _module_of(function: Callable[..., object]) -> str:

@@ -28,7 +28,14 @@ from tasks.dataset.building.entries import Entry
 from tasks.dataset.building.fingerprint import members_digest
 from tasks.dataset.building.listing import SPILL
 from tasks.dataset.building.rules import rules_of
-from tasks.dataset.building.sidecar import Outcome, counted_reasons, first, holds_transient, sidecar
+from tasks.dataset.building.sidecar import (
+    Outcome,
+    columns_of,
+    counted_reasons,
+    first,
+    holds_transient,
+    sidecar,
+)
 from tasks.dataset.building.spill import read_spilled
 from tasks.dataset.reasons import TRANSIENT, Reject
 from tasks.dataset.samples import MODALITIES, Modality
@@ -155,17 +162,19 @@ def write_rules(staging: Path, dataset: Dataset) -> str:
 
 def _write(work: Converter, leaf: Leaf, entries: Sequence[Entry]) -> Any:
     staging = work.staging
+    modality = work.dataset.modality
     temporary = staging / f".{leaf.digest}.{uuid4().hex}"
     try:
         with ShardWriter(temporary) as writer:
             outcomes = work.convert(writer, entries)
+            writer.end()
+            columns = columns_of(modality, outcomes)  # while the last bytes are hashed
             sha256 = writer.finish()
-        modality = work.dataset.modality
         if writer.is_empty:
-            table = sidecar(modality, leaf.digest, None, 0, outcomes)
+            table = sidecar(modality, leaf.digest, None, 0, columns)
         else:
             os.replace(temporary, tar_path(staging, leaf.digest))
-            table = sidecar(modality, leaf.digest, sha256, writer.size_bytes, outcomes)
+            table = sidecar(modality, leaf.digest, sha256, writer.size_bytes, columns)
         write_batch(temporary, table)
         os.replace(temporary, sidecar_path(staging, leaf.digest))
     except BaseException:

@@ -56,16 +56,9 @@ def schema(modality: str) -> Any:
     return pa.schema({**LEAF_COLUMNS, **SAMPLE_COLUMNS, **statistics}.items())
 
 
-def sidecar(
-    modality: str, leaf: str, sha256: str | None, size_bytes: int, outcomes: Sequence[Outcome]
-) -> Any:
-    """The table of one shard; `sha256` is None where every sample was rejected and there is no tar."""
-    count = len(outcomes)
-    columns: dict[str, list[Any]] = {
-        "leaf": [leaf] * count,
-        "tar": [None] * count,
-        "sha256": [sha256] * count,
-        "bytes": [size_bytes] * count,
+def columns_of(modality: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The columns that tell of the samples."""
+    told: dict[str, list[Any]] = {
         "key": [outcome.entry.key for outcome in outcomes],
         "original_key": [printable(outcome.entry.original_key) for outcome in outcomes],
         "group": [_printable(outcome.entry.group) for outcome in outcomes],
@@ -80,8 +73,17 @@ def sidecar(
         "crc32c": [outcome.span and outcome.span.crc32c for outcome in outcomes],
     }
     for name in MODALITIES[modality].statistics:
-        columns[name] = [outcome.statistics.get(name) for outcome in outcomes]
-    return pa.table(columns, schema(modality))
+        told[name] = [outcome.statistics.get(name) for outcome in outcomes]
+    fields = schema(modality)
+    return {name: pa.array(values, fields.field(name).type) for name, values in told.items()}
+
+
+def sidecar(modality: str, leaf: str, sha256: str | None, size_bytes: int, columns: Mapping[str, Any]) -> Any:
+    """The table of one shard; `sha256` is None where every sample was rejected and there is no tar."""
+    told = {"leaf": leaf, "tar": None, "sha256": sha256, "bytes": size_bytes}
+    count = len(columns["key"])
+    facts = {name: pa.repeat(pa.scalar(told[name], kind), count) for name, kind in LEAF_COLUMNS.items()}
+    return pa.table({**facts, **columns}, schema(modality))
 
 
 def _printable(text: str | None) -> str | None:

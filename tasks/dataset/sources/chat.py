@@ -29,7 +29,7 @@ from tasks.dataset.reasons import TRANSIENT, Reason, Reject
 from tasks.dataset.sources.reading.chat_row import RATED, SUBSET, interpret
 from tasks.dataset.sources.reading.columns import require
 from tasks.dataset.sources.reading.located import Located
-from tasks.dataset.sources.reading.presence import needed
+from tasks.dataset.sources.reading.presence import Needed
 from tasks.dataset.sources.reading.tabular import Row, Table, open_table
 from tasks.dataset.sources.source import Container, Item
 from tasks.dataset.tar import BLOCK, Members, span_bytes
@@ -92,7 +92,7 @@ class ChatRows:
         return Stat(sum(stat.size for stat in found), " ".join(stat.stamp for stat in found))
 
     def read(self, file: str, content: str) -> Members:
-        with needed(self._store):
+        with Needed(self._store):
             images = [self._images.read(image, self._limit) for image in _images_of(file)]
         return _members(content.encode(), images)
 

@@ -26,7 +26,7 @@ from tasks.dataset import images
 from tasks.dataset.keys import key_of
 from tasks.dataset.reasons import Reason, Reject
 from tasks.dataset.sources.reading.cells import text_of, to_json
-from tasks.dataset.sources.reading.presence import needed
+from tasks.dataset.sources.reading.presence import Needed
 from tasks.dataset.sources.source import Container, Item, read_file, read_start
 from tasks.dataset.tar import Members, span_bytes
 
@@ -94,7 +94,7 @@ class ImageFolder:
 
     def read(self, file: str, content: str) -> Members:
         beside = json.loads(content)
-        with needed(self._store):
+        with Needed(self._store):
             members = self._from_file(beside["file"]) if self._suffix else _from_label(beside)
             return {**members, "image": read_file(self._store, file, self._limit)}
 

@@ -24,7 +24,7 @@ from tasks.dataset.reasons import Reason, Reject
 from tasks.dataset.sources.reading.cells import content_key, embedded, row_text, text_of, to_json
 from tasks.dataset.sources.reading.columns import require
 from tasks.dataset.sources.reading.located import Located
-from tasks.dataset.sources.reading.presence import needed
+from tasks.dataset.sources.reading.presence import Needed
 from tasks.dataset.sources.reading.tabular import SUFFIXES, Row, Table, open_table
 from tasks.dataset.sources.source import Container, Item
 from tasks.dataset.tar import Members, span_bytes
@@ -104,7 +104,7 @@ class TableImages:
     def read(self, file: str, content: str) -> Members:
         row = json.loads(content)
         written = row[self._config.image]
-        with needed(self._store):
+        with Needed(self._store):
             beside = self._beside(row)
             image = self._images.read(written if is_remote(written) else file, self._limit)
         return {**beside, "image": image}

@@ -18,7 +18,7 @@ from tasks.core.schema import Dataset, VolumeSource
 from tasks.core.stores import Stat, Unreachable
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.reading.names import Names
-from tasks.dataset.sources.reading.presence import needed
+from tasks.dataset.sources.reading.presence import Needed
 from tasks.dataset.sources.reading.volume_tables import VolumeTables, labels_of, report_of, spacing_in
 from tasks.dataset.sources.source import Container, Item
 from tasks.dataset.tar import Buffer, Members, span_bytes
@@ -104,7 +104,7 @@ class VolumeFolder(ABC):
         facts: dict[str, Any] = {"volume_name": os.path.basename(file), **beside["fields"]}
         if self._tables.labels is not None:
             facts["labels"] = labels_of(beside["labels"], self._tables.labels.path)
-        with needed(self._store):
+        with Needed(self._store):
             voxels, known = self._voxels(file, beside)
         facts |= known
         try:
