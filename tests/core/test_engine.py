@@ -30,6 +30,16 @@ if __name__ == "__main__":
 """
 
 
+PLAIN_SCRIPT = """\
+import sys
+from pathlib import Path
+from tasks.core.engines import map_here
+from tests.core.engine_functions import Job, work
+print("begun")
+print(len(list(map_here(work, [Job(n, Path(sys.argv[1])) for n in range(4)], 2))))
+"""
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_item_once(workers: int, tmp_path: Path) -> None:
     engines = Engines.model_validate({"build": {"workers": workers}})
@@ -38,6 +48,19 @@ def test_every_item_once(workers: int, tmp_path: Path) -> None:
     assert sorted(found) == [n * n for n in range(20)]
     assert {path.read_text() for path in tmp_path.glob("*.txt")} == {"."}
     assert list(map_groups(function, [], engines, folder=tmp_path)) == []
+
+
+def test_a_script_runs_once_and_not_in_its_workers(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(PLAIN_SCRIPT)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path],
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout.split(), done.stderr) == (["begun", "4"], "")
 
 
 def test_items_are_taken_a_few_ahead_and_never_held() -> None:

@@ -1,14 +1,16 @@
 """The process pool of this machine, and threads for work that leaves the interpreter to others.
 
-The pool starts its processes by forkserver, never by fork of a threaded process. A worker that is killed
-does not fail the map: its item, which is idempotent, is done again by a new pool, up to TRIES times.
+The pool starts its processes by forkserver, never by fork of a threaded process, and without the caller's
+main module: they have no use for it, and a script that builds outside `if __name__ == "__main__"` would build
+in every one of them. A worker that is killed does not fail the map: its item, which is idempotent, is done
+again by a new pool, up to TRIES times.
 """
 
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -17,8 +19,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
 from tasks.core.errors import TarmacError
 from tasks.core.process import die_with_parent
@@ -29,6 +33,21 @@ TRIES = 3
 _BLAS = "OPENBLAS_NUM_THREADS"
 LEAVES_S = 1.0
 """A thread on a local disk is done with what it has in hand; one that waits for a dead store never is."""
+
+
+class _Process(ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        own = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            return ForkServerProcess._Popen(process_obj)
+        finally:
+            sys.modules["__main__"] = own
+
+
+class _Context(ForkServerContext):
+    Process = _Process
 
 
 @dataclass
@@ -49,7 +68,7 @@ def map_here(
     this process does, even by SIGKILL.
     TarmacError when an item has lost its worker TRIES times.
     """
-    context = multiprocessing.get_context("forkserver")
+    context = _Context()
     context.set_forkserver_preload([_module_of(function)])
     fresh = (_Work(item) for item in items)
     again: deque[_Work[Item]] = deque()
@@ -118,7 +137,7 @@ def warm_up(module: str) -> None:
     Unless the environment says otherwise, matrices are multiplied by one thread there: the workers share the
     cores already, and OpenBLAS's threads burn time before they go to sleep.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload([module])
+    _Context().set_forkserver_preload([module])
     is_set = _BLAS in os.environ
     os.environ.setdefault(_BLAS, "1")
     try:
