@@ -18,14 +18,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 
 CHUNK = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)
+"""What the system says where there is no folder or link of this name."""
 
 
-def fsync_directory(path: Path) -> None:
-    """Make the names in a folder durable: a rename is on disk only after this."""
+def fsync_path(path: Path) -> None:
+    """Make a file's content durable, or the names in a folder: a rename is on disk only after this."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -48,7 +50,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    fsync_directory(path.parent)
+    fsync_path(path.parent)
 
 
 def link_atomic(link: Path, target: str) -> None:
@@ -57,7 +59,7 @@ def link_atomic(link: Path, target: str) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     os.replace(temporary, link)
-    fsync_directory(link.parent)
+    fsync_path(link.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -135,3 +137,23 @@ def told_of_a_full_disk(folder: Path) -> Iterator[None]:
             fix = "make room and run again: what is done is kept"
             raise DataError(f"the disk of {folder} is full; {fix}") from error
         raise
+
+
+@contextlib.contextmanager
+def told_of_what_is_closed() -> Iterator[None]:
+    """UsageError that names the file where rights or a disk keep it from being read."""
+    try:
+        yield
+    except OSError as error:
+        fix = "mind its rights and its disk"
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror or error}; {fix}") from None
+
+
+@contextlib.contextmanager
+def none_where_nothing_is() -> Iterator[None]:
+    """Leave the block where a file is not there; any other OSError is raised."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise

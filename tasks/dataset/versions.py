@@ -7,7 +7,6 @@ that uses one pins it (`pins/<run id>` holds its name), and a pinned version is 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.files import link_atomic, told_of_a_full_disk
+from tasks.core.files import link_atomic, none_where_nothing_is, told_of_a_full_disk, told_of_what_is_closed
 from tasks.core.lease import STALE_S, Held, Lease
 from tasks.dataset.manifest import VERSION_NAME, Manifest, read_manifest
 
@@ -26,7 +25,6 @@ __all__ = [
     "current",
     "has_its_tars",
     "listed",
-    "none_where_nothing_is",
     "pinned",
     "prune",
     "publish",
@@ -34,7 +32,6 @@ __all__ = [
     "resolve",
     "rollback",
     "spared",
-    "told_of_what_is_closed",
 ]
 
 MARKS = ("manifest.json", "shards.parquet", "inputs.arrow")
@@ -44,28 +41,6 @@ MIRRORED = "mirror.json"
 DOOMED = ".pruned-"
 DAMAGED = ".damaged-"
 """Before a version's name: what is about to be removed."""
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)
-"""What the system says where there is no folder or link of this name."""
-
-
-@contextlib.contextmanager
-def told_of_what_is_closed() -> Iterator[None]:
-    """UsageError that names the file where rights or a disk keep it from being read."""
-    try:
-        yield
-    except OSError as error:
-        fix = "mind its rights and its disk"
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror or error}; {fix}") from None
-
-
-@contextlib.contextmanager
-def none_where_nothing_is() -> Iterator[None]:
-    """Leave the block where a file is not there; any other OSError is raised."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _ABSENT:
-            raise
 
 
 def current(dataset: Path) -> Path | None:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from tasks.core.errors import DataError, TarmacError, UsageError
-from tasks.core.files import fsync_directory, read_json, write_atomic
+from tasks.core.files import fsync_path, read_json, write_atomic
 from tasks.core.lease import Held, Lease
 from tasks.core.locations import absolute_location
 from tasks.core.quarantine import NAME, Entry, to_text
@@ -169,4 +169,4 @@ def _archive(run: RunFolder) -> None:
             (target / run.lease.name).unlink(missing_ok=True)
     except Held as held:
         raise TarmacError(f"{run.name} is in use ({held}); end it first: tarmac cancel {run.id}") from None
-    fsync_directory(run.path.parent)
+    fsync_path(run.path.parent)

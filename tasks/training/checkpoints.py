@@ -20,7 +20,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from tasks.core.errors import TarmacError
-from tasks.core.files import fsync_directory, link_atomic, sha256_file, write_json
+from tasks.core.files import fsync_path, link_atomic, sha256_file, write_json
 from tasks.runs.checkpoints import META, Checkpoint, CheckpointMeta, is_sound, list_checkpoints
 from tasks.runs.folder import RunFolder
 
@@ -95,8 +95,8 @@ def _settle(path: Path) -> str:
 
 def _replace(draft: Path, final: Path) -> None:
     """Give the draft its name; what stands there is torn, or `newest` would have resumed from it."""
-    fsync_directory(draft)
+    fsync_path(draft)
     if final.exists():
         shutil.rmtree(final)
     os.rename(draft, final)
-    fsync_directory(final.parent)
+    fsync_path(final.parent)

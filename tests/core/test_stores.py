@@ -385,7 +385,9 @@ def dropping_server(content: bytes, status: int, drops: int) -> Iterator[tuple[s
             if status == 206:
                 self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(content)}")
             self.end_headers()
-            sent.append(self.wfile.write(part[: len(part) // 2] if len(sent) < drops else part))
+            given = part[: len(part) // 2] if len(sent) < drops else part
+            sent.append(len(given))
+            self.wfile.write(given)
             self.close_connection = True
 
         def log_message(self, *_: object) -> None:

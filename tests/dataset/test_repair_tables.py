@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -210,7 +211,7 @@ def test_a_build_json_of_other_rules_is_not_believed(built: Built) -> None:
 def test_inputs_of_which_nothing_remembers_the_bytes_are_made_again(built: Built) -> None:
     """Sizes and times of raw files stand in no other table."""
     path = built.version / "inputs.arrow"
-    with_other_stamps(path)
+    set_all(path, "stamp", "7")
     (built.version / "build.json").unlink()
     done = built.repair(config=built.config)
     assert done.ok and [one.file for one in done.tables] == ["inputs.arrow", "build.json"]
@@ -218,7 +219,7 @@ def test_inputs_of_which_nothing_remembers_the_bytes_are_made_again(built: Built
 
 
 def test_inputs_that_nothing_proves_are_not_recorded(built: Built, tmp_path: Path) -> None:
-    with_other_stamps(built.version / "inputs.arrow")
+    set_all(built.version / "inputs.arrow", "stamp", "7")
     (built.version / "build.json").unlink()
     built.tar(0).unlink()
     (tmp_path / "raw/new.png").write_bytes(raw.png(99))
@@ -232,14 +233,16 @@ def test_inputs_that_nothing_proves_are_not_recorded(built: Built, tmp_path: Pat
     assert not (built.version / "build.json").exists()
 
 
-def with_other_stamps(path: Path) -> None:
+def set_all(path: Path, name: str, value: Any) -> None:
+    """Write one value into a column of all batches."""
     batches = Batches(path)
     tables = [batches[number] for number in range(len(batches))]
     path.unlink()
     with BatchWriter(path, tables[0].schema) as writer:
         for table in tables:
-            column = table.schema.get_field_index("stamp")
-            writer.write(table.set_column(column, "stamp", pa.array(["7"] * table.num_rows, pa.string())))
+            field = table.schema.field(name)
+            column = pa.repeat(pa.scalar(value, field.type), table.num_rows)
+            writer.write(table.set_column(table.schema.get_field_index(name), field, column))
 
 
 def test_a_record_that_is_wrong_does_not_spoil_what_is_sound(built: Built) -> None:
@@ -307,14 +310,7 @@ def test_what_a_damaged_table_tells_is_taken_only_where_build_json_agrees(
     built: Built, tmp_path: Path
 ) -> None:
     path = built.version / "inputs.arrow"
-    batches = Batches(path)
-    tables = [batches[number] for number in range(len(batches))]
-    path.unlink()
-    with BatchWriter(path, tables[0].schema) as writer:
-        for table in tables:
-            column = table.schema.get_field_index("width")
-            wrong = pa.array([7] * table.num_rows, table.schema.field("width").type)
-            writer.write(table.set_column(column, table.schema.field("width"), wrong))
+    set_all(path, "width", 7)
     for name in ("index/train.npy", "samples/train.parquet"):
         (built.version / name).unlink()
     shutil.move(tmp_path / "raw", tmp_path / "away")

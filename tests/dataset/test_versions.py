@@ -1,7 +1,6 @@
 import contextlib
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from tasks.core.lease import Lease
 from tasks.dataset import versions
 from tasks.dataset.build import build
 from tests.dataset import raw
+from tests.disks import small_disk
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +141,7 @@ def test_a_manifest_that_cannot_be_read_says_so(output: Path, content: str) -> N
 
 @pytest.mark.system
 def test_a_full_disk_is_told_by_a_rollback(output: Path, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "2m") as disk:
         dataset = shutil.copytree(output, disk / "out", symlinks=True)
         with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
@@ -153,8 +150,6 @@ def test_a_full_disk_is_told_by_a_rollback(output: Path, tmp_path: Path) -> None
         with pytest.raises(DataError, match="is full; make room"):
             versions.rollback(dataset, names(dataset)[1])
         assert versions.current(dataset) == before
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:

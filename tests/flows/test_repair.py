@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from flows.cli import main
 from tests.dataset import damage, raw
 from tests.dataset.damage import Built
+from tests.disks import small_disk
 from tests.flows.test_cli import AS_ANYBODY, needs_rights, tarmac
 
 
@@ -133,12 +133,8 @@ def test_a_table_that_may_not_be_read_is_not_replaced(birds: Built, name: str) -
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with small_disk(tmp_path / "disk", "12m") as folder:
+        yield folder
 
 
 @pytest.mark.system

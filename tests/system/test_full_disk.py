@@ -1,6 +1,5 @@
 """A disk that fills while a dataset is built: it is said, nothing is lost, and room is all it takes."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from tasks.core.errors import DataError
 from tasks.dataset import versions
 from tasks.dataset.build import build
 from tests.dataset import raw
+from tests.disks import grow, small_disk
 from tests.soak import kill_builds
 
 pytestmark = pytest.mark.system
@@ -17,16 +17,8 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def grow(disk: Path, kilobytes: int) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", disk], check=True)
+    with small_disk(tmp_path / "disk", "64k") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("kind", kill_builds.SOURCES)
@@ -46,7 +38,7 @@ def test_a_full_disk_stops_the_build_and_costs_nothing(kind: str, tmp_path: Path
             assert versions.current(disk / "out") is None
             stops += 1
         kilobytes += 128
-        grow(disk, kilobytes)
+        grow(disk, f"{kilobytes}k")
     assert stops > 5, "it was full in the listing, in the conversion and in the assembly"
     assert raw.contents(result.version) == raw.contents(calm.version)
     assert sorted(path.name for path in (disk / "out").iterdir()) == ["versions"]

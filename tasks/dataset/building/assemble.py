@@ -8,21 +8,18 @@ place and name last, when all of it is on disk. Nothing is held of more than one
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.lib import format as npy
 
-from tasks.core.files import digest, fsync_directory, write_atomic, write_json
+from tasks.core.files import digest, fsync_path, write_atomic, write_json
 from tasks.core.schema import Config
 from tasks.dataset.build_json import BUILD, recorded, sealed
 from tasks.dataset.building import fingerprint, rejects
@@ -30,14 +27,14 @@ from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.placement import move_into_place
 from tasks.dataset.building.reuse import INPUTS
 from tasks.dataset.building.sidecar import accepted, first, schema
+from tasks.dataset.building.split_tables import SplitTables, split_tables
 from tasks.dataset.manifest import (
     Manifest,
     SourceSummary,
     SplitSummary,
     content_digest,
 )
-from tasks.dataset.samples import MODALITIES
-from tasks.dataset.shards import INDEX, index_path, shard_name
+from tasks.dataset.shards import shard_name
 from tasks.dataset.tables import BatchWriter, TableWriter
 
 DRAFT = "draft"
@@ -109,8 +106,8 @@ def complete(
     write_atomic(folder / "manifest.json", manifest.to_bytes())
     write_json(folder / BUILD, sealed({**facts, "files": recorded(folder)}))
     for below in [entry for entry in folder.iterdir() if entry.is_dir()]:
-        fsync_directory(below)
-    fsync_directory(folder)
+        fsync_path(below)
+    fsync_path(folder)
     return move_into_place(folder, dataset / "versions", manifest), manifest
 
 
@@ -119,7 +116,7 @@ def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
     sizes: list[int] = []
     size_bytes = 0
     with ExitStack() as stack:
-        tables: _SplitTables | None = None
+        tables: SplitTables | None = None
         for shard in shards:
             number = len(sizes)
             name = None if shard.tar is None else shard_name(split, number)
@@ -128,7 +125,7 @@ def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
                 continue
             if tables is None:
                 (draft.folder / split).mkdir()
-                tables = stack.enter_context(_split_tables(draft, split))
+                tables = stack.enter_context(split_tables(draft.folder, split, draft.modality))
             os.link(shard.tar, draft.folder / name)
             table = accepted(shard.sidecar)
             tables.write(number, table)
@@ -169,74 +166,6 @@ def _content_lines(table: Any) -> Iterator[str]:
 
 def _number(line: str) -> int:
     return int.from_bytes(hashlib.sha256(line.encode()).digest(), "big")
-
-
-class _SplitTables:
-    """The split's index and table of samples, written shard by shard."""
-
-    def __init__(self, modality: str, index: BinaryIO, samples: Path) -> None:
-        self._statistics = list(MODALITIES[modality].statistics)
-        named = {name: schema(modality).field(name).type for name in self._statistics}
-        columns = {
-            "key": pa.string(),
-            "original_key": pa.string(),
-            "shard": pa.uint32(),
-            "row": pa.uint64(),
-            "group": pa.string(),
-            **named,
-        }
-        self._rows = 0
-        self._index = index
-        self._index.write(_index_header(0))
-        self.samples = TableWriter(samples, pa.schema(columns.items()))
-
-    def write(self, number: int, table: Any) -> None:
-        """Append the accepted samples of shard `number` of the split."""
-        count = table.num_rows
-        index = np.empty(count, INDEX)
-        index["shard"] = number
-        for column in ("offset", "length", "crc32c"):
-            index[column] = table.column(column).to_numpy()
-        self._index.write(index.tobytes())
-        columns = {
-            "key": table.column("key"),
-            "original_key": table.column("original_key"),
-            "shard": pa.array(np.full(count, number, np.uint32)),
-            "row": pa.array(np.arange(self._rows, self._rows + count, dtype=np.uint64)),
-            "group": table.column("group"),
-            **{name: table.column(name) for name in self._statistics},
-        }
-        self.samples.write(pa.table(columns))
-        self._rows += count
-
-    def end_index(self) -> None:
-        """Note the number of rows, now that it is known, and flush to disk."""
-        self._index.seek(0)
-        self._index.write(_index_header(self._rows))
-        self._index.flush()
-        os.fsync(self._index.fileno())
-
-
-@contextmanager
-def _split_tables(draft: Draft, split: str) -> Iterator[_SplitTables]:
-    """Both tables of a split, whole and on disk when the block ends well, closed in any case."""
-    path = index_path(draft.folder, split)
-    samples = draft.folder / "samples" / f"{split}.parquet"
-    for folder in (path.parent, samples.parent):
-        folder.mkdir(exist_ok=True)
-    with path.open("wb") as index:
-        tables = _SplitTables(draft.modality, index, samples)
-        with tables.samples:
-            yield tables
-            tables.end_index()
-
-
-def _index_header(rows: int) -> bytes:
-    """The NPY header of an index; its length does not depend on `rows`, as numpy leaves room for growth."""
-    file = io.BytesIO()
-    described = {"descr": npy.dtype_to_descr(INDEX), "fortran_order": False, "shape": (rows,)}
-    npy.write_array_header_1_0(file, described)
-    return file.getvalue()
 
 
 def _manifest(config: Config, catalogue: Catalogue, draft: Draft) -> Manifest:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.core.files import fsync_path
 from tasks.dataset.building import rows
 from tasks.dataset.building.entries import Entry, Identity, Rejected
 from tasks.dataset.building.plan import Weighed
@@ -90,11 +91,7 @@ class Catalogue:
 
     def flush(self) -> None:
         """Workers on other machines find all that was written so far when this returns."""
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync_path(self.path)
 
     def fact(self, name: str) -> Any:
         """What `note` noted under this name; None before."""

@@ -7,13 +7,12 @@ goes on after a crash trusts those alone.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from tasks.core.files import append_line, write_atomic
+from tasks.core.files import append_line, fsync_path, write_atomic
 from tasks.core.process import boot_id
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.convert import sidecar_path, tar_path
@@ -62,19 +61,11 @@ def _flush(staging: Path, leaf: str, failed: list[Path]) -> None:
     for path in (tar_path(staging, leaf), sidecar_path(staging, leaf)):
         if path.exists():  # there is no tar where all samples were rejected
             try:
-                _flush_file(path)
+                fsync_path(path)
             except OSError:
                 failed.append(path)
                 raise
             append_line(staging / NAME, _note(path))
-
-
-def _flush_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _note(path: Path) -> str:

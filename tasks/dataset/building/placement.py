@@ -11,7 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tasks.core.files import fsync_directory
+from tasks.core.files import fsync_path
 from tasks.dataset import versions
 from tasks.dataset.build_json import BUILD, beside_the_tars
 from tasks.dataset.manifest import Manifest, version_name
@@ -34,7 +34,7 @@ def move_into_place(draft: Path, versions_folder: Path, manifest: Manifest) -> P
         shutil.rmtree(damaged)
     else:
         os.rename(draft, version)
-    fsync_directory(version.parent)
+    fsync_path(version.parent)
     return version
 
 
@@ -55,7 +55,7 @@ def _refresh(draft: Path, version: Path) -> None:
             target.parent.mkdir(exist_ok=True)
             os.replace(draft / name, target)
     for folder in {(version / name).parent for name in names} | {version}:
-        fsync_directory(folder)
+        fsync_path(folder)
 
 
 def _is_same_file(one: Path, other: Path) -> bool:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tasks.core.files import told_of_what_is_closed
 from tasks.dataset import versions
 
 
 def version_at(path: Path) -> Path:
     """The version's folder of a dataset or a version, also one whose manifest is gone, since that is what its
     page then shows; UsageError when there is nothing that could be one."""
-    with versions.told_of_what_is_closed():
+    with told_of_what_is_closed():
         for folder in _candidates(path):
             if (folder / "manifest.json").is_file():
                 return folder

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from uuid import uuid4
 
-from tasks.core.files import fsync_directory
+from tasks.core.files import fsync_path
 from tasks.dataset.repairing.place import Place
 
 
@@ -34,8 +34,8 @@ def set_aside(place: Place, path: Path, name: str) -> Path:
         kept = place.extra / f"{name}.{number}"
     kept.parent.mkdir(parents=True, exist_ok=True)
     os.rename(path, kept)
-    fsync_directory(kept.parent)
-    fsync_directory(path.parent)
+    fsync_path(kept.parent)
+    fsync_path(path.parent)
     place.moved[name] = kept
     return kept
 
@@ -70,7 +70,7 @@ def _put(place: Place, file: Path, target: Path) -> None:
                 set_aside(place, path, path.relative_to(target.parents[1]).as_posix())
     target.parent.mkdir(parents=True, exist_ok=True)
     os.replace(file, target)
-    fsync_directory(target.parent)
+    fsync_path(target.parent)
 
 
 def _temporary(place: Place) -> Path:

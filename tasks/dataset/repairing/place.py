@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tasks.core.addresses import is_remote, shown
 from tasks.core.errors import DataError, UsageError
-from tasks.core.files import FULL
+from tasks.core.files import FULL, none_where_nothing_is, told_of_what_is_closed
 from tasks.core.lease import Held, Lease
 from tasks.dataset import versions
 from tasks.dataset.manifest import VERSION_NAME
@@ -115,7 +115,7 @@ def find(path: str | Path) -> Place:
     if is_remote(str(path)):
         raise UsageError(f"DATASET: {shown(str(path))} is remote; repair it on the machine that built it")
     target = Path(path).resolve()
-    with versions.told_of_what_is_closed():
+    with told_of_what_is_closed():
         if not _is_version(target):
             target = _current(target, path)
     is_inside = target.parent.name == "versions"
@@ -131,7 +131,7 @@ def _is_version(folder: Path) -> bool:
 
 def _current(dataset: Path, given: str | Path) -> Path:
     """The version that is current, damaged as it may be; PermissionError."""
-    with versions.none_where_nothing_is():
+    with none_where_nothing_is():
         version = (dataset / os.readlink(dataset / "current")).resolve()
         if version.is_dir():
             return version
