@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,8 @@ from tasks.core.schema import Config
 from tasks.dataset.build import build
 from tasks.dataset.building import pilot
 from tasks.dataset.building.catalogue import Leaf
-from tasks.dataset.building.conversion import _work
-from tasks.dataset.building.pilot_task import PAGE
+from tasks.dataset.building.conversion import _told, _work
+from tasks.dataset.building.pilot_task import PAGE, Trial
 from tasks.dataset.building.rejects import Budget
 from tasks.dataset.building.spread import spread
 from tests.dataset import raw
@@ -81,7 +81,7 @@ def test_a_pilot_that_fails_after_the_last_shard_fails_the_build(
 
 
 def test_a_failing_pilot_ends_the_work_that_an_engine_takes_bit_by_bit(tmp_path: Path) -> None:
-    failed: Future[None] = Future()
+    failed = Trial()
     work = _work(tmp_path, "rules", range(5), failed)
     assert [next(work).ordinal for _ in range(2)] == [0, 1]
     failed.set_exception(DataError("spoilt"))
@@ -89,8 +89,17 @@ def test_a_failing_pilot_ends_the_work_that_an_engine_takes_bit_by_bit(tmp_path:
         next(work)
 
 
+def test_who_watches_learns_of_the_pilot(tmp_path: Path) -> None:
+    trial = Trial()
+    assert _told(trial) == ""
+    trial.set_running_or_notify_cancel()
+    assert "pilot" in _told(trial)
+    trial.set_result(tmp_path / PAGE)
+    assert str(tmp_path / PAGE) in _told(trial)
+
+
 def test_an_engine_that_takes_all_work_first_waits_for_the_pilot(tmp_path: Path) -> None:
-    running: Future[None] = Future()
+    running = Trial()
     running.set_running_or_notify_cancel()
     with ThreadPoolExecutor(1) as thread:
         taken = thread.submit(list, _work(tmp_path, "rules", range(5), running))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from tasks.core.engines import map_groups
 from tasks.core.progress import Progress
 from tasks.core.schema import Config
 from tasks.dataset.building.convert import Conversion, convert
+from tasks.dataset.building.pilot_task import Trial
 from tasks.dataset.building.rejects import Budget
 
 NOTE = "samples"
@@ -58,7 +58,7 @@ def convert_all(
     rules: str,
     leaves: Sequence[int],
     tally: Tally,
-    trial: Future[None],
+    trial: Trial,
     progress: Progress,
 ) -> Generator[int, None, None]:
     """Convert these leaves of the catalogue in `staging` and yield each that is done.
@@ -72,14 +72,14 @@ def convert_all(
     work = _work(staging, rules, leaves, trial)
     for one in map_groups(finish, work, config.engine, folder=staging / JOBS, say=say):
         tally.add(one.ordinal, one.samples, one.rejects)
-        progress(tally.done, tally.total, f"{NOTE}; beside a pilot of a few" if trial.running() else NOTE)
+        progress(tally.done, tally.total, NOTE + _told(trial))
         if tally.budget.is_exceeded:
             _heed(trial)  # which tells more of what spoils all samples
             raise Exceeded  # which ends the map: the shards in hand are finished, no more are begun
         yield one.ordinal
 
 
-def _work(staging: Path, rules: str, leaves: Sequence[int], trial: Future[None]) -> Iterator[Conversion]:
+def _work(staging: Path, rules: str, leaves: Sequence[int], trial: Trial) -> Iterator[Conversion]:
     """What is to be done; an engine that takes it bit by bit begins while the trial runs, or before it does;
     one that must have all of it first waits for the trial."""
     for ordinal in leaves:
@@ -89,7 +89,14 @@ def _work(staging: Path, rules: str, leaves: Sequence[int], trial: Future[None])
     _heed(trial)
 
 
-def _heed(trial: Future[None]) -> None:
+def _told(trial: Trial) -> str:
+    if trial.running():
+        return "; beside a pilot of a few"
+    page = None if not trial.done() or trial.exception() else trial.result()
+    return "" if page is None else f"; a first look: {page}"
+
+
+def _heed(trial: Trial) -> None:
     """Raise what a trial that has begun raises, at its end."""
     if trial.running() or trial.done():
         trial.result()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -19,7 +18,7 @@ from threading import Event, Thread
 from tasks.core.engines import map_here
 from tasks.core.schema import Config, ShardRules
 from tasks.dataset.building.catalogue import Leaf
-from tasks.dataset.building.pilot_task import Pilot
+from tasks.dataset.building.pilot_task import Pilot, Trial
 from tasks.dataset.building.rejects import Budget
 from tasks.dataset.building.spread import spread
 
@@ -32,15 +31,14 @@ NICE = 10
 
 
 @contextmanager
-def beside(config: Config, staging: Path, missing: Sequence[Leaf], budget: Budget) -> Iterator[Future[None]]:
+def beside(config: Config, staging: Path, missing: Sequence[Leaf], budget: Budget) -> Iterator[Trial]:
     """While the block runs, convert, verify and show SAMPLES samples of the `missing` leaves, when these hold
     WORTH_SAMPLES or more and, on this machine, take more than PATIENCE_S; the block's end waits for it.
 
     DataError, at the block's end at the latest, when so many samples are rejected that the budget cannot
-    hold, or when a check fails. The future tells it as soon as it is known, and is running as long as the
-    pilot is. The page is pilot_task.PAGE in the dataset's folder.
+    hold, or when a check fails. The future tells it as soon as it is known.
     """
-    trial: Future[None] = Future()
+    trial = Trial()
     to_convert = sum(leaf.samples for leaf in missing)
     if to_convert < WORTH_SAMPLES:
         trial.set_result(None)
@@ -63,7 +61,7 @@ def beside(config: Config, staging: Path, missing: Sequence[Leaf], budget: Budge
     trial.result()
 
 
-def _try(pilot: Pilot, trial: Future[None], ended: Event) -> None:
+def _try(pilot: Pilot, trial: Trial, ended: Event) -> None:
     """Run the pilot in a process of its own, unless the block has `ended` before."""
     if not trial.running():
         if ended.wait(PATIENCE_S):
@@ -72,17 +70,16 @@ def _try(pilot: Pilot, trial: Future[None], ended: Event) -> None:
         trial.set_running_or_notify_cancel()
     try:
         with closing(map_here(run, [pilot], 1)) as results:
-            for _ in results:
-                pass
+            (page,) = results
     except BaseException as error:  # noqa: BLE001 - for whoever waits
         trial.set_exception(error)
     else:
-        trial.set_result(None)
+        trial.set_result(page)
 
 
-def run(pilot: Pilot) -> None:
+def run(pilot: Pilot) -> Path | None:
     """Convert, verify and show, with what the build's workers leave of the cores; DataError."""
     os.nice(NICE)
     from tasks.dataset.building import trial  # not above: workers would wait for what draws pages
 
-    trial.run(pilot)
+    return trial.run(pilot)

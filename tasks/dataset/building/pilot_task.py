@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tasks.dataset.building.rejects import Budget
 
 PAGE = "pilot.html"
 """In the dataset's folder."""
+Trial = Future[Path | None]
+"""A pilot that may begin: running as long as it is, then its page, unless there was nothing to show."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from tasks.dataset.look import write_look
 from tasks.dataset.verify import verify
 
 
-def run(pilot: Pilot) -> None:
-    """Convert, verify and show; DataError."""
+def run(pilot: Pilot) -> Path | None:
+    """Convert, verify and show; the page, unless there is nothing to show. DataError."""
     folder = pilot.staging / "pilot"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -30,10 +30,11 @@ def run(pilot: Pilot) -> None:
         (folder / SPILL).symlink_to((pilot.staging / SPILL).absolute())
     small = _few(pilot, folder)
     try:
-        _judge(pilot, small, folder)
+        page = _judge(pilot, small, folder)
     finally:
         small.close()
     shutil.rmtree(folder)
+    return page
 
 
 def _few(pilot: Pilot, folder: Path) -> Catalogue:
@@ -48,7 +49,7 @@ def _few(pilot: Pilot, folder: Path) -> Catalogue:
     return small
 
 
-def _judge(pilot: Pilot, small: Catalogue, folder: Path) -> None:
+def _judge(pilot: Pilot, small: Catalogue, folder: Path) -> Path | None:
     config = pilot.config
     rules = write_rules(folder, config.dataset)
     leaves = [leaf.ordinal for leaf in small.leaves()]
@@ -67,12 +68,14 @@ def _judge(pilot: Pilot, small: Catalogue, folder: Path) -> None:
         ]
         raise DataError("\n".join(lines))
     if rejected == small.read:
-        return  # of a budget that allows it; there is nothing to show
+        return None  # of a budget that allows it; there is nothing to show
     draft = assemble.begin(config, converted_shards(small, {}, folder, iter(leaves)), folder)
     version, _ = assemble.complete(draft, config, small, facts(config, small), folder)
     note = f"a pilot: {small.read} samples spread over all that are to be converted"
-    write_look(version, config.dataset.output / PAGE, note)
+    page = config.dataset.output / PAGE
+    write_look(version, page, note)
     report = verify(version, "full" if config.dataset.image.check == "decode" else "default")
     if not report.ok:
         lines = [line for finding in report.findings for line in finding.lines()]
         raise DataError("\n".join(["the pilot's shards do not pass their checks:", *lines]))
+    return page
