@@ -36,6 +36,8 @@ LEAVES_S = 1.0
 
 
 class _Process(ForkServerProcess):
+    """Is told of no main module, which it would import."""
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         own = sys.modules["__main__"]
