@@ -47,7 +47,7 @@ def test_a_full_disk_stops_the_build_and_costs_nothing(kind: str, tmp_path: Path
 def test_the_version_before_is_not_touched(tmp_path: Path, disk: Path) -> None:
     write, configured = kill_builds.SOURCES["files"]
     write(tmp_path / "raw", 0)
-    grow(disk, 4000)
+    grow(disk, "4000k")
     config = configured(tmp_path / "raw", disk / "out")
     first = build(config)
     versions.publish(disk / "out", first.version, 3)
@@ -61,6 +61,6 @@ def test_the_version_before_is_not_touched(tmp_path: Path, disk: Path) -> None:
     assert versions.current(disk / "out") == first.version
     assert raw.contents(first.version) == before
     (disk / "ballast").unlink()
-    grow(disk, 8000)
+    grow(disk, "8000k")
     calm = build(configured(tmp_path / "raw", tmp_path / "calm"))
     assert raw.contents(build(config).version) == raw.contents(calm.version)
