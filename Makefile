@@ -7,10 +7,12 @@ STAMP := .venv/.installed
 
 install: $(STAMP)
 
+# Compiled once here: where PYTHONDONTWRITEBYTECODE is set, every process would compile it anew.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[all]' --group dev
+	$(BIN)/python -m compileall -q flows tasks tests
 	touch $@
 
 # The main job on real input: raw digits -> shards -> model -> evaluated checkpoints -> report.
