@@ -1,6 +1,5 @@
 """Before a long build a few samples go through every step; what spoils them all is seen at once."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -70,14 +69,13 @@ def test_a_pilot_that_fails_after_the_last_shard_fails_the_build(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> Iterator[None]:
-        time.sleep(2)
         raise DataError("spoilt")
         yield
 
     monkeypatch.setattr(pilot, "map_here", fail)
-    with pytest.raises(DataError, match="spoilt"):
-        build(config)
-    assert not (tmp_path / "out" / "versions").exists()
+    leaves, budget = [Leaf(0, "train", 1, COUNT + 1, "a")], Budget(COUNT, 0.05)
+    with pytest.raises(DataError, match="spoilt"), pilot.beside(config, tmp_path, leaves, budget) as trial:
+        wait([trial])
 
 
 def test_a_failing_pilot_ends_the_work_that_an_engine_takes_bit_by_bit(tmp_path: Path) -> None:
