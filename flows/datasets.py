@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from flows import looking, start, verifying
-from flows.forecasting import build_lines, training_left
+from flows.forecasting import build_lines, left_out, training_left
 from flows.history import show_history
 from flows.output import print_json, say
 from flows.parameters import Overrides, configured
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.formats import counted
+from tasks.dataset.quarantine import by_split
 
 
 def build(arguments: Namespace) -> int:
@@ -49,7 +50,9 @@ def plan(arguments: Namespace) -> int:
         told = forecast(settings, progress)
     training = training_left(settings, told.up_to_date)
     if arguments.json:
-        return print_json({"ok": True, "findings": [], "build": asdict(told), "train": training})
+        skipped = by_split(left_out(settings, told.up_to_date))
+        plans = {"build": asdict(told), "left_out": skipped, "train": training}
+        return print_json({"ok": True, "findings": [], **plans})
     lines = list(build_lines(settings, told))
     if training is not None:
         lines.append(f"train     {training}")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tasks.core.formats import count, counted, duration, size
-from tasks.dataset.quarantine import NAME, home, notice, read
+from tasks.dataset.quarantine import NAME, Entry, home, notice, of_version, read
 
 
 def build_lines(settings: Any, told: Any) -> Iterator[str]:
     if told.up_to_date is not None:
         yield f"build     up to date: version {told.up_to_date}"
-        version = settings.dataset.output / "versions" / told.up_to_date
-        if skipped := notice(version, read(home(version) / NAME)):
+        if skipped := notice(_version(settings, told.up_to_date), left_out(settings, told.up_to_date)):
             yield f"!         {skipped}"
         return
     yield f"build     {told.why}"
@@ -29,6 +29,19 @@ def build_lines(settings: Any, told: Any) -> Iterator[str]:
     mark = "!" if needed > told.free_bytes else " "
     room = f"{size(needed)} of {size(told.free_bytes)} free on the disk of {settings.dataset.output}"
     yield f"{mark}         {room}"
+
+
+def left_out(settings: Any, version: str | None) -> list[Entry]:
+    """What trainings on the dataset's version do without; nothing where it is yet to be built."""
+    if version is None:
+        return []
+    folder = _version(settings, version)
+    return of_version(folder, read(home(folder) / NAME))
+
+
+def _version(settings: Any, name: str) -> Path:
+    path: Path = settings.dataset.output / "versions" / name
+    return path
 
 
 def _work_lines(settings: Any, work: Any) -> Iterator[str]:
@@ -66,7 +79,7 @@ def training_left(settings: Any, version: str | None) -> str | None:
     from tasks.runs.plan import locate
     from tasks.supervision.status import look
 
-    run = locate(settings, settings.dataset.output / "versions" / version)
+    run = locate(settings, _version(settings, version))
     if not run.record.exists():
         return f"a new run, {run.name}"
     seen = look(run)

@@ -11,11 +11,23 @@ from tasks.core.config import load
 from tasks.core.schema import Config
 from tasks.dataset import examples, versions
 from tasks.dataset.build import build
+from tasks.loader import forkserver
+from tasks.models.recipes import RECIPES
 
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "PASSIVE"
 )  # read when torch is imported: no spinning on shared cores
 ROOT = Path(__file__).parents[1]
+STARTS_LOADERS = {"loader", "training", "diagnosis"}
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the forkserver for loader workers where any will be: a process has but one, and after one that
+    was started for a build every loader worker imports torch anew."""
+    folders = {item.path.relative_to(ROOT / "tests").parts[0] for item in session.items}
+    if folders & STARTS_LOADERS:
+        recipes = {recipe.partition(":")[0] for recipe in RECIPES.values()}
+        forkserver.start("tasks.dataset.building.preload", *sorted(recipes))
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,8 @@ def test_what_is_left_out_of_the_version_is_told(project: Path, capsys: pytest.C
     line = "3 of 51 train samples are left out: quarantine.jsonl; tarmac repair data/birds takes back what is"
     assert f"\n!         {line}" in said(capsys, "plan", "birds.yaml")
     assert f"\n! {line}" in said(capsys, "build", "birds.yaml")
-    assert told(capsys, "build", "birds.yaml")["left_out"] == {"train": 3}
+    for command in ("plan", "build"):
+        assert told(capsys, command, "birds.yaml")["left_out"] == {"train": 3}
 
 
 def test_a_plan_of_what_is_mostly_broken_says_so(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
