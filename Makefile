@@ -27,7 +27,7 @@ test: install
 # Needs what .ci/run installs: a browser, Slurm, an emulator. Servers, workers and clusters are real, and run
 # on this machine.
 test-system: install
-	$(BIN)/pytest -m system
+	$(BIN)/pytest -m system -n 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .
