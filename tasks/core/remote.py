@@ -8,7 +8,6 @@ credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, 
 from __future__ import annotations
 
 import asyncio
-import errno
 import importlib.util
 import io
 import time
@@ -19,13 +18,12 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
 from tasks.core import web
-from tasks.core.addresses import host_of, is_remote, is_web, shown
+from tasks.core.addresses import host_of, is_remote, is_web
 from tasks.core.errors import UsageError
 from tasks.core.remote_errors import failure
+from tasks.core.remote_file import BLOCK, RemoteFile
 from tasks.core.stores import ABSENT, NotRegular, Stat, Unreachable, read_at_most
 
-BLOCK = 4 << 20
-"""Bytes of a request."""
 PROBE = 1 << 16
 """Bytes of the request that finds out whether a web server gives parts of files."""
 CONNECT_S = 10
@@ -183,7 +181,7 @@ class RemoteStore:
             content, size = self._begin(path, ahead)
         if size < 0:
             size = _stat(call(self._fs, self._info, path, where=path)).size
-        return RemoteFile(self, path, size, content)
+        return RemoteFile(self.fetch, path, size, content)
 
     def _begin(self, path: str, count: int) -> tuple[bytes, int]:
         """The first bytes, and the size where that was all: most files cost one request."""
@@ -234,57 +232,6 @@ class RemoteStore:
     async def _info(self, path: str) -> dict[str, Any]:
         found: dict[str, Any] = await (web.info(self._fs, path) if self._is_web else self._fs._info(path))
         return found
-
-
-class RemoteFile(io.RawIOBase):
-    """A remote file; every read is one request a block, but for what was read `ahead` of its beginning."""
-
-    def __init__(self, store: RemoteStore, path: str, size: int, ahead: bytes) -> None:
-        self._store, self._path, self._size, self._ahead = store, path, size, ahead
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._size)[whence]
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        end = min(self._position + len(view), self._size)
-        start = self._position
-        while self._position < end:
-            content = self._next(min(end, self._position + BLOCK))
-            at = self._position - start
-            view[at : at + len(content)] = content
-            self._position += len(content)
-        return max(self._position - start, 0)
-
-    def readall(self) -> bytes:
-        """Not the inherited one, which asks for 8 KiB at a time. Takes memory for what comes, not for what
-        the store has said of the size."""
-        pieces = []
-        while self._position < self._size:
-            pieces.append(self._next(min(self._size, self._position + BLOCK)))
-            self._position += len(pieces[-1])
-        return b"".join(pieces)
-
-    def _next(self, end: int) -> bytes:
-        """The bytes from the position to at most `end`; some."""
-        if self._position < len(self._ahead):
-            return self._ahead[self._position : end]
-        self._ahead = b""
-        content = self._store.fetch(self._path, self._position, end)
-        if len(content) != end - self._position:
-            raise OSError(errno.EIO, "the file has changed while it was read", shown(self._path))
-        return content
 
 
 def _stat(info: Mapping[str, Any]) -> Stat:
