@@ -137,21 +137,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands = importlib.import_module(home)
         return int(getattr(commands, arguments.command)(arguments))
     except TarmacError as error:
-        if arguments.json:
-            sys.stdout.write(json.dumps({"ok": False, "findings": [], "error": str(error)}) + "\n")
-        else:
-            sys.stderr.write(f"✗ {error}\n")
-        return error.exit_code
+        return _failed(arguments, str(error), error.exit_code)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         extra = EXTRAS.get(missing)
         if extra is None:
             raise
-        sys.stderr.write(f"✗ tarmac {arguments.command} needs {missing}: pip install 'tarmac[{extra}]'\n")
-        return 2
+        needs = f"tarmac {arguments.command} needs {missing}: pip install 'tarmac[{extra}]'"
+        return _failed(arguments, needs, 2)
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; what is done stays, and the same command goes on with it\n")
-        return INTERRUPTED
+        says = "interrupted; what is done stays, and the same command goes on with it"
+        return _failed(arguments, says, INTERRUPTED, "\n")
+    except Exception as error:
+        if arguments.json:  # whoever parses it finds an object, and a person the traceback
+            _failed(arguments, f"{type(error).__name__}: {error}", 1)
+        raise
+
+
+def _failed(arguments: argparse.Namespace, says: str, code: int, mark: str = "✗ ") -> int:
+    """Tell why the command has failed; its exit code."""
+    if arguments.json:
+        sys.stdout.write(json.dumps({"ok": False, "findings": [], "error": says}) + "\n")
+    else:
+        sys.stderr.write(f"{mark}{says}\n")
+    return code
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:

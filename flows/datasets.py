@@ -21,6 +21,7 @@ from flows.output import print_json, say
 from flows.parameters import Overrides, configured
 from tasks.core import screen
 from tasks.core.errors import UsageError
+from tasks.core.files import told_of_a_full_disk
 from tasks.core.formats import counted
 from tasks.dataset.quarantine import by_split
 
@@ -156,7 +157,12 @@ def example(arguments: Namespace) -> int:
             f"NAME: no example is named {arguments.name!r}; there are: {', '.join(examples.EXAMPLES)}"
         )
     path = Path(arguments.path or f"data/raw/{arguments.name}")
-    count = examples.EXAMPLES[arguments.name](path)
+    try:
+        with told_of_a_full_disk(path):
+            count = examples.EXAMPLES[arguments.name](path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"PATH: {path} cannot be written ({reason}); choose another") from None
     if arguments.json:
         return print_json({"ok": True, "findings": [], "path": str(path), "samples": count})
     written = f"✓ example   {count:,} samples in {path}"

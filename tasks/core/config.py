@@ -43,9 +43,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark is not None else ""
-        raise UsageError(f"{path}:{line} {getattr(error, 'problem', error)}; this is no valid YAML") from None
+        problem = str(getattr(error, "problem", error)).splitlines()[0]
+        raise UsageError(f"{path}:{line} {problem}; this is no valid YAML") from None
     except OmegaConfBaseException as error:
         raise UsageError(f"{path}: {error.full_key or 'config'}: {str(error).splitlines()[0]}") from None
+    except ValueError as error:  # such as a number of five thousand digits
+        raise UsageError(f"{path}: {error}; this is no valid YAML") from None
     return validate(values, str(path))
 
 
@@ -62,9 +65,12 @@ def _override(tree: Any, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise UsageError(f"--set {override}: needs KEY=VALUE, such as --set train.lr=1e-4")
-    value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
-    assert isinstance(value, dict)
-    OmegaConf.update(tree, key.strip(), value["value"], merge=False, force_add=True)
+    try:
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+        assert isinstance(value, dict)
+        OmegaConf.update(tree, key.strip(), value["value"], merge=False, force_add=True)
+    except (IndexError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        raise UsageError(f"--set {override}: is no KEY=VALUE, such as --set train.lr=1e-4") from None
 
 
 UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found")
@@ -106,7 +112,7 @@ def _reason(mistake: Any) -> str:
 
 def _is_branch(part: Any) -> bool:
     """Whether pydantic put the name of a union's branch into the location, or a key that nobody writes."""
-    branches = (*MODALITIES_OF, "int", "float", "shares")
+    branches = (*MODALITIES_OF, "str", "bool", "int", "float", "shares")
     return isinstance(part, str) and (part in branches or "[" in part or "-" in part)
 
 

@@ -58,7 +58,11 @@ def link_atomic(link: Path, target: str) -> None:
     temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
-    os.replace(temporary, link)
+    try:
+        os.replace(temporary, link)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     fsync_path(link.parent)
 
 

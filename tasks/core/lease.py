@@ -1,16 +1,20 @@
 """One writer a thing: a lease file that says who holds it and is taken over when the holder is dead.
 
-The holder is told by host, boot id, pid and start time. On the same host death is certain and noticed at
-once; a holder on another host counts as dead when its heartbeat is older than STALE_S. Creation is by hard
-link, which is atomic on local disks and NFS alike; a takeover goes through the same door, so of two that
-try, one wins.
+The holder is told by host, boot id, pid namespace, pid and start time. Where its pid can be seen, death is
+certain and noticed at once; a holder on another host, in another container or from before a reboot counts as
+dead when its heartbeat is older than STALE_S. Hosts' clocks may differ, so the age is taken by the file
+system's: as it stamped the lease, and as it stamps a new file. Creation is by hard link, which is atomic on
+local disks and NFS alike; a takeover goes through the same door, so of two that try, one wins.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import logging
 import os
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -19,26 +23,30 @@ from types import TracebackType
 from typing import Any
 
 from tasks.core.errors import TarmacError
-from tasks.core.files import read_json, write_json
+from tasks.core.files import write_json
 from tasks.core.process import Identity
 
 logger = logging.getLogger(__name__)
 HEARTBEAT_S = 10.0
 STALE_S = 120.0
+TRIES = 5
+"""Drafts for one lease: a sweep of what dead processes left may take one of a process that it cannot see."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease, since when (Unix seconds), and when it last said so."""
+    """Who holds the lease at `path`, since when (Unix seconds), and when it last said so (its mtime)."""
 
     identity: Identity
     since: float
     heartbeat: float
+    path: Path
 
     def is_alive(self) -> bool:
-        if self.identity.is_of_this_host:
+        if self.identity.is_visible:
             return self.identity.is_alive()
-        return time.time() - self.heartbeat < STALE_S
+        # One far ahead is from before that clock was set back: a live holder has beaten since.
+        return abs(_clock(self.path) - self.heartbeat) < STALE_S
 
     def __str__(self) -> str:
         since = time.strftime("%H:%M:%S", time.localtime(self.since))
@@ -56,10 +64,29 @@ class Held(TarmacError):
 def holder_of(path: Path) -> Holder | None:
     """The holder named in the lease file, dead or alive; None without a readable lease."""
     try:
-        value = read_json(path)
-        return Holder(Identity.from_json(value), float(value["since"]), float(value["heartbeat"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return _read(path)
+    except OSError:
         return None
+
+
+def _read(path: Path) -> Holder | None:
+    """The same, but a lease that cannot be read now is an OSError: its holder may well live."""
+    with path.open(encoding="utf-8") as file:
+        heartbeat = os.fstat(file.fileno()).st_mtime
+        try:
+            value = json.load(file)
+            return Holder(Identity.from_json(value), float(value["since"]), heartbeat, path)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def _clock(path: Path) -> float:
+    """The time by the clock that stamps files beside `path`; by ours where nothing can be written."""
+    try:
+        with tempfile.TemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
 
 
 class Lease:
@@ -73,10 +100,17 @@ class Lease:
         self._since = time.time()
 
     def acquire(self) -> None:
-        """Take the lease; Held when a live holder has it."""
+        """Take the lease; Held when a live holder has it, OSError when that cannot be told."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self._create():
-            holder = holder_of(self.path)
+            try:
+                holder = _read(self.path)
+            except FileNotFoundError:
+                holder = None
+            except OSError as error:
+                if error.errno == errno.ESTALE:  # NFS: its holder has replaced it meanwhile
+                    raise Held(self.path, None) from None
+                raise
             if holder is not None and holder.is_alive():
                 raise Held(self.path, holder)
             self._remove_dead()
@@ -118,6 +152,12 @@ class Lease:
             self.path.unlink(missing_ok=True)
 
     def _create(self) -> bool:
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(FileNotFoundError):
+                return self._link_draft()
+        return self._link_draft()
+
+    def _link_draft(self) -> bool:
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.{threading.get_ident()}")
         self._since = time.time()
         write_json(draft, self._content())
@@ -136,19 +176,32 @@ class Lease:
             os.rename(self.path, grave)
         except FileNotFoundError:
             return
-        holder = holder_of(grave)
-        if holder is not None and holder.is_alive():
-            with contextlib.suppress(FileExistsError):  # its heartbeat may have rewritten it already
+        try:
+            holder = _read(grave)
+            may_live = holder is not None and holder.is_alive()
+        except OSError:
+            may_live = True
+        if may_live:
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # rewritten already, or swept
                 os.link(grave, self.path)
         grave.unlink(missing_ok=True)
 
     def _content(self) -> dict[str, Any]:
+        """`heartbeat` is for older versions, which do not go by the file's time."""
         return {**self._mine.to_json(), "since": self._since, "heartbeat": time.time()}
+
+    def _is_lost(self) -> bool:
+        """Whether the lease is gone or another's; OSError where that cannot be told."""
+        try:
+            holder = _read(self.path)
+        except FileNotFoundError:
+            return True
+        return holder is not None and holder.identity != self._mine
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
             try:
-                if not self._is_mine():
+                if self._is_lost():
                     return  # taken over while this process could not beat
                 write_json(self.path, self._content())
             except OSError as error:

@@ -59,7 +59,7 @@ def expand(location: str, suffixes: Sequence[str], config_key: str = "dataset.so
     folder all files below with one of `suffixes` (lower case, with the dot), in the order of their names,
     none of them hidden. UsageError that names `config_key` when what is promised is not there.
     """
-    promised = [location] if _is_itself(location) else choices(location, config_key)
+    promised = [location] if _is_itself(location) else list(dict.fromkeys(choices(location, config_key)))
     try:
         files = _files_among(promised)
         found = [[one] if one in files else _below(one, suffixes) for one in promised]
@@ -80,6 +80,28 @@ def expand(location: str, suffixes: Sequence[str], config_key: str = "dataset.so
                 raise UsageError(f"{config_key}: there is no file {name}{whole}{start}")
             raise UsageError(f"{config_key}: there is no {name}{whole}, or it holds no {wanted} file")
     return [absolute_location(file) for its in found for file in its]
+
+
+def means(location: str, file: str) -> bool:
+    """Whether a local location would mean this file, an absolute path, if the file were there."""
+    promised = [location] if _is_itself(location) else choices(location, "path")
+    return any(_means(os.path.abspath(one), file) for one in promised)
+
+
+def _means(promised: str, file: str) -> bool:
+    glob = None if _is_itself(promised) else glob_in(promised)
+    if glob is None:
+        base = os.path.realpath(promised)
+        return file == base or file.startswith(f"{base.rstrip('/')}/")
+    cut = promised.rfind("/", 0, glob.start())
+    base, pattern = os.path.realpath(promised[:cut] or "/").rstrip("/") + "/", promised[cut + 1 :]
+    if not file.startswith(base):
+        return False
+    below = file.removeprefix(base)
+    if "**" in pattern:
+        return expression(pattern).fullmatch(below) is not None
+    names, parts = below.split("/"), pattern.split("/")
+    return len(names) >= len(parts) and all(map(matches, names, parts))
 
 
 def _is_itself(location: str) -> bool:

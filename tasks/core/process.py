@@ -1,6 +1,7 @@
 """Who a process is, whether it still lives, and how its life is tied to its starter's.
 
-A pid alone identifies nothing: pids come again. Host, boot id, pid and start time together do.
+A pid alone identifies nothing: pids come again, and each pid namespace (a container) counts its own. Host,
+boot id, namespace, pid and start time together do.
 """
 
 from __future__ import annotations
@@ -30,12 +31,22 @@ def boot_id() -> str:
         return str(int(psutil.boot_time()))
 
 
+def pid_namespace() -> str | None:
+    """The kernel's name for the namespace in which this process has its pid; None where there is no such
+    thing."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
+
+
 @dataclass(frozen=True)
 class Identity:
     """One process, unmistakably.
 
     `started` is its start time in Unix seconds, for people: it moves when the clock is set. `ticks` is the
-    kernel's own count since boot, which does not, and decides where the system has it (Linux).
+    kernel's own count since boot, which does not, and decides where the system has it (Linux). `namespace` is
+    that in which `pid` counts; None where it is not known, as in what older versions wrote.
     """
 
     host: str
@@ -43,12 +54,13 @@ class Identity:
     pid: int
     started: float
     ticks: int | None = None
+    namespace: str | None = None
 
     @classmethod
     def of(cls, pid: int) -> Identity:
         """The identity of a live process; psutil.NoSuchProcess when there is none."""
         started = round(psutil.Process(pid).create_time(), 2)
-        return cls(socket.gethostname(), boot_id(), pid, started, _start_ticks(pid))
+        return cls(socket.gethostname(), boot_id(), pid, started, _start_ticks(pid), pid_namespace())
 
     @classmethod
     def mine(cls) -> Identity:
@@ -57,23 +69,33 @@ class Identity:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Identity:
         return cls(
-            value["host"], value["boot_id"], int(value["pid"]), float(value["started"]), value.get("ticks")
+            value["host"],
+            value["boot_id"],
+            int(value["pid"]),
+            float(value["started"]),
+            value.get("ticks"),
+            value.get("namespace"),
         )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
-    def is_of_this_host(self) -> bool:
-        return self.host == socket.gethostname()
+    def is_visible(self) -> bool:
+        """Whether its pid means the same process here: containers may share a host name, but no pids."""
+        return (
+            self.host == socket.gethostname()
+            and self.boot_id == boot_id()
+            and self.namespace in (None, pid_namespace())
+        )
 
     def is_alive(self) -> bool:
         """Whether this very process runs here; a zombie is dead, and so is one from before a reboot.
 
-        A process of another host cannot be seen from here and counts as not alive; callers that meet other
-        hosts judge by heartbeat.
+        A process of another host or container cannot be seen from here and counts as not alive; callers that
+        meet such judge by heartbeat.
         """
-        if not self.is_of_this_host or self.boot_id != boot_id():
+        if not self.is_visible:
             return False
         try:
             process = psutil.Process(self.pid)

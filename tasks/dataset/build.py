@@ -35,7 +35,7 @@ from tasks.dataset.building.redo import leaf_of_shard
 from tasks.dataset.building.rehash import changed_leaves
 from tasks.dataset.building.release import release
 from tasks.dataset.building.reuse import Known, known_leaves
-from tasks.dataset.building.staging import converted_shards, note_rejects, sweep
+from tasks.dataset.building.staging import converted_shards, note_rejects, require_own, sweep
 from tasks.dataset.freshness import is_up_to_date, unchanged
 from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.tables import give_memory_back
@@ -119,13 +119,14 @@ def _leased(output: Path, waits: bool, progress: Progress) -> Iterator[Lease]:
     """Hold the dataset while the block runs."""
     lease = Lease(output / "lease.json")
     try:
-        lease.acquire()
-    except Held as held:
-        if not waits:
-            raise DataError(f"{held}; without --no-wait this build would wait for it") from None
-        logger.warning("%s; waiting", held)
-        progress(0, 0, f"{held}; waiting")
-        lease.wait()
+        try:
+            lease.acquire()
+        except Held as held:
+            if not waits:
+                raise DataError(f"{held}; without --no-wait this build would wait for it") from None
+            logger.warning("%s; waiting", held)
+            progress(0, 0, f"{held}; waiting")
+            lease.wait()
     except OSError as error:
         if error.errno in FULL:
             raise
@@ -150,6 +151,7 @@ class _Build:
 
     def run(self) -> BuildResult:
         dataset = self.config.dataset
+        require_own(self.staging)
         before = versions.current(dataset.output)
         if before is not None and not self.asked.wants_work and self._is_unchanged(before):
             shutil.rmtree(self.staging, ignore_errors=True)  # of a build that was killed when all was done
@@ -158,8 +160,8 @@ class _Build:
         if self.config.engine.build.kind == "local":
             warm_up(PRELOAD)
         self.staging.mkdir(exist_ok=True)
+        rules = write_rules(self.staging, dataset)  # first, as they tell that the folder is a build's
         trust(self.staging)
-        rules = write_rules(self.staging, dataset)
         catalogue = list_samples(self.config, self.staging, self.progress, anew=self.asked.rehash)
         try:
             plan_leaves(catalogue, dataset)
@@ -169,9 +171,10 @@ class _Build:
             sweep(self.staging, lambda path: catalogue.ordinal(path.stem) is not None)
             known = self._known(catalogue, rules, again)
             draft = self._convert(catalogue, rules, known)
-            changed = changes.since(before, catalogue)
+            compared = changes.baseline(dataset.output)
+            changed = changes.since(compared, catalogue)
             if not self.asked.accept_loss:
-                changed.check(before)
+                changed.check(compared)
             self.lease.require()
             told = facts(self.config, catalogue)
             version, manifest = assemble.complete(draft, self.config, catalogue, told, dataset.output)

@@ -2,10 +2,11 @@
 
     s3://bucket/digits/ current    versions/9c41…/ manifest.json …  train/000000.tar …
 
-A version never changes and its name is its content's, so an object that is there with the right size is
-right, and an upload that was interrupted goes on where it ended. Shards that the mirror's current version
-holds too are copied within the bucket. A version's `manifest.json` comes after all else of it, and `current`
-(a text, the version's name) after that: a reader finds a whole version or none.
+A version is named by what its tars hold, so a tar that is there with the right size is right, and an upload
+that was interrupted goes on where it ended. All else is small and is sent each time, because a version that
+is published again may have other tables of the same size. Shards that the mirror's current version holds too
+are copied within the bucket. A version's `manifest.json` comes after all else of it, and `current` (a text,
+the version's name) after that: a reader finds a whole version or none.
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ PART = 16 << 20
 """Bytes of an upload's part, of which two are in memory."""
 NOTE = "bytes mirrored"
 MANIFEST, SHARDS = "manifest.json", "shards.parquet"
-ALWAYS = (MANIFEST, "build.json", "inputs.arrow")
-"""Sent each time: the first marks a version that is whole, the others are not shaped by the content."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +96,15 @@ def publish(version: Path, mirror: str, keep: int, progress: Progress = silent) 
 def plan_transfers(
     sizes: Mapping[str, int], shas: Mapping[str, str], there: Mapping[str, int], twins: Mapping[str, str]
 ) -> list[Transfer]:
-    """What the mirror lacks of a version, by the objects' names within it.
+    """What the mirror lacks or may lack of a version, by the objects' names within it.
 
     `sizes` and `there` are those of the version and of the mirror's copy of it, `shas` the known SHA-256 of
     its objects, `twins` objects elsewhere in the bucket by their SHA-256.
     """
     return [
-        Transfer(name, size, "" if name in ALWAYS else twins.get(shas.get(name, ""), ""))
+        Transfer(name, size, twins.get(shas.get(name, ""), ""))
         for name, size in sizes.items()
-        if name in ALWAYS or there.get(name) != size
+        if not name.endswith(".tar") or there.get(name) != size
     ]
 
 

@@ -17,6 +17,7 @@ from tasks.dataset.reasons import Reject
 
 REST = "train"
 FOLDERS = ("index", "samples")  # a version keeps these beside its splits
+_WHOLE = re.compile(r"(-?\d+)\.0*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -36,7 +37,15 @@ def group_of(splits: Splits, fields: Mapping[str, Any]) -> str | None:
     value = fields.get(splits.group_by)
     if value is None or value == "" or value != value:  # NaN is how data frames write that there is none
         raise Reject("source.unreadable", f"no value for dataset.splits.group_by: {splits.group_by}")
-    return str(value)
+    return _group_name(value)
+
+
+def _group_name(value: Any) -> str:
+    """The same for 7, 7.0 and "7.0": a column of whole numbers is written with fractions wherever one of its
+    values is missing, and one patient must not be two groups."""
+    text = str(value)
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
 
 
 def split_of(splits: Splits, key: str, group: str | None, fields: Mapping[str, Any]) -> str:

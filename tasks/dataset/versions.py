@@ -1,23 +1,29 @@
 """The versions of a dataset: which is current, the switch to another, and which may go.
 
 A version is complete and never changes, so a reader of one is not disturbed by a build or a switch. A run
-that uses one pins it (`pins/<run id>` holds its name), and a pinned version is never pruned.
+that uses one pins it (`tasks.core.pins`), and a pinned version is never pruned.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import shutil
-import time
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from tasks.core.errors import DataError, UsageError
-from tasks.core.files import link_atomic, none_where_nothing_is, told_of_a_full_disk, told_of_what_is_closed
-from tasks.core.lease import STALE_S, Held, Lease
+from tasks.core.files import (
+    link_atomic,
+    none_where_nothing_is,
+    read_json,
+    told_of_a_full_disk,
+    told_of_what_is_closed,
+)
+from tasks.core.lease import Held, Lease
+from tasks.core.pins import drop_gone, pinned
+from tasks.dataset.leftovers import DOOMED, remove, sweep
 from tasks.dataset.manifest import VERSION_NAME, Manifest, read_manifest
 
 __all__ = [
@@ -29,6 +35,7 @@ __all__ = [
     "prune",
     "publish",
     "read_manifest",
+    "require_link",
     "resolve",
     "rollback",
     "spared",
@@ -38,9 +45,6 @@ MARKS = ("manifest.json", "shards.parquet", "inputs.arrow")
 """What lies in a version beside its splits; tars that others made have none of it."""
 MIRRORED = "mirror.json"
 """In the dataset's folder: where the last version was copied to."""
-DOOMED = ".pruned-"
-DAMAGED = ".damaged-"
-"""Before a version's name: what is about to be removed."""
 
 
 def current(dataset: Path) -> Path | None:
@@ -68,38 +72,59 @@ def resolve(path: Path) -> Path:
 
 
 def listed(dataset: Path) -> list[Path]:
-    """All versions, the most recently built first; UsageError where they cannot be listed."""
+    """All versions, the most recently built first; UsageError where they cannot be listed. Reads a small file
+    a version."""
     found: list[Path] = []
     with told_of_what_is_closed(), none_where_nothing_is():
         found = [entry for entry in (dataset / "versions").iterdir() if VERSION_NAME.fullmatch(entry.name)]
     return sorted(found, key=lambda version: (_built(version), version.name), reverse=True)
 
 
-def _built(version: Path) -> int:
+def _built(version: Path) -> tuple[float, int]:
+    """When it was built, as build.json says, because a copy may give its files other times; the file's own
+    time where that cannot be read, and between two of the same time."""
+    path = version / "build.json"
     try:
-        return (version / "build.json").stat().st_mtime_ns
+        time_ns = path.stat().st_mtime_ns
     except OSError:
-        return 0
+        return 0, 0
+    try:
+        noted = float(read_json(path)["built"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        noted = math.nan
+    return noted if math.isfinite(noted) else time_ns / 1e9, time_ns
 
 
 def has_its_tars(version: Path, manifest: Manifest) -> bool:
-    """Whether every split has its tars in number and total size; a quick look."""
+    """Whether every split has its tars, by name and total size, whatever else lies there; a quick look."""
     for split, summary in manifest.splits.items():
+        names = (f"{version}/{split}/{number:06d}.tar" for number in range(summary.shards))
         try:
-            sizes = [e.stat().st_size for e in os.scandir(version / split) if e.name.endswith(".tar")]
+            size_bytes = sum(os.stat(name).st_size for name in names)
         except OSError:
             return False
-        if len(sizes) != summary.shards or sum(sizes) != summary.bytes:
+        if size_bytes != summary.bytes:
             return False
     return True
+
+
+def require_link(dataset: Path) -> None:
+    """UsageError where `current` is a folder, which no rename of a link can replace."""
+    link = dataset / "current"
+    if os.path.isdir(link) and not os.path.islink(link):
+        raise UsageError(
+            f"{link} is a folder where a link belongs, as a copy that follows links makes one; remove it"
+        )
 
 
 def publish(dataset: Path, version: Path, keep: int) -> None:
     """Make the version current by one rename, then prune all but the newest `keep`, and never a newer one.
 
-    DataError when the version is not there any more. While somebody else builds, nothing is pruned, because
-    that build may link shards of any version; the next publication prunes.
+    DataError when the version is not there any more, UsageError where `current` is no link. While somebody
+    else builds, nothing is pruned, because that build may link shards of any version; the next publication
+    prunes.
     """
+    require_link(dataset)
     lease = Lease(dataset / "lease.json")
     try:
         lease.acquire()
@@ -107,7 +132,7 @@ def publish(dataset: Path, version: Path, keep: int) -> None:
         _switch(dataset, version)
         return
     try:
-        _sweep(dataset)
+        sweep(dataset)
         _switch(dataset, version)
         _prune(dataset, keep)
     finally:
@@ -117,13 +142,19 @@ def publish(dataset: Path, version: Path, keep: int) -> None:
 def rollback(dataset: Path, name: str) -> Path:
     """Make an earlier version current again, named by any unique start; readers are not disturbed.
 
-    UsageError when no version or several are so named, or nothing can be written; Held while somebody builds.
+    UsageError when no version or several are so named, or nothing can be written; DataError for a version
+    that lacks tars; Held while somebody builds.
     """
     found = [version for version in listed(dataset) if version.name.startswith(name)]
     if len(found) != 1:
         there = ", ".join(version.name for version in listed(dataset)) or "none"
         which = "no version" if not found else f"{len(found)} versions"
         raise UsageError(f"VERSION: {which} of {dataset} start with {name!r} (it has: {there})")
+    if not has_its_tars(found[0], read_manifest(found[0])):
+        raise DataError(
+            f"version {found[0].name} of {dataset} lacks tars, or they are cut short; mend it first: "
+            f"tarmac repair {shlex.quote(str(found[0]))}"
+        )
     with _leased(dataset):
         _switch(dataset, found[0])
     return found[0]
@@ -131,10 +162,12 @@ def rollback(dataset: Path, name: str) -> Path:
 
 def prune(dataset: Path, keep: int) -> list[str]:
     """Remove all but the current version and the newest others, `keep` in all, and those that runs have
-    pinned; the names of the removed. Held while somebody builds."""
+    pinned; the names of the removed. UsageError for a folder without versions; Held while somebody builds."""
+    if not listed(dataset):
+        raise UsageError(f"DATASET: {dataset} has no versions; build it first")
     with _leased(dataset):
         before = {version.name for version in listed(dataset)}
-        _sweep(dataset)
+        sweep(dataset)
         _prune(dataset, keep)
         return sorted(before - {version.name for version in listed(dataset)})
 
@@ -153,21 +186,14 @@ def spared(dataset: Path, keep: int) -> dict[str, str]:
 @contextlib.contextmanager
 def _leased(dataset: Path) -> Iterator[None]:
     """Hold the dataset while its versions change; DataError where its disk is full, UsageError where it may
-    not be written."""
+    not be written or its `current` is no link."""
+    require_link(dataset)
     try:
         with told_of_a_full_disk(dataset), Lease(dataset / "lease.json"):
             yield
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"DATASET: {dataset} cannot be written ({reason}); mind its rights") from None
-
-
-def pinned(dataset: Path) -> dict[str, list[str]]:
-    """The runs that have pinned each version, by its name."""
-    runs: dict[str, list[str]] = {}
-    for path in sorted((dataset / "pins").glob("*")):
-        runs.setdefault(_pin(path), []).append(path.name)
-    return runs
 
 
 def _switch(dataset: Path, version: Path) -> None:
@@ -179,48 +205,22 @@ def _switch(dataset: Path, version: Path) -> None:
     link_atomic(dataset / "current", f"versions/{version.name}")
 
 
-def _sweep(dataset: Path) -> None:
-    """Remove what a prune, a build or a switch that was killed has left."""
-    for prefix in (DOOMED, DAMAGED):
-        for left in (dataset / "versions").glob(f"{prefix}*"):
-            shutil.rmtree(left)
-    for left in dataset.glob(".*"):
-        if not left.is_dir() and _is_abandoned(left):
-            left.unlink(missing_ok=True)
-
-
-def _is_abandoned(temporary: Path) -> bool:
-    """Whether a file that was to be renamed belongs to nobody: the process in its name is gone, or, where its
-    name tells none, it is older than any write takes."""
-    owners = [int(part) for part in temporary.name.split(".") if part.isdigit()]
-    if owners:
-        return not psutil.pid_exists(owners[0])
-    try:
-        return time.time() - temporary.lstat().st_mtime > STALE_S
-    except FileNotFoundError:
-        return False
-
-
 def _prune(dataset: Path, keep: int) -> None:
     now = current(dataset)
-    since = 0 if now is None else _built(now)
-    held = pinned(dataset)
+    if now is None:
+        return
+    since = _built(now)
+    drop_gone(dataset)
     for version in _beyond(dataset, keep):
-        if version.name not in held and _built(version) <= since:
-            doomed = version.with_name(DOOMED + version.name)
-            os.rename(version, doomed)  # a version is there whole or not at all
-            shutil.rmtree(doomed)
+        if _built(version) > since or version.name in pinned(dataset):  # a run may have pinned it just now
+            continue
+        doomed = version.with_name(DOOMED + version.name)
+        os.rename(version, doomed)  # a version is there whole or not at all
+        remove(doomed)
 
 
 def _beyond(dataset: Path, keep: int) -> list[Path]:
     """The versions besides the current one and the `keep` - 1 newest others."""
     now = current(dataset)
-    others = [version for version in listed(dataset) if version != now]
+    others = [version for version in listed(dataset) if now is None or version.name != now.name]
     return others[max(keep - 1, 0) :]
-
-
-def _pin(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -18,6 +18,7 @@ from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.files import fsync_path, read_json, write_atomic
 from tasks.core.lease import Held, Lease
 from tasks.core.locations import absolute_location
+from tasks.core.pins import pin
 from tasks.core.quarantine import NAME, Entry, to_text
 from tasks.core.schema import Config
 from tasks.runs import record
@@ -55,7 +56,9 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
     except Held:
         if not run.record.exists():
             raise
-    _pin(run, version)
+    dataset = _dataset_of(version)
+    if dataset is not None:
+        pin(dataset, run.id, version.resolve().name, run.path)
     return run
 
 
@@ -147,16 +150,6 @@ def _write(
         record.save(
             run, RunRecord(id=run_id(fields), name=config.name, identity=fields, data=data, state="planned")
         )
-
-
-def _pin(run: RunFolder, version: Path) -> None:
-    """Keep the version from being pruned while the run's folder is there."""
-    dataset = _dataset_of(version)
-    if dataset is None:
-        return
-    pin = dataset / "pins" / run.id
-    if not pin.exists():
-        write_atomic(pin, version.resolve().name + "\n")
 
 
 def _archive(run: RunFolder) -> None:

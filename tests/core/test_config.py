@@ -75,6 +75,9 @@ def test_a_dumped_config_loads_as_the_same() -> None:
         ("name=a b", "name: should match pattern"),
         ("train=3", "train: must be a block of keys"),
         ("train.lr=${nowhere}", "train.lr: Interpolation key 'nowhere' not found"),
+        ("dataset.filter={a: null}", "dataset.filter.a: should be a valid string"),
+        ("dataset.output=' '", "dataset.output: needs a folder"),
+        ("dataset.output=s3://", "output: s3:// names no bucket"),
         ("dataset.modality=volume_report", "modality volume_report cannot come from a source of kind table"),
     ],
 )
@@ -84,6 +87,14 @@ def test_each_mistake_names_its_key_and_fix(override: str, says: str) -> None:
 
 def test_an_override_without_a_value_is_refused() -> None:
     assert "needs KEY=VALUE" in complaint("train.lr")
+    assert "is no KEY=VALUE" in complaint("[=1")
+
+
+def test_a_tilde_is_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    config = load(DIGITS, ["dataset.output=~/data", "dataset.source.path=~/raw/a.csv", "runs=~/runs"])
+    assert config.dataset.output == Path("/home/ada/data") and config.runs == Path("/home/ada/runs")
+    assert config.dataset.all_sources[0].path == "/home/ada/raw/a.csv"
 
 
 def test_a_missing_key_is_named() -> None:
@@ -95,13 +106,16 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
     for content, says in [
         (b"\xff\xfe\x00", "is not UTF-8 text"),
         (b"name: [", "is no valid YAML"),
+        (b"name: a\0b", "is no valid YAML"),
+        (b"name: " + b"1" * 5000, "is no valid YAML"),
         (b"- a\n- b\n", "holds no keys"),
         (b"", "name: is required and missing"),
     ]:
         path = tmp_path / "config.yaml"
         path.write_bytes(content)
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises(UsageError, match=says) as caught:
             load(path)
+        assert "\n" not in str(caught.value)
     with pytest.raises(UsageError, match="cannot be read"):
         load(tmp_path / "nowhere.yaml")
 

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tasks.core import lease as lease_module
+from tasks.core.errors import UsageError
 from tasks.core.files import read_json, write_json
-from tasks.core.lease import Held, Lease, holder_of
+from tasks.core.lease import STALE_S, Held, Lease, holder_of
+from tasks.dataset.build import build
+from tests.dataset import raw
 
 HOLDER = (
     "import sys, time; from pathlib import Path; from tasks.core.lease import Lease\n"
     "Lease(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(60)\n"
 )
+UNSHARED = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def beat_at(path: Path, ahead_s: float) -> None:
+    """Stamp the lease as the file system would have done at another time."""
+    os.utime(path, (time.time() + ahead_s,) * 2)
 
 
 @pytest.fixture
@@ -62,9 +83,177 @@ def test_another_host_is_believed_while_its_heart_beats(tmp_path: Path) -> None:
     write_json(path, {**value, "host": "elsewhere"})
     with pytest.raises(Held, match="elsewhere"):
         Lease(path).acquire()
-    write_json(path, {**value, "host": "elsewhere", "heartbeat": value["heartbeat"] - 1000})
+    beat_at(path, -STALE_S - 60)
     with Lease(path):
         pass
+
+
+@pytest.mark.parametrize("change", [{"namespace": "pid:[1]"}, {"boot_id": "another"}])
+def test_a_pid_of_another_container_or_kernel_is_not_looked_up(
+    tmp_path: Path, change: dict[str, str]
+) -> None:
+    path = tmp_path / "lease.json"
+    with Lease(path):
+        value = read_json(path)
+    write_json(path, {**value, "ticks": 1, **change})
+    with pytest.raises(Held):
+        Lease(path).acquire()
+    beat_at(path, -STALE_S - 60)
+    with Lease(path):
+        pass
+
+
+def test_a_live_holder_in_a_pid_namespace_of_its_own_is_respected(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    if subprocess.run([*UNSHARED, "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("no namespaces here")
+    holder = subprocess.Popen(
+        [*UNSHARED, sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(Held):
+            Lease(path).acquire()
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_a_lease_of_an_older_version_is_judged_by_its_pid(
+    tmp_path: Path, other: subprocess.Popen[bytes]
+) -> None:
+    path = tmp_path / "lease.json"
+    value = read_json(path)
+    del value["namespace"]
+    write_json(path, value)
+    with pytest.raises(Held, match=f"process {other.pid}"):
+        Lease(path).acquire()
+    other.kill()
+    other.wait()
+    with Lease(path):
+        pass
+
+
+@pytest.mark.parametrize("skew_s", [-1000, 1000])
+def test_a_holder_whose_clock_is_wrong_is_judged_by_the_file_systems(tmp_path: Path, skew_s: float) -> None:
+    path = tmp_path / "lease.json"
+    with Lease(path):
+        value = read_json(path)
+    write_json(path, {**value, "host": "elsewhere", "heartbeat": value["heartbeat"] + skew_s})
+    with pytest.raises(Held, match="elsewhere"):
+        Lease(path).acquire()
+    beat_at(path, -STALE_S - 60)
+    with Lease(path):
+        pass
+
+
+def test_a_looker_whose_clock_is_wrong_goes_by_the_file_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lease.json"
+    with Lease(path):
+        value = read_json(path)
+    write_json(path, {**value, "host": "elsewhere"})
+    monkeypatch.setattr(time, "time", lambda: value["heartbeat"] + 1000)
+    with pytest.raises(Held, match="elsewhere"):
+        Lease(path).acquire()
+
+
+def test_a_heartbeat_far_in_the_future_is_a_dead_ones(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    with Lease(path):
+        value = read_json(path)
+    write_json(path, {**value, "host": "elsewhere"})
+    beat_at(path, 1e6)
+    with Lease(path):
+        pass
+
+
+def make_unreadable(path: Path) -> None:
+    """Put a link to itself in the lease's place, which nobody can open."""
+    loop = path.with_name("loop")
+    loop.symlink_to(path.name)
+    os.replace(loop, path)
+
+
+def test_the_heart_beats_on_after_a_read_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "lease.json"
+    monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.02)
+    with Lease(path), caplog.at_level(logging.WARNING):
+        value = read_json(path)
+
+        def has_failed() -> bool:
+            if not path.is_symlink():  # nor after a beat that had read before
+                make_unreadable(path)
+            return "no heartbeat" in caplog.text
+
+        wait_for(has_failed)
+        write_json(path, value)
+        wait_for(lambda: read_json(path)["heartbeat"] > value["heartbeat"])
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_the_heart_stops_when_the_lease_is_anothers_or_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    path = tmp_path / "lease.json"
+    monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.3)
+    lease = Lease(path)
+    lease.acquire()
+    if is_gone:
+        path.unlink()
+    else:
+        write_json(path, {**read_json(path), "pid": 1})
+    beating = lease._thread
+    assert beating is not None
+    beating.join(20)
+    assert not beating.is_alive()
+    lease.release()
+    assert path.exists() != is_gone
+
+
+def test_a_lease_that_cannot_be_read_is_not_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    with Lease(path):
+        make_unreadable(path)
+        with pytest.raises(OSError, match="symbolic links"):
+            Lease(path).acquire()
+        assert path.is_symlink()
+
+
+def test_a_draft_that_a_sweep_removes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lease.json"
+    link = os.link
+    swept: list[Path] = []
+
+    def sweep_first(draft: Path, target: Path) -> None:
+        if not swept:
+            swept.append(draft)
+            draft.unlink()
+        link(draft, target)
+
+    monkeypatch.setattr(os, "link", sweep_first)
+    with Lease(path):
+        assert holder_of(path) is not None
+    assert swept and list(tmp_path.iterdir()) == []
+
+
+def test_a_build_that_waits_tells_of_a_folder_that_it_cannot_write_any_more(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    raw.pictures(tmp_path / "raw", 2)
+
+    def spoil(done: int, total: int, note: str) -> None:
+        shutil.rmtree(output)
+        output.symlink_to(tmp_path / "nowhere")
+
+    with (
+        Lease(output / "lease.json"),
+        pytest.raises(UsageError, match=r"dataset\.output: .* cannot be written"),
+    ):
+        build(raw.config(tmp_path / "raw", output), spoil)
 
 
 def test_of_many_that_take_over_one_wins(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from tasks.dataset.building.leaves import plan_leaves
 from tasks.dataset.building.listing import fingerprint, list_samples
 from tasks.dataset.building.sidecar import first
 from tasks.dataset.building.staging import converted_shards
+from tasks.dataset.forecast import forecast
 from tasks.dataset.keys import position
 from tasks.dataset.shards import INDEX, parse_key, parse_sample, read_index, shard_name
 from tests.dataset import raw
@@ -385,6 +387,47 @@ def test_a_config_that_does_not_fit_writes_nothing(
     with pytest.raises(UsageError, match=message):
         build(raw.config(folder, tmp_path / "out", **dataset))
     assert not (tmp_path / "out").exists()
+
+
+def test_what_somebody_else_keeps_where_a_build_works_stays(tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "raw", 20)
+    config = raw.config(tmp_path / "raw", tmp_path / "out")
+    staging = tmp_path / "out" / "staging"
+    staging.mkdir(parents=True)
+    for name in ("thesis.doc", "dataset.json", "000.tar"):
+        (staging / name).write_text('{"labels": []}')
+    with pytest.raises(UsageError, match=r"out/staging holds what no build has put there, such as 000.tar"):
+        build(config)
+    assert len(list(staging.iterdir())) == 3
+    shutil.rmtree(staging)
+    staging.touch()
+    with pytest.raises(UsageError, match=r"out/staging"):
+        build(config)
+    staging.unlink()
+    staging.mkdir()
+    (staging / ".dataset.json.x1.tmp").touch()  # of a build that was killed at its first step
+    assert build(config).accepted == 20
+
+
+@pytest.mark.parametrize("folder", ["staging/photos", "versions", "repair/x"])
+def test_a_source_may_not_lie_where_a_build_works(tmp_path: Path, folder: str) -> None:
+    raw.pictures(tmp_path / "out" / folder, 20)
+    with pytest.raises(UsageError, match=r"dataset\.output.*must not lie there"):
+        build(raw.config(tmp_path / "out" / folder, tmp_path / "out"))
+    assert len(list((tmp_path / "out" / folder).iterdir())) == 21
+
+
+def test_an_output_that_cannot_be_is_told_before_any_work(tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "raw", 20)
+    (tmp_path / "file").touch()
+    for output in (tmp_path / "file", tmp_path / "file" / "out"):
+        for command in (build, forecast):
+            with pytest.raises(UsageError, match=r"dataset\.output: \S+/file is a file"):
+                command(raw.config(tmp_path / "raw", output))
+    copied = tmp_path / "copied"
+    (copied / "current").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"copied/current is a folder where a link belongs"):
+        build(raw.config(tmp_path / "raw", copied))
 
 
 def test_a_source_without_samples_leaves_the_old_version(folder: Path, tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ def test_the_first_of_a_key_stays_wherever_the_others_would_go(catalogue: Catalo
     kept = sorted((1, 2), key=lambda n: position("a" if n == 1 else "b"))
     assert [one.number for one in catalogue.between(1, 10)] == kept
     assert [(one.number, one.reason, one.detail) for one in catalogue.rejects()] == [
-        (4, "key.duplicate", "a has this key; suffixes do not count"),
-        (9, "key.duplicate", "a has this key; suffixes do not count"),
+        (4, "key.duplicate", "t:1 has this key; suffixes do not count"),
+        (9, "key.duplicate", "t:1 has this key; suffixes do not count"),
     ]
     assert (catalogue.read, catalogue.accepted, catalogue.refused) == (4, 2, 2)
 

@@ -217,10 +217,10 @@ def test_keys_follow_the_content_and_not_the_place(write: Any) -> None:
 
 
 def test_a_key_column_keeps_the_key_of_a_changed_row(write: Any) -> None:
-    config = write([row(0, id=7), row(1, id=None)], source={"key": "id"})
-    first, second = items_of(config)
-    assert first.original_key == "vqa/7"
-    assert second.fault is not None and second.fault[0] == "source.unreadable"
+    config = write([row(0, id=7.5), row(1, id=None), row(2, id=float("nan"))], source={"key": "id"})
+    first, *others = items_of(config)
+    assert first.original_key == "vqa/7.5"
+    assert [item.fault for item in others] == [("source.unreadable", "column id holds no key")] * 2
 
 
 def test_files_and_folders_are_subsets(tmp_path: Path) -> None:

@@ -99,6 +99,14 @@ def test_images_in_formats_that_are_not_read_are_counted(tmp_path: Path, caption
     ]
 
 
+def test_an_image_that_shards_do_not_hold_gives_way_to_its_twin(tmp_path: Path) -> None:
+    write(tmp_path / "raw", "a.GIF", "a.jpg", "a.txt", "b.bmp", "b.txt", "c.jpg", "c.tiff", "c.txt")
+    kept = image_folder.config(tmp_path / "raw")
+    assert [item.file for item in listed(source(kept))] == ["a.jpg", "b.bmp", "c.jpg"]
+    encoded = image_folder.config(tmp_path / "raw", dataset={"image": {"encode": "png"}})
+    assert [item.file for item in listed(source(encoded))] == ["a.GIF", "a.jpg", "b.bmp", "c.jpg", "c.tiff"]
+
+
 def test_a_link_to_what_the_system_says_of_itself_is_no_caption_and_no_image(tmp_path: Path) -> None:
     write(tmp_path / "raw", "a.png", "b.txt", "real/c.png", "real/c.txt")
     (tmp_path / "raw/a.txt").symlink_to("/proc/self/environ")

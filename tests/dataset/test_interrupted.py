@@ -38,6 +38,7 @@ def test_what_a_killed_build_left_behind_does_no_harm(tmp_path: Path) -> None:
     started = build(raw.config(folder, output))
     staging = output / "staging"
     staging.mkdir()
+    write_rules(staging, raw.config(folder, output).dataset)
     os.rename(started.version, staging / DRAFT)
     for name in (".0123.77", "0123.tar", "4567.arrow"):
         (staging / name).write_bytes(b"torn")

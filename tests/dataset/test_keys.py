@@ -1,3 +1,6 @@
+from decimal import Decimal
+
+import numpy as np
 import pytest
 
 from tasks.core.errors import UsageError
@@ -54,6 +57,17 @@ def test_a_group_is_never_in_two_splits() -> None:
         assert len({splits.split_of(rules, f"{patient}-{scan}", group, fields) for scan in range(20)}) == 1
 
 
+@pytest.mark.parametrize("same", [7.0, "7", "7.0", "7.", Decimal("7.00"), np.int32(7), np.float32(7)])
+def test_a_group_of_whole_numbers_is_one_however_it_is_written(same: object) -> None:
+    rules = Splits.model_validate({"group_by": "patient"})
+    assert splits.group_of(rules, {"patient": same}) == splits.group_of(rules, {"patient": 7}) == "7"
+
+
+@pytest.mark.parametrize("text", ["7.5", "07x", "1.0.0", "a.0", ".0"])
+def test_any_other_group_stays_as_it_is_written(text: str) -> None:
+    assert splits.group_of(Splits.model_validate({"group_by": "patient"}), {"patient": text}) == text
+
+
 def test_a_sample_without_group_or_split_is_rejected() -> None:
     with pytest.raises(Reject, match="group_by"):
         splits.group_of(Splits.model_validate({"val": 0.5, "group_by": "patient"}), {"patient": ""})
@@ -78,6 +92,10 @@ def test_a_split_may_not_take_the_name_of_a_table_folder() -> None:
         ({"score": 3}, {"score": "high"}, False),
         ({"score": 3}, {}, False),
         ({"score": 3}, {"score": float("nan")}, False),
+        ({"score": 3}, {"score": Decimal("3.00")}, True),
+        ({"score": 3}, {"score": Decimal("2.99")}, False),
+        ({"score": [3, 4]}, {"score": Decimal(4)}, True),
+        ({"score": 3}, {"score": 10**400}, False),
         ({"language": "en"}, {"language": "en"}, True),
         ({"language": "en"}, {"language": "EN"}, False),
         ({"language": ["en", "de"]}, {"language": "de"}, True),

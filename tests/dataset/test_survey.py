@@ -273,6 +273,21 @@ class TestTables:
         with pytest.raises(UsageError, match=told):
             survey("a.csv")
 
+    @pytest.mark.parametrize("image", ["https://x/{}.jpg", "{}.png"])
+    def test_a_first_row_of_data_is_told(self, tmp_path: Path, image: str) -> None:
+        pngs(tmp_path / "raw")
+        lines = [f"picture number {n}\t{image.format(n)}\n" for n in range(6)]
+        (tmp_path / "raw/t.tsv").write_text("".join(lines))
+        seen = survey("raw/t.tsv")
+        assert "the first row of t.tsv looks like data" in warnings(seen) and seen.best.grade < 2
+        (tmp_path / "raw/t.tsv").write_text("".join(["text\t0.jpg\n", *lines]))
+        assert "looks like data" not in warnings(survey("raw/t.tsv"))
+
+    def test_a_first_row_of_data_is_told_where_nothing_fits(self, tmp_path: Path) -> None:
+        (tmp_path / "t.tsv").write_text("a picture\thttps://x/1\nanother one\thttps://x/2\n")
+        with pytest.raises(UsageError, match=r"looks like data.*add a line before it that names the columns"):
+            survey("t.tsv")
+
     def test_long_tables_are_not_read_to_their_end(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -304,6 +319,22 @@ class TestImageFolders:
         told = warnings(survey("raw"))
         assert "1 image has no .txt beside" in told
         assert "1 of 5 looked at cannot be read: 1.txt: not UTF-8" in told
+
+    @pytest.mark.parametrize(("make", "field"), [(captions_beside, None), (json_beside, "title")])
+    def test_captions_in_upper_case_and_with_a_byte_order_mark(
+        self, make: Callable[[Path], None], field: str | None, tmp_path: Path
+    ) -> None:
+        make(tmp_path / "raw")
+        for path in list((tmp_path / "raw").iterdir()):
+            content = path.read_bytes()
+            path.rename(path.with_suffix(path.suffix.upper()))
+            if path.suffix != ".png":
+                path.with_suffix(path.suffix.upper()).write_bytes(b"\xef\xbb\xbf" + content)
+        seen = survey("raw")
+        config = config_of(seen, tmp_path)
+        assert (config.dataset.source.field, warnings(seen)) == (field, "")  # type: ignore[union-attr]
+        assert "“a picture called" in evidence(seen)["caption"]
+        assert build(config).accepted == 6
 
     def test_captions_for_few_images_are_no_captions_for_all(self, tmp_path: Path) -> None:
         for name in ("nine", "zero"):

@@ -141,6 +141,21 @@ def test_the_key_column_names_the_sample(tmp_path: Path) -> None:
     assert third.fault is not None and third.fault[0] == "source.unreadable"
 
 
+def test_columns_make_the_key_together_where_rows_share_an_image(tmp_path: Path) -> None:
+    path = raw.write_table(tmp_path, [("a.png", "one", ""), ("a.png", "two", ""), ("b.png", "", "")])
+    first, second, third = listed(source(path, key=["file", "caption"]))
+    assert (first.original_key, second.original_key) == ("a.png/one", "a.png/two")
+    assert third.fault == ("source.unreadable", "one of the columns file, caption holds no key")
+    with pytest.raises(UsageError, match=r"dataset\.source\.key.*did you mean 'caption'"):
+        source(path, key=["file", "captoin"]).columns()
+    with pytest.raises(UsageError, match=r"dataset\.source\.key"):
+        source(path, key=[])
+    shared = [{**row, "image": {"bytes": raw.png(1), "path": "a.png"}} for row in tables.rows(2)]
+    tables.write_parquet(tmp_path / "t.parquet", shared)
+    items = listed(source(tmp_path / "t.parquet", image="image", caption="text", key=["image", "text"]))
+    assert [item.original_key for item in items] == ["a.png/picture 0", "a.png/picture 1"]
+
+
 def test_paths_are_relative_to_the_tables_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "img").mkdir()
     (tmp_path / "img" / "a.png").write_bytes(b"image")
@@ -245,7 +260,7 @@ def test_what_a_row_of_bytes_lacks_is_its_own_fault(tmp_path: Path) -> None:
     items = listed(source(tmp_path / "t.parquet", image="image", caption="text"))
     faults = [item.fault for item in items if item.fault is not None]
     assert [reason for reason, _ in faults] == [*["member.missing"] * 3, "caption.missing"]
-    assert "a source of their own" in faults[2][1]
+    assert "a path but holds no bytes; embed the images" in faults[2][1]
 
 
 @pytest.mark.parametrize("path", ["", "*.parquet", "{0..1}.parquet"])

@@ -148,6 +148,14 @@ def test_rehash_leaves_rejects_that_are_still_so(tmp_path: Path) -> None:
     assert build(config, rehash=True).shards_rewritten == 0
 
 
+@pytest.mark.parametrize("pattern", ["**/*.parquet", "*/*/*/*.parquet", "o*", "**"])
+def test_a_dataset_lies_where_no_pattern_of_its_source_finds_it(tmp_path: Path, pattern: str) -> None:
+    config = parquet(tmp_path / "raw")
+    source = config.dataset.source.model_copy(update={"path": f"{tmp_path}/raw/{pattern}"})
+    with pytest.raises(UsageError, match=r"dataset\.output.*inside the source.*put it beside it"):
+        build(changed(config, output=tmp_path / "raw" / "out", source=source))
+
+
 def test_a_dataset_lies_beside_its_source(tmp_path: Path) -> None:
     config = parquet(tmp_path / "raw")
     with pytest.raises(UsageError, match=r"dataset\.output.*inside the source.*put it beside it"):
@@ -173,6 +181,5 @@ def test_filtered_samples_leave_room_in_the_budget(tmp_path: Path, monkeypatch: 
 
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     raw.pictures(tmp_path / "raw", 20)
-    (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"dataset\.output: .* cannot be written"):
-        build(raw.config(tmp_path / "raw", tmp_path / "file" / "out"))
+        build(raw.config(tmp_path / "raw", Path("/proc/out")))

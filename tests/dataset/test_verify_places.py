@@ -239,9 +239,8 @@ def test_a_version_that_was_renamed_is_to_be_renamed_back(two: tuple[Path, str, 
     assert f"then tarmac versions DATASET rollback {new}" in found(dataset)[0].remedy
     (backup / "train" / "000000.tar").unlink()
     assert set(ways_out(backup)) == {f"tarmac repair {backup}"}, "its name is not all that is wrong"
-    backup.rename(dataset / "versions" / new)
+    assert repair(backup.rename(dataset / "versions" / new)).ok
     versions.rollback(dataset, new)
-    assert repair(dataset).ok
     shutil.copytree(dataset / "versions" / new, backup)
     (finding,) = found(backup)
     assert finding.command is None and f"{new} stands beside it" in finding.remedy

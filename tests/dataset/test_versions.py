@@ -1,14 +1,21 @@
 import contextlib
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tasks.core import pins
 from tasks.core.errors import DataError, UsageError
+from tasks.core.files import write_atomic
 from tasks.core.lease import Lease
-from tasks.dataset import versions
+from tasks.dataset import quarantine, versions
 from tasks.dataset.build import build
+from tasks.dataset.leftovers import TEMPORARY
+from tasks.dataset.look import page_path
+from tasks.dataset.quarantine import Entry
 from tests.dataset import raw
 from tests.disks import small_disk
 
@@ -24,7 +31,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
         raw.write_table(folder, rows)
         result = build(raw.config(folder, tmp_path / "out"))
         versions.publish(tmp_path / "out", result.version, keep=9)
-        os.utime(result.version / "build.json", ns=(number, number))
+        os.utime(result.version / "build.json", ns=(9 - number, 9 - number))  # as a copy may leave it
     return tmp_path / "out"
 
 
@@ -152,16 +159,141 @@ def test_a_full_disk_is_told_by_a_rollback(output: Path, tmp_path: Path) -> None
         assert versions.current(dataset) == before
 
 
-def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
-    raw.pictures(tmp_path / "raw", 20)
-    result = build(raw.config(tmp_path / "raw", tmp_path / "out"))
-    gone, alive = tmp_path / "out/.current.4194399.tmp", tmp_path / f"out/.current.{os.getpid()}.tmp"
-    old, young = tmp_path / "out/.lease.json.abc.tmp", tmp_path / "out/.lease.json.xyz.tmp"
-    for link in (gone, alive):
-        link.symlink_to("nowhere")
-    for file in (old, young):
-        file.write_text("{")
-    os.utime(old, (1, 1))
-    versions.publish(tmp_path / "out", result.version, 3)
-    left = {path.name for path in (tmp_path / "out").glob(".*")}
-    assert left == {young.name}, "the switch itself takes its own name"
+OLD = [
+    ".current.4194399.tmp",
+    ".lease.json.12.34",
+    ".lease.json.dead.12.34",
+    "..lease.json.12.34.abcd_123.tmp",
+    ".quarantine.jsonl.abcd_123.tmp",
+    ".look-0123456789ab.html.abcd_123.tmp",
+]
+FOREIGN = [".bashrc", ".bash_history.4194399.tmp", ".lease.json.bak", ".env.4194399", ".notes.html.x.tmp"]
+
+
+def aged(path: Path) -> None:
+    path.write_text("x")
+    os.utime(path, (1, 1))
+
+
+@pytest.mark.parametrize("does", ["publish", "prune"])
+def test_only_what_tarmac_left_long_ago_is_swept(output: Path, does: str) -> None:
+    for name in (*OLD, *FOREIGN):
+        aged(output / name)
+    of_another_host = output / ".lease.json.4194399.1"
+    of_another_host.write_text("{")
+    (output / "versions/.pruned-notes").mkdir()
+    stuck = output / ".current.77.tmp"
+    stuck.mkdir()
+    os.utime(stuck, (1, 1))
+    older = versions.listed(output)[1]
+    if does == "publish":
+        versions.publish(output, older, keep=9)
+        assert versions.current(output) == older
+    else:
+        versions.prune(output, keep=9)
+    left = {path.name for path in output.glob(".*")}
+    assert left == {*FOREIGN, of_another_host.name, stuck.name}
+    assert (output / "versions/.pruned-notes").exists()
+
+
+def test_every_temporary_name_is_one_that_a_sweep_knows(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+
+    def recording(real: Any) -> Any:
+        def call(source: Any, target: Any) -> None:
+            names = {Path(path).name for path in (source, target) if Path(path).parent == output}
+            seen.update(name for name in names if name.startswith("."))
+            real(source, target)
+
+        return call
+
+    for name in ("replace", "rename", "link"):
+        monkeypatch.setattr(os, name, recording(getattr(os, name)))
+    dead = {"host": "elsewhere", "boot_id": "x", "pid": 1, "started": 1, "since": 1, "heartbeat": 1}
+    (output / "lease.json").write_text(json.dumps(dead))
+    os.utime(output / "lease.json", (1, 1))
+    newest, older = versions.listed(output)[:2]
+    versions.rollback(output, older.name)
+    quarantine.add(output, [Entry(older.name, "train", "train/000000.tar", "x", "member.checksum")])
+    for path in (output / versions.MIRRORED, page_path(older), page_path(newest)):
+        write_atomic(path, "")
+    assert len(seen) >= 10
+    assert [name for name in sorted(seen) if not TEMPORARY.fullmatch(name)] == []
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_folder_without_versions_is_left_alone(tmp_path: Path, made: bool) -> None:
+    home = tmp_path / "home"
+    if made:
+        home.mkdir()
+        aged(home / ".lease.json.12.34")
+    for change in (lambda: versions.prune(home, 1), lambda: versions.rollback(home, "9c41")):
+        with pytest.raises(UsageError, match="no version"):
+            change()
+    assert home.exists() == made
+    assert not made or [path.name for path in home.iterdir()] == [".lease.json.12.34"]
+
+
+def test_a_copy_has_the_order_of_the_original(output: Path) -> None:
+    before = names(output)
+    built = [json.loads((output / "versions" / name / "build.json").read_text())["built"] for name in before]
+    assert built == sorted(built, reverse=True)
+    for number, name in enumerate(before):
+        os.utime(output / "versions" / name / "build.json", (number, number))
+    assert names(output) == before
+    (output / "versions" / before[1] / "build.json").write_text('{"built": NaN}')
+    assert names(output)[0] == before[1], "its file is the newest, and tells nothing else"
+
+
+def test_a_current_that_is_a_folder_is_told_before_anything(output: Path) -> None:
+    newest = versions.listed(output)[0]
+    (output / "current").unlink()
+    shutil.copytree(newest, output / "current")
+    before = sorted(path.name for path in output.iterdir())
+    for change in (
+        lambda: versions.publish(output, newest, 1),
+        lambda: versions.rollback(output, newest.name),
+        lambda: versions.prune(output, 1),
+    ):
+        with pytest.raises(UsageError, match=r"current is a folder where a link belongs.*; remove it"):
+            change()
+    with pytest.raises(OSError):
+        versions.link_atomic(output / "current", f"versions/{newest.name}")
+    assert sorted(path.name for path in output.iterdir()) == before
+    assert len(names(output)) == 5
+
+
+def test_a_version_that_lacks_a_tar_is_not_rolled_back_to(output: Path) -> None:
+    newest, older = versions.listed(output)[:2]
+    (older / "train/000000.tar").unlink()
+    with pytest.raises(DataError, match=rf"lacks tars.*: tarmac repair .*{older.name}$"):
+        versions.rollback(output, older.name)
+    assert versions.current(output) == newest
+
+
+def test_a_pin_ends_with_its_run(output: Path, tmp_path: Path) -> None:
+    all_names, runs = names(output), tmp_path / "runs"
+    (runs / "kept").mkdir(parents=True)
+    for number, run in enumerate((runs / "gone", runs / "kept", tmp_path / "unmounted/runs/x"), 1):
+        pins.pin(output, run.name, all_names[number], run)
+    (output / "pins/elsewhere").write_text(f"{all_names[2]}\n{runs}/gone\nanother host\n")
+    (output / "pins/older").write_text(f"{all_names[4]}\n")
+    (output / "pins/.kept.abcd_123.tmp").write_text(f"{all_names[1]}\n")
+    kept = {all_names[2]: ["elsewhere", "kept"], all_names[3]: ["x"], all_names[4]: ["older"]}
+    assert versions.pinned(output) == kept
+    assert versions.prune(output, keep=1) == [all_names[1]]
+    assert versions.pinned(output) == kept and not (output / "pins/gone").exists()
+
+
+def test_a_version_pinned_during_a_prune_stays(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_names, rmtree = names(output), shutil.rmtree
+
+    def pin_the_last(folder: Path, **options: Any) -> None:
+        (output / "pins").mkdir(exist_ok=True)
+        (output / "pins/late").write_text(all_names[4])
+        rmtree(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", pin_the_last)
+    assert versions.prune(output, keep=1) == sorted(all_names[1:4])

@@ -30,7 +30,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(said(capsys, *arguments, "--json", code=code))
-    assert value["ok"] is (code == 0)
+    assert value["ok"] is (code == 0) is not any(one["severity"] == "error" for one in value["findings"])
     return value
 
 

@@ -11,6 +11,7 @@ import pytest
 from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.lease import Lease
+from tasks.core.pins import pinned
 from tasks.core.schema import Config
 from tasks.runs import record
 from tasks.runs.plan import data_of, locate, plan, resolve, version_path
@@ -103,7 +104,7 @@ def test_planning_writes_a_folder_that_needs_nothing_else(
     kept = configs.load(run.config)
     assert kept.dataset.output == tmp_path / "data" and kept.runs == tmp_path / "runs"
     assert kept == resolve(config, version)
-    assert (tmp_path / "data" / "pins" / run.id).read_text().strip() == version.name
+    assert pinned(tmp_path / "data") == {version.name: [run.id]}
     assert not run.lease.exists()
 
 

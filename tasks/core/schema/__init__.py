@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.core.schema.block import Block
+from tasks.core.schema.block import Block, Folder
 from tasks.core.schema.dataset import Dataset, ImageRules, ShardRules, Splits, VolumeRules
 from tasks.core.schema.engine import BuildEngine, Engines, EvaluateEngine, TrainEngine
 from tasks.core.schema.source import (
@@ -75,7 +75,7 @@ class Config(Block):
     """A whole pipeline, from raw files to an evaluated model."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-    runs: Path = Path("runs")
+    runs: Folder = Path("runs")
     """Folder of the run folders."""
     dataset: Dataset
     loader: Loader = Loader()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
@@ -25,12 +27,21 @@ def _known_place(value: str) -> str:
         raise ValueError(f"{scheme}:// is not read; use a path or {', '.join(REMOTE_SCHEMES)}")
     if not value.strip() or value.startswith("pipe:"):
         raise ValueError("needs a path or an address")
-    return value
+    return os.path.expanduser(value)
+
+
+def _folder(value: Any) -> Any:
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("needs a folder; . is this one")
+    return os.path.expanduser(value) if isinstance(value, str) else value
 
 
 REMOTE_SCHEMES = ("s3", "gs", "https", "http")
 Location = Annotated[str, Field(min_length=1), AfterValidator(_known_place)]
 """A path on this machine, or an address such as `s3://bucket/folder`; nothing is ever run."""
+
+Folder = Annotated[Path, BeforeValidator(_folder, json_schema_input_type=str)]
+"""A folder of this machine; `~` is the user's."""
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Auto = Annotated[int, Field(ge=0)] | Literal["auto"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_serializer, model_validator
 
-from tasks.core.schema.block import REMOTE_SCHEMES, Block, Location, Share, Size
+from tasks.core.schema.block import REMOTE_SCHEMES, Block, Folder, Location, Share, Size
 from tasks.core.schema.source import Source
 
 Positive = Annotated[float, Field(gt=0)]
@@ -122,7 +121,7 @@ class Splits(Block):
 class Dataset(Block):
     """Raw data and what becomes of it."""
 
-    output: Path
+    output: Folder
     """Folder of the dataset. An address such as `s3://bucket/digits` is a `mirror` of `data/digits`."""
     mirror: Location | None = None
     """Where each published version is copied to, for readers elsewhere."""
@@ -166,6 +165,8 @@ class Dataset(Block):
             raise ValueError(f"output: {scheme}:// cannot be written; use a path or s3://, gs://")
         if isinstance(value, dict) and mark:
             address = str(value["output"]).rstrip("/")
+            if "://" not in address:
+                raise ValueError(f"output: {address}// names no bucket")
             if value.get("mirror") not in (None, address):
                 raise ValueError("output is remote, so it is the mirror; leave mirror out")
             return {**value, "output": f"data/{address.rpartition('/')[2]}", "mirror": address}

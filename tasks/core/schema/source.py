@@ -48,9 +48,11 @@ class TableSource(Block):
     Hugging Face's `{bytes, path}`)."""
     caption: str
     """Column with the caption. All further columns, but such of bytes, go into the sample's `json` member."""
-    key: str | None = None
+    key: str | Annotated[list[str], Field(min_length=1)] | None = None
     """Column with the sample's key. Without it the image's path is the key, of images as bytes a digest of
-    image and caption; `key: IMAGE_COLUMN` makes Hugging Face's path the key, where no two are alike."""
+    image and caption; `key: IMAGE_COLUMN` makes Hugging Face's path the key, where no two are alike. A list
+    of columns, whose values make the key together, is for rows that share an image: `[image, caption]` where
+    an image has five captions."""
 
     @model_validator(mode="after")
     def _columns_are_two(self) -> Self:
@@ -170,7 +172,8 @@ class ChatSource(Block):
     Null where no conversation has any."""
     texts: str = "texts"
     """Column with the turns, a list of `{user, assistant}`. Their ratings, which `filter` may name, stand in
-    `relevance_ratings` and so on. All further columns go into the sample's `json` member."""
+    `relevance_ratings` and so on. All further columns go into the sample's `json` member, but such as are
+    called `messages` or `ratings`: there these two names are the sample's own."""
     key: str | None = None
     """Column with the row's key within its subset; without it the row's content makes the key, so that a row
     that is changed counts as one that went and one that came."""

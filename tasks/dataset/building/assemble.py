@@ -1,12 +1,14 @@
 """A version's folder from converted shards: numbered, linked, indexed, described, then renamed into place.
 
 Shards are hard links, so a version that shares most of its shards with the one before costs only their
-names. The folder grows beside the staged shards, while later ones are still being converted, and gets its
-place and name last, when all of it is on disk. Nothing is held of more than one shard.
+names; where a file may not be linked it is copied. The folder grows beside the staged shards, while later
+ones are still being converted, and gets its place and name last, when all of it is on disk. Nothing is held
+of more than one shard.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -39,6 +41,8 @@ from tasks.dataset.tables import BatchWriter, TableWriter
 
 DRAFT = "draft"
 SHA256_RANGE = 1 << 256
+UNLINKABLE = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
+"""The system links no file of another user, across file systems, or more often than it can count."""
 
 SHARDS = pa.schema(
     [
@@ -126,7 +130,7 @@ def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
             if tables is None:
                 (draft.folder / split).mkdir()
                 tables = stack.enter_context(split_tables(draft.folder, split, draft.modality))
-            os.link(shard.tar, draft.folder / name)
+            _link(shard.tar, draft.folder / name)
             table = accepted(shard.sidecar)
             tables.write(number, table)
             lines = list(_content_lines(table))
@@ -139,6 +143,17 @@ def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
         named = {f"{number:06d}.tar": samples for number, samples in enumerate(sizes)}
         write_json(draft.folder / split / "sizes.json", named)
         draft.splits[split] = SplitSummary(shards=len(sizes), samples=sum(sizes), bytes=size_bytes)
+
+
+def _link(tar: Path, name: Path) -> None:
+    """A copy is as good, and is made again with the whole draft if it is broken off."""
+    try:
+        os.link(tar, name)
+    except OSError as error:
+        if error.errno not in UNLINKABLE:
+            raise
+        shutil.copyfile(tar, name)
+        fsync_path(name)
 
 
 def _with_tar(table: Any, name: str | None) -> Any:

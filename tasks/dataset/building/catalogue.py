@@ -37,7 +37,7 @@ CREATE TABLE leaves (
 """
 _SHARED_POSITION = "SELECT 1 FROM listed GROUP BY position HAVING count(*) > 1 LIMIT 1"
 _DUPLICATES = """
-SELECT later.number, later.key, later.original_key, later.place, later.file, first.original_key
+SELECT later.number, later.key, later.original_key, later.place, later.file, first.place
 FROM (SELECT key AS shared, min(number) AS least FROM listed GROUP BY key HAVING count(*) > 1)
 JOIN listed AS later ON later.key = shared AND later.number > least
 JOIN listed AS first ON first.key = shared AND first.number = least

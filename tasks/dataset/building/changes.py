@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
+from tasks.dataset import versions
 from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.manifest import read_manifest
 
 ALLOWED = 0.05
 """Share of the samples that may go from one version to the next without a word from the user."""
@@ -18,23 +21,38 @@ ALLOWED = 0.05
 
 @dataclass(frozen=True)
 class Changes:
-    """Samples, told by their keys, of which `had` were there before."""
+    """Samples, told by their keys, of which `had` were there before; the keys of `unread` of them cannot be
+    read, so those count as lost."""
 
     gained: int
     lost: int
     had: int
+    unread: int = 0
 
     def check(self, before: Path | None) -> None:
-        """DataError when more than ALLOWED of the samples are gone."""
-        if before is not None and self.lost > ALLOWED * self.had:
+        """DataError when more than ALLOWED of the samples are gone, or that cannot be told."""
+        if before is None or self.lost <= ALLOWED * self.had:
+            return
+        if self.unread > ALLOWED * self.had:
             raise DataError(
-                f"{self.lost:,} of the {self.had:,} samples of version {before.name} are gone "
-                f"({self.lost / self.had:.1%}); the current version stays. Mend the source and run again, or "
-                "accept the loss: tarmac build CONFIG --accept-loss"
+                f"the keys of {self.unread:,} of the {self.had:,} samples of version {before.name} cannot be "
+                "read, so nobody can tell whether they are still there; `tarmac repair DATASET` mends its "
+                "tables, or accept a loss: tarmac build CONFIG --accept-loss"
             )
+        raise DataError(
+            f"{self.lost:,} of the {self.had:,} samples of version {before.name} are gone "
+            f"({self.lost / self.had:.1%}); the current version stays. Mend the source and run again, or "
+            "accept the loss: tarmac build CONFIG --accept-loss"
+        )
 
 
 NONE = Changes(0, 0, 0)
+
+
+def baseline(dataset: Path) -> Path | None:
+    """The version that a new one is compared with: the current one or, where the link to it was lost, the
+    newest; None for a first build."""
+    return versions.current(dataset) or next(iter(versions.listed(dataset)), None)
 
 
 def since(before: Path | None, catalogue: Catalogue) -> Changes:
@@ -42,17 +60,20 @@ def since(before: Path | None, catalogue: Catalogue) -> Changes:
     accepted = catalogue.accepted - catalogue.rejected_entries
     if before is None:
         return Changes(accepted, 0, 0)
-    had = 0
+    read = 0
 
     def keys() -> Iterator[str]:
-        nonlocal had
+        nonlocal read
         for path in sorted((before / "samples").glob("*.parquet")):
             for key in _keys(path):
-                had += 1
+                read += 1
                 yield key
 
     kept = catalogue.kept_of(keys())
-    return Changes(accepted - kept, had - kept, had)
+    had = read
+    with contextlib.suppress(DataError):  # of a manifest that is damaged, which verify tells
+        had = max(read_manifest(before).accepted, read)
+    return Changes(accepted - kept, had - kept, had, had - read)
 
 
 def _keys(path: Path) -> Iterator[str]:

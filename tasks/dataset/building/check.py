@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from tasks.core.addresses import is_remote
 from tasks.core.errors import UsageError
-from tasks.core.schema import Dataset
-from tasks.dataset import splits
+from tasks.core.locations import means
+from tasks.core.schema import Dataset, ShardsSource
+from tasks.core.schema import Source as SourceConfig
+from tasks.dataset import splits, versions
 from tasks.dataset.samples import MODALITIES
 from tasks.dataset.sources import Source, open_sources
 from tasks.dataset.sources.reading.columns import require
+
+MADE = (
+    "versions/0/train/000000.tar",
+    "versions/0/shards.parquet",
+    "versions/0/samples/train.parquet",
+    "versions/0/train/sizes.json",
+    "quarantine.jsonl",
+)
+"""Files of each kind that a dataset holds, and where."""
+WORKED_IN = ("staging", "versions", "repair")
 
 
 def check(dataset: Dataset) -> list[Source]:
     """The config's sources, ready to be listed; UsageError for a config that does not fit them."""
     splits.check(dataset.splits)
+    _require_room(dataset.output)
     _require_known_sizes(dataset)
     MODALITIES[dataset.modality].check(dataset)
     if dataset.mirror is not None:
@@ -34,15 +48,36 @@ def check(dataset: Dataset) -> list[Source]:
     return sources
 
 
+def _require_room(output: Path) -> None:
+    """UsageError where no dataset can be."""
+    for path in (output, *output.parents):
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"dataset.output: {path} is a file; give a folder")
+    versions.require_link(output)
+
+
 def _require_apart(dataset: Dataset) -> None:
-    """A dataset inside the folder that it is made of would be a part of itself at the next build."""
+    """A dataset inside what it is made of would be a part of itself at the next build; and what lies in the
+    folders of a build does not stay there."""
     output = os.path.realpath(dataset.output)
-    for source in dataset.all_sources:
-        folder = os.path.realpath(source.path)
-        if not is_remote(source.path) and os.path.isdir(folder) and f"{output}/".startswith(f"{folder}/"):
+    for path in (place for source in dataset.all_sources for place in _places(source)):
+        if is_remote(path):
+            continue
+        if any(means(path, f"{output}/{name}") for name in MADE):
             raise UsageError(
-                f"dataset.output: {dataset.output} lies inside the source {source.path}; put it beside it"
+                f"dataset.output: {dataset.output} lies inside the source {path}; put it beside it"
             )
+        if any(f"{os.path.realpath(path)}/".startswith(f"{output}/{name}/") for name in WORKED_IN):
+            raise UsageError(
+                f"dataset.output: {dataset.output} is where a build removes what it does not need, so the "
+                f"source {path} must not lie there; put the dataset beside it"
+            )
+
+
+def _places(source: SourceConfig) -> list[str]:
+    """Where a source and what joins it lie."""
+    joined = source.join if isinstance(source, ShardsSource) else []
+    return [source.path, *(one.path for one in joined)]
 
 
 def _require_known_sizes(dataset: Dataset) -> None:

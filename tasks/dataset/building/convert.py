@@ -37,7 +37,7 @@ from tasks.dataset.building.sidecar import (
     sidecar,
 )
 from tasks.dataset.building.spill import read_spilled
-from tasks.dataset.reasons import TRANSIENT, Reject
+from tasks.dataset.reasons import TRANSIENT, Reject, printable
 from tasks.dataset.samples import MODALITIES, Modality
 from tasks.dataset.sources import Source, of_files, open_sources
 from tasks.dataset.tables import Batches, write_batch
@@ -134,7 +134,12 @@ class Converter:
             span = writer.add(entry.key, taken.members)
         except Reject as reject:
             return Outcome(entry, None, content, {}, reject)
-        except (MemoryError, OSError, TarmacError):
+        except MemoryError:
+            raise TarmacError(
+                f"{printable(entry.place)}: there is not enough memory on this machine to convert it; give "
+                "engine.build.workers a smaller number, or dataset.image.max_pixels one that refuses it"
+            ) from None
+        except (OSError, TarmacError):
             raise  # of this host, or of the source as a whole
         except Exception as error:  # noqa: BLE001 - decoders are fed hostile bytes: one sample, never the build
             detail = _ADDRESS.sub("", f"{type(error).__name__}: {error}")[:200]

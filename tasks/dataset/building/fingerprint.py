@@ -22,7 +22,7 @@ from tasks.dataset.tar import Members
 PLACES = {"output", "mirror", "keep", "private", "source", "sources"}
 AT_ONCE = 1000
 """Samples between two updates of a digest."""
-CONVERTER = 4
+CONVERTER = 5
 """Raise it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
 

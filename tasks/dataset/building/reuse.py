@@ -36,10 +36,14 @@ def known_leaves(dataset: Path, catalogue: Catalogue) -> dict[int, Known]:
     A tar that is missing or of the wrong size in any version is converted again, even if another version
     has it: versions share their files, so that one may be damaged too. A shard of which a sample could not be
     read is converted again as well.
+
+    The current version comes first. A leaf is told by the sizes and times of its files, which --rehash looks
+    behind, so another version may hold older content of the same leaf.
     """
     found: dict[int, Known] = {}
     doubted: set[int] = set()
-    for version in versions.listed(dataset):
+    now = versions.current(dataset)
+    for version in sorted(versions.listed(dataset), key=lambda version: version != now):
         for number, table in _sidecars(version):
             ordinal = catalogue.ordinal(first(table, "leaf"))
             if ordinal is None or holds_transient(table):

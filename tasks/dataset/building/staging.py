@@ -5,13 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
+from tasks.core.files import read_json
 from tasks.dataset.building import rejects
 from tasks.dataset.building.assemble import Shard
 from tasks.dataset.building.catalogue import Catalogue, Leaf
-from tasks.dataset.building.convert import SUFFIXES, staged, tar_path
+from tasks.dataset.building.convert import RULES, SUFFIXES, staged, tar_path
 from tasks.dataset.building.reuse import Known, KnownSidecars
 from tasks.dataset.building.sidecar import counted_reasons, first
+
+OUR_KEYS = {"modality", "shard", "splits"}
+"""Of the rules in a folder that a build has made."""
+
+
+def require_own(staging: Path) -> None:
+    """UsageError where the folder is somebody else's: a build removes what it does not need there."""
+    try:
+        names = [path.name for path in staging.iterdir() if not path.name.startswith(f".{RULES}.")]
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        names = [staging.name]
+    if names and not _has_rules(staging):
+        raise UsageError(
+            f"dataset.output: {staging} holds what no build has put there, such as {min(names)}, and a build "
+            "would remove it; move it away"
+        )
+
+
+def _has_rules(staging: Path) -> bool:
+    try:
+        rules = read_json(staging / RULES)
+    except (OSError, ValueError):
+        return False
+    return isinstance(rules, dict) and rules.keys() >= OUR_KEYS
 
 
 def staged_shard(staging: Path, leaf: Leaf) -> Shard:

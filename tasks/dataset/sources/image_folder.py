@@ -2,7 +2,7 @@
 
 Listing holds the names of one folder at a time and opens nothing. What is hidden (`.x`, `__MACOSX`) is no
 part of the data; every other image and caption file is a sample, or a reject that says what it lacks. So is
-an image in a format that is not read, unless the same image lies beside it in one that is.
+an image in a format that is not read, or not stored, unless the same image lies beside it in one that is.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from tasks.dataset.tar import Members, span_bytes
 
 IMAGES = frozenset(f".{suffix}" for suffix in images.SUFFIXES)
 UNREAD = frozenset(f".{suffix}" for suffix in images.UNREAD)
+UNSTORABLE = frozenset({".gif", ".bmp", ".tif", ".tiff"})
+"""Of formats that are read but that shards do not hold: `encode` has to name one that they do."""
 LARGEST_CAPTION = 16 << 20
 JSON_GROWTH = 5
 """`1E9` is stored as `1000000000.0`; nothing grows more when it is written anew."""
@@ -45,6 +47,7 @@ class ImageFolder:
         self._config_key = config_key
         self._suffix = "" if config.captions == "folder" else f".{config.captions}"
         self._limit = images.largest_bytes(dataset.image)
+        self._unstorable = UNSTORABLE if dataset.image.encode == "keep" else frozenset()
 
     @property
     def location(self) -> str:
@@ -126,7 +129,7 @@ class ImageFolder:
             elif suffix == self._suffix:
                 captions[name] = file
         paired = set(map(_stem, found))
-        for image in found:
+        for image in self._without_twins(found):
             yield self._item(folder, image, captions.get(_stem(image)))
         for image in unread:
             if _stem(image) not in paired:
@@ -136,6 +139,12 @@ class ImageFolder:
         for name, caption in captions.items():
             if name not in paired:
                 yield _lost(caption, folder, ("member.missing", "no image beside this caption"))
+
+    def _without_twins(self, found: Sequence[str]) -> list[str]:
+        """Without those that cannot be stored as they are where the same image lies beside and can."""
+        lesser = {image for image in found if splitext(image)[1].lower() in self._unstorable}
+        stored = {_stem(image) for image in found if image not in lesser}
+        return [image for image in found if image not in lesser or _stem(image) not in stored]
 
     def _item(self, folder: str, image: str, caption: str | None) -> Item:
         fields = _fields(folder)

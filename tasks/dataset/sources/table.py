@@ -31,8 +31,8 @@ from tasks.dataset.tar import Members, span_bytes
 
 AT_ONCE = 256
 """Rows whose images are asked for together, where each costs a turn of the network."""
-_PATH_AMONG_BYTES = (
-    "its image is a path in a table of bytes; give those rows as a source of their own"  # told by its stat
+_PATH_WITHOUT_BYTES = (
+    "the row names a path but holds no bytes; embed the images, or give the paths as a column of text"
 )
 
 
@@ -43,10 +43,11 @@ class TableImages:
         self._config = config
         self._config_key = config_key
         self._limit = largest_bytes(dataset.image)
-        roles = {f"{config_key}.{role}": getattr(config, role) for role in ("image", "caption", "key")}
+        self._keys = [config.key] if isinstance(config.key, str) else config.key or []
+        roles = {"image": [config.image], "caption": [config.caption], "key": self._keys}
+        self._asked = [(f"{config_key}.{role}", name) for role, names in roles.items() for name in names]
         splits = {"group_by": dataset.splits.group_by, "from": dataset.splits.column}
-        rules = {f"dataset.splits.{key}": name for key, name in splits.items()}
-        self._asked = [(key, name) for key, name in (roles | rules).items() if name is not None]
+        self._asked += [(f"dataset.splits.{key}", name) for key, name in splits.items() if name is not None]
         self._asked += [("dataset.filter", name) for name in dataset.filter]
         self._wanted = {name for _, name in self._asked}
         self._addresses: dict[
@@ -162,7 +163,7 @@ class TableImages:
         if file != name:
             self._addresses[file] = self._images.address(name)
             fields = {**fields, self._config.image: self._addresses[file]}
-        original_key = file if self._config.key is None else self._key(fields)
+        original_key = self._key(fields) if self._keys else file
         if not original_key:
             return Item(place, place, file, fields, "", self._no_key)
         return Item(place, original_key, file, fields, row_text(fields))
@@ -177,10 +178,10 @@ class TableImages:
         try:
             beside = self._beside(json.loads(row_text(fields)))
             if image is None:
-                raise Reject("member.missing", _PATH_AMONG_BYTES if path else "the row holds no image")
+                raise Reject("member.missing", _PATH_WITHOUT_BYTES if path else "the row holds no image")
             if len(image) > self._limit:
                 raise Reject("image.too_large", f"{len(image):,} bytes, as no image within the limits has")
-            original_key = self._key(fields) if self._config.key else content_key(path, image, beside["txt"])
+            original_key = self._key(fields) if self._keys else content_key(path, image, beside["txt"])
             if not original_key:
                 raise Reject(*self._no_key)
         except Reject as reject:
@@ -196,12 +197,13 @@ class TableImages:
         return members
 
     def _key(self, fields: Mapping[str, Any]) -> str:
-        """What the key's column holds; "" when that is nothing."""
-        key = fields.get(str(self._config.key))
-        if key is None or key != key:  # NaN is how data frames write that there is none
-            return ""
-        return named(str(key)) if is_remote(str(key)) else str(key)
+        """What the key's columns hold; "" when one of them holds nothing."""
+        values = [fields.get(name) for name in self._keys]
+        if any(value is None or value == "" or value != value for value in values):
+            return ""  # NaN is how data frames write that there is none
+        return "/".join(named(text) if is_remote(text) else text for text in map(str, values))
 
     @property
     def _no_key(self) -> tuple[Reason, str]:
-        return "source.unreadable", f"column {self._config.key} holds no key"
+        what = "column" if len(self._keys) == 1 else "one of the columns"
+        return "source.unreadable", f"{what} {', '.join(self._keys)} holds no key"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Sequence
+from posixpath import splitext
 from typing import Any
 
 from tasks.core.formats import count, counted, percent
 from tasks.core.stores import Unreachable
 from tasks.dataset.keys import stem
 from tasks.dataset.reasons import Reject
+from tasks.dataset.sources.image_folder import UNSTORABLE
 from tasks.dataset.sources.source import read_file
 from tasks.dataset.survey.evidence import (
     LOOKED_AT,
@@ -29,7 +31,6 @@ from tasks.dataset.survey.inventory import IMAGE_SUFFIXES, Inventory, suffix_of
 FEWEST = 0.1
 """Captions for a smaller share of the images are files of something else."""
 LARGEST_JSON = 1 << 20
-UNSTORABLE = {".gif", ".bmp", ".tif", ".tiff"}
 BY_CLASS = "images in one folder a class"
 SPLIT_FOLDERS = {"train", "val", "valid", "validation", "test"}
 
@@ -60,13 +61,14 @@ def without_captions(inventory: Inventory) -> str:
 
 
 def _beside(inventory: Inventory, images: Sequence[str], kind: str) -> Reading | None:
-    partners = {file[: -len(kind) - 1] for file in inventory.of([f".{kind}"])}
-    paired = [image for image in images if stem(image) in partners]
+    partners = {splitext(file)[0]: file for file in inventory.of([f".{kind}"])}
+    paired = [image for image in images if splitext(image)[0] in partners]
     if len(paired) < FEWEST * len(images):
         return None
     share = f"{count(len(paired))} of {count(len(images))} images have a .{kind} beside"
     field, evidence, warnings = None, "", []
-    texts, broken = _contents(inventory, [f"{stem(image)}.{kind}" for image in spread(paired, LOOKED_AT)])
+    looked_at = [partners[splitext(image)[0]] for image in spread(paired, LOOKED_AT)]
+    texts, broken = _contents(inventory, looked_at)
     if broken:
         warnings.append(broken)
     if kind == "json":
@@ -148,7 +150,7 @@ def _contents(inventory: Inventory, files: Sequence[str]) -> tuple[list[str], st
     texts, broken = [], []
     for file in files:
         try:
-            texts.append(read_file(inventory.store, file, LARGEST_JSON).decode())
+            texts.append(read_file(inventory.store, file, LARGEST_JSON).decode("utf-8-sig"))
         except Unreachable:
             raise
         except Reject as reject:

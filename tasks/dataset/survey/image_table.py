@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from tasks.core.addresses import is_remote
 from tasks.core.formats import count, counted
 from tasks.core.stores import ABSENT
+from tasks.dataset.sources.image_folder import UNSTORABLE
 from tasks.dataset.splits import FOLDERS
 from tasks.dataset.survey.evidence import Grade, Key, Reading, listed, shard_key, shown, splits_key
-from tasks.dataset.survey.inventory import IMAGE_SUFFIXES, Inventory
+from tasks.dataset.survey.inventory import IMAGE_SUFFIXES, Inventory, suffix_of
 from tasks.dataset.survey.profile import Column, Profile
 from tasks.dataset.survey.table_sets import Tables, TableSet
 
@@ -41,6 +42,10 @@ def _reading(inventory: Inventory, table: TableSet, tables: Tables) -> Reading |
     caption = captions[0]
     if caption.share(caption.spaced) < 0.5:
         warnings = [*warnings, f"{caption.name} holds single words rather than captions"]
+        grade = min(grade, 1)
+    doubt = header_doubt(inventory, profile)
+    if doubt:
+        warnings = [doubt, *warnings]
         grade = min(grade, 1)
     seen = [
         ("table", f"{table.described}; columns {listed(list(profile.columns), 8)}"),
@@ -124,6 +129,16 @@ def split_names(column: Column) -> list[str]:
     return names
 
 
+def header_doubt(inventory: Inventory, profile: Profile) -> str:
+    """What to do about a table whose first row names no columns; "" where it does."""
+    folder = posixpath.dirname(profile.file)
+    for name in profile.columns if suffix_of(profile.file) in (".csv", ".tsv") else ():
+        if is_remote(name) or (suffix_of(name) in IMAGE_SUFFIXES and _is_there(inventory, folder, name)):
+            looks = f"the first row of {shown(profile.file)} looks like data, as it holds {shown(name)}"
+            return f"{looks}: add a line before it that names the columns"
+    return ""
+
+
 def _where_images_are(inventory: Inventory, profile: Profile, image: Column) -> tuple[str, list[str], Grade]:
     if image.is_binary:
         return "the images themselves", [], 2
@@ -181,11 +196,10 @@ def _filter(label: Column | None) -> Iterable[Key]:
 
 
 def _image_rules(image: Column) -> Key | None:
-    formats = {"gif", "bmp", "tif", "tiff"} & {name.rpartition(".")[2].lower() for name in image.values}
+    formats = sorted(UNSTORABLE & {suffix_of(name) for name in image.values})
     if formats and not image.is_binary:
-        return Key(
-            "image", {"encode": "jpg"}, f"shards hold jpg, png and webp, not {listed(sorted(formats))}"
-        )
+        told = listed([suffix[1:] for suffix in formats])
+        return Key("image", {"encode": "jpg"}, f"shards hold jpg, png and webp, not {told}")
     return Key("image", {"max_side": 1024}, "scales larger images down, once", True)
 
 

@@ -153,6 +153,6 @@ def _is_number(cell: Any) -> bool:
         return True
     try:
         float(cell)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     return True

@@ -87,13 +87,13 @@ def _nothing(inventory: Inventory, tables: Tables, location: str) -> str:
         chat.other_conversations(tables),
         image_folder.without_captions(inventory),
         *(f"{one.file} cannot be read: {one.why}" for one in tables.broken[:1]),
-        *(_columns(tables)),
+        *_columns(inventory, tables),
     ]
     fix = next((fix for fix in fixes if fix), f"Tarmac reads {READ}")
     return f"PATH: {place} holds {inventory.described}; {fix}"
 
 
-def _columns(tables: Tables) -> Sequence[str]:
+def _columns(inventory: Inventory, tables: Tables) -> Sequence[str]:
     """What the longest table lacks."""
     if not tables.sets:
         return []
@@ -103,6 +103,9 @@ def _columns(tables: Tables) -> Sequence[str]:
     if sign is not None:
         fix = "name it .tsv" if sign == "\t" else "write it with commas, or with tabs as .tsv"
         return [f"{first.files[0]} has its cells apart by {OTHER_SIGNS[sign]}, and a .csv by commas: {fix}"]
+    doubt = image_table.header_doubt(inventory, first.first)
+    if doubt:
+        return [doubt]
     return [
         f"{first.files[0]} has no column of images (paths or bytes) with one of captions, or of "
         f"conversations; its columns: {listed(names, 12)}"

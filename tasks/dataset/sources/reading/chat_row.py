@@ -74,7 +74,7 @@ def _key(row: Mapping[str, Any], subset: str, config: ChatSource, images: list[b
     """By the key's column, else by what is said about which images, wherever the row stands."""
     if config.key is not None:
         value = row.get(config.key)
-        if value is None or value == "":
+        if value is None or value == "" or value != value:  # NaN is how data frames write that there is none
             raise Reject("source.unreadable", f"column {config.key} holds no key")
         return f"{subset}/{value}"
     running = blake2b(json.dumps(row.get(config.texts), sort_keys=True, default=str).encode(), digest_size=16)

@@ -3,7 +3,8 @@
 A row group may hold gigabytes, so its columns are read page by page through buffers, and a batch takes as
 many rows as fit a budget. What a file holds once and its rows repeat (a dictionary) is held once here too,
 and becomes a row's value when that row is handed out. What must fit into memory, two or three times, is the
-largest page. Columns of bytes are not read, but for the one that is asked for.
+largest page. Columns of bytes are not read, but for the image's, and for those that are used as texts: some
+writers (Spark, Impala) do not say that a column's bytes are UTF-8.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def open_rows(
     """The columns, those of them that hold bytes, how many rows there are, and these; DataError, which is
     Unreachable where the disk or server is to blame. Closes the file at the end.
 
-    A row is at fault when a column that is `used` (None: any) holds no value; elsewhere that is a null.
+    A row is at fault when a column that is `used` (None: any) holds no value; elsewhere that is a null. A
+    plain column of bytes that is `used`, but for the `image`, counts as one of texts.
     """
     import pyarrow as pa  # here, so that tables of text are listed without its start-up
     import pyarrow.parquet as pq
@@ -68,8 +70,12 @@ def open_rows(
             file.close()
             raise DataError(f"{place}: two columns are named {name!r}; rename one")
     binary = frozenset(field.name for field in schema if _holds_bytes(field.type))
+    asked = frozenset(used or ()) - {image}
+    texts = frozenset(field.name for field in schema if field.name in asked and _is_plain_bytes(field.type))
+    binary -= texts
     wanted = [name for name in schema.names if name not in binary or name == image]
-    return list(schema.names), binary, int(metadata.num_rows), _rows(place, file, opened, wanted, used)
+    rows = _rows(place, file, opened, wanted, used, texts)
+    return list(schema.names), binary, int(metadata.num_rows), rows
 
 
 def _repeating(metadata: Any) -> list[str]:
@@ -86,7 +92,12 @@ def _repeating(metadata: Any) -> list[str]:
 
 
 def _rows(
-    place: str, source: BinaryIO, file: Any, wanted: Sequence[str], used: Collection[str] | None
+    place: str,
+    source: BinaryIO,
+    file: Any,
+    wanted: Sequence[str],
+    used: Collection[str] | None,
+    texts: Collection[str],
 ) -> Iterator[Row]:
     import pyarrow as pa
 
@@ -102,7 +113,11 @@ def _rows(
                 )
                 for batch in batches:
                     names = batch.schema.names
-                    for cells in zip(*map(_values, batch.columns), strict=True):
+                    columns = [
+                        map(_decoded, _values(column)) if name in texts else _values(column)
+                        for name, column in zip(names, batch.columns, strict=True)
+                    ]
+                    for cells in zip(*columns, strict=True):
                         yield _row(line, names, cells, used)
                         line += 1
     except (pa.ArrowException, OSError) as error:
@@ -154,6 +169,14 @@ def _holds_bytes(kind: Any) -> bool:
     return any(_holds_bytes(kind.field(n).type) for n in range(kind.num_fields))
 
 
+def _is_plain_bytes(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _is_plain_bytes(kind.value_type)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
 def _values(column: Any) -> Iterator[Any]:
     """The column's Python values, made one by one where they may be large."""
     import pyarrow as pa
@@ -166,6 +189,9 @@ def _values(column: Any) -> Iterator[Any]:
         return map(_text, column.cast(raw).to_pylist())
     if pa.types.is_nested(kind) or _holds_bytes(kind):
         return map(_value, column)
+    if pa.types.is_timestamp(kind) and kind.tz is not None and not _is_known_zone(kind):
+        kind = pa.timestamp(kind.unit)
+        column = column.cast(kind)  # the times in UTC
     if _has_nanoseconds(kind):
         column = column.cast(pa.string())  # Python's times have none
     try:
@@ -191,6 +217,22 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "surrogateescape")
 
 
+def _decoded(cell: Any) -> Any:
+    return _text(cell) if isinstance(cell, bytes) else cell
+
+
+def _is_known_zone(kind: Any) -> bool:
+    """Whether the zone of the times is known to Python, or to Arrow where that writes them."""
+    import pyarrow as pa
+
+    epoch = pa.array([0], kind)
+    try:
+        epoch.cast(pa.string()) if _has_nanoseconds(kind) else epoch.to_pylist()
+    except (KeyError, ValueError, pa.ArrowException):
+        return False
+    return True
+
+
 def _has_nanoseconds(kind: Any) -> bool:
     import pyarrow as pa
 
@@ -203,5 +245,5 @@ def _value(cell: Any) -> Any:
 
     try:
         return cell.as_py()
-    except (ValueError, OverflowError, pa.ArrowException):
+    except (KeyError, ValueError, OverflowError, pa.ArrowException):  # KeyError: a zone that is not known
         return TORN

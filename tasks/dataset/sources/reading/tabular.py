@@ -2,8 +2,8 @@
 
 Rows are streamed: a table of any length takes the memory of a short one. Bytes that are not UTF-8 are kept
 (as lone surrogates), so that one bad caption costs one sample and not the table. A table whose structure is
-broken, such as a quote that never ends, is an error: guessing where its rows end would lose samples silently.
-So is a cell or a line beyond all measure, which would not fit into memory.
+broken, such as a CSV's quote that never ends, is an error: guessing where its rows end would lose samples
+silently. So is a cell or a line beyond all measure, which would not fit into memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.locations import open_store, path_of, split_location
 from tasks.core.stores import Unreachable
 from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.reading import parquet
+from tasks.dataset.sources.reading import parquet, tsv
 from tasks.dataset.sources.reading.fields import parse_json
 from tasks.dataset.sources.reading.files import lost
 from tasks.dataset.sources.reading.parquet import Row
@@ -93,9 +93,17 @@ def open_table(
 Open = Callable[[], BinaryIO]
 
 
-def _open_csv(place: str, opened: Open, wanted: object, image: object, delimiter: str = ",") -> Table:
+def _open_csv(place: str, opened: Open, wanted: object, image: object) -> Table:
     text = _text(opened())
-    rows = _csv_rows(place, text, delimiter)
+    return _of_cells(place, text, _csv_rows(place, text))
+
+
+def _open_tsv(place: str, opened: Open, wanted: object, image: object) -> Table:
+    text = _text(opened())
+    return _of_cells(place, text, _tsv_rows(place, text))
+
+
+def _of_cells(place: str, text: TextIO, rows: Iterator[tuple[int, list[str]]]) -> Table:
     header = next(rows, None)
     if header is None:
         raise DataError(f"{place} is empty; its first line names the columns")
@@ -108,14 +116,10 @@ def _open_csv(place: str, opened: Open, wanted: object, image: object, delimiter
     return Table(place, columns, named, close=text.close)
 
 
-def _open_tsv(place: str, opened: Open, wanted: object, image: object) -> Table:
-    return _open_csv(place, opened, wanted, image, "\t")
-
-
-def _csv_rows(place: str, text: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
     line = 1
     with text as file:
-        reader = csv.reader(_lines(place, file), delimiter=delimiter, strict=True)
+        reader = csv.reader(_lines(place, file), strict=True)
         try:
             for cells in reader:
                 if cells:
@@ -130,6 +134,16 @@ def _csv_rows(place: str, text: TextIO, delimiter: str) -> Iterator[tuple[int, l
             raise DataError(f"{place}:{line}: {error}; mend the quotes of this row") from None
         except OSError as error:
             raise lost(place, error, f"line {line} and on cannot be read") from None
+
+
+def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
+    line = 0
+    with text as file:
+        try:
+            for line, cells in tsv.rows(place, _lines(place, file), LONGEST_CELL):
+                yield line, cells
+        except OSError as error:
+            raise lost(place, error, f"line {line + 1} and on cannot be read") from None
 
 
 def _csv_row(line: int, columns: list[str], cells: list[str]) -> Row:

@@ -1,0 +1,59 @@
+"""Parquet as others write it: zones that nobody here knows, and texts that are not said to be texts."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.dataset.sources.reading.tabular import open_table
+
+
+def fields(path: Path, **options: Any) -> list[dict[str, Any]]:
+    return [row.fields for row in open_table(path, "dataset.source.path", **options).rows]
+
+
+@pytest.mark.parametrize("zone", ["GMT+3", "US/Pacific-New"])
+def test_a_zone_that_is_not_known_leaves_the_time_in_utc(tmp_path: Path, zone: str) -> None:
+    whole = pa.array([3_600_000_000, None], pa.int64())
+    times = whole.cast(pa.timestamp("us", zone))
+    columns = {
+        "us": times,
+        "ns": pa.array([1, None], pa.int64()).cast(pa.timestamp("ns", zone)),
+        "nested": pa.StructArray.from_arrays([times], ["time"]),
+        "known": whole.cast(pa.timestamp("us", "Europe/Berlin")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    first, second = fields(tmp_path / "t.parquet", wanted=())
+    assert first["us"] == datetime.datetime(1970, 1, 1, 1)
+    assert first["ns"] == "1970-01-01 00:00:00.000000001"
+    assert first["nested"] is None
+    assert str(first["known"]) == "1970-01-01 02:00:00+01:00"
+    assert (second["us"], second["ns"]) == (None, None)
+    row = next(open_table(tmp_path / "t.parquet", "dataset.source.path", wanted=["nested"]).rows)
+    assert row.fault == "column nested holds no valid value"
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_columns_of_bytes_that_are_used_are_texts(tmp_path: Path, kind: Any) -> None:
+    texts = pa.array([b"gr\xc3\xbcn", b"gr\xfcn", None], kind)
+    columns = {
+        "image": pa.array([b"\xff1", b"\xff2", b"\xff3"], kind),
+        "caption": texts,
+        "group": texts.dictionary_encode() if kind == pa.binary() else texts,
+        "mask": texts,
+        "nested": pa.StructArray.from_arrays([texts], ["bytes"]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", use_dictionary=["group"])
+    wanted = ["image", "caption", "group", "nested"]
+    table = open_table(tmp_path / "t.parquet", "dataset.source.path", wanted, "image")
+    assert table.binary == {"image", "mask", "nested"}
+    assert [row.fields for row in table.rows] == [
+        {"image": b"\xff1", "caption": "grün", "group": "grün"},
+        {"image": b"\xff2", "caption": "gr\udcfcn", "group": "gr\udcfcn"},
+        {"image": b"\xff3", "caption": None, "group": None},
+    ]
