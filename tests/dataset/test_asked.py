@@ -66,6 +66,9 @@ def test_a_loss_that_cannot_be_told_waits_for_a_word_too(config: Config, tmp_pat
     keep_rows(tmp_path / "raw", 50)
     [table] = (first.version / "samples").glob("train*")
     os.truncate(table, 100)
+    with pytest.raises(DataError, match="50 of the 100 samples"):
+        build(config)  # the sidecars tell the keys too
+    os.truncate(first.version / "inputs.arrow", 100)
     with pytest.raises(
         DataError, match=r"keys of \d+ of the 100 samples.*cannot be read.*tarmac repair DATASET"
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,10 @@ import pyarrow.parquet as pq
 from tasks.core.errors import DataError
 from tasks.dataset import versions
 from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.reuse import INPUTS
+from tasks.dataset.building.sidecar import accepted
 from tasks.dataset.manifest import read_manifest
+from tasks.dataset.tables import Batches
 
 ALLOWED = 0.05
 """Share of the samples that may go from one version to the next without a word from the user."""
@@ -57,29 +61,41 @@ def baseline(dataset: Path) -> Path | None:
 
 def since(before: Path | None, catalogue: Catalogue) -> Changes:
     """What the catalogue, which knows all rejects, has of the samples of an earlier version, and beyond."""
-    accepted = catalogue.accepted - catalogue.rejected_entries
+    now = catalogue.accepted - catalogue.rejected_entries
     if before is None:
-        return Changes(accepted, 0, 0)
-    read = 0
-
-    def keys() -> Iterator[str]:
-        nonlocal read
-        for path in sorted((before / "samples").glob("*.parquet")):
-            for key in _keys(path):
-                read += 1
-                yield key
-
-    kept = catalogue.kept_of(keys())
+        return Changes(now, 0, 0)
+    kept, read = _kept(catalogue, _keys_of_tables(before))
     had = read
     with contextlib.suppress(DataError):  # of a manifest that is damaged, which verify tells
         had = max(read_manifest(before).accepted, read)
-    return Changes(accepted - kept, had - kept, had, had - read)
+    if read < had:
+        kept, read = max((kept, read), _kept(catalogue, _keys_of_sidecars(before)), key=itemgetter(1))
+    return Changes(now - kept, had - kept, had, had - read)
 
 
-def _keys(path: Path) -> Iterator[str]:
-    """Of a table of samples, as far as it can be read: damage is for verify to find."""
-    try:
-        for batch in pq.ParquetFile(path).iter_batches(columns=["key"]):
-            yield from batch.column(0).to_pylist()
-    except (OSError, pa.ArrowException):
-        return
+def _kept(catalogue: Catalogue, keys: Iterator[str]) -> tuple[int, int]:
+    """How many of the keys the catalogue still has, and how many there are."""
+    read = 0
+
+    def each() -> Iterator[str]:
+        nonlocal read
+        for read, key in enumerate(keys, 1):  # noqa: B007 - counted for the caller
+            yield key
+
+    return catalogue.kept_of(each()), read
+
+
+def _keys_of_tables(version: Path) -> Iterator[str]:
+    """As far as they can be read: damage is for verify to find."""
+    for path in sorted((version / "samples").glob("*.parquet")):
+        with contextlib.suppress(OSError, pa.ArrowException):
+            for batch in pq.ParquetFile(path).iter_batches(columns=["key"]):
+                yield from batch.column(0).to_pylist()
+
+
+def _keys_of_sidecars(version: Path) -> Iterator[str]:
+    """The same keys, in another file of the version."""
+    with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+        batches = Batches(version / INPUTS, ("key", "reason"))
+        for number in range(len(batches)):
+            yield from accepted(batches[number]).column("key").to_pylist()

@@ -1,4 +1,4 @@
-"""build.json after a repair: it says what is there, and keeps its time, which tells the versions' order."""
+"""build.json after a repair: it says what is there, and keeps its times, which tell the versions' order."""
 
 from __future__ import annotations
 
