@@ -171,10 +171,9 @@ class _Build:
             sweep(self.staging, lambda path: catalogue.ordinal(path.stem) is not None)
             known = self._known(catalogue, rules, again)
             draft = self._convert(catalogue, rules, known)
-            compared = changes.baseline(dataset.output)
-            changed = changes.since(compared, catalogue)
+            changed = changes.since(before, catalogue)
             if not self.asked.accept_loss:
-                changed.check(compared)
+                changed.check(before)
             self.lease.require()
             told = facts(self.config, catalogue)
             version, manifest = assemble.complete(draft, self.config, catalogue, told, dataset.output)

@@ -21,7 +21,7 @@ from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build_json import BUILD
 from tasks.dataset.building.catalogue import Catalogue
-from tasks.dataset.building.changes import baseline, since
+from tasks.dataset.building.changes import since
 from tasks.dataset.building.check import check
 from tasks.dataset.building.convert import Converter, converter, write_rules
 from tasks.dataset.building.fingerprint import config_digest
@@ -134,13 +134,13 @@ def _work(config: Config, before: Path | None, staging: Path, progress: Progress
             seconds=seconds * share,
             tried=len(ranks),
             tried_rejects=rejects,
-            stops=_stops(config, catalogue),
+            stops=_stops(config, before, catalogue),
         )
     finally:
         catalogue.close()
 
 
-def _stops(config: Config, catalogue: Catalogue) -> str | None:
+def _stops(config: Config, before: Path | None, catalogue: Catalogue) -> str | None:
     if not catalogue.accepted:
         return "no sample is left; loosen dataset.filter or mend the source"
     budget = Budget(catalogue.read, config.dataset.reject_budget)
@@ -151,8 +151,7 @@ def _stops(config: Config, catalogue: Catalogue) -> str | None:
             f"{total:,} of {budget.read:,} are rejected, more than dataset.reject_budget ({budget.share:.1%})"
         )
     try:
-        compared = baseline(config.dataset.output)
-        since(compared, catalogue).check(compared)
+        since(before, catalogue).check(before)
     except DataError as error:
         return str(error)
     return None

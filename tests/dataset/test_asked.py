@@ -76,16 +76,6 @@ def test_a_loss_that_cannot_be_told_waits_for_a_word_too(config: Config, tmp_pat
     assert build(config, accept_loss=True).accepted == 50
 
 
-def test_without_its_link_a_dataset_is_compared_with_its_newest_version(
-    config: Config, tmp_path: Path
-) -> None:
-    built(config)
-    (tmp_path / "out" / "current").unlink()
-    keep_rows(tmp_path / "raw", 60)
-    with pytest.raises(DataError, match="40 of the 100 samples"):
-        build(config)
-
-
 def test_rejects_count_as_loss(config: Config, tmp_path: Path) -> None:
     built(config)
     for number in range(8):

@@ -302,6 +302,19 @@ def test_two_images_need_a_choice(tmp_path: Path) -> None:
     assert chosen.members is not None and chosen.members["image"] == raw.png(2)
 
 
+def test_tars_that_each_count_anew_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    for tar in range(3):
+        content = [member for n in range(5) for member in shards.pair(f"{n:03d}", 5 * tar + n)]
+        (tmp_path / "raw" / f"{tar:02d}.tar").write_bytes(shards.tar_bytes(content))
+    config = {"output": tmp_path / "out", "reject_budget": 0.9}
+    assert build(shards.config(tmp_path / "raw", **config)).rejects == {"key.duplicate": 10}
+    told = build(shards.config(tmp_path / "raw", source={"key": "place"}, **config))
+    assert (told.accepted, dict(told.rejects)) == (15, {})
+    [first, *_] = listed(tmp_path, shards.tar_bytes(shards.pair("a/b", 1)), source={"key": "place"})
+    assert first.original_key.endswith("/a/b") and first.place.endswith(".tar:a/b")
+
+
 def test_members_are_made_out_of_others(tmp_path: Path) -> None:
     members = [("a.image.jpg", raw.png(1)), ("a.json", b'{"text": {"en": "hello"}, "uid": "u7"}')]
     mapped = {"members": {"jpg": "image.jpg", "txt": "json:text.en"}, "key": "json:uid"}

@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from tasks.core.schema.block import Block, Location
 
+PLACE = "place"
+"""As the `key` of tars: the tar's name and the sample's own key."""
+
 
 class ImageFolderSource(Block):
     """A folder of images, each with its caption in a file beside it, or with one folder a class."""
@@ -216,7 +219,8 @@ class ShardsSource(Block):
     path: Location
     """A folder, a tar, or a pattern such as `x/{000000..000042}.tar` or `x/*.tar`."""
     key: str | None = None
-    """The sample's key: `json:FIELD`; without it the tar's own key."""
+    """The sample's key: `json:FIELD`; without it the tar's own key. `place` puts the tar's name before that,
+    for tars of which each begins to count anew."""
     members: dict[str, str] = {}
     """Members made out of others: `{txt: 'json:caption'}` takes a field (`json:a.b` one inside another),
     `{jpg: image.jpg}` renames."""
@@ -224,7 +228,8 @@ class ShardsSource(Block):
 
     @model_validator(mode="after")
     def _fields_have_names(self) -> Self:
-        _require_field(self.key)
+        if self.key != PLACE:
+            _require_field(self.key)
         for target, origin in self.members.items():
             if not origin.removeprefix("json:"):
                 raise ValueError(f"members.{target} needs a member such as image.jpg, or json:FIELD")

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
-from tasks.dataset import versions
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.reuse import INPUTS
 from tasks.dataset.building.sidecar import accepted
@@ -51,12 +50,6 @@ class Changes:
 
 
 NONE = Changes(0, 0, 0)
-
-
-def baseline(dataset: Path) -> Path | None:
-    """The version that a new one is compared with: the current one or, where the link to it was lost, the
-    newest; None for a first build."""
-    return versions.current(dataset) or next(iter(versions.listed(dataset)), None)
 
 
 def since(before: Path | None, catalogue: Catalogue) -> Changes:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks.core.locations import absolute_location
 from tasks.core.schema import Dataset, ShardsSource
+from tasks.core.schema.source import PLACE
 from tasks.core.stores import Stat
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.reading.fields import as_member, look_up, object_of
@@ -91,7 +92,7 @@ class Shards:
         found = group.members
         fields = self._fields(found)
         key = item.original_key
-        if self._config.key is not None:
+        if self._config.key is not None and self._config.key != PLACE:
             key = _key(look_up(fields, self._config.key.removeprefix(FIELD)), self._config.key)
         of_its_own = len(fields)
         for join in self._joins:
@@ -101,6 +102,8 @@ class Shards:
         members = self._members(found, fields, group.suffixes)
         used = {name: look_up(fields, name) for name in self._used}
         present = {name: value for name, value in used.items() if value is not None}
+        if self._config.key == PLACE:
+            key = f"{container.removesuffix('.tar')}/{key}"
         return Item(item.place, key, item.file, present, "", None, members)
 
     def _fields(self, found: Mapping[str, bytes]) -> dict[str, Any]:
