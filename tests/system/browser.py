@@ -79,8 +79,16 @@ class Page:
         """What a person can read on the page."""
         return str(self.evaluate("document.body ? document.body.innerText : ''"))
 
-    def click(self, text: str) -> None:
-        until(f"{text} to click", lambda: self.evaluate(f"{CLICK}({json.dumps(text)})"), 10)
+    def click(self, text: str, expecting: str = "") -> None:
+        """Click on a text, again until the page says what is expected: one that is still drawn forgets it."""
+
+        def is_answered() -> bool:
+            return bool(self.evaluate(f"{CLICK}({json.dumps(text)})")) and expecting in self.text()
+
+        try:
+            until(f"{text} to click", is_answered, 30)
+        except AssertionError:
+            raise AssertionError(f"a click on {text!r} shows no {expecting!r}:\n{self.text()}") from None
 
     def type(self, label: str, value: str) -> None:
         """Type into the box under a label, as a keyboard does, until the page has kept it for a second.

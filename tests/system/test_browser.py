@@ -25,8 +25,7 @@ def test_the_runs_page_names_the_run_and_its_tasks(page: Page, api: Api, one_cli
     name = api.get(f"/flow_runs/{one_click.id}")["name"]
     page.open(f"{api.ui}/runs/flow-run/{one_click.id}", expecting=name)
     page.shows("Completed")
-    page.click("Task Runs")
-    page.shows(f"{len(STAGES)} Task runs")
+    page.click("Task Runs", expecting=f"{len(STAGES)} Task runs")
     for stage in STAGES:
         page.shows(f"{stage}-")
 
@@ -47,10 +46,8 @@ def test_the_deployments_page_says_what_they_do(page: Page, api: Api, deployed: 
     page.shows("train-and-eval")
     identity = api.deployment(NIGHTLY)["id"]
     page.open(f"{api.ui}/deployments/deployment/{identity}", expecting="Upcoming")
-    page.click("Upcoming")  # which is not shown first once there are runs
-    page.shows("02:00:00 AM")
-    page.click("Description")
-    page.shows("only where its sources changed")
+    page.click("Upcoming", expecting="02:00:00 AM")  # which is not shown first once there are runs
+    page.click("Description", expecting="only where its sources changed")
 
 
 def test_a_run_is_started_from_the_form(
