@@ -239,6 +239,20 @@ def test_files_and_folders_are_subsets(tmp_path: Path) -> None:
     assert subsets(folder / "[bc]" / "train-?.parquet") == ["b", "b"]
 
 
+def test_a_subset_does_not_lose_its_images_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_parquet(tmp_path / "vqa.parquet", [row(0)])
+    other = [{"image": row(1)["images"], "texts": row(1)["texts"]}]
+    write_parquet(tmp_path / "ocr.parquet", other)
+    write_parquet(tmp_path / "text.parquet", [{"texts": row(2)["texts"]}])
+    by_place = {item.place: item for item in items_of(chat.config(tmp_path, tmp_path / "out"))}
+    fault = by_place["ocr.parquet:1"].fault
+    assert fault is not None and "no column 'images' but one of bytes, 'image'" in fault[1]
+    assert by_place["vqa.parquet:1"].fault is None and "text.parquet:1" in by_place
+    assert "text.parquet: has no column 'images': its rows are taken as text alone" in caplog.text
+
+
 def test_a_subset_that_does_not_load_costs_the_rows_it_is_known_to_have(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

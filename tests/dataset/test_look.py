@@ -19,6 +19,7 @@ from tasks.dataset.look.choice import choose, spread
 from tasks.dataset.look.content import gather
 from tasks.dataset.look.histogram import Histogram
 from tasks.dataset.look.pictures import MOST_BYTES, thumbnail
+from tasks.dataset.look.scans import _planes
 from tasks.dataset.volumes import stored
 from tests.core.test_pages import Tags
 from tests.dataset.handmade import Members, write_version
@@ -216,11 +217,29 @@ def test_a_volume_is_three_planes_in_two_windows_with_the_aspect_of_its_spacing(
     pictures = tiles[0].pictures
     assert [one.label for one in pictures[:3]] == ["axial, lung", "coronal, lung", "sagittal, lung"]
     assert len(pictures) == 6 and {one.width / one.height for one in pictures} == {1.0}
-    assert [round(one.width / one.height, 2) for one in tiles[1].pictures[:3]] == [0.5, 2.0, 4.0]
+    assert [round(one.width / one.height, 2) for one in tiles[1].pictures[:3]] == [2.0, 4.0, 2.0]
     assert "labels: effusion of 2" in tiles[0].notes and "10 × 40 × 20 voxels" in tiles[0].notes
     assert any("no spacing" in note for note in tiles[1].notes)
     assert f"{name} cannot be read" in str(tiles[2].faults[0]) and tiles[2].caption == "Clear lungs."
     assert "Clear lungs." in look(version).text
+
+
+def test_planes_lie_as_a_radiologist_has_them() -> None:
+    """What lies towards the head, the left and the back of a body stands where it should in each plane."""
+    body = np.zeros((5, 7, 9), np.int16)
+    body[3:, :, 4], body[:, 5:, 4] = 1, 2  # seen in the coronal plane: head, then left
+    body[3:, 3, 5:] += 4  # head and back, in the sagittal one
+    body[2, 5:, 6:] = 8  # left and back, in the axial one
+    name, content = stored.encode(body, "npy")
+    planes = {view: plane for view, plane, _ in _planes(stored.open_volume(name, content), (1.0, 1.0, 1.0))}
+    assert {view: plane.shape for view, plane in planes.items()} == {
+        "axial": (9, 7),
+        "coronal": (5, 7),
+        "sagittal": (5, 9),
+    }
+    assert (planes["axial"] == body[2].T).all() and (planes["axial"][6:, 5:] == 8).all()
+    assert (planes["coronal"][:2, :5] == 1).all() and (planes["coronal"][:, 5:] == 2).all()
+    assert (planes["sagittal"][:2, 5:] == 4).all() and not planes["sagittal"][2:, 5:].any()
 
 
 def test_a_chat_is_its_turns_with_their_images(tmp_path: Path) -> None:

@@ -93,6 +93,22 @@ def test_every_orientation_of_a_body_is_stored_alike(folder: Path, code: str) ->
     assert facts["spacing_mm"] == [1.5, 0.75, 0.75]
 
 
+@pytest.mark.parametrize("sform", [np.zeros((4, 4)), np.diag([0.0, 1, 1, 1])])
+def test_an_affine_that_cannot_be_hides_no_other_and_is_not_guessed(folder: Path, sform: Any) -> None:
+    turn = ornt_transform(axcodes2ornt("LPS"), axcodes2ornt("RAS"))
+    array = np.ascontiguousarray(apply_orientation(HU, turn))
+    header = raw.header(array, None)
+    header.set_qform(raw.LPS @ inv_ornt_aff(turn, HU.shape), code=1)
+    header.set_sform(sform, code=1)
+    save(folder, bytes(header.binaryblock) + bytes(4) + array.tobytes(order="F"))
+    voxels, facts = read(folder)
+    np.testing.assert_array_equal(voxels, HU.transpose(2, 0, 1))
+    assert facts["orientation_before"] == "RAS"
+    header.set_qform(None, code=0)
+    save(folder, bytes(header.binaryblock) + bytes(4) + array.tobytes(order="F"))
+    assert "nothing tells its orientation" in rejected(folder).detail
+
+
 def test_a_file_that_tells_no_orientation_is_taken_as_it_lies(folder: Path) -> None:
     save(folder, raw.nifti(HU, None, pixdim=[1, 0.75, 0.5, 1.5, 0, 0, 0, 0]))
     voxels, facts = read(folder)

@@ -7,7 +7,7 @@ The voxels' own distances give the slices their shape. Windows are the usual one
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,16 +69,27 @@ def slices(scan: StoredVolume, spacing: Spacing | None, alt: str) -> list[Pictur
     ]
 
 
+VIEWS: Sequence[tuple[str, int, tuple[int, int], bool]] = (
+    ("axial", 0, (2, 1), False),
+    ("coronal", 2, (0, 1), True),
+    ("sagittal", 1, (0, 2), True),
+)
+"""Of each plane the axis across it, those that run down and to the right, and whether the former is turned
+over. A volume's axes run towards the head, the patient's left and the back: so the head is on top, the left
+at the right hand, and an axial slice is seen from the feet."""
+
+
 def _planes(scan: StoredVolume, spacing: Spacing) -> Iterator[tuple[str, NDArray[Any], tuple[int, int]]]:
     """Each plane with its voxels and its (width, height) in pixels."""
     extent = [side * distance for side, distance in zip(scan.shape, spacing, strict=True)]
-    for axis, name in enumerate(("axial", "coronal", "sagittal")):
+    for name, across, (down, right), is_turned in VIEWS:
         crop = list(stored.whole(scan))
-        crop[axis] = slice(scan.shape[axis] // 2, scan.shape[axis] // 2 + 1)
-        plane = stored.read_crop(scan, (crop[0], crop[1], crop[2])).squeeze(axis)
-        down, across = (length for other, length in enumerate(extent) if other != axis)
-        scale = LONGEST / max(across, down)
-        yield name, plane, (max(SHORTEST, math.ceil(across * scale)), max(SHORTEST, math.ceil(down * scale)))
+        crop[across] = slice(scan.shape[across] // 2, scan.shape[across] // 2 + 1)
+        voxels = stored.read_crop(scan, (crop[0], crop[1], crop[2]))
+        plane = voxels.transpose(across, down, right)[0]
+        scale = LONGEST / max(extent[right], extent[down])
+        width, height = (max(SHORTEST, math.ceil(extent[axis] * scale)) for axis in (right, down))
+        yield name, plane[::-1] if is_turned else plane, (width, height)
 
 
 def _windowed(plane: NDArray[Any], level: int, width: int) -> NDArray[np.uint8]:

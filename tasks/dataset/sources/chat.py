@@ -154,6 +154,7 @@ class ChatRows:
             table = self._open(file, self._wanted if is_parquet else ())  # lines are not read over twice
             if table.columns and self._config.texts not in table.columns:
                 raise DataError(f"there is no column {self._config.texts!r}")
+            self._require_images(file, table)
             for row in table.rows:
                 line = row.line
                 yield self._item(file, row)
@@ -161,6 +162,20 @@ class ChatRows:
             raise
         except DataError as error:
             yield from self._lost(file, line, table.count if table is not None else None, error)
+
+    def _require_images(self, file: str, table: Table) -> None:
+        """A subset without the images' column is one of text alone, unless it holds bytes by another name."""
+        wanted = self._config.images
+        if wanted is None or not table.columns or table.columns_vary or wanted in table.columns:
+            return
+        if table.binary:
+            raise DataError(
+                f"there is no column {wanted!r} but one of bytes, {min(table.binary)!r}; give the file as a "
+                "source of its own with images: its column"
+            )
+        logger.warning(
+            "%s: %s: has no column %r: its rows are taken as text alone", self._config_key, file, wanted
+        )
 
     def _lost(self, file: str, read: int, count: int | None, error: DataError) -> Iterator[Item]:
         """What became of the rows after the first `read`, of `count` or nobody knows how many."""

@@ -91,7 +91,8 @@ def look_at_nifti(store: Store, files: Sequence[str]) -> Looks:
         head = _tried(looks, file, lambda file=file: nifti_file.peek(store, file))  # type: ignore[misc]
         if head is None:
             continue
-        looks.shapes.append(head.shape)
+        x, y, z = head.shape
+        looks.shapes.append((z, x, y))  # as it will be stored, and as spacings are told
         looks.slopes.append((head.slope, head.intercept))
         try:
             looks.spacings.append(head.spacing())

@@ -207,7 +207,10 @@ def _duplicates(files: Sequence[str]) -> list[str]:
     if not twice:
         return []
     which = counted(len(twice), "name stands", "names stand")
-    return [f"{which} in several folders, such as {shown(twice[0])}: its files share a report"]
+    return [
+        f"{which} in several folders, such as {shown(twice[0])}: rejected as report.missing "
+        "unless the table names them by their paths"
+    ]
 
 
 def _volumes_line(kind: str, files: Sequence[str], looks: Looks) -> str:

@@ -59,7 +59,8 @@ def implausible(voxels: NDArray[np.generic], window: tuple[int, int] | None = No
     if low == high:
         return f"every voxel is {low + 0.0:g}"
     if low >= -10 and np.quantile(values, 0.999) <= 5:
-        return f"values from {low:g} to {high:g}: HU / 1000, perhaps, which needs source.scale: 1000"
+        fix = "which an NPZ source takes back by source.scale: 1000"
+        return f"values from {low:g} to {high:g}: HU / 1000, perhaps, {fix}"
     if low == 0 and 250 <= high <= 255:
         return "values from 0 to 255: grey values of a picture, not HU"
     body = _without_padding(values)

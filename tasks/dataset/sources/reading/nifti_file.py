@@ -183,14 +183,19 @@ def _dtype(header: Any) -> np.dtype[Any]:
 
 
 def _affine(header: Any) -> Any:
-    """The affine that the file gives, sform before qform as nibabel has it; None where it gives none."""
+    """The affine that the file gives, sform before qform as nibabel has it; None where it gives none. Reject
+    where what it gives says nothing: to assume an orientation would mirror a body."""
+    is_given = False
     for get in (header.get_sform, header.get_qform):
         try:
             affine, code = get(coded=True)
         except Exception:  # noqa: BLE001 - nibabel raises whatever torn quaternions lead it to
             continue
-        if code > 0 and np.isfinite(affine).all():
+        if code > 0 and np.isfinite(affine).all() and np.linalg.matrix_rank(affine[:3, :3]) == 3:
             return affine
+        is_given = is_given or code > 0
+    if is_given:
+        raise Reject("volume.undecodable", "its affine cannot be, so nothing tells its orientation")
     return None
 
 
