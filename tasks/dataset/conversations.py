@@ -18,9 +18,10 @@ from tasks.dataset.texts import is_blank
 RATINGS = ("relevance", "image_correspondence", "visual_dependency", "formatting")
 """What a turn may be rated for; a raw row names them `relevance_ratings` and so on."""
 BEST = 5
+ROLES = ("user", "assistant")
 MOST_IMAGES = 1000
 """Members are numbered by three digits, so that sorted names are in the order of the images."""
-PLACEHOLDER = re.compile(r"<image(?:: ?\d+)?>")
+PLACEHOLDER = re.compile(r"<image(?:: ?(\d+))?>")
 
 Turn = Mapping[str, str]
 Rating = int | None
@@ -34,23 +35,36 @@ class Conversation:
     ratings: Mapping[str, tuple[Rating, ...]]
 
     @property
-    def placeholders(self) -> int:
-        return sum(len(PLACEHOLDER.findall(turn["user"])) for turn in self.turns)
+    def placeholders(self) -> list[str]:
+        """The number that each has, empty where it has none."""
+        return [number for turn in self.turns for number in PLACEHOLDER.findall(turn["user"])]
 
 
 def parse(texts: Any, ratings: Mapping[str, Any]) -> Conversation:
     """A conversation as it came; Reject when turns do not alternate or are blank, or ratings are wrong."""
-    if not isinstance(texts, list) or not texts:
+    if texts is None or texts == []:
         raise Reject("chat.turns", "there is no turn")
+    if not isinstance(texts, list):
+        raise Reject("chat.turns", f"a {type(texts).__name__} where a list of turns belongs")
     turns = tuple(_turn(number, entry) for number, entry in enumerate(texts, 1))
     given = {name: ratings[name] for name in RATINGS if ratings.get(name) is not None}
     return Conversation(turns, {name: _ratings(name, given[name], len(turns)) for name in given})
 
 
+def require_pairs(texts: Any) -> None:
+    """Reject when a turn holds more than user and assistant, which `parse` would leave out."""
+    for number, entry in enumerate(texts if isinstance(texts, list) else (), 1):
+        given = entry.items() if isinstance(entry, dict) else ()
+        others = sorted(str(name) for name, value in given if name not in ROLES and value is not None)
+        if others:
+            has = f"turn {number} has {', '.join(others)[:80]}"
+            raise Reject("chat.turns", f"{has}, where a turn is a pair of user and assistant")
+
+
 def _turn(number: int, entry: Any) -> Turn:
     if not isinstance(entry, dict):
         raise Reject("chat.turns", f"turn {number} is no pair of user and assistant")
-    return {role: _text(number, role, entry.get(role)) for role in ("user", "assistant")}
+    return {role: _text(number, role, entry.get(role)) for role in ROLES}
 
 
 def _text(number: int, role: str, text: Any) -> str:
@@ -82,8 +96,13 @@ def check_images(conversation: Conversation, images: int) -> None:
     """Reject unless each image has its placeholder, or none has one."""
     if images > MOST_IMAGES:
         raise Reject("chat.images", f"{images} images, more than {MOST_IMAGES}")
-    if conversation.placeholders not in (0, images):
-        raise Reject("chat.images", f"{conversation.placeholders} placeholders for {images} images")
+    marks = conversation.placeholders
+    if len(marks) not in (0, images):
+        raise Reject("chat.images", f"{len(marks)} placeholders for {images} images")
+    numbers = [int(mark) for mark in marks if mark]
+    if len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(1, images + 1)):
+        named = ", ".join(map(str, numbers[:8]))
+        raise Reject("chat.images", f"placeholders of the images {named}, where there are {images}")
 
 
 def select(conversation: Conversation, keep: Callable[[str, int], bool]) -> Conversation | None:
@@ -102,6 +121,9 @@ def select(conversation: Conversation, keep: Callable[[str, int], bool]) -> Conv
     turns = tuple(conversation.turns[number] for number in stay)
     if conversation.placeholders:
         turns = tuple({**turn, "user": PLACEHOLDER.sub("", turn["user"]).strip()} for turn in turns)
+        spoken = [place for place, turn in enumerate(turns) if not is_blank(turn["user"])]
+        turns = tuple(turns[place] for place in spoken)  # what was a placeholder alone asks nothing any more
+        stay = [stay[place] for place in spoken]
     ratings = {
         name: tuple(values[number] for number in stay) for name, values in conversation.ratings.items()
     }

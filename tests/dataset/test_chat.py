@@ -8,13 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.schema import Config
+from tasks.core.schema import ChatSource, Config
 from tasks.core.stores import ABSENT, LocalStore
 from tasks.dataset import conversations, filters
 from tasks.dataset.build import BuildResult, build
 from tasks.dataset.reasons import Reject
 from tasks.dataset.samples import MODALITIES, Taken
 from tasks.dataset.sources import Item, Source, open_sources
+from tasks.dataset.sources.reading.chat_row import interpret
 from tasks.dataset.verify import verify
 from tasks.dataset.versions import publish
 from tests.dataset import raw
@@ -141,6 +142,7 @@ def test_listing_paths_opens_no_image(tmp_path: Path) -> None:
         ({"texts": [turn("What?", ""), turn("Sure?")]}, "chat.turns"),
         ({"texts": [turn("  "), turn("Sure?")]}, "chat.turns"),
         ({"texts": [{"user": "What?"}, turn("Sure?")]}, "chat.turns"),
+        ({"texts": [turn("<image: 2> What?"), turn("Sure?")]}, "chat.images"),
         ({"relevance_ratings": [5]}, "chat.ratings"),
         ({"relevance_ratings": [5, 6]}, "chat.ratings"),
         ({"relevance_ratings": [0, 5]}, "chat.ratings"),
@@ -152,6 +154,39 @@ def test_what_breaks_the_format_is_rejected(write: Any, fields: dict[str, Any], 
     first, second = items_of(write([row(0, **fields), row(1)]))
     assert first.fault is not None and first.fault[0] == reason
     assert second.fault is None
+
+
+def test_what_is_wrong_with_a_turn_is_named() -> None:
+    source = ChatSource(kind="chat", path="x")
+    for further, names in (
+        ({"role": "user", "content": "What?"}, "content, role"),
+        ({"system": "s"}, "system"),
+    ):
+        given = {"images": [], "texts": [{**turn("What?"), **further, "note": None}]}
+        fault = interpret(given, "vqa", source, {}).fault
+        assert fault is not None and f"turn 1 has {names}, where a turn is a pair" in fault[1]
+    for texts, says in (("[]", "a str where a list"), ({"user": "What?"}, "a dict where a list")):
+        with pytest.raises(Reject, match=says):
+            conversations.parse(texts, {})
+
+
+def test_placeholders_name_each_image_once() -> None:
+    def two(*marks: str) -> conversations.Conversation:
+        return conversations.parse([{"user": f"{mark} What?", "assistant": "It."} for mark in marks], {})
+
+    for marks in (("<image: 2>", "<image: 1>"), ("<image>", "<image>"), ("<image: 2>", "<image>")):
+        conversations.check_images(two(*marks), 2)
+    for marks in (("<image: 1>", "<image: 1>"), ("<image: 7>", "<image: 9>"), ("<image: 0>", "<image: 1>")):
+        with pytest.raises(Reject, match=r"chat.images.*where there are 2"):
+            conversations.check_images(two(*marks), 2)
+
+
+def test_a_turn_that_was_a_placeholder_alone_goes_with_it() -> None:
+    turns = [{"user": text, "assistant": "Yes."} for text in ("<image> q1", "<image>", "x")]
+    parsed = conversations.parse(turns, {"relevance": [1, 5, 4]})
+    left = conversations.select(parsed, lambda name, rating: rating > 2)
+    assert left is not None and [turn["user"] for turn in left.turns] == ["x"]
+    assert left.ratings == {"relevance": (4,)}
 
 
 @pytest.mark.parametrize("mark", ["<image>", "<image: 1>", "<image:1>"])

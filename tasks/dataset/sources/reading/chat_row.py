@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks.core.schema import ChatSource
 from tasks.dataset import filters
-from tasks.dataset.conversations import RATINGS, Conversation, check_images, parse, select
+from tasks.dataset.conversations import RATINGS, Conversation, check_images, parse, require_pairs, select
 from tasks.dataset.reasons import Reason, Reject
 from tasks.dataset.sources.reading.cells import to_json
 
@@ -43,6 +43,7 @@ def interpret(row: Mapping[str, Any], subset: str, config: ChatSource, rules: Ma
     try:
         images = _images(None if config.images is None else row.get(config.images))
         key = _key(row, subset, config, images)
+        require_pairs(row.get(config.texts))
         conversation = parse(row.get(config.texts), {name: row.get(column) for name, column in RATED.items()})
         check_images(conversation, len(images))
         left = select(
