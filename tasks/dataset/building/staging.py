@@ -94,4 +94,4 @@ def sweep(staging: Path, is_kept: Callable[[Path], bool]) -> None:
     for path in staging.iterdir():
         is_half_written = path.name.startswith(".") and path.is_file()
         if is_half_written or (path.suffix in SUFFIXES and not is_kept(path)):
-            path.unlink()
+            path.unlink(missing_ok=True)  # a worker of a build that has just failed cleans up too
