@@ -136,9 +136,20 @@ class Api:
 
     def runs_of(self, name: str) -> list[dict[str, Any]]:
         """The runs of a deployment that somebody started, oldest first; not those that its schedule plans."""
+        return [run for run in self._all_runs_of(name) if not run["auto_scheduled"]]
+
+    def planned_runs(self, name: str) -> list[dict[str, Any]]:
+        """The runs that a deployment's schedule plans, once the server has done so: it looks every minute."""
+
+        def look() -> list[dict[str, Any]]:
+            return [run for run in self._all_runs_of(name) if run["auto_scheduled"]]
+
+        found: list[dict[str, Any]] = until(f"runs that {name} plans", look, 120)
+        return found
+
+    def _all_runs_of(self, name: str) -> list[dict[str, Any]]:
         chosen = {"id": {"any_": [self.deployment(name)["id"]]}}
-        found = self.filter("flow_runs", deployments=chosen, sort="EXPECTED_START_TIME_ASC")
-        return [run for run in found if not run["auto_scheduled"]]
+        return self.filter("flow_runs", deployments=chosen, sort="EXPECTED_START_TIME_ASC")
 
     def task_runs(self, run_id: str) -> list[dict[str, Any]]:
         return self.filter("task_runs", task_runs={"flow_run_id": {"any_": [run_id]}})

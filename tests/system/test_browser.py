@@ -42,6 +42,7 @@ def test_the_runs_page_leads_to_its_artifacts(page: Page, api: Api, one_click: W
 
 
 def test_the_deployments_page_says_what_they_do(page: Page, api: Api, deployed: object) -> None:
+    api.planned_runs(NIGHTLY)
     page.open(f"{api.ui}/deployments", expecting="nightly-rebuild")
     page.shows("train-and-eval")
     identity = api.deployment(NIGHTLY)["id"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.services import Api, free_port, until
+from tests.services import Api, free_port
 from tests.system.conftest import NIGHTLY, ONE_CLICK, Run
 
 pytestmark = pytest.mark.system
@@ -35,8 +37,7 @@ def test_tarmac_deploy_makes_the_pool_and_both_deployments(
 
 
 def test_the_schedule_plans_the_next_nights(api: Api, deployed: object) -> None:
-    chosen = {"id": {"any_": [api.deployment(NIGHTLY)["id"]]}}
-    planned = until("planned runs", lambda: api.filter("flow_runs", deployments=chosen), 60)
+    planned = api.planned_runs(NIGHTLY)
     assert {run["state_type"] for run in planned} == {"SCHEDULED"}
     assert all("T02:00:00" in run["expected_start_time"] for run in planned)
 
@@ -71,17 +72,19 @@ def test_bad_values_are_refused_before_anything_runs(api: Api, deployed: object)
 
 
 def test_again_changes_nothing_by_either_command(api: Api, deployed: object, run: Run) -> None:
-    _pause(api, NIGHTLY)
-    before = [_written(api.deployment(name)) for name in (NIGHTLY, ONE_CLICK)]
+    with _paused(api, NIGHTLY):
+        before = [_written(api.deployment(name)) for name in (NIGHTLY, ONE_CLICK)]
 
-    again = run("tarmac", "deploy", "--json")
-    assert [entry["state"] for entry in json.loads(again.stdout)["deployments"]] == ["unchanged", "unchanged"]
-    assert [_written(api.deployment(name)) for name in (NIGHTLY, ONE_CLICK)] == before
+        again = run("tarmac", "deploy", "--json")
+        rows = json.loads(again.stdout)["deployments"]
+        assert [entry["state"] for entry in rows] == ["unchanged", "unchanged"]
+        assert [_written(api.deployment(name)) for name in (NIGHTLY, ONE_CLICK)] == before
 
-    prefect = run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deploy/prefect.yaml")
-    assert prefect.returncode == 0, prefect.stdout + prefect.stderr
-    after = run("tarmac", "deploy", "--json")
-    assert [entry["state"] for entry in json.loads(after.stdout)["deployments"]] == ["unchanged", "unchanged"]
+        prefect = run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deploy/prefect.yaml")
+        assert prefect.returncode == 0, prefect.stdout + prefect.stderr
+        after = run("tarmac", "deploy", "--json")
+        rows = json.loads(after.stdout)["deployments"]
+        assert [entry["state"] for entry in rows] == ["unchanged", "unchanged"]
 
 
 def _written(deployment: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +105,7 @@ def test_a_schedule_moves_with_what_it_starts(api: Api, deployed: object, projec
 
     build, pipeline = "build/mine", "pipeline/mine"
     assert register("0 3 * * 1", "build") == [(build, "0 3 * * 1 UTC", "new"), (pipeline, None, "new")]
-    _pause(api, build)
+    _switch(api, build, active=False)
     assert register("5 3 * * 1", "build") == [
         (build, "5 3 * * 1 UTC", "changed"),
         (pipeline, None, "unchanged"),
@@ -116,12 +119,22 @@ def test_a_schedule_moves_with_what_it_starts(api: Api, deployed: object, projec
     assert api.deployment(pipeline)["parameters"]["config"] == "scheduled.yaml"
 
 
-def _pause(api: Api, name: str) -> None:
-    """Pause a deployment's one schedule, as the switch on its page does."""
+@contextmanager
+def _paused(api: Api, name: str) -> Iterator[None]:
+    """A deployment's one schedule is paused, and wakes after: other tests read what it plans."""
+    _switch(api, name, active=False)
+    try:
+        yield
+    finally:
+        _switch(api, name, active=True)
+
+
+def _switch(api: Api, name: str, active: bool) -> None:
+    """Pause or wake a deployment's one schedule, as the switch on its page does."""
     found = api.deployment(name)
     [schedule] = found["schedules"]
     path = f"/deployments/{found['id']}/schedules/{schedule['id']}"
-    api.ask("PATCH", path, {"active": False}).raise_for_status()
+    api.ask("PATCH", path, {"active": active}).raise_for_status()
 
 
 def test_without_a_server_the_line_says_how_to_start_one(run: Run) -> None:
