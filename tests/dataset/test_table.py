@@ -542,7 +542,7 @@ def test_a_line_without_end_is_an_error(tmp_path: Path, kind: str, monkeypatch: 
     path = write(tmp_path, kind)
     with path.open("a") as file:
         file.write(f'{{"file": "a.png", "caption": "{"x" * 20_000}"}}\n')
-    with pytest.raises(DataError, match="a line of more than"):
+    with pytest.raises(DataError, match="a line of over"):
         list(open_table(path, "dataset.source.path").rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,19 +72,35 @@ def test_two_cells_of_a_row_may_have_several_lines(tmp_path: Path) -> None:
     assert read(tmp_path, HEADER + rows) == [(2, ["a\nb", "c\nd"]), (5, ["e\nf", "g\n\nh"])]
 
 
-def test_a_cell_is_no_longer_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_is_no_longer_than_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.setattr(tabular, "LONGEST_CELL", 1000)
+    request.addfinalizer(partial(csv.field_size_limit, csv.field_size_limit(1000)))
     lines = '"open\n' + "x" * 99 + "\n" + ("y" * 99 + "\n") * 50
     assert len(read(tmp_path, HEADER + lines + 'end"\t2.jpg\n')) == 53
     with pytest.raises(DataError, match=r"t\.tsv:3: a cell of more than 1,000 characters"):
         read(tmp_path, HEADER + "a\tb\n" + "x" * 1001 + "\tc\n")
 
 
-def test_a_disk_that_fails_names_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(place: str, file: io.TextIOBase) -> Iterator[str]:
-        yield from (HEADER, "a\tb\n", "c\td\n")
-        raise OSError(5, "Input/output error")
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_a_disk_that_fails_names_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    class Failing(io.StringIO):
+        def readline(self, size: int | None = -1) -> str:
+            line = super().readline(size)
+            if not line:
+                raise OSError(5, "Input/output error")
+            return line
 
-    monkeypatch.setattr(tabular, "_lines", fails)
+    monkeypatch.setattr(tabular, "_text", lambda file, newline="": Failing("{}\n{}\n{}\n"))
+    (tmp_path / f"t.{suffix}").touch()
     with pytest.raises(Unreachable, match="line 4 and on cannot be read"):
-        read(tmp_path, HEADER)
+        list(open_table(tmp_path / f"t.{suffix}", "dataset.source.path").rows)
+
+
+def test_a_cell_with_tabs_and_lines_passes_for_one_that_a_lone_quote_opened(tmp_path: Path) -> None:
+    """Every line is a row then, and rejects tell: the other way round rows would be lost in silence."""
+    text = HEADER + '"x\ty\nz"\ta.jpg\n"say ""no"""\tb.jpg\n'
+    assert read(tmp_path, text) == [(2, ['"x', "y"]), (3, ['z"', "a.jpg"]), (4, ['say "no"', "b.jpg"])]

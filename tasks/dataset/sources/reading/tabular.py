@@ -95,12 +95,14 @@ Open = Callable[[], BinaryIO]
 
 def _open_csv(place: str, opened: Open, wanted: object, image: object) -> Table:
     text = _text(opened())
-    return _of_cells(place, text, _csv_rows(place, text))
+    return _of_cells(place, text, _csv_rows(place, text, ","))
 
 
 def _open_tsv(place: str, opened: Open, wanted: object, image: object) -> Table:
+    with _text(opened()) as text:
+        is_csv = tsv.is_csv(_lines(place, text))
     text = _text(opened())
-    return _of_cells(place, text, _tsv_rows(place, text))
+    return _of_cells(place, text, _csv_rows(place, text, "\t") if is_csv else _tsv_rows(place, text))
 
 
 def _of_cells(place: str, text: TextIO, rows: Iterator[tuple[int, list[str]]]) -> Table:
@@ -116,10 +118,10 @@ def _of_cells(place: str, text: TextIO, rows: Iterator[tuple[int, list[str]]]) -
     return Table(place, columns, named, close=text.close)
 
 
-def _csv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(place: str, text: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     line = 1
     with text as file:
-        reader = csv.reader(_lines(place, file), strict=True)
+        reader = csv.reader(_lines(place, file), delimiter=delimiter, strict=True)
         try:
             for cells in reader:
                 if cells:
@@ -132,18 +134,17 @@ def _csv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
                     "this row, or keep such texts in files of their own"
                 ) from None
             raise DataError(f"{place}:{line}: {error}; mend the quotes of this row") from None
-        except OSError as error:
-            raise lost(place, error, f"line {line} and on cannot be read") from None
 
 
 def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
-    line = 0
     with text as file:
-        try:
-            for line, cells in tsv.rows(place, _lines(place, file), LONGEST_CELL):
-                yield line, cells
-        except OSError as error:
-            raise lost(place, error, f"line {line + 1} and on cannot be read") from None
+        for line, cells in tsv.rows_of_lines(_lines(place, file)):
+            if max(map(len, cells)) > LONGEST_CELL:
+                raise DataError(
+                    f"{place}:{line}: a cell of more than {LONGEST_CELL:,} characters; keep such texts in "
+                    "files of their own"
+                )
+            yield line, cells
 
 
 def _csv_row(line: int, columns: list[str], cells: list[str]) -> Row:
@@ -165,16 +166,12 @@ def _open_jsonl(place: str, opened: Open, wanted: Collection[str] | None, image:
 
 
 def _jsonl_rows(place: str, opened: Open) -> Iterator[Row]:
-    number = 0
     with _text(opened(), "\n") as file:
-        try:
-            for number, line in enumerate(_lines(place, file), 1):
-                if number == 1:
-                    _require_text(place, line[:2])
-                if line.strip():
-                    yield _jsonl_row(number, line)
-        except OSError as error:
-            raise lost(place, error, f"line {number + 1} and on cannot be read") from None
+        for number, line in enumerate(_lines(place, file), 1):
+            if number == 1:
+                _require_text(place, line[:2])
+            if line.strip():
+                yield _jsonl_row(number, line)
 
 
 def _jsonl_row(number: int, line: str) -> Row:
@@ -192,10 +189,15 @@ def _open_parquet(place: str, opened: Open, wanted: Collection[str] | None, imag
 
 
 def _lines(place: str, file: TextIO) -> Iterator[str]:
-    while line := file.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE:
-            raise DataError(f"{place}: a line of more than {LONGEST_LINE:,} characters, as no table has it")
-        yield line
+    number = 0
+    try:
+        while line := file.readline(LONGEST_LINE):
+            number += 1
+            if len(line) == LONGEST_LINE:
+                raise DataError(f"{place}: a line of over {LONGEST_LINE:,} characters, as no table has it")
+            yield line
+    except OSError as error:
+        raise lost(place, error, f"line {number + 1} and on cannot be read") from None
 
 
 def _require_text(place: str, start: str) -> None:
