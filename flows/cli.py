@@ -11,10 +11,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
 from typing import NoReturn
 
-from tasks.core.errors import TarmacError
+from tasks.core.errors import TarmacError, UsageError
 
 INTERRUPTED = 130
 
@@ -107,10 +108,10 @@ ARGUMENTS: dict[str, dict[str, object]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes take one line."""
+    """A parser whose mistakes are UsageErrors, of one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        raise UsageError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
 def parser() -> Parser:
@@ -131,42 +132,49 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 success, 1 failure, 2 usage, 130 interrupted)."""
-    arguments = _parsed(argv)
-    home = "flows.datasets" if arguments.command in ON_DATASETS else "flows.commands"
+    words = sys.argv[1:] if argv is None else argv
+    as_json = "--json" in words
     try:
+        arguments = _parsed(words)
+        home = "flows.datasets" if arguments.command in ON_DATASETS else "flows.commands"
         commands = importlib.import_module(home)
         return int(getattr(commands, arguments.command)(arguments))
     except TarmacError as error:
-        return _failed(arguments, str(error), error.exit_code)
+        return _failed(as_json, str(error), error.exit_code)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         extra = EXTRAS.get(missing)
         if extra is None:
             raise
         needs = f"tarmac {arguments.command} needs {missing}: pip install 'tarmac[{extra}]'"
-        return _failed(arguments, needs, 2)
+        return _failed(as_json, needs, 2)
     except KeyboardInterrupt:
         says = "interrupted; what is done stays, and the same command goes on with it"
-        return _failed(arguments, says, INTERRUPTED, "\n")
+        return _failed(as_json, says, INTERRUPTED, "\n")
     except Exception as error:
-        if arguments.json:  # whoever parses it finds an object, and a person the traceback
-            _failed(arguments, f"{type(error).__name__}: {error}", 1)
+        if as_json:  # whoever parses it finds an object, and a person the traceback
+            _failed(as_json, f"{type(error).__name__}: {error}", 1)
         raise
 
 
-def _failed(arguments: argparse.Namespace, says: str, code: int, mark: str = "✗ ") -> int:
+def _failed(as_json: bool, says: str, code: int, mark: str = "✗ ") -> int:
     """Tell why the command has failed; its exit code."""
-    if arguments.json:
+    if as_json:
         sys.stdout.write(json.dumps({"ok": False, "findings": [], "error": says}) + "\n")
     else:
         sys.stderr.write(f"{mark}{says}\n")
     return code
 
 
-def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
     """The command line; files in excess are those of a pattern that the shell took apart."""
     top = parser()
-    arguments, others = top.parse_known_args(argv)
+    name = next((word for word in words if not word.startswith("-")), None)
+    if name is not None and name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
+        raise UsageError(f"tarmac: no command is named {name!r}; {hint}")
+    arguments, others = top.parse_known_args(words)
     if others and all(map(os.path.exists, others)):
         top.error(
             f"{arguments.command} takes one path and got {len(others)} more, from {others[0]} on: quote the "

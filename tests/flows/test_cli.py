@@ -54,7 +54,8 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         ([], "required: COMMAND; see tarmac --help"),
-        (["fly"], "invalid choice: 'fly'"),
+        (["fly"], "no command is named 'fly'; there are: run, init"),
+        (["verfy", "x"], "no command is named 'verfy'; did you mean verify?"),
         (["build"], "required: CONFIG; see tarmac build --help"),
         (["build", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
         (
@@ -159,12 +160,16 @@ def test_an_interrupt_while_a_command_is_loaded_is_one_line(
     assert code == 130 and "interrupted" in capsys.readouterr().err
 
 
-def test_an_error_as_json_stays_json(tmp_path: Path) -> None:
-    result = tarmac("build", "nowhere.yaml", "--json", cwd=tmp_path)
-    assert result.returncode == 2
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["build", "nowhere.yaml"], "nowhere.yaml"), (["build"], "required: CONFIG"), (["fly"], "'fly'")],
+)
+def test_an_error_as_json_stays_json(arguments: list[str], says: str, tmp_path: Path) -> None:
+    result = tarmac(*arguments, "--json", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (2, "")
     told = json.loads(result.stdout)
     assert told["ok"] is False
-    assert "nowhere.yaml" in told["error"]
+    assert says in told["error"]
 
 
 def test_a_dead_prefect_server_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
