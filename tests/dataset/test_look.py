@@ -16,6 +16,7 @@ from tasks.core.errors import DataError
 from tasks.dataset.groups import COMPARED, read_groups
 from tasks.dataset.look import page_path, write_look
 from tasks.dataset.look.choice import choose, spread
+from tasks.dataset.look.columns import read_columns
 from tasks.dataset.look.content import gather
 from tasks.dataset.look.histogram import Histogram
 from tasks.dataset.look.pictures import MOST_BYTES, thumbnail
@@ -257,6 +258,16 @@ def test_a_chat_is_its_turns_with_their_images(tmp_path: Path) -> None:
     assert "question 1" in text and "answer 1" in text and "2 more messages" in text
     assert "relevance 4, –, 5" in text and "there is no list of messages" in text
     assert len(attributes(page, "img")) == 2 and not attributes(page, "script")
+
+
+def test_a_chat_without_images_has_no_sides(tmp_path: Path) -> None:
+    text = {"json": json.dumps({"messages": [{"user": "?", "assistant": "!"}]}).encode()}
+    samples = [("a", text), ("b", {**text, "000.jpg": picture(1)}), ("c", text)]
+    sides = {"images": [0, 1, 0], "width": [0, 90, 0], "height": [0, 60, 0]}
+    version = write_version(tmp_path / "version", "chat", {"train": samples}, sides)
+    counted = {column.name: column.all for column in read_columns(version, {"train": 3}, "chat")}
+    assert (counted["width"].lowest, counted["width"].total, counted["width"].missing) == (90, 1, 2)
+    assert (counted["images"].lowest, counted["images"].total) == (0, 3)
 
 
 def test_tokens_are_counted_on_captions_and_said_to_be_left_out(tmp_path: Path) -> None:

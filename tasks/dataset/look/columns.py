@@ -95,8 +95,8 @@ def read_columns(
     for split in splits:
         path = version / "samples" / f"{split}.parquet"
         for batch in _batches(path, None):
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                found.setdefault(name, {}).setdefault(split, Histogram()).add(_numbers(column))
+            for name, numbers in _named(batch).items():
+                found.setdefault(name, {}).setdefault(split, Histogram()).add(numbers)
             done += batch.num_rows
             progress(done, total, "rows")
     known = OF_VOLUMES if modality == "volume_report" else TITLES
@@ -129,6 +129,15 @@ def _batches(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         where = f"samples/{path.name}" if path.parent.name == "samples" else path.name
         raise DataError(f"{where} cannot be read: {str(error).splitlines()[0][:160]}") from None
+
+
+def _named(batch: Any) -> dict[str, Any]:
+    """A batch's columns by their names; where a conversation has no image, there are no sides."""
+    named = {name: _numbers(batch.column(name)) for name in batch.schema.names}
+    if "images" in named:
+        for side in ("width", "height"):
+            named[side] = np.where(named["images"] == 0, np.nan, named[side])
+    return named
 
 
 def _is_statistic(field: Any) -> bool:
