@@ -6,29 +6,35 @@ import json
 import sys
 from pathlib import Path
 
-from tasks.core.formats import counted
+from tasks.core.errors import UsageError
+from tasks.core.formats import counted, duration
 from tasks.supervision.status import EvaluationStatus, RunStatus, list_status
+
+RUNS = "runs"
+"""Where runs lie unless told otherwise; before the first there is no such folder."""
 
 
 def show(runs: Path, as_json: bool) -> int:
     """Print every run under `runs`; always exit code 0, because looking is not judging."""
-    found = list_status(runs)
+    if runs.is_file() or (not runs.exists() and runs != Path(RUNS)):
+        raise UsageError(f"--runs: there is no folder {runs}")
+    found, unreadable = list_status(runs)
     if as_json:
-        sys.stdout.write(
-            json.dumps({"ok": True, "findings": [], "runs": [_row(one) for one in found]}) + "\n"
-        )
+        rows = [_row(one) for one in found]
+        listed = {"ok": True, "findings": [], "runs": rows, "unreadable": dict(unreadable)}
+        sys.stdout.write(json.dumps(listed) + "\n")
         return 0
     needing = [one for one in found if one.is_abandoned or one.state == "failed" or _lost(one)]
     working = [one for one in found if one not in needing and one.agent_is_alive]
     rest = [one for one in found if one not in needing and one not in working]
     lines = []
-    for title, group, say in (
-        ("NEEDS YOU", needing, _needs),
-        ("RUNNING", working, _works),
-        ("RESTING", rest, _works),
+    for title, shown in (
+        ("NEEDS YOU", [*map(_needs, needing), *([f"✗ {name}  {why}"] for name, why in unreadable.items())]),
+        ("RUNNING", [*map(_works, working)]),
+        ("RESTING", [*map(_works, rest)]),
     ):
-        if group:
-            lines += [title, *(line for one in group for line in say(one))]
+        if shown:
+            lines += [title, *(line for part in shown for line in part)]
     sys.stdout.write("\n".join(lines or [f"no runs in {runs}"]) + "\n")
     return 0
 
@@ -38,7 +44,11 @@ def _works(one: RunStatus) -> list[str]:
     done = f"  {one.evaluations_done} of {len(one.evaluations)} evaluations" if one.evaluations else ""
     mark = "✓" if one.is_complete else " "
     replaced = f"  {counted(one.replaced, 'replacement')} of bad samples" if one.replaced else ""
-    return [f"{mark} {one.run.name}  {one.state}  {one.step:,}/{one.steps:,}{loss}{done}{replaced}"]
+    lines = [f"{mark} {one.run.name}  {one.state}  {one.step:,}/{one.steps:,}{loss}{done}{replaced}"]
+    if one.silent_s and one.phase is not None:
+        silent = f"it has said nothing for {duration(one.silent_s)}, in phase {one.phase.phase}"
+        lines.append(f"  ! {silent}; log {one.log}")
+    return lines
 
 
 def _needs(one: RunStatus) -> list[str]:
@@ -79,6 +89,8 @@ def _row(one: RunStatus) -> dict[str, object]:
         "steps": one.steps,
         "loss": one.loss,
         "replaced": one.replaced,
+        "phase": one.phase.phase if one.phase is not None else None,
+        "silent_s": round(one.silent_s, 1),
         "evaluations": len(one.evaluations),
         "evaluations_done": one.evaluations_done,
         "agent_is_alive": one.agent_is_alive,

@@ -138,14 +138,14 @@ def ticks(low: float, high: float, outside: bool, about: int = 5) -> list[float]
 
 
 def tick_text(value: float, marks: Sequence[float], unit: Literal["number", "share"] = "number") -> str:
-    """A tick's label, with the decimals that tell neighbours apart: `0.2`, `1,500`, `20k`, `5e-7`, `40 %`."""
+    """A tick's label, with the decimals that tell neighbours apart: `0.2`, `1,500`, `20k`, `5e-7`, `2e17`, `40 %`."""
     step = marks[1] - marks[0] if len(marks) > 1 else abs(value) or 1.0
     if unit == "share":
         return percent(value, _decimals(step * 100))
     largest = max(abs(marks[0]), abs(marks[-1]))
     if value == 0:
         return "0"
-    if largest < 1e-3:
+    if largest < 1e-3 or largest >= 1e15:
         return number(value, 2)
     for limit, suffix, factor in ((1e10, "G", 1e9), (1e7, "M", 1e6), (1e4, "k", 1e3)):
         if largest >= limit:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tasks.core.errors import UsageError
+from tasks.core.files import read_json
 
 ARCHIVE = "archive"
 
@@ -25,10 +27,13 @@ class RunFolder:
         """The folder's name, `<name>-<id>`."""
         return self.path.name
 
-    @property
+    @cached_property
     def id(self) -> str:
-        """The run's id, 12 hexadecimal digits."""
-        return self.path.name.rpartition("-")[2]
+        """The run's id, 12 hexadecimal digits: as its record has it, because a folder may be renamed."""
+        try:
+            return str(read_json(self.record)["id"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return self.path.name.rpartition("-")[2]
 
     @property
     def handle(self) -> str:
@@ -184,6 +189,8 @@ def find(runs: Path, prefix: str) -> RunFolder:
 
     UsageError when there is none, or more than one.
     """
+    if not prefix:
+        raise UsageError("RUN: is empty; give the start of its id or name: tarmac status lists them")
     if (Path(prefix) / "run.json").is_file():
         return RunFolder(Path(prefix).resolve())
     every = list_runs(runs)

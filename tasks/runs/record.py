@@ -39,9 +39,10 @@ class Attempt(BaseModel):
     versions: dict[str, str]
     outcome: str | None = None
 
-    @property
-    def agent(self) -> Identity:
-        return Identity(self.host, self.boot_id, self.pid, self.pid_started, self.pid_ticks)
+    def is_of(self, agent: Identity) -> bool:
+        """Whether it was this process's attempt."""
+        mine = (self.host, self.boot_id, self.pid, self.pid_started, self.pid_ticks)
+        return mine == (agent.host, agent.boot_id, agent.pid, agent.started, agent.ticks)
 
 
 class RunRecord(BaseModel):
@@ -62,6 +63,16 @@ class RunRecord(BaseModel):
     attempts: list[Attempt] = []
     job: dict[str, Any] | None = None
     goal: Literal["train", "evaluate"] = "train"
+
+    @property
+    def trained(self) -> int:
+        """Number of the newest attempt that was to train, not only to evaluate; 0 without one."""
+        for number in range(len(self.attempts), 0, -1):
+            attempt = self.attempts[number - 1]
+            evaluates = self.goal == "evaluate" if attempt.outcome is None else attempt.outcome == "evaluated"
+            if not evaluates:
+                return number
+        return 0
 
     def having(self, **changes: Any) -> RunRecord:
         """A copy with some fields changed."""

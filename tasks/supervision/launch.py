@@ -6,6 +6,7 @@ process works on a run that is not over, the waiting ends with the reason and th
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Literal
 
 from tasks.core.errors import DataError
 from tasks.core.files import write_atomic
-from tasks.core.lease import Held, Lease
+from tasks.core.lease import HEARTBEAT_S, STALE_S, Held, Holder, Lease
 from tasks.runs import jobs, provenance, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
@@ -24,10 +25,14 @@ from tasks.supervision.status import RunStatus, agent_is_alive, config_of, look
 
 AGENT = "tasks.supervision.agent:main"
 POLL_S = 0.25
-HANDOVER_S = 90.0
-"""How long an agent that is leaving, or another starter, may keep the lease."""
+HANDOVER_S = STALE_S + 3 * HEARTBEAT_S
+"""How long an agent that is leaving, or another starter, may keep the lease; one of a host that is gone keeps
+it until it is stale."""
+PATIENCE_S = 5.0
+"""A longer wait for the lease is told."""
 LAST_LINES = 12
 Goal = Literal["train", "evaluate"]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,19 +54,23 @@ def start_or_adopt(run: RunFolder, goal: Goal = "train") -> Started:
     An agent that is leaving after a failure or a stop is waited for and followed by a new one. TarmacError
     when it does not leave within HANDOVER_S.
     """
-    deadline = time.monotonic() + HANDOVER_S
+    began, is_told = time.monotonic(), False
     while True:
         try:
             with Lease(run.lease):
                 return _start(run, goal)
-        except Held:
+        except Held as held:
             status = look(run)
-            if _is_at_work(status, goal):
+            if _is_at_work(status, goal, held.holder):
                 return Started(True, False, _job_of(status.record))
             if status.state in ("failed", "cancelled") and goal == "train" and not run.stop.exists():
                 _ask_to_leave(run, "a new start of the run takes over")
-            if time.monotonic() > deadline:
+            waited_s = time.monotonic() - began
+            if waited_s > HANDOVER_S:
                 raise
+            if waited_s > PATIENCE_S and not is_told:
+                logger.warning("%s; waiting for it to leave, %.0f s at most", held, HANDOVER_S)
+                is_told = True
         time.sleep(POLL_S)
 
 
@@ -141,10 +150,12 @@ def _start(run: RunFolder, goal: Goal) -> Started:
     return Started(False, False, submitted, tuple(_changes(state)))
 
 
-def _is_at_work(status: RunStatus, goal: Goal) -> bool:
+def _is_at_work(status: RunStatus, goal: Goal, holder: Holder | None) -> bool:
     """Whether the holder of the lease is an agent that does what is wanted, and not about to leave."""
     attempts = status.record.attempts
-    if not attempts or attempts[-1].ended is not None or not attempts[-1].agent.is_alive():
+    if not attempts or attempts[-1].ended is not None or holder is None or not holder.is_alive():
+        return False
+    if not attempts[-1].is_of(holder.identity):
         return False
     if status.run.stop.exists():
         return False

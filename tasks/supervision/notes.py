@@ -67,7 +67,7 @@ def _state(evidence: Evidence) -> Iterator[Note]:
             yield Note("bad", "The run's record is missing", ("run.json says what the run was.",))
         return
     said = _free_text(record.reason, evidence, "run.json")
-    logs = f"Logs: attempts/{len(record.attempts)}/logs. The same command again resumes the run."
+    logs = f"Logs: attempts/{max(record.trained, 1)}/logs. The same command again resumes the run."
     if record.state in ("failed", "stalled"):
         yield Note("bad", f"The run {'failed' if record.state == 'failed' else 'is stalled'}", (*said, logs))
     elif record.state == "cancelled":
@@ -77,10 +77,10 @@ def _state(evidence: Evidence) -> Iterator[Note]:
 
 
 def _findings(evidence: Evidence) -> Iterator[Note]:
-    attempts = len(evidence.record.attempts) if evidence.record is not None else 0
+    trained = evidence.record.trained if evidence.record is not None else 0
     for finding in evidence.findings:
-        if isinstance(finding.get("attempt"), int) and finding["attempt"] < attempts:
-            continue  # a later attempt got past it
+        if isinstance(finding.get("attempt"), int) and finding["attempt"] < trained:
+            continue  # a later training got past it
         severity = str(finding.get("severity", "info"))
         tone = TONES.get(severity, "")
         kind = f"{finding.get('code', 'unknown')} ({severity})"
@@ -123,7 +123,7 @@ def _evaluations(evidence: Evidence) -> Iterator[Note]:
         step, task = key
         entry = evidence.ledger.get(key)
         where = f"{task} at step {step:,}"
-        command = f"tarmac evaluate {evidence.run.id} --step {step} --task {task}"
+        command = f"tarmac evaluate {evidence.run.handle} --step {step} --task {task}"
         if entry is not None and entry.is_final:
             how = "failed" if entry.state == "failed" else "lost"
             yield Note(

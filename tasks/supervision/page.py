@@ -66,7 +66,12 @@ def _values(evidence: Evidence) -> dict[str, Any]:
         "gallery": gallery,
         "reasons": _reasons(evidence),
         "config_text": evidence.config_text,
+        "gather": f"tarmac gather {evidence.run.handle} --sync" if _is_tracked(evidence) else None,
     }
+
+
+def _is_tracked(evidence: Evidence) -> bool:
+    return evidence.config is None or evidence.config.track.mode != "disabled"
 
 
 def _gallery(evidence: Evidence, accounts: Sequence[Account], first: Headline | None) -> Gallery:

@@ -6,8 +6,8 @@ few small files and the end of `metrics.jsonl`, whatever the run's length.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.lease import holder_of
 from tasks.core.schema import Config
+from tasks.evaluation import results
 from tasks.runs import ledger, metrics, phases, record
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder, list_runs
@@ -25,7 +26,8 @@ from tasks.runs.phases import Phase
 from tasks.runs.record import OVER, UNDER_WAY, RunRecord, State
 from tasks.supervision.evaluations import Wanted, wanted_of
 
-logger = logging.getLogger(__name__)
+SILENT_S = 60.0
+"""A training that has said nothing for longer is told to be silent."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class EvaluationStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One look at a run. `row` is the newest row of training metrics, empty before the first."""
+    """One look at a run. `step` is where its newest training stands, or stood when it ended; `row` is the
+    newest row of training metrics, empty before the first, which a killed training may have written."""
 
     run: RunFolder
     record: RunRecord
@@ -89,6 +92,14 @@ class RunStatus:
     def loss(self) -> float | None:
         value = self.row.get("train/loss")
         return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the training last said what it is doing; 0 where that is not long, or none runs."""
+        if self.state != "running" or not self.agent_is_alive or self.phase is None:
+            return 0.0
+        silent_s = time.time() - self.phase.at
+        return silent_s if silent_s > SILENT_S else 0.0
 
     @property
     def replaced(self) -> int:
@@ -132,31 +143,35 @@ def look(run: RunFolder) -> RunStatus:
     state = record.load(run)
     entries = ledger.fold(ledger.read(run.ledger))
     row = last_train_row(run.metrics)
-    step = row.get("train/step", 0)
+    phase = phases.read(run.phase())
+    checkpoints = [checkpoint.step for checkpoint in list_checkpoints(run)]
     return RunStatus(
         run=run,
         record=state,
-        step=int(step) if isinstance(step, int | float) else 0,
+        step=_standing(state, phase, checkpoints, row),
         steps=int(state.identity["steps"]),
         row=row,
-        phase=phases.read(run.phase()),
+        phase=phase,
         evaluations=[
             _evaluation(run, want, entries.get(want.key)) for want in wanted_of(run.id, config_of(run))
         ],
-        checkpoints=[checkpoint.step for checkpoint in list_checkpoints(run)],
+        checkpoints=checkpoints,
         agent_is_alive=alive,
     )
 
 
-def list_status(runs: Path) -> list[RunStatus]:
-    """Every run under `runs` whose folder can be read; the log names the others."""
-    found = []
+def list_status(runs: Path) -> tuple[list[RunStatus], Mapping[str, str]]:
+    """Every run under `runs`, and why the folders that cannot be read cannot."""
+    found: list[RunStatus] = []
+    unreadable: dict[str, str] = {}
     for run in list_runs(runs):
         try:
             found.append(look(run))
-        except TarmacError as error:
-            logger.warning("%s", error)
-    return found
+        except (TarmacError, OSError) as error:
+            unreadable[run.name] = str(error)
+        except (LookupError, TypeError, ValueError) as error:
+            unreadable[run.name] = f"its files are damaged ({type(error).__name__}: {error})"
+    return found, unreadable
 
 
 def agent_is_alive(run: RunFolder) -> bool:
@@ -184,17 +199,29 @@ def last_train_row(path: Path) -> dict[str, object]:
 
 
 def newest_log(run: RunFolder, state: RunRecord) -> Path:
-    """Where a person looks first: the training's log of the last attempt, or else its agent's."""
-    number = max(len(state.attempts), 1)
-    rank = run.rank_log(number)
+    """Where a person looks first: the log of the newest training, or of its agent when it has none."""
+    rank = run.rank_log(max(state.trained, 1))
     if rank.exists() or state.job is None:
         return rank
     return Job.from_json(state.job).log
 
 
+def _standing(
+    state: RunRecord, phase: Phase | None, checkpoints: Sequence[int], row: Mapping[str, object]
+) -> int:
+    """The step of the newest training. Rows of one before it, which was killed, may lie ahead of that."""
+    if state.state == "succeeded":
+        return int(state.identity["steps"])
+    if phase is None:
+        step = row.get("train/step", 0)
+        return int(step) if isinstance(step, int | float) else 0
+    return max(checkpoints, default=0) if phase.phase == "start" else phase.step
+
+
 def _evaluation(run: RunFolder, want: Wanted, entry: Entry | None) -> EvaluationStatus:
     current = entry if entry is not None and entry.uid == want.uid else None
-    return EvaluationStatus(want.step, want.task, current, run.evaluation(*want.key).exists())
+    has_result = results.read(run.evaluation(*want.key)) is not None
+    return EvaluationStatus(want.step, want.task, current, has_result)
 
 
 @lru_cache(maxsize=64)

@@ -38,6 +38,7 @@ def test_a_path_finds_the_run(runs: Path) -> None:
     ("prefix", "says"),
     [
         ("3f9", "fits 2 runs in .*digits-3f9a.*digits-3f9b"),
+        ("", "RUN: is empty"),
         ("zzz", "no run in .* starts with 'zzz'; there are: ct"),
     ],
 )
@@ -48,3 +49,10 @@ def test_none_or_several_is_a_usage_error_that_lists_them(runs: Path, prefix: st
 
 def test_archived_runs_are_not_listed(runs: Path) -> None:
     assert len(list_runs(runs)) == 3
+
+
+def test_a_renamed_run_keeps_its_id(runs: Path) -> None:
+    renamed = (runs / "ct-clip-a41c00000003").rename(runs / "ct-clip-a41c00000003-20261122-060000")
+    (renamed / "run.json").write_text('{"id": "a41c00000003"}')
+    assert find(runs, "a41c").id == "a41c00000003"
+    assert find(runs, "ct-clip-a41c00000003-2026").id == "a41c00000003"

@@ -7,13 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tasks.core.errors import DataError
-from tasks.core.lease import Lease
+from flows import listing
+from tasks.core.errors import DataError, UsageError
+from tasks.core.files import read_json, write_json
+from tasks.core.lease import HEARTBEAT_S, STALE_S, Lease
+from tasks.core.process import Identity
 from tasks.runs import record
+from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
+from tasks.runs.phases import PhaseWriter
+from tasks.runs.record import Attempt
 from tasks.supervision import launch
 from tasks.supervision.status import list_status, look
 from tests.supervision.fakes import make_run
@@ -33,7 +40,7 @@ launch.wait_for_training(run)
 
 
 def test_ctrl_c_hang_up_and_sigkill_of_the_waiter_leave_the_training_alone(tmp_path: Path) -> None:
-    run = make_run(tmp_path, {"step_s": 0.08})
+    run = make_run(tmp_path, {"step_s": 0.15})
     waiter = subprocess.Popen([sys.executable, "-c", WAITER, str(run.path)], start_new_session=True)
     wait_for(lambda: look(run).step >= 3)
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGKILL):
@@ -83,13 +90,101 @@ def test_a_cancelled_run_that_nobody_works_on_is_marked(tmp_path: Path) -> None:
     assert not run.stop.exists(), "nobody is there to obey it"
 
 
-def test_status_lists_what_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_status_lists_what_can_be_read_and_why_the_rest_cannot(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     record.save(run, record.load(run).having(state="running"))
     broken = run.path.parent / "broken-0123"
     broken.mkdir()
     (broken / "run.json").write_text("{")
-    (status,) = list_status(run.path.parent)
+    odd = make_run(tmp_path / "odd")
+    record.save(odd, record.load(odd).having(identity={}))
+    odd.path.rename(run.path.parent / "odd-4567")
+    (status,), unreadable = list_status(run.path.parent)
     assert status.is_abandoned and (status.step, status.steps, status.loss) == (0, 40, None)
     assert [one.state for one in status.evaluations] == ["pending"] and status.evaluations_missing == []
-    assert "broken-0123" in caplog.text
+    assert list(unreadable) == ["broken-0123", "odd-4567"]
+    assert "is no run record" in unreadable["broken-0123"] and "steps" in unreadable["odd-4567"]
+
+
+def test_an_agent_on_another_host_is_adopted(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    elsewhere = replace(Identity.mine(), host="elsewhere", pid=7)
+    write_json(run.lease, {**elsewhere.to_json(), "since": time.time()})
+    attempt = Attempt(
+        started=time.time(),
+        host=elsewhere.host,
+        boot_id=elsewhere.boot_id,
+        pid=elsewhere.pid,
+        pid_started=elsewhere.started,
+        pid_ticks=elsewhere.ticks,
+        job="7",
+        code_digest="",
+        versions={},
+    )
+    record.save(run, record.load(run).having(state="running", attempts=[attempt]))
+    began = time.monotonic()
+    assert launch.start_or_adopt(run).adopted
+    assert time.monotonic() - began < 5
+
+
+def test_a_start_outwaits_the_lease_of_a_host_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert launch.HANDOVER_S > STALE_S + HEARTBEAT_S
+    monkeypatch.setattr(launch, "PATIENCE_S", 0.5)
+    run = make_run(tmp_path)
+    gone = replace(Identity.mine(), boot_id="before the reboot")
+    write_json(run.lease, {**gone.to_json(), "since": time.time()})
+    stale = time.time() - STALE_S + 2
+    os.utime(run.lease, (stale, stale))
+    assert not launch.start_or_adopt(run).adopted
+    assert "waiting for it to leave" in caplog.text
+    finish(run)
+
+
+def test_status_tells_a_silent_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path)
+    record.save(run, record.load(run).having(state="running"))
+    PhaseWriter(run).set("first_batch", 3)
+    with Lease(run.lease):
+        assert look(run).silent_s == 0
+        said = read_json(run.phase())
+        write_json(run.phase(), {**said, "at": said["at"] - 90})
+        listing.show(run.path.parent, as_json=False)
+    told = capsys.readouterr().out
+    assert "3/40" in told and "! it has said nothing for 9" in told and "in phase first_batch" in told
+
+
+def test_where_a_run_stands_is_told_by_its_newest_training(tmp_path: Path) -> None:
+    """Rows of a killed training lie ahead of the one that resumed."""
+    run = make_run(tmp_path)
+    MetricsWriter(run.metrics).append(make_row(TRAIN_AXIS, 30, "train", {}))
+    assert look(run).step == 30
+    phases = PhaseWriter(run)
+    phases.set("start", 0)
+    assert look(run).step == 0
+    phases.set("step", 21)
+    assert look(run).step == 21
+
+
+def test_a_torn_result_is_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    launch.start_or_adopt(run)
+    finish(run)
+    status = look(run)
+    assert status.is_complete
+    result = run.evaluation(status.evaluations[0].step, status.evaluations[0].task)
+    result.write_bytes(result.read_bytes()[:20])
+    assert not look(run).is_complete
+    assert look(run).evaluations_missing
+
+
+def test_status_of_a_folder_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert listing.show(Path("runs"), as_json=False) == 0
+    for name in ("rums", "file"):
+        (tmp_path / "file").touch()
+        with pytest.raises(UsageError, match="--runs: there is no folder"):
+            listing.show(Path(name), as_json=False)

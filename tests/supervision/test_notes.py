@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,7 @@ import pytest
 from tasks.core.schema import Config
 from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import Entry
-from tasks.runs.record import RunRecord, State
+from tasks.runs.record import Attempt, RunRecord, State
 from tasks.supervision.evidence import Evidence
 from tasks.supervision.notes import Note, notes
 from tests.supervision.finished_run import make_config
@@ -100,3 +101,31 @@ def test_a_config_in_epochs_expects_nothing_yet(config: Config) -> None:
     assert not [
         kind for kind in kinds(evidence(config.model_copy(update={"train": train}))) if "Evaluation" in kind
     ]
+
+
+def test_a_failure_stays_told_when_the_run_is_only_evaluated_again(config: Config) -> None:
+    made = evidence(
+        config, "failed", findings=[{"code": "loss.nonfinite", "severity": "error", "attempt": 1}]
+    )
+    assert made.record is not None
+    lives = [("failed", 1), ("evaluated", 2), (None, 3)]
+    attempts = [
+        Attempt(
+            started=number,
+            ended=None if outcome is None else number + 1,
+            outcome=outcome,
+            host="",
+            boot_id="",
+            pid=1,
+            pid_started=1.0,
+            job=None,
+            code_digest="",
+            versions={},
+        )
+        for outcome, number in lives
+    ]
+    evaluated = replace(made, record=made.record.having(attempts=attempts, goal="evaluate"))
+    assert "loss.nonfinite (error)" in kinds(evaluated)
+    assert any("attempts/1/logs" in line for note in notes(evaluated) for line in note.lines)
+    resumed = replace(made, record=made.record.having(attempts=attempts))
+    assert "loss.nonfinite (error)" not in kinds(resumed)

@@ -186,7 +186,7 @@ def test_a_lost_evaluation_is_named_with_its_reason_and_the_command(run: RunFold
     note_lost(run, 400, "3 of 3 tries used; its job left no trace")
     text = text_of(run)
     assert "Evaluation lost: zero_shot at step 400" in text and "its job left no trace" in text
-    assert f"tarmac evaluate {run.id} --step 400 --task zero_shot" in text
+    assert f"tarmac evaluate {run.handle} --step 400 --task zero_shot" in text
     assert "0.957" in text and "Nothing is missing" not in text
 
 
