@@ -16,6 +16,7 @@ from flows.parameters import Overrides, configured
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.formats import counted
+from tasks.core.locations import require_room
 
 
 def run(arguments: Namespace) -> int:
@@ -29,6 +30,7 @@ def run(arguments: Namespace) -> int:
     done = None if arguments.fresh else outcome.of_finished(settings)
     if done is not None:
         return outcome.show_up_to_date(done, began, arguments.json)
+    require_room(settings.runs, "runs")
     stages = start.flow("pipeline", arguments, settings)
     return outcome.show(settings, stages, began, arguments.json)
 
@@ -40,6 +42,7 @@ def train(arguments: Namespace) -> int:
     settings = configured(Path(arguments.config), Overrides(set=arguments.set))
     if settings.train is None:
         raise UsageError(f"{arguments.config}: train: is required and missing")
+    require_room(settings.runs, "runs")
     began = time.monotonic()
     stages = start.flow("train", arguments, settings)
     return outcome.show(settings, stages, began, arguments.json)
@@ -52,14 +55,19 @@ def evaluate(arguments: Namespace) -> int:
     from tasks.supervision.status import config_of, look
 
     folder = find(Path(arguments.runs), arguments.run)
+    asked = look(folder).evaluations
+    if not asked:
+        raise UsageError(
+            f"evaluate: the config of {folder.name} asks for none; add an evaluate block and run it again"
+        )
     chosen = [
         entry
-        for entry in look(folder).evaluations
+        for entry in asked
         if arguments.step in (None, entry.step) and arguments.task in (None, entry.task)
     ]
     if not chosen:
-        asked = ", ".join(f"step {entry.step} {entry.task}" for entry in look(folder).evaluations) or "none"
-        raise UsageError(f"--step, --task: {folder.name} has no such evaluation; it has {asked}")
+        there = ", ".join(f"step {entry.step} {entry.task}" for entry in asked)
+        raise UsageError(f"--step, --task: {folder.name} has no such evaluation; it has {there}")
     again = chosen if arguments.step is not None or arguments.task is not None else []
     began = time.monotonic()
     stages = start.evaluation(folder, [(entry.step, entry.task) for entry in again])
@@ -95,15 +103,21 @@ def cancel(arguments: Namespace) -> int:
     """Stop a run at its next step."""
     from tasks.core.lease import holder_of
     from tasks.runs.folder import find
+    from tasks.runs.record import OVER
     from tasks.supervision.launch import cancel as ask
     from tasks.supervision.status import look
 
     folder = find(Path(arguments.runs), arguments.run)
     holder = holder_of(folder.lease)
-    if look(folder).state == "planned" and holder is not None and holder.is_alive():
+    state = look(folder).state
+    if state == "planned" and holder is not None and holder.is_alive():
         raise TarmacError(f"{folder.name} is still being prepared by {holder}; end that command with Ctrl-C")
     obeys = ask(folder)
-    text = "stops at its next step, with a checkpoint" if obeys else "is not running"
+    text = "is not running"
+    if obeys and state in OVER:
+        text = f"stops evaluating; tarmac evaluate {folder.handle} does what is missing"
+    elif obeys:
+        text = "stops at its next step, with a checkpoint"
     if arguments.json:
         return print_json({"ok": True, "findings": [], "run": folder.name, "stopping": obeys})
     say(f"{folder.name} {text}")
@@ -114,14 +128,37 @@ def gather(arguments: Namespace) -> int:
     """Results into the wandb run."""
     from tasks.runs.folder import find
     from tasks.supervision import gathering
+    from tasks.supervision.status import agent_is_alive
 
     folder = find(Path(arguments.runs), arguments.run)
-    gathering.complete(folder)
+    is_going_on = agent_is_alive(folder)
+    if is_going_on and arguments.sync:
+        raise TarmacError(f"{folder.name} goes on, and its gatherer with it; upload it once it has ended")
+    if is_going_on:
+        gathering.accompany(folder)
+    else:
+        gathering.complete(folder)
     if arguments.sync:
         gathering.sync(folder)
+    evaluations = counted(len(gathering.results_of(folder)), "evaluation")
+    upload = gathering.upload(folder)
     if arguments.json:
-        return print_json({"ok": True, "findings": [], "run": folder.name, "wandb": str(folder.wandb)})
-    say(f"✓ gathered {len(gathering.results_of(folder))} evaluations and the metrics: {folder.wandb}")
+        return print_json(
+            {
+                "ok": True,
+                "findings": [],
+                "run": folder.name,
+                "wandb": str(folder.wandb),
+                "going_on": is_going_on,
+                "uploaded": upload is None and not is_going_on,
+            }
+        )
+    if is_going_on:
+        say(f"{folder.name} goes on, and its own gatherer is at work: {evaluations} so far, {folder.wandb}")
+        return 0
+    say(f"✓ gathered {evaluations} and the metrics: {folder.wandb}")
+    if upload is not None:
+        say(f"  {upload}")
     return 0
 
 

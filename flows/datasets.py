@@ -25,6 +25,9 @@ from tasks.core.files import told_of_a_full_disk
 from tasks.core.formats import counted
 from tasks.dataset.quarantine import by_split
 
+KEPT = 3
+"""Versions that a prune keeps unless it is told a number."""
+
 
 def build(arguments: Namespace) -> int:
     """Raw data to a verified version."""
@@ -52,12 +55,12 @@ def plan(arguments: Namespace) -> int:
     training = training_left(settings, told.up_to_date)
     if arguments.json:
         skipped = by_split(left_out(settings, told.up_to_date))
-        plans = {"build": asdict(told), "left_out": skipped, "train": training}
+        plans = {"build": asdict(told), "left_out": skipped, "train": training[0] if training else None}
         return print_json({"ok": True, "findings": [], **plans})
     lines = list(build_lines(settings, told))
     if training is not None:
-        lines.append(f"train     {training}")
-    if told.up_to_date is None or training is not None:
+        lines.append(f"train     {training[0]}")
+    if told.up_to_date is None or (training is not None and training[1]):
         lines.append(
             f"nothing was written; to do it: tarmac {'run' if training else 'build'} {arguments.config}"
         )
@@ -126,7 +129,12 @@ def versions(arguments: Namespace) -> int:
     """A dataset's history."""
     from tasks.dataset import versions as history
 
-    dataset = Path(arguments.dataset)
+    dataset, keep = Path(arguments.dataset), arguments.keep
+    if arguments.version is not None and arguments.action != "rollback":
+        fix = "; it keeps the newest --keep N" if arguments.action == "prune" else ""
+        raise UsageError(f"VERSION: {arguments.action} takes none, and {arguments.version!r} is given{fix}")
+    if keep is not None and arguments.action != "prune":
+        raise UsageError(f"--keep: {arguments.action} removes no version; it is for prune")
     if arguments.action == "rollback":
         if arguments.version is None:
             raise UsageError("VERSION: rollback needs the version to go back to; see tarmac versions DATASET")
@@ -136,13 +144,14 @@ def versions(arguments: Namespace) -> int:
         sys.stdout.write(f"✓ current is {version.name}; a build of changed sources makes a new version\n")
         return 0
     if arguments.action == "prune":
-        if arguments.keep < 1:
+        keep = KEPT if keep is None else keep
+        if keep < 1:
             raise UsageError("--keep: at least 1, the current version")
-        removed = history.prune(dataset, arguments.keep)
+        removed = history.prune(dataset, keep)
         if arguments.json:
             return print_json({"ok": True, "findings": [], "removed": removed})
         sys.stdout.write(f"✓ removed {', '.join(removed) or 'nothing'}\n")
-        for name, why in history.spared(dataset, arguments.keep).items():
+        for name, why in history.spared(dataset, keep).items():
             sys.stdout.write(f"  {name} stays: {why}\n")
         return 0
     return show_history(dataset, arguments.json)

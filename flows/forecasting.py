@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.formats import count, counted, duration, size
+from tasks.core.locations import require_room
 from tasks.dataset.quarantine import NAME, Entry, home, notice, of_version, read
 
 
@@ -70,17 +71,36 @@ def _time(engine: Any, seconds: float) -> str:
     return f"{duration(max(seconds / workers, 1))} with {counted(workers, 'worker')}"
 
 
-def training_left(settings: Any, version: str | None) -> str | None:
-    """What is left of the training; None without a train block."""
+def training_left(settings: Any, version: str | None) -> tuple[str, bool] | None:
+    """What is left of the training, and whether anything is; None without a train block.
+
+    UsageError for runs that cannot be written, and for evaluations that could not be done.
+    """
     if settings.train is None:
         return None
     if version is None:
-        return f"{settings.train.recipe}, after the build"
-    from tasks.runs.plan import locate
+        require_room(settings.runs, "runs")
+        return f"{settings.train.recipe}, after the build{_place()}", True
+    from tasks.evaluation.fit import require_fit
+    from tasks.runs.plan import dump, locate, require_checkpoints, resolve
     from tasks.supervision.status import look
 
-    run = locate(settings, _version(settings, version))
+    folder = _version(settings, version)
+    require_fit(settings, folder)
+    run, resolved = locate(settings, folder), resolve(settings, folder)
     if not run.record.exists():
-        return f"a new run, {run.name}"
+        require_room(settings.runs, "runs")
+        return f"a new run, {run.name}{_place()}", True
+    require_checkpoints(run, resolved)
     seen = look(run)
-    return f"up to date: {run.name}" if seen.is_complete else f"goes on: {run.name}, {seen.state}"
+    if seen.is_complete and run.config.read_text(encoding="utf-8") == dump(resolved):
+        return f"up to date: {run.name}", False
+    return f"goes on: {run.name}, {seen.state}{_place()}", True
+
+
+def _place() -> str:
+    """That a training takes one GPU where there are more."""
+    from tasks.runs.jobs import gpus_here
+
+    gpus = gpus_here()
+    return f", on one of {gpus} GPUs and its evaluations on another" if gpus > 1 else ""

@@ -9,6 +9,7 @@ from prefect import flow
 from flows.parameters import Overrides, configured
 from tasks.build import build, publish
 from tasks.evaluate import evaluate, require
+from tasks.evaluation.fit import require_fit
 from tasks.gather import gather
 from tasks.report import report
 from tasks.runs.plan import plan
@@ -31,6 +32,7 @@ def pipeline(config: Path, overrides: Overrides | None = None, fresh: bool = Fal
     built = build(settings)
     version = Path(built["details"]["version"])
     prepared = [built, verify(settings, version), publish(settings, version)]
+    require_fit(settings, version)
     run = plan(settings, version, fresh=fresh)
     trained = [tune(settings, version, run), train(run)]
     evaluated = evaluate(run)

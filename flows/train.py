@@ -9,6 +9,7 @@ from prefect import flow
 from flows.parameters import Overrides, configured
 from tasks.dataset.versions import resolve
 from tasks.evaluate import evaluate, require
+from tasks.evaluation.fit import require_fit
 from tasks.gather import gather
 from tasks.report import report
 from tasks.runs.plan import plan
@@ -28,6 +29,7 @@ def train_flow(config: Path, overrides: Overrides | None = None, fresh: bool = F
     """
     settings = configured(config, overrides)
     version = resolve(settings.dataset.output)
+    require_fit(settings, version)
     run = plan(settings, version, fresh=fresh)
     trained = [tune(settings, version, run), train(run)]
     evaluated = evaluate(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from tasks.core.addresses import is_remote, is_valid, is_web, shown
 from tasks.core.errors import UsageError
@@ -195,3 +196,14 @@ def _listed(store: Store, suffixes: Sequence[str]) -> Iterator[str]:
     for file in itertools.chain([] if first is None else [first], files):
         if file.lower().endswith(tuple(suffixes)) and not is_hidden(file):
             yield file
+
+
+def require_room(folder: Path, config_key: str) -> None:
+    """UsageError naming `config_key` where no such folder can be made or written into."""
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise UsageError(f"{config_key}: {path} may not be written into; give another folder")
+            return
+        if path.exists():
+            raise UsageError(f"{config_key}: {path} is a file; give a folder")

@@ -13,5 +13,5 @@ def expected(config: Config) -> list[tuple[int, str]]:
     if config.evaluate is None or config.train is None:
         return []
     assert config.train.steps is not None, "epochs are turned into steps when a run is planned"
-    steps = {*range(config.evaluate.every, config.train.steps, config.evaluate.every), config.train.steps}
-    return [(step, task.name) for step in sorted(steps) for task in config.evaluate.tasks]
+    steps = config.evaluate.steps(config.train.steps)
+    return [(step, task.name) for step in steps for task in config.evaluate.tasks]

@@ -2,18 +2,19 @@
 
 Two configs that would train the same weights have the same id, so starting one again resumes or finds the
 other. Where the work runs, how it is tracked and judged, and how many workers read do not count; paths do
-not either, because a version is named by its content.
+not either, because a version and a file of weights are named by their content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from tasks.core.errors import UsageError
-from tasks.core.files import digest
+from tasks.core.files import digest, sha256_file, told_of_what_is_closed
 from tasks.core.schema import Config
 
 SHAPING = (
@@ -47,7 +48,8 @@ def identity(config: Config, data: Sequence[DataRef], quarantine: str | None = N
     """The fields that shape the weights, and `digest`, the SHA-256 of their canonical JSON.
 
     `quarantine` is the digest of the samples that the run leaves out; None, of none, leaves no trace.
-    UsageError when the config has no `train` block or its steps are not known yet.
+    UsageError when the config has no `train` block, its steps are not known yet, or a file of weights cannot
+    be read.
     """
     if config.train is None:
         raise UsageError("train: is required and missing; a run needs a train block")
@@ -56,12 +58,24 @@ def identity(config: Config, data: Sequence[DataRef], quarantine: str | None = N
     train = config.train.model_dump(mode="json")
     fields = {
         **{key: train[key] for key in SHAPING},
+        "model": _by_content(train["model"]),
+        "reader": config.loader.reader,
         "shuffle": config.loader.shuffle,
         "data": [{"version": ref.version, "weight": ref.weight} for ref in data],
     }
     if quarantine is not None:
         fields["quarantine"] = quarantine
     return {**fields, "digest": digest(fields)}
+
+
+def _by_content(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The model with the SHA-256 of its file of pretrained weights in the place of the path."""
+    weights = model.get("pretrained")
+    if not isinstance(weights, str) or not Path(weights).is_file():
+        return dict(model)
+    with told_of_what_is_closed():
+        content = sha256_file(Path(weights))
+    return {**model, "pretrained": f"sha256:{content[:ID_DIGITS]}"}
 
 
 def run_id(fields: dict[str, Any]) -> str:

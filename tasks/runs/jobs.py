@@ -3,7 +3,8 @@
 submitit's local controller shares the session and the streams of the process that submits, so a terminal's
 Ctrl-C or hang-up would end it; a short-lived helper in a session of its own submits instead. The job's
 process binds its life to the controller's, hence one lives exactly as long as the other.
-The time limit is always given (submitit's default is two minutes), and no GPU is visible unless asked for.
+The time limit is always given (submitit's default is two minutes), and no GPU is visible unless asked for,
+but where nothing tells which GPUs there are: there the job finds out by itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,6 +32,10 @@ PR_SET_PDEATHSIG = 1
 SIGNAL_DELAY_S = 60
 """A job hears of its time limit this long before it is ended, or at half time if that is later."""
 SUBMIT_TIMEOUT_S = 60
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+SPARE_GPUS = "TARMAC_SPARE_GPUS"
+"""The GPUs that a job was not given, for the jobs that it submits itself."""
+DEVICES = Path("/dev")
 HELPER = "import sys; from tasks.runs.jobs import answer; answer(sys.argv[1], int(sys.argv[2]))"
 """Imports this module by name: submitit pickles functions of a `__main__` by value."""
 
@@ -77,27 +83,39 @@ def submit(
     return Job.from_json(json.loads(text))
 
 
-def gpus_here(devices: Path = Path("/dev")) -> int:
-    """How many NVIDIA GPUs a job of this machine may be given; told without CUDA, which would start it."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len(_names(visible))
-    return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*"))
+def gpus_here(devices: Path = DEVICES) -> int:
+    """How many GPUs a job of this machine may be given; told without CUDA, which would start it.
+
+    0 also where GPUs have no device files of NVIDIA's (WSL, ROCm, Jetson).
+    """
+    return len(_devices_here(os.environ, devices))
 
 
-def visible_gpus(gpus: int, visible: str | None) -> tuple[str, ...]:
-    """The first `gpus` of the devices that CUDA_VISIBLE_DEVICES leaves, by number or name; all when unset.
+def gpu_environment(
+    gpus: int, environment: Mapping[str, str], devices: Path = DEVICES
+) -> dict[str, str | None]:
+    """What a job that asks for `gpus` gets of the GPUs that its submitter sees: the first spare ones, else
+    the first of all. None is a variable to unset.
 
     TarmacError when there are fewer.
     """
-    if visible is None:
-        return tuple(str(number) for number in range(gpus))
-    devices = _names(visible)
-    if len(devices) < gpus:
-        raise TarmacError(
-            f"{gpus} GPUs are asked for, but CUDA_VISIBLE_DEVICES={visible!r} leaves {len(devices)}"
-        )
-    return devices[:gpus]
+    here = _names(environment.get(SPARE_GPUS, "")) or _devices_here(environment, devices)
+    if len(here) < gpus:
+        raise TarmacError(f"{gpus} GPUs are asked for, but there are {len(here)}; see {VISIBLE_GPUS}")
+    is_told = bool(here) or VISIBLE_GPUS in environment
+    return {
+        VISIBLE_GPUS: ",".join(here[:gpus]) if is_told else None,
+        SPARE_GPUS: ",".join(here[gpus:]),
+    }
+
+
+def _devices_here(environment: Mapping[str, str], devices: Path) -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES names, else the numbers of as many GPUs as have a device file."""
+    visible = environment.get(VISIBLE_GPUS)
+    if visible is not None:
+        return _names(visible)
+    count = sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*"))
+    return tuple(str(number) for number in range(count))
 
 
 def _names(visible: str) -> tuple[str, ...]:
@@ -117,18 +135,21 @@ def _submit_here(request: dict[str, Any]) -> Job:
         signal_delay_s=min(SIGNAL_DELAY_S, limit_s // 2),
         stderr_to_stdout=True,
     )
-    devices = ",".join(visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    job = executor.submit(enter, request["target"], request["arguments"], devices)
+    environment = gpu_environment(gpus, os.environ)
+    job = executor.submit(enter, request["target"], request["arguments"], environment)
     return Job(job.job_id, Identity.of(int(job.job_id)), folder)
 
 
-def enter(target: str, arguments: list[str], devices: str) -> None:
+def enter(target: str, arguments: list[str], environment: Mapping[str, str | None]) -> None:
     """The job's first lines: tie this process to its controller, show it its GPUs, then call the target.
 
     submitit hides all GPUs of a local job that asks it for none, and passes on numbers but no names.
     """
     _end_with_controller()
-    os.environ["CUDA_VISIBLE_DEVICES"] = devices
+    for name, value in environment.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR2, _end_at_time_limit)
     module, _, function = target.partition(":")

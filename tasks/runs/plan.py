@@ -6,26 +6,34 @@ that the processes of a run need nothing but the folder, wherever they start.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tasks.core.errors import DataError, TarmacError, UsageError
-from tasks.core.files import fsync_path, read_json, write_atomic
+from tasks.core import config as configs
+from tasks.core import screen
+from tasks.core.errors import TarmacError, UsageError
+from tasks.core.files import fsync_path, write_atomic
 from tasks.core.lease import Held, Lease
 from tasks.core.locations import absolute_location
 from tasks.core.pins import pin
-from tasks.core.quarantine import NAME, Entry, to_text
-from tasks.core.schema import Config
+from tasks.core.quarantine import Entry, to_text
+from tasks.core.schema import Config, Train
 from tasks.runs import record
+from tasks.runs.checkpoints import list_checkpoints, newest_sound
+from tasks.runs.data import data_of, dataset_of, train_samples
 from tasks.runs.folder import ARCHIVE, RunFolder
-from tasks.runs.identity import ID_DIGITS, DataRef, identity, run_id
+from tasks.runs.identity import DataRef, identity, run_id
 from tasks.runs.quarantine import digest, of_dataset
 from tasks.runs.record import RunRecord
+
+WRITTEN_S = 15.0
+"""How long whoever holds a new run's lease may take to write the run down."""
+POLL_S = 0.1
 
 
 def locate(config: Config, version: Path) -> RunFolder:
@@ -40,8 +48,10 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
     """The run's folder with its record, its config and the data's quarantine, and a pin on the version.
 
     An existing run keeps its record; its config follows the given one (they differ only in what does not
-    shape the weights) unless an agent works on it. `fresh` moves an existing run to `runs/archive/` first;
-    TarmacError when it is in use.
+    shape the weights) unless an agent works on it, which is told, and its record where the data lie now.
+    `fresh` moves an existing run to `runs/archive/` first;
+    TarmacError when it is in use. UsageError for evaluations of steps that an existing run has passed without
+    a checkpoint.
     """
     resolved = resolve(config, version)
     data = data_of(version)
@@ -51,12 +61,15 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
     if fresh and run.record.exists():
         _archive(run)
     try:
+        run.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"runs: {run.path} cannot be made: {error.strerror}") from None
+    try:
         with Lease(run.lease):
             _write(run, resolved, fields, data, quarantined)
-    except Held:
-        if not run.record.exists():
-            raise
-    dataset = _dataset_of(version)
+    except Held as held:
+        _leave_alone(run, resolved, held)
+    dataset = dataset_of(version)
     if dataset is not None:
         pin(dataset, run.id, version.resolve().name, run.path)
     return run
@@ -76,51 +89,32 @@ def resolve(config: Config, version: Path) -> Config:
             "sources": None if single else sources,
         }
     )
-    changes: dict[str, Any] = {"runs": _absolute(config.runs), "dataset": dataset}
-    if config.train is not None and config.train.epochs is not None:
-        samples = train_samples(version)
-        steps = config.train.epochs * samples // config.train.batch_size
-        if steps < 1:
-            raise UsageError(
-                f"train.epochs: {config.train.epochs} epochs of {samples} samples make no "
-                f"batch of {config.train.batch_size}; lower train.batch_size"
-            )
-        changes["train"] = config.train.model_copy(update={"steps": steps, "epochs": None})
+    train = None if config.train is None else _resolved(config.train, version)
+    changes = {"runs": _absolute(config.runs), "dataset": dataset, "train": train}
     return config.model_copy(update=changes)
 
 
-def train_samples(version: Path) -> int:
-    """Samples in the version's train split, by its manifest, but for those in quarantine; DataError when
-    those are all."""
-    name = data_of(version)[0].version
-    left_out = sum(entry.split == "train" for entry in of_dataset(version, name))
-    try:
-        samples = int(read_json(version / "manifest.json")["splits"]["train"]["samples"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise DataError(f"{version}/manifest.json: names no train split; build the dataset again") from None
-    if 0 < samples <= left_out:
-        raise DataError(
-            f"{version}: all {samples:,} samples of split train are left out: {NAME}; "
-            f"`tarmac repair {version}` takes back what is sound"
+def require_checkpoints(run: RunFolder, config: Config) -> None:
+    """UsageError for an evaluation without a result whose checkpoint will not appear any more.
+
+    `config` is a resolved one, which need not be the one that the run had before.
+    """
+    if config.evaluate is None or config.train is None or config.train.steps is None:
+        return
+    saved = [checkpoint.step for checkpoint in list_checkpoints(run)]
+    lacking = [
+        step
+        for step in config.evaluate.steps(config.train.steps)
+        for task in config.evaluate.tasks
+        if step < max(saved, default=0) and step not in saved and not run.evaluation(step, task.name).exists()
+    ]
+    reached = newest_sound(run) if lacking else None
+    if reached is not None and lacking[0] < reached.step:
+        raise UsageError(
+            f"evaluate.every: {config.evaluate.every} asks for step {lacking[0]}, which {run.name} has "
+            f"passed without a checkpoint (it has {', '.join(map(str, saved))}); choose a multiple of what "
+            "train.checkpoint_every was, or train anew with --fresh"
         )
-    return samples - left_out
-
-
-def data_of(version: Path) -> list[DataRef]:
-    """The version as a run refers to it: named by its manifest's content, wherever the folder lies."""
-    try:
-        content = (version / "manifest.json").read_bytes()
-    except OSError:
-        raise DataError(f"{version}: has no manifest.json; build the dataset first") from None
-    name = hashlib.sha256(content).hexdigest()[:ID_DIGITS]
-    inside = _dataset_of(version) if version.resolve().name == name else None
-    return [DataRef(dataset=str(inside or version.resolve()), version=name)]
-
-
-def version_path(ref: DataRef) -> Path:
-    """The folder of a version that a run refers to."""
-    inside = Path(ref.dataset) / "versions" / ref.version
-    return inside if inside.is_dir() else Path(ref.dataset)
 
 
 def dump(config: Config) -> str:
@@ -132,24 +126,80 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 
-def _dataset_of(version: Path) -> Path | None:
-    """The dataset folder that a version lies in; None for one that lies elsewhere."""
-    real = version.resolve()
-    return real.parent.parent if real.parent.name == "versions" else None
+def _resolved(train: Train, version: Path) -> Train:
+    changes: dict[str, Any] = {}
+    weights = train.model.get("pretrained")
+    if isinstance(weights, str) and os.path.isfile(weights):
+        changes["model"] = {**train.model, "pretrained": os.path.abspath(weights)}
+    elif isinstance(weights, str) and os.path.isabs(weights):
+        raise UsageError(f"train.model.pretrained: there is no file {weights}, whose content names the run")
+    if train.epochs is not None:
+        changes |= {"steps": _steps_of(train, train.epochs, version), "epochs": None}
+    return train.model_copy(update=changes)
+
+
+def _steps_of(train: Train, epochs: int, version: Path) -> int:
+    samples = train_samples(version)
+    steps = epochs * samples // train.batch_size
+    if steps < 1:
+        raise UsageError(
+            f"train.epochs: {epochs} epochs of {samples} samples make no "
+            f"batch of {train.batch_size}; lower train.batch_size"
+        )
+    return steps
 
 
 def _write(
     run: RunFolder, config: Config, fields: dict[str, Any], data: list[DataRef], quarantined: list[Entry]
 ) -> None:
     text = dump(config)
+    require_checkpoints(run, config)
+    if run.record.exists():
+        there = record.load(run)
+        if there.data != data:
+            record.save(run, there.having(data=data))
     if quarantined and not run.quarantine.exists():
         write_atomic(run.quarantine, to_text(quarantined))
     if not run.config.exists() or run.config.read_text(encoding="utf-8") != text:
         write_atomic(run.config, text)
     if not run.record.exists():
-        record.save(
-            run, RunRecord(id=run_id(fields), name=config.name, identity=fields, data=data, state="planned")
+        planned = RunRecord(
+            id=run_id(fields),
+            name=config.name,
+            identity=fields,
+            data=data,
+            state="planned",
+            wandb_id=_wandb_id(run),
         )
+        record.save(run, planned)
+
+
+def _leave_alone(run: RunFolder, config: Config, held: Held) -> None:
+    """The run as its holder has it, once that is written down; tells which keys of `config` it lacks."""
+    deadline = time.monotonic() + WRITTEN_S
+    while not run.record.exists():
+        if time.monotonic() > deadline:
+            raise held
+        time.sleep(POLL_S)
+    kept, given = (_flat(one.model_dump(mode="json")) for one in (configs.load(run.config), config))
+    changed = sorted(key for key in kept.keys() | given.keys() if kept.get(key) != given.get(key))
+    if changed:
+        keys = ", ".join(changed)
+        screen.warn(f"{run.name} is at work without these changes: {keys}; run it again when it has ended")
+
+
+def _flat(block: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """The values of nested blocks by their dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in block.items():
+        found |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return found
+
+
+def _wandb_id(run: RunFolder) -> str:
+    """The run's id, and when its predecessor was archived, into whose wandb run it must not write."""
+    archived = sorted(path.name for path in (run.path.parent / ARCHIVE).glob(f"{run.name}-*"))
+    return run.id + archived[-1].removeprefix(run.name) if archived else run.id
 
 
 def _archive(run: RunFolder) -> None:
@@ -161,5 +211,7 @@ def _archive(run: RunFolder) -> None:
             os.rename(run.path, target)
             (target / run.lease.name).unlink(missing_ok=True)
     except Held as held:
-        raise TarmacError(f"{run.name} is in use ({held}); end it first: tarmac cancel {run.id}") from None
+        raise TarmacError(
+            f"{run.name} is in use ({held}); end it first: tarmac cancel {run.handle}"
+        ) from None
     fsync_path(run.path.parent)

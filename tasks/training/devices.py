@@ -6,16 +6,22 @@ That costs some speed on a GPU; an operation that has no deterministic form warn
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tasks.core.schema import Train
+
+DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
+"""Where a driver shows, on Linux and in WSL."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,4 +58,10 @@ def choose(train: Train) -> Device:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; see torch's notes
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_num_threads(train.threads)
-    return Device(torch.device("cuda" if torch.cuda.is_available() else "cpu"), train.precision)
+    if torch.cuda.is_available():
+        return Device(torch.device("cuda"), train.precision)
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    if torch.version.cuda and not is_hidden and any(driver.exists() for driver in DRIVERS):
+        says = "a GPU's driver is here, but torch %s cannot use it, so this trains on the CPU"
+        logger.warning(says, torch.__version__)
+    return Device(torch.device("cpu"), train.precision)

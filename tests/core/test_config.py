@@ -45,6 +45,17 @@ def test_a_dumped_config_loads_as_the_same() -> None:
         ("dataset.source.imge=x", "dataset.source.imge: unknown key; did you mean image?"),
         ("trainn.steps=3", "trainn: unknown key; did you mean train?"),
         ("train.lr=-1", "train.lr: should be greater than 0, not -1"),
+        ("train.lr=.inf", "train.lr: should be a finite number, not inf"),
+        ("train.weight_decay=.inf", "train.weight_decay: should be a finite number, not inf"),
+        (f"train.seed={1 << 64}", f"train.seed: should be less than {1 << 63}, not {1 << 64}"),
+        (
+            "train.warmup=1.0",
+            "train.warmup: should be a valid integer, not 1.0 or should be less than 1, not 1.0",
+        ),
+        (
+            "train.warmup=true",
+            "train.warmup: should be a valid integer, not True or should be a valid number",
+        ),
         ("train.batch_size=1", "train.batch_size: should be greater than or equal to 2, not 1"),
         (
             "dataset.source.kind=tabel",

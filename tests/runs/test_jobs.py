@@ -48,7 +48,10 @@ def told(path: Path) -> list[str]:
     return path.read_text().split()
 
 
-def test_a_job_survives_ctrl_c_hang_up_and_death_of_its_submitter(tmp_path: Path) -> None:
+def test_a_job_survives_ctrl_c_hang_up_and_death_of_its_submitter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     note = tmp_path / "note"
     command = [sys.executable, "-c", SUBMITTER, str(note), "2", str(tmp_path / "jobs")]
     submitter = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -105,10 +108,37 @@ def test_gpus_are_counted_without_cuda(tmp_path: Path, monkeypatch: pytest.Monke
     assert jobs.gpus_here(tmp_path) == 0
 
 
-def test_gpus_are_taken_from_those_visible() -> None:
-    assert jobs.visible_gpus(2, None) == ("0", "1")
-    assert jobs.visible_gpus(2, "5,3,1") == ("5", "3")
-    assert jobs.visible_gpus(1, "MIG-0a1b, GPU-2c3d") == ("MIG-0a1b",)
-    assert jobs.visible_gpus(0, "-1,0") == ()
-    with pytest.raises(TarmacError, match="leaves 0"):
-        jobs.visible_gpus(1, "")
+def test_gpus_are_taken_from_those_visible(tmp_path: Path) -> None:
+    def given(gpus: int, visible: str) -> tuple[str | None, str | None]:
+        told = jobs.gpu_environment(gpus, {jobs.VISIBLE_GPUS: visible}, tmp_path)
+        return told[jobs.VISIBLE_GPUS], told[jobs.SPARE_GPUS]
+
+    assert given(2, "5,3,1") == ("5,3", "1")
+    assert given(1, "MIG-0a1b, GPU-2c3d") == ("MIG-0a1b", "GPU-2c3d")
+    assert given(0, "-1,0") == ("", "")
+    with pytest.raises(TarmacError, match="1 GPUs are asked for, but there are 0"):
+        given(1, "")
+
+
+def test_the_job_of_a_job_gets_a_gpu_that_the_first_left(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1"):
+        (tmp_path / name).touch()
+    first = jobs.gpu_environment(1, {}, tmp_path)
+    assert first == {jobs.VISIBLE_GPUS: "0", jobs.SPARE_GPUS: "1"}
+    second = jobs.gpu_environment(1, {name: value or "" for name, value in first.items()}, tmp_path)
+    assert second == {jobs.VISIBLE_GPUS: "1", jobs.SPARE_GPUS: ""}
+    (tmp_path / "nvidia1").unlink()
+    only = {name: value or "" for name, value in jobs.gpu_environment(1, {}, tmp_path).items()}
+    assert jobs.gpu_environment(1, only, tmp_path)[jobs.VISIBLE_GPUS] == "0", "the only one is shared"
+
+
+def test_a_job_finds_out_by_itself_where_nothing_tells_of_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under WSL, ROCm or on a Jetson."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if jobs.gpus_here():
+        pytest.skip("this machine has device files")
+    note = tmp_path / "note"
+    jobs.submit(TELL, [str(note), "0.2"], tmp_path, time_limit_s=60, name="told")
+    assert told(note)[2] == "None"

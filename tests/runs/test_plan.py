@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 
 from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError, UsageError
+from tasks.core.files import write_json
 from tasks.core.lease import Lease
 from tasks.core.pins import pinned
 from tasks.core.schema import Config
 from tasks.runs import record
-from tasks.runs.plan import data_of, locate, plan, resolve, version_path
-from tests.supervision.fakes import make_config
+from tasks.runs.data import data_of, version_path
+from tasks.runs.plan import locate, plan, resolve
+from tests.supervision.fakes import make_config, save
 
 
 def make_version(folder: Path, samples: int = 80) -> Path:
@@ -52,6 +55,7 @@ def changed(config: Config, path: str, value: Any) -> Config:
         ("train.weight_decay", 0.1),
         ("train.model", {"name": "ViT-B-32"}),
         ("loader.shuffle", "samples"),
+        ("loader.reader", "streaming"),
     ],
 )
 def test_what_shapes_the_weights_makes_another_run(tmp_path: Path, key: str, value: Any) -> None:
@@ -64,7 +68,6 @@ def test_what_shapes_the_weights_makes_another_run(tmp_path: Path, key: str, val
     [
         ("loader.workers", 3),
         ("loader.prefetch", 9),
-        ("loader.reader", "streaming"),
         ("loader.on_bad", "replace"),
         ("track.mode", "online"),
         ("evaluate.every", 20),
@@ -117,6 +120,48 @@ def test_epochs_become_steps(tmp_path: Path) -> None:
         plan(make_config(tmp_path, train={"steps": None, "epochs": 1, "batch_size": 400}), version)
 
 
+def test_weights_are_named_by_their_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    version = make_version(tmp_path)
+    (tmp_path / "mine.pt").write_bytes(b"one")
+    (tmp_path / "copy.pt").write_bytes(b"one")
+    config, copy = (
+        make_config(tmp_path, train={"model": {"name": "tarmac/digits", "pretrained": name}})
+        for name in ("mine.pt", "copy.pt")
+    )
+    run = plan(config, version)
+    kept = configs.load(run.config).train
+    assert kept is not None and kept.model["pretrained"] == str(tmp_path / "mine.pt")
+    assert locate(copy, version) == run
+    (tmp_path / "mine.pt").write_bytes(b"two")
+    assert locate(config, version) != run
+    (tmp_path / "mine.pt").unlink()
+    with pytest.raises(UsageError, match=r"train\.model\.pretrained: there is no file .*mine\.pt"):
+        locate(changed(config, "train.model.pretrained", str(tmp_path / "mine.pt")), version)
+
+
+def test_an_evaluation_of_a_step_long_passed_is_refused(tmp_path: Path) -> None:
+    """Nobody could ever do it: a resumed run goes on after its newest checkpoint."""
+    version, config = (
+        make_version(tmp_path),
+        make_config(tmp_path, evaluate={"every": 20, "tasks": ["zero_shot"]}),
+    )
+    run = plan(config, version)
+    for step in (20, 40):
+        save(run, step, b"weights")
+    finer = changed(config, "evaluate.every", 10)
+    before = run.config.read_bytes()
+    with pytest.raises(UsageError, match=r"every: 10 asks for step 10, .* \(it has 20, 40\).*--fresh"):
+        plan(finer, version)
+    assert run.config.read_bytes() == before
+    for step in (10, 30):
+        write_json(run.evaluation(step, "zero_shot"), {})
+    assert plan(finer, version) == run, "what has its result needs no checkpoint"
+    (run.checkpoint(40) / "model.safetensors").write_bytes(b"torn")
+    run.evaluation(30, "zero_shot").unlink()
+    assert plan(finer, version) == run, "a run that goes on from step 20 comes by step 30 again"
+
+
 def test_planning_again_keeps_the_record_and_takes_the_new_evaluations(tmp_path: Path) -> None:
     version, config = make_version(tmp_path), make_config(tmp_path)
     run = plan(config, version)
@@ -130,15 +175,50 @@ def test_planning_again_keeps_the_record_and_takes_the_new_evaluations(tmp_path:
     assert record.load(run).state == "succeeded"
 
 
-def test_a_run_in_use_keeps_its_config(tmp_path: Path) -> None:
+def test_a_run_in_use_keeps_its_config_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     version, config = make_version(tmp_path), make_config(tmp_path)
     run = plan(config, version)
     before = run.config.read_bytes()
     with Lease(run.lease):
+        plan(config, version)
+        assert capsys.readouterr().err == ""
         assert plan(changed(config, "evaluate.every", 20), version) == run
         assert run.config.read_bytes() == before
-        with pytest.raises(TarmacError, match=f"in use.*tarmac cancel {run.id}"):
+        told = " ".join(capsys.readouterr().err.split())
+        assert "is at work without these changes: evaluate.every; run it again" in told
+        with pytest.raises(TarmacError, match=f"is in use.*tarmac cancel .*{run.id}"):
             plan(config, version, fresh=True)
+
+
+def test_a_new_run_is_waited_for_until_its_holder_has_written_it(tmp_path: Path) -> None:
+    version, config = make_version(tmp_path), make_config(tmp_path)
+    run = plan(config, version)
+    kept = run.record.read_bytes()
+    run.record.unlink()
+    with Lease(run.lease):
+        writer = threading.Timer(0.5, run.record.write_bytes, [kept])
+        writer.start()
+        assert plan(config, version) == run
+        writer.join()
+
+
+def test_a_moved_project_finds_its_data_where_they_lie_now(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    run = plan(make_config(old), make_version(old))
+    old.rename(new)
+    moved = plan(make_config(new), next((new / "data/versions").iterdir()))
+    assert moved.name == run.name
+    assert [ref.dataset for ref in record.load(moved).data] == [str(new / "data")]
+
+
+@pytest.mark.parametrize("runs", ["file", "file/below"])
+def test_runs_that_cannot_be_made_are_a_usage_error(tmp_path: Path, runs: str) -> None:
+    (tmp_path / "file").touch()
+    config = changed(make_config(tmp_path), "runs", str(tmp_path / runs))
+    with pytest.raises(UsageError, match=r"^runs: .* cannot be made: Not a directory"):
+        plan(config, make_version(tmp_path))
 
 
 def test_fresh_moves_the_old_run_away(tmp_path: Path) -> None:

@@ -52,12 +52,12 @@ class Train(Block):
     """Samples an optimizer step, over all ranks."""
     steps: Annotated[int, Field(ge=1)] | None = None
     epochs: Annotated[int, Field(ge=1)] | None = None
-    lr: Annotated[float, Field(gt=0)]
-    warmup: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=1)] = 0
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    warmup: Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(ge=0, lt=1, strict=True)] = 0
     """Steps of linear warm-up, or their share of all steps."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.2
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.2
     precision: Literal["fp32", "bf16"] = "fp32"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)]
     threads: Annotated[int, Field(ge=1)] = 2
     """Threads of the arithmetic on a CPU; part of the run's identity, because it changes rounding."""
@@ -100,6 +100,10 @@ class Evaluate(Block):
     """Steps between evaluated checkpoints, a multiple of `train.checkpoint_every`; the last always is one."""
     tasks: Annotated[list[TaskSpec], Field(min_length=1)]
 
+    def steps(self, last: int) -> list[int]:
+        """The steps whose checkpoints are judged in a training of `last` steps."""
+        return [*range(self.every, last, self.every), last]
+
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
         names = [task.name for task in self.tasks]
@@ -112,5 +116,5 @@ class Evaluate(Block):
 class Track(Block):
     """The wandb run."""
 
-    project: str = "tarmac"
+    project: Annotated[str, Field(pattern=r"^[^/\\#?%:]{1,128}$")] = "tarmac"
     mode: Literal["offline", "online", "disabled"] = "offline"

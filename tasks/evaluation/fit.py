@@ -1,0 +1,62 @@
+"""Whether a version of the data has what a config's evaluations ask for, told before the training.
+
+One sample a task is looked at: an evaluation needs its label on every sample, so any one shows a wrong name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.quarantine import Entry
+from tasks.core.schema import Config
+from tasks.dataset.quarantine import rows
+from tasks.dataset.versions import read_manifest
+from tasks.evaluation import evaluators
+from tasks.evaluation.contract import Members
+from tasks.evaluation.zero_shot import Label
+from tasks.loader.decoders import decode_json
+from tasks.loader.indexed import IndexedReader
+from tasks.models.held_out import held_out
+from tasks.runs.data import data_of
+from tasks.runs.quarantine import of_dataset
+
+MOST_NAMED = 10
+
+
+def require_fit(config: Config, version: Path) -> None:
+    """UsageError for a task of a split that the version lacks, or of a label that its samples lack."""
+    splits = read_manifest(version).splits
+    left_out = of_dataset(version, data_of(version)[0].version)
+    for task in config.evaluate.tasks if config.evaluate is not None else ():
+        asked = evaluators.load(task).model_dump()
+        split = asked.get("split") or held_out(splits)
+        where = f"evaluate.tasks: {task.name}"
+        if split is None:
+            raise UsageError(
+                f"{where}: {version} has the splits {', '.join(splits)}; name one by split: NAME"
+            )
+        if split not in splits:
+            raise UsageError(f"{where}: split: {version} has no {split!r}; there are: {', '.join(splits)}")
+        if "label" in asked:
+            _require_label(f"{where}: label", asked["label"], split, _first(version, split, left_out))
+
+
+def _require_label(where: str, label: str, split: str, members: Members | None) -> None:
+    if members is None or Label(label)(members):
+        return
+    fields = decode_json(members.get("json", b"{}"))
+    known = [name for name in fields if Label(name)(members)] if isinstance(fields, dict) else []
+    raise UsageError(
+        f"{where}: the samples of split {split} have no {label!r} in their json member; there are: "
+        f"{', '.join(known[:MOST_NAMED]) or 'none'}{', …' if len(known) > MOST_NAMED else ''}"
+    )
+
+
+def _first(version: Path, split: str, left_out: list[Entry]) -> Members | None:
+    """The first sample; None when it cannot be read, which says nothing of labels and shows elsewhere."""
+    try:
+        reader = IndexedReader(version, split, rows(version, split, left_out))
+        return reader.read(0).members if len(reader) else None
+    except DataError:
+        return None

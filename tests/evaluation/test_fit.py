@@ -1,0 +1,53 @@
+"""A config's evaluations beside the data that they would be asked of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tasks.core.errors import UsageError
+from tasks.core.files import read_json, write_json
+from tasks.dataset import versions
+from tasks.evaluation.fit import require_fit
+from tests.conftest import digits_config
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("split: vla", "zero_shot: split: .* has no 'vla'; there are: train, val"),
+        ("label: nosuch", "zero_shot: label: the samples of split val have no 'nosuch' .*; there are: label"),
+        ("split: train, label: nosuch", "zero_shot: label: the samples of split train have no 'nosuch'"),
+    ],
+)
+def test_what_the_data_does_not_have_is_named(
+    digits_dataset: Path, tmp_path: Path, task: str, says: str
+) -> None:
+    config = digits_config(tmp_path, tmp_path, f"evaluate.tasks=[{{kind: zero_shot, {task}}}]")
+    with pytest.raises(UsageError, match=rf"^evaluate\.tasks: {says}"):
+        require_fit(config, versions.resolve(digits_dataset))
+
+
+def test_what_it_has_fits(digits_dataset: Path, tmp_path: Path) -> None:
+    version = versions.resolve(digits_dataset)
+    for task in ("zero_shot", "{kind: zero_shot, split: train}"):
+        require_fit(digits_config(tmp_path, tmp_path, f"evaluate.tasks=[{task}]"), version)
+    require_fit(digits_config(tmp_path, tmp_path, "evaluate=null"), version)
+
+
+def test_no_telling_which_split_is_held_out(digits_dataset: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(versions.resolve(digits_dataset), tmp_path / "copy")
+    manifest = read_json(copy / "manifest.json")
+    del manifest["splits"]["val"]
+    write_json(copy / "manifest.json", manifest)
+    with pytest.raises(UsageError, match="has the splits train; name one by split: NAME"):
+        require_fit(digits_config(tmp_path, tmp_path), copy)
+
+
+def test_a_sample_that_cannot_be_read_says_nothing(digits_dataset: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(versions.resolve(digits_dataset), tmp_path / "copy")
+    os.truncate(copy / "val/000000.tar", 0)
+    require_fit(digits_config(tmp_path, tmp_path, "evaluate.tasks=[{kind: zero_shot, label: x}]"), copy)
