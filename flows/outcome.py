@@ -19,6 +19,7 @@ from tasks.dataset.groups import reject_lines
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.quarantine import NAME, by_split, home, notice, of_version, read
 from tasks.runs.folder import RunFolder
+from tasks.runs.metrics import finite
 from tasks.runs.plan import dump, locate, resolve
 from tasks.supervision import gathering
 from tasks.supervision.left_out import left_out
@@ -84,7 +85,7 @@ def show(
                 "run": run.id,
                 "folder": str(run.path),
                 "report": str(run.report),
-                "metrics": {} if first is None else {f"{first.task}_{first.metric}": first.value},
+                "metrics": {} if first is None else {f"{first.task}_{first.metric}": finite(first.value)},
                 "stages": stages,
                 "seconds": round(time.monotonic() - began, 2),
             }
@@ -97,8 +98,8 @@ def show(
     ]
     if run.best.exists():
         lines.append(f"  model   {_near(run.best)}")
-    if settings.track.mode == "offline":
-        lines.append(f"  wandb   tarmac gather {run.handle} --sync")
+    if upload := gathering.upload(run):
+        lines.append(f"  wandb   {upload}")
     lines.append("Your own data: tarmac init PATH")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

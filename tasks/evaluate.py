@@ -6,6 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.core.errors import DataError
+from tasks.core.formats import counted
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
@@ -23,7 +24,8 @@ def evaluate(run: RunFolder) -> StageResult:
         started = launch.start_or_adopt(run, "evaluate")
         status = launch.wait_for_evaluations(run, progress)
         steps = {evaluation.step for evaluation in status.evaluations}
-        summary = f"{len(steps)} checkpoints, {status.evaluations_done} of {len(status.evaluations)} results"
+        done = f"{status.evaluations_done} of {len(status.evaluations)} results"
+        summary = f"{counted(len(steps), 'checkpoint')}, {done}"
         return stage.result(
             f"up to date: {summary}" if started.is_up_to_date else summary,
             run=str(run.path),
@@ -38,7 +40,8 @@ def require(evaluated: StageResult) -> None:
     """DataError that names each evaluation without a result, why, and the command that does it again."""
     missing = evaluated["details"]["missing"]
     if missing:
-        raise DataError("\n  ".join([f"{len(missing)} evaluations have no result", *missing]))
+        have = f"{counted(len(missing), 'evaluation')} {'has' if len(missing) == 1 else 'have'}"
+        raise DataError("\n  ".join([f"{have} no result", *missing]))
 
 
 def _lost(run: RunFolder, status: RunStatus, step: int, task_name: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from tasks.core.formats import counted
+from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, is_transient, shown
 from tasks.supervision import gathering
@@ -19,5 +21,7 @@ def gather(run: RunFolder) -> StageResult:
         if track.mode == "disabled":
             return stage.result("tracking is disabled (track.mode)")
         gathering.complete(run)
-        evaluations = len(gathering.results_of(run))
-        return stage.result(f"metrics and {evaluations} evaluations in wandb run {run.id} ({track.mode})")
+        evaluations = counted(len(gathering.results_of(run)), "evaluation")
+        wandb_id = record.load(run).wandb_id or run.id
+        upload = gathering.upload(run) if track.mode == "online" else None
+        return stage.result(f"metrics and {evaluations} in wandb run {wandb_id} ({upload or track.mode})")

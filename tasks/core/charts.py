@@ -138,7 +138,7 @@ def ticks(low: float, high: float, outside: bool, about: int = 5) -> list[float]
 
 
 def tick_text(value: float, marks: Sequence[float], unit: Literal["number", "share"] = "number") -> str:
-    """A tick's label, with the decimals that tell neighbours apart: `0.2`, `1,500`, `20k`, `5e-7`, `2e17`, `40 %`."""
+    """A tick's label, with the decimals that tell neighbours apart: `0.2`, `1,500`, `20k`, `5e-7`, `40 %`."""
     step = marks[1] - marks[0] if len(marks) > 1 else abs(value) or 1.0
     if unit == "share":
         return percent(value, _decimals(step * 100))

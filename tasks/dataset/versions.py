@@ -148,8 +148,8 @@ def rollback(dataset: Path, name: str) -> Path:
     found = [version for version in listed(dataset) if version.name.startswith(name)]
     if len(found) != 1:
         there = ", ".join(version.name for version in listed(dataset)) or "none"
-        which = "no version" if not found else f"{len(found)} versions"
-        raise UsageError(f"VERSION: {which} of {dataset} start with {name!r} (it has: {there})")
+        which, start = (f"{len(found)} versions", "start") if found else ("no version", "starts")
+        raise UsageError(f"VERSION: {which} of {dataset} {start} with {name!r} (it has: {there})")
     if not has_its_tars(found[0], read_manifest(found[0])):
         raise DataError(
             f"version {found[0].name} of {dataset} lacks tars, or they are cut short; mend it first: "

@@ -20,10 +20,11 @@ from tasks.runs import provenance
 from tasks.runs.folder import RunFolder
 
 
-def evaluate_checkpoint(run_folder: Path, step: int, task: str) -> None:
+def evaluate_checkpoint(run_folder: Path, step: int, task: str, question: str = "") -> None:
     """Evaluate the checkpoint of `step` by the config's task named `task` and write its result.
 
-    One thread on a CPU, for the training beside it. UsageError and DataError as the evaluator raises them.
+    The result repeats `question`, by which an agent knows the answer to what it asked. One thread on a CPU,
+    for the training beside it. UsageError and DataError as the evaluator raises them.
     """
     began = time.monotonic()
     torch.set_num_threads(1)
@@ -42,6 +43,7 @@ def evaluate_checkpoint(run_folder: Path, step: int, task: str) -> None:
         samples=outcome.samples,
         seconds=round(time.monotonic() - began, 3),
         versions={**provenance.versions(), "evaluator": results.VERSION},
+        question=question,
     )
     results.write(run, result, outcome.predictions)
 

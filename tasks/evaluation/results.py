@@ -6,16 +6,21 @@ where a result stands, they do too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from tasks.core.files import write_atomic
 from tasks.runs.folder import RunFolder
 
 VERSION = "1"
 """Of all evaluators; raised when one of them would give other numbers than before for the same checkpoint."""
+
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""What is not finite stands as null in the file, as JSON has no word for it, and is read as NaN."""
 
 
 class EvaluationResult(BaseModel):
@@ -27,16 +32,18 @@ class EvaluationResult(BaseModel):
     step: int
     checkpoint: str
     """Relative to the run's folder."""
-    metrics: dict[str, float]
-    intervals: dict[str, tuple[float, float]] = {}
+    metrics: dict[str, Number]
+    intervals: dict[str, tuple[Number, Number]] = {}
     """95 % confidence interval by metric, where one is known."""
-    chance: dict[str, float] = {}
+    chance: dict[str, Number] = {}
     """By metric, what guessing would give."""
     split: str
     """What it was evaluated on."""
     samples: int
     seconds: float
     versions: dict[str, str]
+    question: str = ""
+    """What the run's agent asked, in a word of its own; empty when somebody else did."""
 
 
 class Prediction(BaseModel):

@@ -34,9 +34,12 @@ class Job:
     def is_alive(self) -> bool:
         return self.identity.is_alive()
 
-    def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "identity": self.identity.to_json(), "folder": str(self.folder)}
+    def to_json(self, home: Path = Path("/")) -> dict[str, Any]:
+        """`folder` is given from `home` on, such as the run's folder, which may be moved."""
+        folder = self.folder.resolve()
+        inside = folder.relative_to(home.resolve()) if folder.is_relative_to(home.resolve()) else folder
+        return {"id": self.id, "identity": self.identity.to_json(), "folder": str(inside)}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Job:
-        return cls(value["id"], Identity.from_json(value["identity"]), Path(value["folder"]))
+    def from_json(cls, value: dict[str, Any], home: Path = Path("/")) -> Job:
+        return cls(value["id"], Identity.from_json(value["identity"]), home / value["folder"])

@@ -23,8 +23,9 @@ Key = tuple[int, str]
 class Entry:
     """Where one evaluation stands. `uid` is the digest of what was asked; `attempt` counts its tries from 1.
 
-    `job` is the job as `tasks.runs.job.Job` writes itself, None when none was started. `at` is when the entry
-    was written, `since` when the question was first put to a job: an older result answers another question.
+    `job` is the job as `tasks.runs.job.Job` writes itself, its folder from the run's on; None when none was
+    started. `at` is when the entry was written, `since` when the question was put, which with `uid` makes the
+    question that a result repeats.
     """
 
     uid: str

@@ -1,12 +1,14 @@
 """`phases/rank_r.json`: what a rank is doing, since when, and which worker processes serve it.
 
 It is a sign of life, replaced by rename at most once a second and not forced to disk: after a power cut
-nobody lives whom it could tell of, and a training step must not wait for a disk.
+nobody lives whom it could tell of, and a training step must not wait for a disk. Nor does a training end
+because it could not be written, as on a full disk.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from tasks.runs.folder import RunFolder
 
 PhaseName = Literal["start", "first_batch", "step", "validate", "checkpoint", "end"]
 INTERVAL_S = 1.0
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class PhaseWriter:
         self._path = folder.phase(rank)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._last: Phase | None = None
+        self._has_warned = False
 
     def set(self, phase: PhaseName, step: int, workers: Sequence[int] = ()) -> None:
         """Say it, at most once a second within one phase; a change of phase is always said."""
@@ -50,8 +54,16 @@ class PhaseWriter:
             return
         since = now if last is None or changed else last.since
         self._last = Phase(phase, step, since, now, os.getpid(), list(workers))
+        try:
+            self._write(json.dumps(asdict(self._last)))
+        except OSError as error:
+            if not self._has_warned:
+                logger.warning("%s: no sign of life (%s); trying on", self._path, error)
+            self._has_warned = True
+
+    def _write(self, text: str) -> None:
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
-        draft.write_text(json.dumps(asdict(self._last)), encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
         os.replace(draft, self._path)
 
 

@@ -63,6 +63,8 @@ class RunRecord(BaseModel):
     attempts: list[Attempt] = []
     job: dict[str, Any] | None = None
     goal: Literal["train", "evaluate"] = "train"
+    wandb_id: str | None = None
+    """Of the wandb run; None in a record from before it was kept, whose wandb run has the run's id."""
 
     @property
     def trained(self) -> int:

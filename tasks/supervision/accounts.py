@@ -18,8 +18,8 @@ from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.meanings import MEANINGS
 from tasks.dataset.quarantine import Entry, told
 from tasks.models.held_out import held_out
+from tasks.runs.data import version_path
 from tasks.runs.identity import DataRef
-from tasks.runs.plan import version_path
 
 EXAMPLES = 3
 

@@ -20,20 +20,20 @@ from pathlib import Path
 from types import FrameType
 
 from tasks.core import config as configs
-from tasks.core.errors import UsageError
-from tasks.core.files import append_line, link_atomic, write_json
+from tasks.core.errors import TarmacError, UsageError
+from tasks.core.files import append_line, link_atomic, told_of_a_full_disk, write_json
 from tasks.core.findings import Finding
 from tasks.core.lease import Lease
 from tasks.core.process import Identity
 from tasks.core.schema import Train
-from tasks.runs import metrics, provenance, record
+from tasks.runs import ledger, metrics, phases, provenance, record
 from tasks.runs.checkpoints import list_checkpoints, lowest_val_loss, newest_sound
 from tasks.runs.folder import RunFolder
 from tasks.runs.record import UNDER_WAY, Attempt, RunRecord
 from tasks.supervision import gathering, trainer
 from tasks.supervision.evaluation_jobs import Evaluations
 from tasks.supervision.evaluations import Training
-from tasks.supervision.status import last_train_row
+from tasks.supervision.progress import last_step, loss_at
 from tasks.supervision.success import Evidence, exit_of, judge
 
 POLL_S = 0.25
@@ -63,10 +63,20 @@ class Agent:
         return self._config.train
 
     def work(self) -> None:
-        """The whole attempt."""
+        """The whole attempt. DataError when the disk is full, which the record says if there is room to."""
         for identity in trainer.end_survivors(self._run):
             logger.warning("ended the training process %d that a dead agent left behind", identity.pid)
         self._begin()
+        try:
+            with told_of_a_full_disk(self._run.path):
+                self._attend()
+        except TarmacError as error:
+            self._give_up(str(error))
+            raise
+        self._end()
+
+    def _attend(self) -> None:
+        """Train if need be, and have everything evaluated."""
         evaluations = Evaluations(self._run, self._config, self._number)
         training: Training = "complete" if self._record.state == "succeeded" else "broken"
         if self._record.goal == "train" and training != "complete":
@@ -75,7 +85,13 @@ class Agent:
         while self._stop_reason() is None and evaluations.advance(training):
             self._gatherer.keep()
             time.sleep(POLL_S)
-        self._end()
+
+    def _give_up(self, reason: str) -> None:
+        """Close the record: a training that could not be judged has failed."""
+        trains = self._record.state in UNDER_WAY
+        outcome = self._record.attempts[-1].outcome or ("failed" if trains else "evaluated")
+        changes = {"state": "failed", "reason": reason} if trains else {}
+        self._save(self._record.having_last(ended=time.time(), outcome=outcome).having(job=None, **changes))
 
     def ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler: SIGTERM, SIGINT or the time limit (SIGUSR2) become the `stop` sentinel."""
@@ -91,7 +107,7 @@ class Agent:
         closed = [
             old
             if old.ended is not None
-            else old.model_copy(update={"ended": now, "outcome": old.outcome or "lost"})
+            else old.model_copy(update={"ended": self._last_sign_of(old), "outcome": old.outcome or "lost"})
             for old in self._record.attempts
         ]
         mine = Identity.mine()
@@ -113,9 +129,16 @@ class Agent:
         self._run.logs(self._number).mkdir(parents=True, exist_ok=True)
         self._save(self._record.having(attempts=[*closed, attempt], **changes))
 
+    def _last_sign_of(self, attempt: Attempt) -> float:
+        """When the training or the evaluations of an attempt whose agent was killed were last heard of."""
+        phase = phases.read(self._run.phase())
+        signs = [entry.at for entry in ledger.read(self._run.ledger)]
+        return max([attempt.started, *signs, *([phase.at] if phase is not None else [])])
+
     def _train_to_the_end(self, evaluations: Evaluations) -> Training:
         """Run the training process beside its evaluations; judge it when it has ended."""
         started = time.time()
+        _, earlier_bytes = metrics.read(self._run.metrics)
         rank = trainer.start(self._run, self._number, self._train)
         logger.info("training process %d started", rank.identity.pid)
         deadline: float | None = None
@@ -129,7 +152,7 @@ class Agent:
             self._point_best()
             evaluations.advance("going", submitting=reason is None)
             self._gatherer.keep()
-        return self._judge(code, started)
+        return self._judge(code, started, last_step(self._run, rank.identity.pid, earlier_bytes))
 
     def _stop_reason(self) -> str | None:
         """The text of the `stop` sentinel, which a signal to this process also writes; None without one."""
@@ -140,15 +163,15 @@ class Agent:
         except FileNotFoundError:
             return None
 
-    def _judge(self, code: int, started: float) -> Training:
-        """Write down how the training ended: findings, `exit.json`, state."""
-        loss = last_train_row(self._run.metrics).get("train/loss")
+    def _judge(self, code: int, started: float, said: int) -> Training:
+        """Write down how the training, which came to step `said`, ended: findings, `exit.json`, state."""
         newest = newest_sound(self._run)
+        step = max(said, 0 if newest is None else newest.step)
         seen = Evidence(
             exit_code=code,
-            step=metrics.last_step(self._run.metrics),
+            step=step,
             last_step=int(self._record.identity["steps"]),
-            loss=float(loss) if isinstance(loss, int | float) else None,
+            loss=loss_at(self._run, step),
             checkpoint=None if newest is None else newest.step,
             stop_reason=self._stop_reason(),
             log_tail=_tail(self._run.rank_log(self._number)),
@@ -204,7 +227,7 @@ def _tail(log: Path) -> list[str]:
 def main(run_folder: str) -> None:
     """The agent's job. Held when another agent has the run."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
-    run = RunFolder(Path(run_folder))
+    run = RunFolder(Path(run_folder).resolve())
     lease = Lease(run.lease)
     lease.wait(LEASE_WAIT_S, poll_s=0.1)
     try:

@@ -7,6 +7,7 @@ behind for one evaluation, one of them writes.
 from __future__ import annotations
 
 import importlib
+import re
 import time
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,8 @@ from tasks.core.files import read_json, write_atomic, write_json
 from tasks.core.lease import Lease, holder_of
 from tasks.core.schema import Config
 from tasks.evaluation import results
-from tasks.runs import jobs, ledger
+from tasks.evaluation.results import EvaluationResult
+from tasks.runs import jobs, ledger, metrics
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
@@ -35,6 +37,8 @@ from tasks.supervision.evaluations import (
 
 EVALUATE = "tasks.evaluation.job:evaluate_checkpoint"
 JOB = "tasks.supervision.evaluation_jobs:run_job"
+SUBMITIT = re.compile(r"([A-Z]+:)?submitit[ :]")
+"""How a line of submitit's own begins, by its logger or by the root's."""
 
 
 def request(run: RunFolder, step: int, task: str) -> None:
@@ -55,8 +59,10 @@ class Evaluations:
         self._engine = config.engine.evaluate
         self._number = number
         self._wanted = wanted_of(run.id, config)
-        self._entries = reopened(ledger.fold(ledger.read(run.ledger)))
-        self._parsed: dict[Path, tuple[int, dict[str, float] | None]] = {}
+        history = ledger.read(run.ledger)
+        self._entries = reopened(ledger.fold(history))
+        self._answered = {entry.key: entry.uid for entry in history if entry.state == "done"}
+        self._parsed: dict[Path, tuple[tuple[int, int], EvaluationResult | None]] = {}
         self._stale_summaries = True
 
     def advance(self, training: Training, *, submitting: bool = True) -> bool:
@@ -74,15 +80,17 @@ class Evaluations:
         return bool(unfinished(self._wanted, self._entries, seen))
 
     def _take_up_requests(self) -> None:
-        """Forget what came of an evaluation that somebody wants again, unless its job is still at it."""
+        """Ask anew for an evaluation that somebody wants again, unless its job is still at it.
+
+        The result that is there stands until the job replaces it.
+        """
         for want in self._wanted:
             asked = self._run.evaluation_request(*want.key)
             if not asked.exists():
                 continue
             entry = self._entries.get(want.key)
             if entry is None or entry.is_final:
-                self._entries.pop(want.key, None)
-                self._run.evaluation(*want.key).unlink(missing_ok=True)
+                self._record(_first_entry(want))
             asked.unlink()
 
     def _look(self, training: Training) -> Seen:
@@ -95,7 +103,7 @@ class Evaluations:
             running=running,
             results={key for key, entry in self._entries.items() if self._answers(entry)},
             failures={
-                key: _last_words(entry)
+                key: _last_words(entry, self._job_of(entry))
                 for key, entry in self._entries.items()
                 if not entry.is_final and key not in alive
             },
@@ -106,23 +114,28 @@ class Evaluations:
         holder = holder_of(self._run.evaluation_lease(*key))
         return holder is not None and holder.is_alive()
 
+    def _job_of(self, entry: Entry) -> Job | None:
+        return None if entry.job is None else Job.from_json(entry.job, self._run.path)
+
     def _job_lives(self, entry: Entry) -> bool:
-        return not entry.is_final and entry.job is not None and Job.from_json(entry.job).is_alive()
+        job = self._job_of(entry)
+        return not entry.is_final and job is not None and job.is_alive()
 
     def _answers(self, entry: Entry) -> bool:
-        """Whether the result file parses and is not older than the question."""
-        path = self._run.evaluation(*entry.key)
-        try:
-            modified = path.stat().st_mtime_ns
-        except FileNotFoundError:
-            return False
-        return modified / 1e9 >= entry.since and self._metrics(path, modified) is not None
+        """Whether the result file parses and, while the question is open, answers it and no earlier one."""
+        result = self._result(entry.key)
+        return result is not None and (entry.is_final or result.question == _question(entry))
 
-    def _metrics(self, path: Path, modified: int) -> dict[str, float] | None:
-        """The metrics in a result file, parsed once a version of it; None when it does not parse."""
-        if self._parsed.get(path, (None, None))[0] != modified:
-            result = results.read(path)
-            self._parsed[path] = (modified, None if result is None else dict(result.metrics))
+    def _result(self, key: Key) -> EvaluationResult | None:
+        """The result file, parsed once a version of it; None when it does not parse."""
+        path = self._run.evaluation(*key)
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return None
+        version = (stat.st_mtime_ns, stat.st_ino)
+        if self._parsed.get(path, (None, None))[0] != version:
+            self._parsed[path] = (version, results.read(path))
         return self._parsed[path][1]
 
     def _mark(self, mark: Mark) -> None:
@@ -143,7 +156,7 @@ class Evaluations:
         try:
             job = jobs.submit(
                 JOB,
-                [str(self._run.path), str(want.step), want.task],
+                [str(self._run.path), str(want.step), want.task, _question(entry)],
                 self._run.logs(self._number),
                 time_limit_s=self._engine.time,
                 gpus=min(jobs.gpus_here(), 1),
@@ -152,33 +165,40 @@ class Evaluations:
         except TarmacError as error:
             self._record(entry.having(reason=str(error)))
         else:
-            self._record(entry.having(job=job.to_json()))
+            self._record(entry.having(job=job.to_json(self._run.path)))
 
     def _record(self, entry: Entry) -> None:
         entry = entry.having(at=time.time())
         ledger.append(self._run.ledger, entry)
         self._entries[entry.key] = entry
+        if entry.state == "done":
+            self._answered[entry.key] = entry.uid
 
     def _write_summaries(self) -> None:
-        """`eval_results/step_N.json` of every step whose tasks are all final."""
+        """`eval_results/step_N.json` of every step whose tasks are all final.
+
+        A task that was asked for again in vain keeps the values it had.
+        """
         for step in sorted({want.step for want in self._wanted}):
-            entries = [self._entries.get(want.key) for want in self._wanted if want.step == step]
-            if not all(entry is not None and self._is_settled(entry) for entry in entries):
+            wanted = [want for want in self._wanted if want.step == step]
+            if not all(map(self._is_settled, wanted)):
                 continue
             values: dict[str, float] = {}
-            for entry in entries:
-                if entry is not None and entry.state == "done":
-                    path = self._run.evaluation(*entry.key)
-                    metrics = self._metrics(path, path.stat().st_mtime_ns) or {}
-                    values.update({f"{entry.task}_{name}": value for name, value in metrics.items()})
-            summary = {"global_step": step, "results": values}
+            for want in wanted:
+                result = self._result(want.key) if self._answered.get(want.key) == want.uid else None
+                if result is not None:
+                    values.update({f"{want.task}_{name}": value for name, value in result.metrics.items()})
+            summary = {"global_step": step, "results": metrics.finite(values)}
             path = self._run.eval_result(step)
             if not path.exists() or read_json(path) != summary:
                 write_json(path, summary)
 
-    def _is_settled(self, entry: Entry) -> bool:
+    def _is_settled(self, want: Wanted) -> bool:
         """Final, with its result there if it is done: a deleted one is made again."""
-        return entry.is_final and (entry.state != "done" or self._run.evaluation(*entry.key).exists())
+        entry = self._entries.get(want.key)
+        if entry is None or entry.uid != want.uid or not entry.is_final:
+            return False
+        return entry.state != "done" or self._run.evaluation(*want.key).exists()
 
 
 def _first_entry(want: Wanted) -> Entry:
@@ -186,29 +206,32 @@ def _first_entry(want: Wanted) -> Entry:
     return Entry(want.uid, want.step, want.task, "submitted", None, 0, at=now, since=now)
 
 
-def _last_words(entry: Entry) -> tuple[Literal["failed", "lost"], str]:
+def _question(entry: Entry) -> str:
+    """What a result repeats: clocks, which may differ, do not tell whether it is older than the question."""
+    return f"{entry.uid[:12]}-{entry.since}"
+
+
+def _last_words(entry: Entry, job: Job | None) -> tuple[Literal["failed", "lost"], str]:
     """How a dead job ended: it failed with an error, or it is gone without one."""
-    if entry.job is None:
+    if job is None:
         return "failed", entry.reason or "its job was not submitted"
-    job = Job.from_json(entry.job)
     lines = job.log.read_text(errors="replace").splitlines() if job.log.exists() else []
-    last = next((line for line in reversed(lines) if line.strip() and not line.startswith("submitit ")), "")
+    last = next((line for line in reversed(lines) if line.strip() and not SUBMITIT.match(line)), "")
     if job.said_goodbye:
         return "failed", f"{last} (log: {job.log})"
     return "lost", f"job {job.id} ended without a result{f': {last}' if last else ''} (log: {job.log})"
 
 
-def run_job(run_folder: str, step: str, task: str) -> None:
-    """The job: evaluate one checkpoint, unless another job has just done so."""
+def run_job(run_folder: str, step: str, task: str, question: str) -> None:
+    """The job: evaluate one checkpoint, unless another job has answered the question meanwhile."""
     run = RunFolder(Path(run_folder))
-    began = time.time()
     lease = Lease(run.evaluation_lease(int(step), task))
     lease.wait()
     try:
-        result = run.evaluation(int(step), task)
-        if result.exists() and result.stat().st_mtime >= began and results.read(result) is not None:
+        found = results.read(run.evaluation(int(step), task))
+        if found is not None and found.question == question:
             return
         module, _, function = EVALUATE.partition(":")
-        getattr(importlib.import_module(module), function)(run.path, int(step), task)
+        getattr(importlib.import_module(module), function)(run.path, int(step), task, question)
     finally:
         lease.release()

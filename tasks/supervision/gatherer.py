@@ -17,10 +17,9 @@ from typing import Any
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_json, write_json
 from tasks.core.lease import Held, Lease
-from tasks.evaluation import results
 from tasks.runs import metrics, record
+from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
-from tasks.runs.plan import version_path
 from tasks.supervision import gathering, wandb_file
 from tasks.supervision.status import agent_is_alive, config_of
 from tasks.supervision.tracker import Mode, Tracker, Unreachable, end_old_core
@@ -45,17 +44,14 @@ def facts_of(run: RunFolder) -> dict[str, Any]:
     return facts
 
 
-def evaluation_rows(run: RunFolder, seen: set[str]) -> list[dict[str, Any]]:
-    """The rows of evaluation results that are not in `seen` yet; a result that does not parse is none."""
+def evaluation_rows(run: RunFolder) -> list[dict[str, Any]]:
+    """A row an evaluation result. Its uid names the result, so that one that is done again has a row of its
+    own, which stands in wandb's summary because it comes last."""
     rows = []
-    for step, task in gathering.results_of(run):
+    for (step, task), found in gathering.results_of(run).items():
         kind = f"eval/{task}"
-        if metrics.uid(metrics.EVAL_AXIS, step, kind) in seen:
-            continue
-        result = results.read(run.evaluation(step, task))
-        if result is not None:
-            values = {f"{kind}/{name}": value for name, value in result.metrics.items()}
-            rows.append(metrics.make_row(metrics.EVAL_AXIS, step, kind, values))
+        values = {f"{kind}/{name}": value for name, value in metrics.finite(found.result.metrics).items()}
+        rows.append(metrics.make_row(metrics.EVAL_AXIS, step, f"{kind}:{found.digest}", values))
     return rows
 
 
@@ -65,7 +61,7 @@ class Gatherer:
     def __init__(self, run: RunFolder, mode: Mode) -> None:
         self._run = run
         self._mode = mode
-        self._seen = {str(row.get("uid")) for row in wandb_file.rows_of(run.wandb, run.id)}
+        self._seen = self._on_disk()
         self._offset = 0
         self._tracker: Tracker | None = None
 
@@ -75,24 +71,27 @@ class Gatherer:
             is_settled = not agent_is_alive(self._run)
             inputs = gathering.inputs(self._run)
             rows, self._offset = metrics.read(self._run.metrics, self._offset)
-            for row in [*rows, *evaluation_rows(self._run, self._seen)]:
+            for row in [*rows, *evaluation_rows(self._run)]:
                 self._log(row)
             if is_settled:
                 return inputs
             time.sleep(POLL_S)
 
-    def close(self) -> bool:
-        """Finish the wandb run and read back what it holds; TarmacError when a row is missing there."""
-        is_finished = True
+    def close(self) -> str | None:
+        """Finish the wandb run and read back what it holds; TarmacError when a row is missing there.
+
+        Returns why what it logged online is not uploaded; None when it is.
+        """
+        failure = None
         if self._tracker is not None:
             self._wait_until_on_disk()
-            is_finished = self._tracker.close()
+            failure = self._tracker.close()
         missing = self._seen - self._on_disk()
         if missing:
             raise TarmacError(
                 f"{len(missing)} rows did not reach the .wandb files in {self._run.wandb}; run again"
             )
-        return is_finished
+        return failure
 
     def _log(self, row: dict[str, Any]) -> None:
         if row["uid"] in self._seen:
@@ -104,7 +103,7 @@ class Gatherer:
         self._seen.add(row["uid"])
 
     def _on_disk(self) -> set[str]:
-        return {str(row.get("uid")) for row in wandb_file.rows_of(self._run.wandb, self._run.id)}
+        return {str(row.get("uid")) for row in wandb_file.rows_of(self._run.wandb)}
 
     def _wait_until_on_disk(self) -> None:
         """Before an online `finish`, which a dead server can cut short, see every row in the file."""
@@ -113,19 +112,13 @@ class Gatherer:
             time.sleep(0.1)
 
 
-def gather(run: RunFolder, mode: Mode, fallback: str | None) -> None:
+def gather(run: RunFolder, wanted: Mode, fallback: str | None) -> None:
     """Gather until the run's agent is gone, then mark the gathering complete."""
     end_old_core(run)
-    gatherer = Gatherer(run, mode)
+    gatherer = Gatherer(run, "offline" if fallback is not None else wanted)
     inputs = gatherer.follow()
-    is_finished = gatherer.close()
-    marker = {
-        "inputs": inputs,
-        "mode": mode,
-        "fallback": fallback,
-        "finished": is_finished,
-        "at": time.time(),
-    }
+    failure = gatherer.close()
+    marker = {"inputs": inputs, "mode": wanted, "not_uploaded": fallback or failure, "at": time.time()}
     write_json(run.gathered, marker)
 
 
@@ -142,10 +135,10 @@ def main(run_folder: str, fallback: str | None = None) -> int:
         logger.info("another gatherer is at work: %s", held)
         return 0
     try:
-        gather(run, "offline" if fallback is not None else wanted, fallback)
+        gather(run, wanted, fallback)
     except Unreachable as error:
         logger.warning(
-            "wandb cannot be reached, so the files stay here until `tarmac gather --sync`: %s", error
+            "wandb cannot be used online, so the files stay here until `tarmac gather --sync`: %s", error
         )
         fallback = str(error)
     except TarmacError as error:

@@ -5,18 +5,22 @@ The gatherer is a process of its own because wandb may block and its death must 
 
 from __future__ import annotations
 
-import os
+import hashlib
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import read_json
-from tasks.core.lease import Lease
-from tasks.core.process import Identity, kill_tree
+from tasks.core.lease import Lease, holder_of
+from tasks.core.process import Identity, child_environment, kill_tree
+from tasks.evaluation import results
+from tasks.evaluation.results import EvaluationResult
 from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import Key
 from tasks.supervision import wandb_file
@@ -26,6 +30,8 @@ LAST_LINES = 5
 HTTP_TIMEOUT_S = 5
 STARTS = 5
 PAUSE_S = 5.0
+DIGEST_DIGITS = 12
+SYNC_ERROR = "wandb: ERROR"
 KEPT = (
     "WANDB_API_KEY",
     "WANDB_BASE_URL",
@@ -51,7 +57,7 @@ def start(run: RunFolder) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment(os.environ),
+            env=environment(child_environment()),
             start_new_session=True,
         )
 
@@ -75,29 +81,80 @@ class Keeper:
         self._process = start(self._run)
 
 
-def results_of(run: RunFolder) -> list[Key]:
-    """Step and task of every evaluation that has a result file, by step."""
-    found = []
+class Found(NamedTuple):
+    """An evaluation's result, and the beginning of the sha256 of its content."""
+
+    digest: str
+    result: EvaluationResult
+
+
+def results_of(run: RunFolder) -> dict[Key, Found]:
+    """Every evaluation result by step and task, in that order; one that does not parse is none."""
+    found = {}
     for path in run.evaluations.glob("step_*/*.json"):
         step = path.parent.name.removeprefix("step_")
         if step.isdigit() and not path.name.endswith(".predictions.json"):
-            found.append((int(step), path.stem))
-    return sorted(found)
+            one = _found(path, path.stat().st_mtime_ns)
+            if one is not None:
+                found[int(step), path.stem] = one
+    return dict(sorted(found.items()))
+
+
+@lru_cache(maxsize=4096)
+def _found(path: Path, modified_ns: int) -> Found | None:
+    result = results.read(path)
+    if result is None:
+        return None
+    return Found(hashlib.sha256(result.model_dump_json().encode()).hexdigest()[:DIGEST_DIGITS], result)
 
 
 def inputs(run: RunFolder) -> dict[str, object]:
     """What there is to gather, as the marker of a complete gathering names it."""
     size = run.metrics.stat().st_size if run.metrics.exists() else 0
-    return {"metrics_bytes": size, "evaluations": [list(key) for key in results_of(run)]}
+    evaluations = [[step, task, found.digest] for (step, task), found in results_of(run).items()]
+    return {"metrics_bytes": size, "evaluations": evaluations}
 
 
 def is_complete(run: RunFolder) -> bool:
-    """Whether all that there is now is in the wandb run's files."""
+    """Whether all that there is now is in the wandb run's files, gathered in the mode of the config."""
+    marker = _marker(run)
+    return marker.get("inputs") == inputs(run) and marker.get("mode") == config_of(run).track.mode
+
+
+def _marker(run: RunFolder) -> dict[str, object]:
     try:
-        marker = read_json(run.gathered)
+        return dict(read_json(run.gathered))
     except (OSError, ValueError):
-        return False
-    return bool(marker.get("inputs") == inputs(run))
+        return {}
+
+
+def not_uploaded(run: RunFolder) -> list[Path]:
+    """The `.wandb` files, oldest first, of which nobody has confirmed that the server has them."""
+    files = wandb_file.files_of(run.wandb)
+    return [path for path in files if not wandb_file.synced_of(path).exists() and wandb_file.has_rows(path)]
+
+
+def upload(run: RunFolder) -> str | None:
+    """What uploads the files that are not uploaded, and why they are not where they should be; None when
+    all are, or tracking is disabled."""
+    mode = config_of(run).track.mode
+    if mode == "disabled" or not not_uploaded(run):
+        return None
+    command = f"tarmac gather {run.handle} --sync"
+    if mode == "offline":
+        return command
+    return f"offline: {_marker(run).get('not_uploaded') or 'a part was gathered so'}; upload: {command}"
+
+
+def accompany(run: RunFolder) -> None:
+    """Have a gatherer at work on a run whose agent lives; it stays as long as the agent.
+
+    UsageError when tracking is disabled.
+    """
+    _require_tracking(run)
+    holder = holder_of(run.gatherer_lease)
+    if holder is None or not holder.is_alive():
+        start(run)
 
 
 def complete(run: RunFolder, timeout_s: float = 120.0) -> None:
@@ -106,8 +163,7 @@ def complete(run: RunFolder, timeout_s: float = 120.0) -> None:
     Waits for the run's agent to leave, because a gatherer stays as long as it. TarmacError after `timeout_s`,
     or when a gatherer fails; UsageError when tracking is disabled.
     """
-    if config_of(run).track.mode == "disabled":
-        raise UsageError("track.mode: is disabled; set it to offline or online and start the run again")
+    _require_tracking(run)
     deadline = time.monotonic() + timeout_s
     while not is_complete(run):
         process = start(run)
@@ -123,21 +179,24 @@ def complete(run: RunFolder, timeout_s: float = 120.0) -> None:
             raise TarmacError("\n  ".join([f"the gatherer failed; {run.gatherer_log} ends:", *tail]))
 
 
+def _require_tracking(run: RunFolder) -> None:
+    if config_of(run).track.mode == "disabled":
+        raise UsageError("track.mode: is disabled; set it to offline or online and start the run again")
+
+
 def sync(run: RunFolder, timeout_s: float = 300.0) -> int:
-    """Upload the offline files that are not uploaded yet, oldest first; returns how many.
+    """Upload the files that are not uploaded yet, oldest first; returns how many.
 
     Goes through `wandb sync`, a file at a time, so that rows of a later file follow those of an earlier one.
+    Rows of which an online run's file has brought some to the server may be there twice; their uids tell.
     TarmacError when the server did not take a file within `timeout_s` in all; Held while a gatherer writes.
     """
     deadline = time.monotonic() + timeout_s
     uploaded = 0
     with Lease(run.gatherer_lease):
-        for path in wandb_file.files_of(run.wandb, run.id):
-            done = path.with_name(f"{path.name}.synced")
-            if not path.parent.name.startswith("offline-run-") or done.exists():
-                continue
+        for path in not_uploaded(run):
             says = _sync_one(path, max(deadline - time.monotonic(), 1.0))
-            if not done.exists():
+            if not wandb_file.synced_of(path).exists():
                 raise TarmacError(
                     f"{path} was not uploaded; check WANDB_BASE_URL and `wandb login`, then run "
                     f"`tarmac gather {run.id} --sync` again. wandb said:\n{says}"
@@ -147,14 +206,17 @@ def sync(run: RunFolder, timeout_s: float = 300.0) -> int:
 
 
 def _sync_one(path: Path, timeout_s: float) -> str:
-    """The end of what `wandb sync` printed; its session is ended with it when it takes too long."""
+    """The end of what `wandb sync` printed; its session is ended with it when it takes too long.
+
+    It marks a file as synced even where the server refused the rows, and says so in an error only.
+    """
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
-            [sys.executable, "-m", "wandb", "sync", str(path.parent)],
+            [sys.executable, "-m", "wandb", "sync", "--include-online", str(path.parent)],
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=printed,
-            env={**environment(os.environ), "WANDB_DIR": str(path.parent.parent.parent)},
+            env={**environment(child_environment()), "WANDB_DIR": str(path.parent.parent.parent)},
             start_new_session=True,
         )
         identity = Identity.of(process.pid)
@@ -165,4 +227,6 @@ def _sync_one(path: Path, timeout_s: float) -> str:
             process.wait()
         printed.seek(0)
         lines = printed.read().decode(errors="replace").splitlines()
+    if any(line.startswith(SYNC_ERROR) for line in lines):
+        wandb_file.synced_of(path).unlink(missing_ok=True)
     return "\n".join(f"  {line}" for line in lines[-LAST_LINES:])

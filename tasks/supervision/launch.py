@@ -62,7 +62,7 @@ def start_or_adopt(run: RunFolder, goal: Goal = "train") -> Started:
         except Held as held:
             status = look(run)
             if _is_at_work(status, goal, held.holder):
-                return Started(True, False, _job_of(status.record))
+                return Started(True, False, _job_of(run, status.record))
             if status.state in ("failed", "cancelled") and goal == "train" and not run.stop.exists():
                 _ask_to_leave(run, "a new start of the run takes over")
             waited_s = time.monotonic() - began
@@ -131,7 +131,7 @@ def _start(run: RunFolder, goal: Goal) -> Started:
     """Submit an agent, holding the lease until its job is written down; the agent waits for the lease."""
     status = look(run)
     state = status.record
-    job = _job_of(state)
+    job = _job_of(run, state)
     if job is not None and job.is_alive():
         return Started(True, False, job)
     done = status.is_complete if goal == "train" else status.evaluations_done == len(status.evaluations)
@@ -146,7 +146,7 @@ def _start(run: RunFolder, goal: Goal) -> Started:
     submitted = jobs.submit(AGENT, [str(run.path)], place, time_limit_s=limit_s, gpus=gpus, name="agent")
     trains = goal == "train" and state.state != "succeeded"
     changes = {"state": "queued", "reason": ""} if trains else {}
-    record.save(run, state.having(job=submitted.to_json(), goal=goal, **changes))
+    record.save(run, state.having(job=submitted.to_json(run.path), goal=goal, **changes))
     return Started(False, False, submitted, tuple(_changes(state)))
 
 
@@ -166,8 +166,8 @@ def _ask_to_leave(run: RunFolder, reason: str) -> None:
     write_atomic(run.stop, reason + "\n")
 
 
-def _job_of(state: RunRecord) -> Job | None:
-    return None if state.job is None else Job.from_json(state.job)
+def _job_of(run: RunFolder, state: RunRecord) -> Job | None:
+    return None if state.job is None else Job.from_json(state.job, run.path)
 
 
 def _changes(state: RunRecord) -> list[str]:
@@ -180,7 +180,7 @@ def _changes(state: RunRecord) -> list[str]:
 
 
 def _gone(status: RunStatus) -> str:
-    job = _job_of(status.record)
+    job = _job_of(status.run, status.record)
     logs = [status.log] if job is None or job.log == status.log else [job.log, status.log]
     return (
         f"{status.run.name}: its agent is gone, and it stands at step {status.step} of {status.steps} "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tasks.dataset.quarantine import notice
 from tasks.runs import record
+from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
-from tasks.runs.plan import version_path
 from tasks.runs.quarantine import of_run
 
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from tasks.core.formats import counted
 from tasks.core.schema import Config
 from tasks.evaluation.expected import expected
+from tasks.runs.data import version_path
 from tasks.runs.ledger import Entry, Key
-from tasks.runs.plan import version_path
 from tasks.supervision.evidence import Evidence
 
 Tone = Literal["bad", "warn", ""]
@@ -116,10 +116,12 @@ def _replaced(evidence: Evidence) -> Iterator[Note]:
 
 
 def _evaluations(evidence: Evidence) -> Iterator[Note]:
-    """Every evaluation that should have a result and has none, with the reason that the ledger gives."""
+    """Every evaluation that should have a result and has none, or only one from before it was asked for
+    again, with the reason that the ledger gives."""
     there = {(result.step, result.task) for result in evidence.results}
+    in_vain = {key for key, entry in evidence.ledger.items() if entry.state in ("failed", "lost")}
     to_come: list[str] = []
-    for key in sorted({*_expected(evidence.config), *evidence.ledger} - there):
+    for key in sorted(({*_expected(evidence.config), *evidence.ledger} - there) | in_vain):
         step, task = key
         entry = evidence.ledger.get(key)
         where = f"{task} at step {step:,}"

@@ -203,7 +203,7 @@ def newest_log(run: RunFolder, state: RunRecord) -> Path:
     rank = run.rank_log(max(state.trained, 1))
     if rank.exists() or state.job is None:
         return rank
-    return Job.from_json(state.job).log
+    return Job.from_json(state.job, run.path).log
 
 
 def _standing(

@@ -6,6 +6,7 @@ Pure: from what was seen to a state, a reason in words, and findings. A cause th
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.core.findings import Finding
+from tasks.runs.metrics import finite
 from tasks.runs.record import State
 
 RESUME = "start the run again: it resumes from its newest checkpoint"
+TAMER = "lower train.lr or lengthen train.warmup; with bf16 try fp32"
 KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
     (
         r"loader worker \(pid \d+\) of .* was killed by SIG",
@@ -31,6 +34,16 @@ KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
         r"(?m)^error: .*(?:\.tar(?: row \d+[,:]|, key )|loader\.bad_budget lets \d+)",
         "sample.poison",
         "tarmac repair DATASET; with --quarantine it leaves out what cannot be mended",
+    ),
+    (
+        r"(?m)^error: the (?:(?:validation )?loss is (?:nan|-?inf) at|weights are lost after) step \d+",
+        "loss.nonfinite",
+        TAMER,
+    ),
+    (
+        r"(?m)^(?:OSError: \[Errno (?:28|122)\]|error: the disk of .* is full)",
+        "disk.too_small",
+        f"make room on the disk that the log names; {RESUME}",
     ),
     (
         r"CUDA out of memory|torch\.OutOfMemoryError",
@@ -49,9 +62,9 @@ SAID_BY_THE_LOG = ("run.no_batches", "worker.crashed", "sample.poison")
 class Evidence:
     """What is known when the training process has ended.
 
-    `exit_code` is negative for a signal. `step` is the last recorded step of `last_step`; `loss` the last
-    recorded training loss, None when it was not finite. `checkpoint` is the step of the newest sound one.
-    `stop_reason` is the text of the `stop` sentinel, None when there is none.
+    `exit_code` is negative for a signal. `step` is how far this training came of `last_step`, whatever one
+    before it did; `loss` the last training loss up to there, None when none is recorded. `checkpoint` is the
+    step of the newest sound one. `stop_reason` is the text of the `stop` sentinel, None when there is none.
     """
 
     exit_code: int
@@ -85,7 +98,7 @@ class Verdict:
 def judge(seen: Evidence) -> Verdict:
     """Succeeded only with exit code 0, the last step reached, a finite loss and its checkpoint sound."""
     complete = seen.exit_code == 0 and seen.step >= seen.last_step
-    if seen.stop_reason is not None and not complete:
+    if seen.stop_reason is not None and not (complete and seen.checkpoint == seen.last_step):
         return Verdict("cancelled", _stopped(seen))
     causes = _causes(seen)
     if not causes and not complete:
@@ -99,6 +112,8 @@ def judge(seen: Evidence) -> Verdict:
         causes = [
             _unknown(seen, f"the checkpoint of the last step, {seen.last_step}, is missing or torn: {found}")
         ]
+    if not causes and seen.loss is None:
+        causes = [_unknown(seen, "no loss is recorded")]
     if causes:
         return Verdict("failed", _in_words(causes), causes)
     return Verdict("succeeded", "")
@@ -113,7 +128,7 @@ def exit_of(seen: Evidence, verdict: Verdict, started: float, ended: float) -> d
         "reason": verdict.reason,
         "step": seen.step,
         "last_step": seen.last_step,
-        "loss": seen.loss,
+        "loss": finite(seen.loss),
         "checkpoint": seen.checkpoint,
         "started": started,
         "ended": ended,
@@ -133,7 +148,8 @@ def _causes(seen: Evidence) -> list[Finding]:
     if not numbers and not end and seen.exit_code != 0:
         last = _last_line(seen) or "it printed nothing"
         return [_unknown(seen, f"it ended with exit code {seen.exit_code}: {last}")]
-    return [*(one for one in numbers if one.code != "run.no_batches" or not end), *end]
+    told = {"run.no_batches", *(one.code for one in end)} if end else ()
+    return [*(one for one in numbers if one.code not in told), *end]
 
 
 def _of_the_numbers(seen: Evidence) -> list[Finding]:
@@ -141,9 +157,8 @@ def _of_the_numbers(seen: Evidence) -> list[Finding]:
     if seen.step == 0:
         remedy = "see the last lines of its log; tarmac verify the dataset"
         return [_cause("run.no_batches", seen, remedy)]
-    if seen.loss is None:
-        remedy = "lower train.lr or lengthen train.warmup; with bf16 try fp32"
-        return [_cause("loss.nonfinite", seen, remedy)]
+    if seen.loss is not None and not math.isfinite(seen.loss):
+        return [_cause("loss.nonfinite", seen, TAMER)]
     return []
 
 
@@ -196,6 +211,7 @@ def _one_in_words(cause: Finding) -> str:
         "worker.killed": f"a loader worker was killed at step {facts['step']}",
         "worker.crashed": f"a loader worker crashed at step {facts['step']}",
         "sample.poison": f"bad data ended it at step {facts['step']}",
+        "disk.too_small": f"the disk was full at step {facts['step']}",
         "cuda.oom": f"the GPU's memory ran out at step {facts['step']}",
         "process.gone": f"the training process was killed by {facts.get('signal')} at step {facts['step']}",
     }

@@ -9,21 +9,28 @@ wandb drops rows whose step lies in the past; each family of metrics has an axis
 from __future__ import annotations
 
 import importlib
+import json
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_json, write_json
+from tasks.core.formats import shorten
 from tasks.core.process import Identity, kill_tree
+from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import EVAL_AXIS, TRAIN_AXIS
+from tasks.supervision import wandb_file
 
 INIT_TIMEOUT_S = 15
 FINISH_TIMEOUT_S = 30.0
 FLUSH_INTERVAL_S = 1.0
+FATAL = "ERROR+4"
+"""The level at which `wandb-core` logs that it gives up an upload, of which `finish` tells nothing."""
 AXES = {"train/*": TRAIN_AXIS, "val/*": TRAIN_AXIS, "system/*": TRAIN_AXIS, "eval/*": EVAL_AXIS}
 Mode = Literal["offline", "online"]
 
@@ -55,9 +62,10 @@ class Tracker:
     """The wandb run of a run folder, open from here to `close`."""
 
     def __init__(self, run: RunFolder, mode: Mode, project: str, facts: Mapping[str, Any]) -> None:
-        """Open it, with `facts` as its config; Unreachable when `mode` is online and the server is not.
+        """Open it, with `facts` as its config; Unreachable when `mode` is online and wandb cannot be used so.
 
-        TarmacError when wandb is not installed, which the library does not ask for: hence the late import.
+        TarmacError when it cannot be opened offline either, or is not installed, which the library does not
+        ask for: hence the late import.
         """
         self._wandb = wandb = _import_wandb()
         settings = wandb.Settings(
@@ -79,10 +87,12 @@ class Tracker:
         for core in self._cores:
             write_json(run.wandb_core, core.to_json())
         self._run_folder = run
+        self._mode = mode
+        self._is_finished = False
         try:
             self._run = wandb.init(
                 dir=str(run.path),
-                id=run.id,
+                id=record.load(run).wandb_id or run.id,
                 name=run.name,
                 project=project,
                 mode=mode,
@@ -92,7 +102,10 @@ class Tracker:
             )
         except wandb.errors.Error as error:
             self._end_core()
-            raise Unreachable(" ".join(str(error).split())) from None
+            says = " ".join(str(error).split())
+            if mode == "online":
+                raise Unreachable(says) from None
+            raise TarmacError(f"wandb cannot open run {run.name}: {says}") from None
         for axis in sorted(set(AXES.values())):
             self._run.define_metric(axis)
         for pattern, axis in AXES.items():
@@ -103,19 +116,39 @@ class Tracker:
         """Hand a row over; it is in the file within FLUSH_INTERVAL_S."""
         self._run.log(dict(row))
 
-    def close(self) -> bool:
-        """Finish, within FINISH_TIMEOUT_S, and end `wandb-core`; False when the deadline cut it short."""
+    def close(self) -> str | None:
+        """Finish, within FINISH_TIMEOUT_S, and end `wandb-core`.
+
+        Returns why an online run's file is not uploaded; once it is, marks it so.
+        """
         thread = threading.Thread(target=self._finish, name="wandb-finish", daemon=True)
         thread.start()
         thread.join(FINISH_TIMEOUT_S)
         self._end_core()
-        return not thread.is_alive()
+        if self._mode == "offline":
+            return None
+        if not self._is_finished:
+            return f"the server did not confirm the upload within {FINISH_TIMEOUT_S:.0f} s"
+        settings = self._run.settings
+        given_up = _given_up(Path(settings.log_internal))
+        if given_up is None:
+            wandb_file.synced_of(Path(settings.sync_file)).touch()
+        return given_up
 
     def _finish(self) -> None:
         self._run.finish()
         self._wandb.teardown()
+        self._is_finished = True
 
     def _end_core(self) -> None:
         for core in self._cores:
             kill_tree(core, grace_s=1.0)
         self._run_folder.wandb_core.unlink(missing_ok=True)
+
+
+def _given_up(log: Path) -> str | None:
+    """Why `wandb-core` gave up an upload, by its log; None when it did not."""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if f'"level":"{FATAL}"' in line:
+            return shorten(str(json.loads(line)["msg"]))
+    return None

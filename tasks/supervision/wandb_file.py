@@ -10,6 +10,7 @@ A file whose writer was killed ends in a torn record; what stands before it coun
 from __future__ import annotations
 
 import json
+import logging
 import struct
 import zlib
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ METRIC_NAME, METRIC_GLOB, METRIC_AXIS = 1, 2, 4
 RUN_ID, RUN_CONFIG = 1, 4
 
 Fields = list[tuple[int, bytes]]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,15 @@ class WandbFile:
     is_finished: bool
 
 
-def files_of(wandb: Path, run_id: str) -> list[Path]:
-    """Every `.wandb` file of a run in its `wandb` folder, oldest first: one a gatherer's life."""
-    found = wandb.glob(f"*run-*-{run_id}/run-{run_id}.wandb")
+def files_of(wandb: Path) -> list[Path]:
+    """Every `.wandb` file of the run whose `wandb` folder this is, oldest first: one a gatherer's life."""
+    found = wandb.glob("*run-*-*/run-*.wandb")
     return sorted(found, key=lambda path: path.parent.name.split("run-", 1)[1])
+
+
+def synced_of(path: Path) -> Path:
+    """The file beside a `.wandb` file that says that it is uploaded, as `wandb sync` names it."""
+    return path.with_name(f"{path.name}.synced")
 
 
 def read(path: Path) -> WandbFile:
@@ -76,11 +83,26 @@ def read(path: Path) -> WandbFile:
     return WandbFile(run_id, rows, axes, config, is_finished)
 
 
-def rows_of(wandb: Path, run_id: str) -> list[dict[str, Any]]:
-    """The rows of all files of a run. A file too short for its header was never written to."""
-    return [
-        row for path in files_of(wandb, run_id) if path.stat().st_size >= HEADER for row in read(path).rows
-    ]
+def rows_of(wandb: Path) -> list[dict[str, Any]]:
+    """The rows of all files of a run. A damaged file has none, and the log names it; one too short for its
+    header was never written to."""
+    rows = []
+    for path in files_of(wandb):
+        try:
+            rows += read(path).rows if path.stat().st_size >= HEADER else []
+        except ValueError as error:
+            logger.warning("%s counts as empty: %s", path, error)
+    return rows
+
+
+def has_rows(path: Path) -> bool:
+    """Whether there is anything in the file to upload; looks no further than its first row."""
+    try:
+        return any(
+            number == RECORD_HISTORY for record in records(path.read_bytes()) for number, _ in fields(record)
+        )
+    except ValueError:
+        return False
 
 
 def records(data: bytes) -> Iterator[bytes]:

@@ -203,6 +203,19 @@ def test_what_it_writes_builds(name: str, tmp_path: Path) -> None:
     assert (built.accepted, built.read) == (6, 6)
 
 
+@pytest.mark.parametrize("name", ["captions beside", "npz", "img2dataset"])
+@pytest.mark.parametrize("place", ["photos", "data"])
+def test_what_it_writes_lies_apart_from_the_raw_data(
+    name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    KINDS[name][0](tmp_path / place)
+    if place == "photos":
+        monkeypatch.chdir(tmp_path / place)
+    config = config_of(survey("." if place == "photos" else place), tmp_path)
+    assert build(config).accepted == 6
+    assert config.dataset.output.resolve() == tmp_path / f"{place}-tarmac"
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_it_says_the_same_each_time(name: str, tmp_path: Path) -> None:
     KINDS[name][0](tmp_path / "raw")
@@ -287,6 +300,32 @@ class TestTables:
         (tmp_path / "t.tsv").write_text("a picture\thttps://x/1\nanother one\thttps://x/2\n")
         with pytest.raises(UsageError, match=r"looks like data.*add a line before it that names the columns"):
             survey("t.tsv")
+
+    def test_figures_are_those_of_all_tables(self, tmp_path: Path) -> None:
+        pngs(tmp_path / "raw", 60, "0")
+        for part in range(2):
+            folder = tmp_path / "raw" / f"{part}"
+            rows = [(f"{part}{n}.png", f"picture {part} {n}", f"{'cd'[n % 2]}{part}") for n in range(60)]
+            raw.write_table(folder, rows).rename(tmp_path / "raw" / f"{part}.csv")
+        told = evidence(survey("raw"))
+        assert told["caption"].endswith(", 120 different")
+        assert told["label"] == "label: 4 values, c0, d0, c1, d1"
+        assert told["image"].endswith(", 10 of 20 looked at are there")
+
+    @pytest.mark.parametrize("limit", ["MOST_ROWS", "MOST_TABLES"])
+    def test_figures_of_a_part_are_said_to_be_so(
+        self, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(f"tasks.dataset.survey.table_sets.{limit}", 1 if limit == "MOST_TABLES" else 60)
+        for part in range(2):
+            rows = [(f"{part}{n}.png", f"picture {part} {n}", f"{'cd'[n % 2]}") for n in range(120)]
+            path = raw.write_table(tmp_path / f"{part}", rows)
+            (tmp_path / "raw").mkdir(exist_ok=True)
+            path.rename(tmp_path / "raw" / f"{part}.csv")
+        seen = survey("raw")
+        assert evidence(seen)["caption"].endswith(", 120 different in 120 rows looked at")
+        assert evidence(seen)["label"] == "label: 2 values in 120 rows looked at, c, d"
+        assert config_text(seen).count("120 different in 120 rows looked at") == 2
 
     def test_long_tables_are_not_read_to_their_end(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -507,6 +546,21 @@ def bad_places() -> Iterator[tuple[str, Callable[[Path], object], str]]:
     yield "hidden", lambda folder: (folder / ".a.png").write_bytes(b""), "holds no files"
     yield "documents", lambda folder: (folder / "a.pdf").write_bytes(b""), r"holds 1 \.pdf; Tarmac reads"
     yield "flat", lambda folder: pngs(folder), "no captions for 6 images: put 0.txt beside 0.png"
+    yield (
+        "upper case",
+        lambda folder: pngs(folder)[0].replace(folder / "0.PNG"),
+        r"put 0\.txt beside 0\.PNG, .*one folder a class$",
+    )
+    yield (
+        "one class",
+        lambda folder: pngs(folder / "bird"),
+        r"as one class is no choice, images of others into folders beside bird/$",
+    )
+    yield (
+        "other delimiters",
+        lambda folder: (pngs(folder), (folder / "a.csv").write_text("file;caption\n0.png;a picture\n")),
+        r"no captions for 6 images: .*; a\.csv: its cells are apart by semicolons",
+    )
     yield "packed", lambda folder: (folder / "a.tar.gz").write_bytes(b""), "unpack it to .tar"
     yield "numbers", lambda folder: (folder / "a.csv").write_text("x,y\n1,2\n"), "its columns: x, y"
 
@@ -524,6 +578,25 @@ def test_nothing_recognised_says_what_is_there(
 def test_a_place_that_is_not_there_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="PATH: there is no file or folder nowhere"):
         survey("nowhere")
+
+
+@pytest.mark.parametrize("place", ["raw/0.PNG", "raw/*.png"])
+def test_images_alone_are_no_source(place: str, tmp_path: Path) -> None:
+    captions_beside(tmp_path / "raw")
+    (tmp_path / "raw/0.png").rename(tmp_path / "raw/0.PNG")
+    with pytest.raises(UsageError, match="give their folder"):
+        survey(place)
+
+
+def test_an_empty_place_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="PATH: it is empty"):
+        survey("")
+
+
+def test_what_is_gone_when_it_is_listed_is_passed_over(tmp_path: Path) -> None:
+    captions_beside(tmp_path / "raw")
+    (tmp_path / "raw/open").symlink_to("/proc/self/fd")  # it holds the folder that lists it, no longer
+    assert survey("raw").best.samples == 6
 
 
 def test_lists_no_more_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -598,5 +671,20 @@ class TestCommand:
         version = tmp_path / "data/digits/versions/0123456789ab"
         version.mkdir(parents=True)
         (version / "manifest.json").write_text("{}")
-        with pytest.raises(UsageError, match="tarmac look data/digits"):
-            survey("data/digits")
+        for place in (".", "data", "data/digits"):
+            with pytest.raises(UsageError, match=r"a dataset that Tarmac built; tarmac look data/digits$"):
+                survey(place)
+        with pytest.raises(UsageError, match="takes in a dataset"):
+            survey("data/**")
+
+    @pytest.mark.parametrize("name", ["table", "captions beside", "chat", "img2dataset", "reinforced"])
+    def test_a_dataset_below_is_left_out(self, name: str, tmp_path: Path) -> None:
+        make, kind, _ = KINDS[name]
+        make(tmp_path / "raw")
+        raw.pictures(tmp_path / "others", 4)
+        build(raw.config(tmp_path / "others", tmp_path / "raw/data/built"))
+        seen = survey("raw")
+        assert (seen.best.kind, seen.best.samples) == (kind, 6)
+        assert seen.inventory.described.endswith(" besides 1 dataset")
+        built = build(config_of(seen, tmp_path))
+        assert (built.accepted, built.read) == (6, 6)

@@ -293,6 +293,12 @@ def test_a_further_table_without_the_column_is_named(tmp_path: Path) -> None:
         listed(tables_of(tmp_path, image="file", caption="caption"))
 
 
+def test_cells_apart_by_no_commas_are_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("file;caption\na.png;a picture\n")
+    with pytest.raises(UsageError, match=r"no column 'file'; its cells are apart by semicolons"):
+        source(tmp_path / "t.csv").columns()
+
+
 def tables_of(path: Path, **source: Any) -> TableImages:
     config = tables.config(path, path / "out", **source)
     return TableImages(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]

@@ -158,8 +158,11 @@ def test_a_dataset_lies_where_no_pattern_of_its_source_finds_it(tmp_path: Path, 
 
 def test_a_dataset_lies_beside_its_source(tmp_path: Path) -> None:
     config = parquet(tmp_path / "raw")
-    with pytest.raises(UsageError, match=r"dataset\.output.*inside the source.*put it beside it"):
+    with pytest.raises(UsageError, match=r"dataset\.output.*inside the source.*put it beside it") as caught:
         build(changed(config, output=tmp_path / "raw" / "out"))
+    named = str(caught.value).rpartition("such as ")[2]
+    assert named == f"{tmp_path}/raw-tarmac"
+    assert build(changed(config, output=Path(named))).accepted == 60
     shutil.rmtree(tmp_path / "raw")
     raw.pictures(tmp_path / "raw", 20)
     assert build(raw.config(tmp_path / "raw", tmp_path / "raw" / "out")).accepted == 20, (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 import torch
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.files import read_json
 from tasks.dataset import versions
 from tasks.evaluation import results
 from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.job import evaluate_checkpoint
+from tasks.evaluation.results import EvaluationResult
 from tasks.evaluation.zero_shot import TEMPLATES, class_embeddings
 from tasks.loader.bad import BadSampleError
 from tasks.models.openclip import open_clip
@@ -41,7 +44,7 @@ def run(trained: RunFolder, tmp_path: Path) -> RunFolder:
 
 
 def test_leaves_a_result_that_a_reader_understands(run: RunFolder, digits_dataset: Path) -> None:
-    evaluate_checkpoint(run.path, STEPS, "zero_shot")
+    evaluate_checkpoint(run.path, STEPS, "zero_shot", "this one")
     result = results.read(run.evaluation(STEPS, "zero_shot"))
     assert result is not None
     assert (result.task, result.step, result.checkpoint) == (
@@ -49,6 +52,7 @@ def test_leaves_a_result_that_a_reader_understands(run: RunFolder, digits_datase
         STEPS,
         f"checkpoints/step_{STEPS:08d}",
     )
+    assert result.question == "this one"
     assert result.samples == versions.read_manifest(versions.resolve(digits_dataset)).splits["val"].samples
     low, high = result.intervals["top1"]
     assert low < result.metrics["top1"] < high and result.chance["top1"] == pytest.approx(0.1)
@@ -112,6 +116,28 @@ def test_a_result_that_does_not_parse_is_none(tmp_path: Path) -> None:
         (tmp_path / "torn.json").write_text(content)
         assert results.read(tmp_path / "torn.json") is None
     assert results.read_predictions(RunFolder(tmp_path), 1, "zero_shot") == {}
+
+
+def test_a_metric_that_is_not_finite_is_null_in_the_file_and_read_again(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    result = EvaluationResult(
+        task="odd",
+        step=1,
+        checkpoint="checkpoints/step_00000001",
+        metrics={"top1": 0.5, "f1": math.nan},
+        intervals={"f1": (math.nan, math.inf)},
+        chance={"f1": math.nan},
+        split="val",
+        samples=1,
+        seconds=0.1,
+        versions={},
+    )
+    results.write(run, result, [])
+    assert read_json(run.evaluation(1, "odd"))["metrics"] == {"top1": 0.5, "f1": None}
+    again = results.read(run.evaluation(1, "odd"))
+    assert again is not None and again.metrics["top1"] == 0.5
+    odd = (again.metrics["f1"], *again.intervals["f1"], again.chance["f1"])
+    assert all(map(math.isnan, odd))
 
 
 def test_a_bad_sample_is_left_out_and_not_counted(

@@ -30,8 +30,7 @@ def results(run: Path) -> dict[str, dict[str, float]]:
 
 def assert_wandb_holds_everything_once(run: Path) -> None:
     """The .wandb files, read back, against metrics.jsonl and the evaluation results."""
-    identity = run.name.rpartition("-")[2]
-    held = [row for row in wandb_file.rows_of(run / "wandb", identity) if "uid" in row]
+    held = [row for row in wandb_file.rows_of(run / "wandb") if "uid" in row]
     uids = Counter(row["uid"] for row in held)
     assert set(uids.values()) == {1}, uids.most_common(3)
     by_uid = {row["uid"]: row for row in held}
@@ -41,7 +40,9 @@ def assert_wandb_holds_everything_once(run: Path) -> None:
         assert kept["train/step"] == row["train/step"]
         for key, value in row.items():
             assert key in ("t",) or value is None or kept[key] == value, (key, kept, row)
-    evaluations = {f"step_{row['eval/step']}/{uid.rpartition('/')[2]}": row for uid, row in by_uid.items()}
+    evaluations = {
+        f"step_{row['eval/step']}/{uid.split(':')[2].partition('/')[2]}": row for uid, row in by_uid.items()
+    }
     assert set(evaluations) == set(results(run))
     for name, values in results(run).items():
         task = name.partition("/")[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,22 @@ def test_a_change_is_said_at_once_and_the_rest_once_a_second(
     later = phases.read(run.phase())
     assert later is not None and (later.step, later.since, later.at) == (3, 1000.0, 1001.0)
     assert [path.name for path in run.phase().parent.iterdir()] == ["rank_0.json"]
+
+
+def test_a_sign_of_life_that_cannot_be_written_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunFolder(tmp_path / "fake-1")
+    writer = PhaseWriter(run)
+    writer.set("start", 0)
+    draft = run.phase().with_name(f".rank_0.json.{os.getpid()}.tmp")
+    draft.symlink_to("/dev/full")
+    writer.set("first_batch", 0)
+    shutil.rmtree(run.phase().parent)
+    writer.set("step", 1)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "rank_0.json: no sign of life ([Errno 28]" in caplog.text
+    run.phase().parent.mkdir()
+    writer.set("end", 2)
+    said = phases.read(run.phase())
+    assert said is not None and said.phase == "end"

@@ -12,7 +12,8 @@ from tasks.core.errors import DataError
 from tasks.core.quarantine import NAME, Entry, to_text
 from tasks.dataset import quarantine
 from tasks.runs import record
-from tasks.runs.plan import locate, plan, resolve, train_samples
+from tasks.runs.data import train_samples
+from tasks.runs.plan import locate, plan, resolve
 from tasks.runs.quarantine import of_run
 from tests.runs.test_plan import make_version
 from tests.supervision.fakes import make_config

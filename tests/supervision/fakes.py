@@ -23,9 +23,10 @@ from tasks.core import config as configs
 from tasks.core.files import link_atomic, write_atomic, write_json
 from tasks.core.schema import Config
 from tasks.runs import checkpoints, metrics
+from tasks.runs.data import data_of
 from tasks.runs.folder import RunFolder
 from tasks.runs.phases import PhaseWriter
-from tasks.runs.plan import data_of, plan
+from tasks.runs.plan import plan
 from tasks.supervision import agent, evaluation_jobs, evaluations, trainer
 
 ROOT = Path(evaluation_jobs.__file__).parents[2]
@@ -138,7 +139,7 @@ def save(run: RunFolder, step: int, state: bytes) -> None:
     link_atomic(run.latest, run.checkpoint(step).name)
 
 
-def evaluate(folder: Path, step: int, task: str) -> None:
+def evaluate(folder: Path, step: int, task: str, question: str = "") -> None:
     run = RunFolder(folder)
     behaviour = behaviour_of(run)
     lock = only_one(run, f"{task}_{step}")
@@ -153,13 +154,14 @@ def evaluate(folder: Path, step: int, task: str) -> None:
         "task": task,
         "step": step,
         "checkpoint": str(run.checkpoint(step)),
-        "metrics": {"top1": step / 100},
+        "metrics": {"top1": behaviour.get("top1", step / 100)},
         "intervals": {"top1": [0.0, 1.0]},
         "samples": 20,
         "seconds": 0.1,
         "versions": {},
         "split": "val",
         "chance": {"top1": 0.1},
+        "question": question,
     }
     write_json(run.evaluation(step, task), result)
     lock.close()
@@ -174,9 +176,9 @@ def agent_main(folder: str) -> None:
     agent.main(folder)
 
 
-def evaluation_job(folder: str, step: str, task: str) -> None:
+def evaluation_job(folder: str, step: str, task: str, question: str) -> None:
     evaluation_jobs.EVALUATE = "tests.supervision.fakes:evaluate"
-    evaluation_jobs.run_job(folder, step, task)
+    evaluation_jobs.run_job(folder, step, task, question)
 
 
 if __name__ == "__main__":

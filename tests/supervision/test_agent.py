@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable
@@ -35,6 +34,11 @@ def finish(run: RunFolder) -> RunStatus:
     return launch.wait_for_evaluations(run)
 
 
+def rows(run: RunFolder) -> int:
+    """How many steps are done, told at once; the sign of life tells them once a second."""
+    return len(metrics.read(run.metrics)[0])
+
+
 def rank_of(run: RunFolder) -> Identity:
     newest = max(run.attempts.glob("*/rank_0.json"), key=lambda path: int(path.parent.name))
     return Identity.from_json(read_json(newest))
@@ -45,8 +49,8 @@ def assert_undisturbed(run: RunFolder) -> None:
     status = look(run)
     assert status.is_complete, (status.state, status.reason, status.evaluations)
     assert (run.checkpoint(40) / "model.safetensors").read_bytes() == model_of(40)
-    rows = metrics.read(run.metrics)[0]
-    assert [row["train/step"] for row in rows] == list(range(1, 41))
+    steps = [row["train/step"] for row in metrics.read(run.metrics)[0]]
+    assert steps == list(range(1, 41))
     assert 40 in {evaluation.step for evaluation in status.evaluations}
     for step in {evaluation.step for evaluation in status.evaluations}:
         summary = {"global_step": step, "results": {"zero_shot_top1": step / 100}}
@@ -87,20 +91,23 @@ def test_a_run_ends_with_everything_written_and_is_not_redone(tmp_path: Path) ->
 def test_sigkill_of_everything_then_again_ends_the_same(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     launch.start_or_adopt(run)
-    wait_for(lambda: look(run).step >= 25)
+    wait_for(lambda: rows(run) >= 25)
     everything = processes_of(tmp_path)
     for process in everything:
         process.kill()
     psutil.wait_procs(everything, timeout=5)
+    killed = time.time()
     status = finish(run)
     assert_undisturbed(run)
-    assert [attempt.outcome for attempt in status.record.attempts] == ["lost", "succeeded"]
+    lost, last = status.record.attempts
+    assert (lost.outcome, last.outcome) == ("lost", "succeeded")
+    assert lost.ended is not None and killed - 5 < lost.ended <= killed, "it lasted until it was killed"
 
 
 def test_sigkill_of_the_agent_ends_its_training_and_the_next_call_goes_on(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.05})
     launch.start_or_adopt(run)
-    wait_for(lambda: look(run).step >= 12)
+    wait_for(lambda: rows(run) >= 12)
     rank = rank_of(run)
     psutil.Process(record.load(run).attempts[-1].pid).kill()
     wait_for(lambda: not rank.is_alive(), timeout_s=5)
@@ -115,7 +122,7 @@ def test_sigkill_of_submitits_controller_leaves_one_writer(tmp_path: Path) -> No
     run = make_run(tmp_path)
     started = launch.start_or_adopt(run)
     assert started.job is not None
-    wait_for(lambda: look(run).step >= 5)
+    wait_for(lambda: rows(run) >= 5)
     psutil.Process(started.job.identity.pid).kill()
     wait_for(lambda: not look(run).agent_is_alive)
     finish(run)
@@ -125,7 +132,7 @@ def test_sigkill_of_submitits_controller_leaves_one_writer(tmp_path: Path) -> No
 def test_a_training_that_outlives_its_agent_is_ended_before_another_starts(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.2})
     launch.start_or_adopt(run)
-    wait_for(lambda: look(run).step >= 1)
+    wait_for(lambda: rows(run) >= 1)
     rank = rank_of(run)
     process = psutil.Process(rank.pid)
     process.suspend()  # so it does not see its input close
@@ -139,42 +146,10 @@ def test_a_training_that_outlives_its_agent_is_ended_before_another_starts(tmp_p
     assert_undisturbed(run)
 
 
-def test_a_killed_training_is_called_that_and_resumes(tmp_path: Path) -> None:
-    run = make_run(tmp_path, {"die_at": 25}, evaluate={"every": 20, "tasks": ["zero_shot"]})
-    launch.start_or_adopt(run)
-    with pytest.raises(DataError, match="killed by SIGKILL at step 25"):
-        launch.wait_for_training(run)
-    launch.wait_for_evaluations(run)
-    assert read_json(run.exit(1))["signal"] == "SIGKILL"
-    (finding,) = [json.loads(line) for line in run.findings.read_text().splitlines()]
-    assert finding["code"] == "process.gone" and finding["attempt"] == 1
-    assert run.eval_result(20).exists() and not run.eval_result(40).exists()
-    (run.path / "fake.json").write_text("{}")
-    finish(run)
-    assert_undisturbed(run)
-
-
-def test_exit_code_0_without_a_batch_is_a_failure(tmp_path: Path) -> None:
-    run = make_run(tmp_path, {"no_batches": True, "says": "all samples were dropped"})
-    launch.start_or_adopt(run)
-    with pytest.raises(DataError, match=r"saw no batch(.|\n)*rank_0.log") as caught:
-        launch.wait_for_training(run)
-    assert str(caught.value).count("all samples were dropped") == 1, "the reason quotes it"
-    assert "run.no_batches" in run.findings.read_text()
-
-
-def test_a_loss_that_is_not_finite_is_a_failure(tmp_path: Path) -> None:
-    run = make_run(tmp_path, {"nan_at": 7})
-    launch.start_or_adopt(run)
-    with pytest.raises(DataError, match="loss was not finite at step 7"):
-        launch.wait_for_training(run)
-    assert "loss.nonfinite" in run.findings.read_text()
-
-
 def test_cancel_stops_with_a_checkpoint_and_the_next_start_goes_on(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.05})
     launch.start_or_adopt(run)
-    wait_for(lambda: look(run).step >= 3)
+    wait_for(lambda: rows(run) >= 3)
     assert launch.cancel(run)
     with pytest.raises(DataError, match="cancelled by the user, at step"):
         launch.wait_for_training(run)
@@ -189,7 +164,7 @@ def test_cancel_stops_with_a_checkpoint_and_the_next_start_goes_on(tmp_path: Pat
 def test_sigterm_to_the_agent_becomes_the_sentinel(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.05})
     launch.start_or_adopt(run)
-    wait_for(lambda: look(run).step >= 3)
+    wait_for(lambda: rows(run) >= 3)
     psutil.Process(record.load(run).attempts[-1].pid).send_signal(signal.SIGTERM)
     with pytest.raises(DataError, match="the agent was sent SIGTERM, at step"):
         launch.wait_for_training(run)
@@ -199,7 +174,7 @@ def test_sigterm_to_the_agent_becomes_the_sentinel(tmp_path: Path) -> None:
 def test_a_training_that_does_not_obey_is_ended(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.2, "deaf": True, "stop_grace_s": 0.5})
     launch.start_or_adopt(run)
-    wait_for(lambda: look(run).step >= 1)
+    wait_for(lambda: rows(run) >= 1)
     launch.cancel(run, "enough")
     with pytest.raises(
         DataError, match=r"enough; the training did not obey in time and was ended by SIGTERM"

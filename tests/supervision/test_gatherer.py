@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tasks.core import config as configs
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.files import read_json
+from tasks.core.files import read_json, write_atomic
 from tasks.core.lease import Lease
 from tasks.core.process import Identity
-from tasks.runs import metrics
+from tasks.runs import metrics, record
 from tasks.runs.folder import RunFolder
-from tasks.supervision import gathering, wandb_file
+from tasks.runs.plan import dump, plan
+from tasks.supervision import gatherer, gathering, wandb_file
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import wait_for
+from tests.supervision.wandb_server import Server, serving
 
 
 def write_rows(run: RunFolder, first: int, last: int, pause_s: float = 0.0) -> None:
@@ -34,14 +39,27 @@ def write_rows(run: RunFolder, first: int, last: int, pause_s: float = 0.0) -> N
 def assert_gathered(run: RunFolder) -> None:
     """The union of the run's `.wandb` files holds every row and every evaluation once."""
     assert gathering.is_complete(run)
-    counts = Counter(row["uid"] for row in wandb_file.rows_of(run.wandb, run.id))
+    counts = Counter(row["uid"] for row in wandb_file.rows_of(run.wandb))
     assert counts.most_common(1)[0][1] == 1
-    evaluations = [metrics.uid("eval/step", *_kind(key)) for key in gathering.results_of(run)]
-    assert set(counts) == {row["uid"] for row in metrics.read(run.metrics)[0]} | set(evaluations)
+    evaluations = {row["uid"] for row in gatherer.evaluation_rows(run)}
+    assert set(counts) == {row["uid"] for row in metrics.read(run.metrics)[0]} | evaluations
 
 
-def _kind(key: tuple[int, str]) -> tuple[int, str]:
-    return key[0], f"eval/{key[1]}"
+def gather_quickly(run: RunFolder) -> None:
+    """As the gatherer does, but with short waits for a server."""
+    code = (
+        "import sys; from tasks.supervision import gatherer, tracker\n"
+        "tracker.INIT_TIMEOUT_S = 2; tracker.FINISH_TIMEOUT_S = 1\n"
+        f"sys.exit(gatherer.main({str(run.path)!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def set_mode(run: RunFolder, mode: str) -> None:
+    config = configs.load(run.config)
+    track = config.track.model_copy(update={"mode": mode})
+    write_atomic(run.config, dump(config.model_copy(update={"track": track})))
 
 
 def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
@@ -52,7 +70,7 @@ def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
     fakes.evaluate(run.path, 20, "zero_shot")
     gathering.complete(run)
     assert_gathered(run)
-    (path,) = wandb_file.files_of(run.wandb, run.id)
+    (path,) = wandb_file.files_of(run.wandb)
     found = wandb_file.read(path)
     assert found.run_id == run.id and found.is_finished
     assert found.axes == {
@@ -67,7 +85,8 @@ def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
     by_uid = {row["uid"]: row for row in found.rows}
     assert by_uid["train/step:2:train"]["train/loss"] == 0.5
     assert by_uid["train/step:3:val"]["val/loss"] is None
-    evaluation = by_uid["eval/step:20:eval/zero_shot"]
+    (uid,) = (uid for uid in by_uid if uid.startswith("eval/step:20:eval/zero_shot:"))
+    evaluation = by_uid[uid]
     assert (evaluation["eval/step"], evaluation["eval/zero_shot/top1"]) == (20, 0.2)
     assert found.config["data/accepted"] == 100 and found.config["data/rejects"] == 2
     assert found.config["batch_size"] == 4
@@ -78,9 +97,9 @@ def test_gathered_again_nothing_is_written(tmp_path: Path) -> None:
     run = make_run(tmp_path, track={"mode": "offline"})
     write_rows(run, 1, 3)
     gathering.complete(run)
-    files = wandb_file.files_of(run.wandb, run.id)
+    files = wandb_file.files_of(run.wandb)
     gathering.start(run).wait(timeout=20)
-    assert wandb_file.files_of(run.wandb, run.id) == files
+    assert wandb_file.files_of(run.wandb) == files
     write_rows(run, 4, 4)
     assert not gathering.is_complete(run)
     gathering.complete(run)
@@ -94,12 +113,12 @@ def test_sigkill_at_many_moments_loses_and_doubles_nothing(tmp_path: Path) -> No
     with Lease(run.lease):  # stands for the agent: the gatherer stays as long as it
         writing.start()
         for after_flush_s in (None, 0.0, 0.6):
-            before = len(wandb_file.rows_of(run.wandb, run.id))
+            before = len(wandb_file.rows_of(run.wandb))
             process = gathering.start(run)
             if after_flush_s is None:
                 time.sleep(0.2)
             else:
-                wait_for(lambda before=before: len(wandb_file.rows_of(run.wandb, run.id)) > before)
+                wait_for(lambda before=before: len(wandb_file.rows_of(run.wandb)) > before)
                 time.sleep(after_flush_s)
             process.kill()
             process.wait()
@@ -108,7 +127,7 @@ def test_sigkill_at_many_moments_loses_and_doubles_nothing(tmp_path: Path) -> No
     assert process.wait(timeout=30) == 0
     assert_gathered(run)
     assert len(metrics.read(run.metrics)[0]) == 160
-    assert len(wandb_file.files_of(run.wandb, run.id)) > 1
+    assert len(wandb_file.files_of(run.wandb)) > 1
 
 
 def test_a_core_that_outlives_its_gatherer_does_not_write_behind_the_next(tmp_path: Path) -> None:
@@ -116,7 +135,7 @@ def test_a_core_that_outlives_its_gatherer_does_not_write_behind_the_next(tmp_pa
     with Lease(run.lease):
         write_rows(run, 1, 5)
         first = gathering.start(run)
-        wait_for(lambda: len(wandb_file.rows_of(run.wandb, run.id)) == 5)
+        wait_for(lambda: len(wandb_file.rows_of(run.wandb)) == 5)
         core = Identity.from_json(read_json(run.wandb_core))
         process = psutil.Process(core.pid)
         process.suspend()  # so it does not notice its gatherer's death
@@ -149,26 +168,127 @@ def test_a_dead_server_costs_a_bounded_wait_and_leaves_offline_files(
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     run = make_run(tmp_path, track={"mode": "online"})
     write_rows(run, 1, 5)
-    code = (
-        "import sys; from tasks.supervision import gatherer, tracker; tracker.INIT_TIMEOUT_S = 2\n"
-        f"sys.exit(gatherer.main({str(run.path)!r}))"
-    )
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    gather_quickly(run)
     assert time.monotonic() - began < 20
     assert_gathered(run)
-    marker = read_json(run.gathered)
-    assert marker["mode"] == "offline" and "connection refused" in marker["fallback"]
+    upload = gathering.upload(run)
+    assert upload is not None
+    assert re.fullmatch(rf"offline: .*connection refused.*; upload: tarmac gather \S+{run.id} --sync", upload)
     with pytest.raises(TarmacError, match=r"was not uploaded; check WANDB_BASE_URL"):
         gathering.sync(run, timeout_s=3)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with serving() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+        yield server
+
+
+def test_what_reaches_the_server_needs_no_upload(tmp_path: Path, server: Server) -> None:
+    run = make_run(tmp_path, track={"mode": "online"})
+    write_rows(run, 1, 5)
+    gathering.complete(run)
+    assert gathering.upload(run) is None
+    assert server.uids(run.id) == [f"train/step:{step}:train" for step in range(1, 6)]
+    assert run.id in server.ended and gathering.sync(run) == 0
+
+
+@pytest.mark.parametrize(("status", "why"), [(401, "401 Unauthorized"), (500, "did not confirm the upload")])
+def test_rows_that_the_server_did_not_take_are_told_of_and_uploaded_later(
+    tmp_path: Path, server: Server, status: int, why: str
+) -> None:
+    run = make_run(tmp_path, track={"mode": "online"})
+    write_rows(run, 1, 5)
+    server.status = status
+    gather_quickly(run)
+    assert_gathered(run)
+    assert server.uids(run.id) == []
+    assert why in (gathering.upload(run) or "")
+    if status == 401:  # the client tries again for long after another
+        with pytest.raises(TarmacError, match="was not uploaded"):
+            gathering.sync(run)
+    server.status = 200
+    assert gathering.sync(run) == 1
+    assert len(server.uids(run.id)) == 5 and run.id in server.ended
+    assert gathering.upload(run) is None
+
+
+def test_what_was_gathered_offline_is_not_called_online(tmp_path: Path) -> None:
+    run = make_run(tmp_path, track={"mode": "offline"})
+    write_rows(run, 1, 3)
+    gathering.complete(run)
+    command = f"tarmac gather {run.handle} --sync"
+    assert gathering.upload(run) == command
+    set_mode(run, "online")
+    assert not gathering.is_complete(run)
+    gathering.complete(run)
+    assert gathering.upload(run) == f"offline: a part was gathered so; upload: {command}"
+
+
+def test_what_wandb_refuses_offline_too_is_an_error_and_no_other_try(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.wandb.mkdir()
+    code = (
+        "from pathlib import Path; from tasks.runs.folder import RunFolder; from tasks.supervision import tracker\n"
+        f"try: tracker.Tracker(RunFolder(Path({str(run.path)!r})), 'offline', 'my/lab', {{}})\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(f"TarmacError wandb cannot open run {run.name}: Invalid project name")
+
+
+def test_an_evaluation_that_is_done_again_is_gathered_again(tmp_path: Path) -> None:
+    run = make_run(tmp_path, track={"mode": "offline"})
+    fakes.evaluate(run.path, 20, "zero_shot")
+    path = run.evaluation(20, "zero_shot")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:50])
+    assert gathering.results_of(run) == {}
+    gathering.complete(run)
+    write_atomic(path, whole)
+    gathering.complete(run)
+    write_atomic(path, whole.replace(b'"top1": 0.2', b'"top1": 0.3'))
+    assert not gathering.is_complete(run)
+    gathering.complete(run)
+    rows = wandb_file.rows_of(run.wandb)
+    assert [row["eval/zero_shot/top1"] for row in rows] == [0.2, 0.3]
+    assert len({row["uid"] for row in rows}) == 2
+
+
+def test_a_run_that_starts_anew_has_a_wandb_run_of_its_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path, track={"mode": "offline"})
+    (version,) = (tmp_path / "data" / "versions").iterdir()
+    assert record.load(run).wandb_id == run.id
+    plan(configs.load(run.config), version, fresh=True)
+    (archived,) = (run.path.parent / "archive").iterdir()
+    write_rows(run, 1, 1)
+    gathering.complete(run)
+    (path,) = wandb_file.files_of(run.wandb)
+    wandb_id = wandb_file.read(path).run_id
+    assert wandb_id == record.load(run).wandb_id == run.id + archived.name.removeprefix(run.name)
+
+
+def test_a_damaged_file_is_gathered_anew_and_not_in_the_way(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(tmp_path, track={"mode": "offline"})
+    write_rows(run, 1, 3)
+    damaged = run.wandb / f"offline-run-20250101_000000-{run.id}" / f"run-{run.id}.wandb"
+    write_atomic(damaged, bytes(4096))
+    gathering.complete(run)
+    assert_gathered(run)
+    assert f"{damaged} counts as empty" in caplog.text
+    assert damaged not in gathering.not_uploaded(run)
 
 
 def test_disabled_tracking_writes_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     write_rows(run, 1, 3)
     assert gathering.start(run).wait(timeout=20) == 0
-    assert wandb_file.files_of(run.wandb, run.id) == []
+    assert wandb_file.files_of(run.wandb) == []
     with pytest.raises(UsageError, match=r"track\.mode"):
         gathering.complete(run)
 

@@ -15,7 +15,8 @@ from tasks.core.schema import Config
 from tasks.dataset import quarantine
 from tasks.dataset.quarantine import Entry
 from tasks.runs.folder import RunFolder
-from tasks.runs.plan import plan, version_path
+from tasks.runs.data import version_path
+from tasks.runs.plan import plan
 from tasks.runs.record import load
 from tasks.supervision import launch
 from tasks.supervision.left_out import left_out

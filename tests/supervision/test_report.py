@@ -22,7 +22,7 @@ from tasks.loader.indexed import IndexedReader
 from tasks.runs import ledger, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import Entry
-from tasks.runs.plan import version_path
+from tasks.runs.data import version_path
 from tasks.supervision.accounts import read_account
 from tasks.supervision.gallery import read_items
 from tasks.supervision.report import is_current, read_headline, write_report

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
 
-from tasks.supervision.success import Evidence, judge
+from tasks.supervision.success import Evidence, exit_of, judge
 
 GOOD = Evidence(exit_code=0, step=600, last_step=600, loss=0.2, checkpoint=600, log_tail=["step 600"])
 
@@ -20,7 +22,9 @@ def test_all_of_the_evidence_is_a_success() -> None:
     ("changes", "codes", "reason"),
     [
         ({"step": 0, "loss": None}, ["run.no_batches"], "saw no batch"),
-        ({"loss": None}, ["loss.nonfinite"], "loss was not finite at step 600"),
+        ({"loss": math.nan}, ["loss.nonfinite"], "loss was not finite at step 600"),
+        ({"loss": None}, ["unknown"], "no loss is recorded"),
+        ({"exit_code": -9, "step": 1, "loss": None}, ["process.gone"], "killed by SIGKILL at step 1"),
         ({"step": 599}, ["unknown"], "ended by itself at step 599 of 600"),
         ({"checkpoint": 400}, ["unknown"], "newest sound one is of step 400"),
         ({"checkpoint": None}, ["unknown"], "missing or torn: none is sound"),
@@ -47,6 +51,11 @@ def test_any_missing_piece_is_a_failure(changes: dict[str, object], codes: list[
         ("error: /d/train/000007.tar, key 'a': the picture is all black; see", "sample.poison"),
         ("error: train/000007.tar row 2: No such file or directory; `tarmac repair", "sample.poison"),
         ("error: /d/train: 9 samples of an epoch are bad, and loader.bad_budget lets 8 be", "sample.poison"),
+        ("error: the loss is nan at step 20, so the weights are lost; lower train.lr", "loss.nonfinite"),
+        ("error: the validation loss is -inf at step 20: the weights are finite, and", "loss.nonfinite"),
+        ("error: the weights are lost after step 20: visual.proj is not finite; they", "loss.nonfinite"),
+        ("OSError: [Errno 28] No space left on device: '/runs/a/metrics.jsonl'", "disk.too_small"),
+        ("error: the disk of /runs/a is full; make room and run again: what is done", "disk.too_small"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "cuda.oom"),
     ],
 )
@@ -79,6 +88,20 @@ def test_the_last_line_is_quoted_once() -> None:
     )
 
 
+def test_a_loss_that_is_not_finite_is_told_once_and_written_as_null() -> None:
+    line = "error: the loss is nan at step 7, so the weights are lost; lower train.lr"
+    seen = replace(GOOD, exit_code=1, step=7, loss=math.nan, checkpoint=None, log_tail=[line])
+    verdict = judge(seen)
+    assert [finding.code for finding in verdict.findings] == ["loss.nonfinite"]
+    assert '"loss": null' in json.dumps(exit_of(seen, verdict, 0.0, 1.0), allow_nan=False)
+
+
+def test_a_warning_of_a_full_disk_is_no_cause_of_another_end() -> None:
+    line = "2026-01-01 WARNING rank_0.json: no sign of life ([Errno 28] No space left on device)"
+    verdict = judge(replace(GOOD, exit_code=-9, step=20, log_tail=[line]))
+    assert [finding.code for finding in verdict.findings] == ["process.gone"]
+
+
 def test_a_sample_that_was_replaced_is_no_cause_of_another_end() -> None:
     line = "2026-01-01 WARNING replaced by b: train/000007.tar row 2, key 'a', member txt (member.checksum)"
     verdict = judge(replace(GOOD, exit_code=-9, step=20, log_tail=[line, "step 20"]))
@@ -87,7 +110,7 @@ def test_a_sample_that_was_replaced_is_no_cause_of_another_end() -> None:
 
 def test_all_causes_are_told_and_not_only_the_first() -> None:
     killed = "error: a loader worker (pid 41) of /data/train was killed by SIGKILL"
-    verdict = judge(replace(GOOD, exit_code=-6, step=7, loss=None, log_tail=[killed]))
+    verdict = judge(replace(GOOD, exit_code=-6, step=7, loss=math.nan, log_tail=[killed]))
     assert [finding.code for finding in verdict.findings] == [
         "loss.nonfinite",
         "worker.killed",
@@ -105,3 +128,8 @@ def test_a_stop_is_no_failure_and_says_who_and_where() -> None:
 
 def test_a_stop_that_came_too_late_changes_nothing() -> None:
     assert judge(replace(GOOD, stop_reason="cancelled by the user")).state == "succeeded"
+
+
+def test_a_stop_before_the_last_checkpoint_was_written_is_no_failure() -> None:
+    stopped = judge(replace(GOOD, checkpoint=400, stop_reason="cancelled by the user"))
+    assert (stopped.state, list(stopped.findings)) == ("cancelled", [])

@@ -45,7 +45,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One real file of 400 rows that span several blocks, and a row longer than a block."""
     folder = tmp_path_factory.mktemp("wandb_file")
     subprocess.run([sys.executable, "-c", WRITER, str(folder)], check=True, timeout=60)
-    (path,) = wandb_file.files_of(folder / "wandb", "abc")
+    (path,) = wandb_file.files_of(folder / "wandb")
     return path
 
 
@@ -96,4 +96,4 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     other.write_bytes(b"PK\x03\x04 this is something else")
     with pytest.raises(ValueError, match=r"no \.wandb file"):
         wandb_file.read(other)
-    assert wandb_file.rows_of(tmp_path, "abc") == []
+    assert wandb_file.rows_of(tmp_path) == []

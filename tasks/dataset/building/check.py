@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tasks.core.addresses import is_remote
 from tasks.core.errors import UsageError
-from tasks.core.locations import means
+from tasks.core.locations import base_of, means, require_room
 from tasks.core.schema import Dataset, ShardsSource
 from tasks.core.schema import Source as SourceConfig
 from tasks.dataset import splits, versions
@@ -29,7 +29,8 @@ WORKED_IN = ("staging", "versions", "repair")
 def check(dataset: Dataset) -> list[Source]:
     """The config's sources, ready to be listed; UsageError for a config that does not fit them."""
     splits.check(dataset.splits)
-    _require_room(dataset.output)
+    require_room(dataset.output, "dataset.output")
+    versions.require_link(dataset.output)
     _require_known_sizes(dataset)
     MODALITIES[dataset.modality].check(dataset)
     if dataset.mirror is not None:
@@ -48,14 +49,6 @@ def check(dataset: Dataset) -> list[Source]:
     return sources
 
 
-def _require_room(output: Path) -> None:
-    """UsageError where no dataset can be."""
-    for path in (output, *output.parents):
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"dataset.output: {path} is a file; give a folder")
-    versions.require_link(output)
-
-
 def _require_apart(dataset: Dataset) -> None:
     """A dataset inside what it is made of would be a part of itself at the next build; and what lies in the
     folders of a build does not stay there."""
@@ -63,15 +56,28 @@ def _require_apart(dataset: Dataset) -> None:
     for path in (place for source in dataset.all_sources for place in _places(source)):
         if is_remote(path):
             continue
-        if any(means(path, f"{output}/{name}") for name in MADE):
+        if lies_inside(dataset.output, path):
             raise UsageError(
-                f"dataset.output: {dataset.output} lies inside the source {path}; put it beside it"
+                f"dataset.output: {dataset.output} lies inside the source {path}; put it beside it, such as "
+                f"{beside(path)}"
             )
         if any(f"{os.path.realpath(path)}/".startswith(f"{output}/{name}/") for name in WORKED_IN):
             raise UsageError(
                 f"dataset.output: {dataset.output} is where a build removes what it does not need, so the "
                 f"source {path} must not lie there; put the dataset beside it"
             )
+
+
+def lies_inside(output: str | Path, path: str) -> bool:
+    """Whether a source's path, a local one, would mean files of a dataset in `output`."""
+    folder = os.path.realpath(output)
+    return any(means(path, f"{folder}/{name}") for name in MADE)
+
+
+def beside(path: str) -> str:
+    """A folder for a dataset that lies in no source of this path: absolute where the path is."""
+    folder = f"{base_of(path)}-tarmac"
+    return folder if os.path.isabs(path) else os.path.relpath(folder)
 
 
 def _places(source: SourceConfig) -> list[str]:

@@ -21,11 +21,12 @@ OTHER_TURNS = ({"from", "value"}, {"role", "content"})
 
 def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
     """One reading of all files with conversations, as subsets of one source."""
-    found = [one for one in tables.sets if suffix_of(one.first.file) in SUFFIXES and texts_column(one.first)]
+    found = [one for one in tables.sets if suffix_of(one.files[0]) in SUFFIXES and texts_column(one.profile)]
     if not found:
         return []
     readable = [file for file in inventory.files if suffix_of(file) in SUFFIXES]
-    if inventory.is_folder and sum(len(one.files) for one in found) == len(readable):
+    is_all = inventory.is_folder and not inventory.datasets
+    if is_all and sum(len(one.files) for one in found) == len(readable):
         return [_reading(found, inventory.given, tables)]
     return [_reading([one], one.path, tables) for one in found]
 
@@ -33,12 +34,11 @@ def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
 def other_conversations(tables: Tables) -> str:
     """What to do about conversations in a form that is not read; "" where there are none."""
     for one in tables.sets:
-        for fields in one.first.kept:
+        for fields in one.profile.kept:
             for name, value in fields.items():
                 if _is_list_of(value, *OTHER_TURNS):
-                    said = (
-                        f"{shown(name)} in {shown(one.first.file)} holds turns as {listed(sorted(value[0]))}"
-                    )
+                    where = f"{shown(name)} in {shown(one.files[0])}"
+                    said = f"{where} holds turns as {listed(sorted(value[0]))}"
                     return f"{said}: convert them to a column texts, a list of {{user, assistant}}"
     return ""
 
@@ -60,11 +60,11 @@ def images_column(profile: Profile) -> str | None:
 
 
 def _reading(sets: Sequence[TableSet], path: str, tables: Tables) -> Reading:
-    first = sets[0].first
+    first = sets[0].profile
     texts, images = texts_column(first), images_column(first)
     rows, files = sum(one.rows for one in sets), sum(len(one.files) for one in sets)
     about = "about " if any(one.is_about for one in sets) else ""
-    kept = [fields for one in sets for profile in one.looked_at for fields in profile.kept]
+    kept = [fields for one in sets for fields in one.profile.kept]
     turns = [len(fields[str(texts)]) for fields in kept if isinstance(fields.get(str(texts)), list)]
     ratings = rating_counts(kept)
     where = f"{counted(files, 'file')}; columns {listed([*first.columns], 8)}"

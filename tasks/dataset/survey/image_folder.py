@@ -52,11 +52,19 @@ def without_captions(inventory: Inventory) -> str:
     images = inventory.of(IMAGE_SUFFIXES)
     if not images:
         return ""
-    name = stem(images[0].rpartition("/")[2])
+    if not inventory.is_folder:
+        return "images by themselves, without what is beside them: give their folder"
+    name = images[0].rpartition("/")[2]
+    classes = {image.rpartition("/")[0].rpartition("/")[2] for image in images}
+    is_class = len(classes) == 1 and not classes <= {"", *SPLIT_FOLDERS}
+    by_class = (
+        f"or, as one class is no choice, images of others into folders beside {shown(min(classes))}/"
+        if is_class
+        else "or the images into one folder a class"
+    )
     return (
-        f"no captions for {counted(len(images), 'image')}: put {shown(name)}.txt beside {shown(name)}"
-        f"{suffix_of(images[0])}, a table with columns file,caption into the folder, or the images into one "
-        "folder a class"
+        f"no captions for {counted(len(images), 'image')}: put {shown(stem(name))}.txt beside {shown(name)}, "
+        f"a table with columns file,caption into the folder, {by_class}"
     )
 
 

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tasks.core.addresses import is_remote
-from tasks.core.formats import count, counted
+from tasks.core.formats import count
 from tasks.core.stores import ABSENT
 from tasks.dataset.sources.image_folder import UNSTORABLE
 from tasks.dataset.splits import FOLDERS
 from tasks.dataset.survey.evidence import Grade, Key, Reading, listed, shard_key, shown, splits_key
 from tasks.dataset.survey.inventory import IMAGE_SUFFIXES, Inventory, suffix_of
-from tasks.dataset.survey.profile import Column, Profile
+from tasks.dataset.survey.profile import MOST_DISTINCT, Column, Profile
 from tasks.dataset.survey.table_sets import Tables, TableSet
 
 IMAGES = ("image", "img", "jpg", "png", "picture", "photo", "image_bytes", "bytes")
@@ -31,7 +31,7 @@ def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
 
 
 def _reading(inventory: Inventory, table: TableSet, tables: Tables) -> Reading | None:
-    profile = table.first
+    profile = table.profile
     image = image_column(profile)
     if image is None:
         return None
@@ -43,28 +43,26 @@ def _reading(inventory: Inventory, table: TableSet, tables: Tables) -> Reading |
     if caption.share(caption.spaced) < 0.5:
         warnings = [*warnings, f"{caption.name} holds single words rather than captions"]
         grade = min(grade, 1)
-    doubt = header_doubt(inventory, profile)
-    if doubt:
+    if doubt := header_doubt(inventory, profile):
         warnings = [doubt, *warnings]
         grade = min(grade, 1)
     seen = [
         ("table", f"{table.described}; columns {listed(list(profile.columns), 8)}"),
         ("image", f"{shown(image.name)}: {where}"),
-        ("caption", f"{shown(caption.name)}: {_quoted(caption)}{_others(captions)}"),
+        ("caption", f"{shown(caption.name)}: {_quoted(caption, table.among)}{_others(captions)}"),
     ]
     label = label_column(profile, image, caption)
     if label is not None:
-        seen.append(
-            ("label", f"{shown(label.name)}: {len(label.values)} values, {listed(list(label.values))}")
-        )
+        values = f"{len(label.values)} values{table.among}, {listed(list(label.values))}"
+        seen.append(("label", f"{shown(label.name)}: {values}"))
     source = [
         Key("kind", "table"),
         Key("path", table.path, table.described.partition(": ")[2]),
         Key("image", image.name, where),
-        *_captions(captions),
+        *_captions(captions, table.among),
         *_key(profile, image),
     ]
-    dataset = [*_filter(label), _image_rules(image), *_splits(profile, table.rows), shard_key(table.rows)]
+    dataset = [*_filter(label), _image_rules(image), *_splits(table), shard_key(table.rows)]
     return Reading(
         "table",
         "a table of images and captions",
@@ -175,8 +173,8 @@ def _fix_of_paths(inventory: Inventory, folder: str, image: Column, named: Seque
     return f"{shown(named[0])} is not there: paths in {shown(image.name)} start at the table's folder"
 
 
-def _captions(columns: Sequence[Column]) -> Iterable[Key]:
-    yield Key("caption", columns[0].name, f"such as {_quoted(columns[0])}")
+def _captions(columns: Sequence[Column], among: str) -> Iterable[Key]:
+    yield Key("caption", columns[0].name, f"such as {_quoted(columns[0], among)}")
     for column in columns[1:3]:
         yield Key("caption", column.name, "would do as well", is_aside=True)
 
@@ -203,21 +201,22 @@ def _image_rules(image: Column) -> Key | None:
     return Key("image", {"max_side": 1024}, "scales larger images down, once", True)
 
 
-def _splits(profile: Profile, rows: int) -> Iterable[Key]:
+def _splits(table: TableSet) -> Iterable[Key]:
     """By the column that names splits where there is one, else by key; alternatives after it."""
-    named = next((column for column in profile.columns.values() if split_names(column)), None)
-    group = profile.named(*GROUPS)
+    named = next((column for column in table.profile.columns.values() if split_names(column)), None)
+    group = table.profile.named(*GROUPS)
     if named is None:
-        yield splits_key(rows)
+        yield splits_key(table.rows)
     else:
         names = split_names(named)
         usable = "train" in names and not set(names) & set(FOLDERS)
-        why = f"its values: {listed(names)}" + ("" if "train" in names else "; none is called train")
+        lacking = "" if "train" in names else "; none is called train"
+        why = f"its values{table.among}: {listed(names)}{lacking}"
         if not usable:
-            yield splits_key(rows)
+            yield splits_key(table.rows)
         yield Key("splits", {"from": named.name}, why, not usable)
     if group is not None:
-        why = f"keeps {counted(len(group.values), 'value')} of {group.name} each in one split"
+        why = f"keeps each {group.name} in one split; {_different(group, table.among)}"
         yield Key("splits", {"val": 0.05, "group_by": group.name}, why, True)
 
 
@@ -238,10 +237,13 @@ def _is(column: Column, names: Sequence[str]) -> bool:
     return name in names or any(part in names for part in name.replace("-", "_").split("_"))
 
 
-def _quoted(column: Column) -> str:
+def _quoted(column: Column, among: str) -> str:
     values = [value for value in column.values if value.strip()]
     if len(column.values) <= 3:
         return ", ".join(f"“{shown(value, 40)}”" for value in values)
-    return f"“{shown(values[0] if values else '', 48)}”, {count(min(len(column.values), column.filled))}" + (
-        "+ different" if len(column.values) >= 500 else " different"
-    )
+    return f"“{shown(values[0] if values else '', 48)}”, {_different(column, among)}"
+
+
+def _different(column: Column, among: str) -> str:
+    number = len(column.values)
+    return f"{count(number)}{'+' * (number >= MOST_DISTINCT)} different{among}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import PurePosixPath
 
 from tasks.core.addresses import is_remote
 from tasks.core.errors import UsageError
-from tasks.core.formats import count
+from tasks.core.formats import count, counted
 from tasks.core.globs import first_mark, is_hidden
 from tasks.core.locations import base_of, expand, open_store, split_location
 from tasks.core.schema.source import TABLES
@@ -25,7 +26,9 @@ MOST_FILES = 200_000
 IMAGE_SUFFIXES = tuple(f".{suffix}" for suffix in IMAGES)
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
 READ = f"images, tables ({', '.join(TABLES)}), .npz, .nii.gz, .nii, .tar"
+_OWN = re.compile(r"(?:(.*)/)?versions/[0-9a-f]{12}/manifest\.json")
 _LONG = (*NIFTI_SUFFIXES, *COMPRESSED)
+_GONE = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
 _KNOWN = (*IMAGE_SUFFIXES, *TABLES, *_LONG, ".npz", ".tar", ".txt", ".json")
 
 
@@ -33,7 +36,8 @@ _KNOWN = (*IMAGE_SUFFIXES, *TABLES, *_LONG, ".npz", ".tar", ".txt", ".json")
 class Inventory:
     """`files` are relative to the store, in its order; `is_cut` where there are more than were listed.
 
-    `given` is the place as the config names it; `is_folder` where that means everything below.
+    `given` is the place as the config names it; `is_folder` where that means everything below. `datasets` are
+    folders below that Tarmac built, whose files are none of `files`.
     """
 
     given: str
@@ -41,6 +45,7 @@ class Inventory:
     files: Sequence[str]
     is_cut: bool
     is_folder: bool
+    datasets: Sequence[str] = ()
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -61,7 +66,8 @@ class Inventory:
         parts = [f"{count(number)} {suffix or 'without suffix'}" for suffix, number in kinds[:6]]
         more = f" and {len(kinds) - 6} more kinds" if len(kinds) > 6 else ""
         cut = f" among the first {count(MOST_FILES)} files; there are more" if self.is_cut else ""
-        return (", ".join(parts) or "no files") + more + cut
+        datasets = f" besides {counted(len(self.datasets), 'dataset')}" if self.datasets else ""
+        return (", ".join(parts) or "no files") + more + cut + datasets
 
     def path(self, file: str = "") -> str:
         """How the config names a file, or the folder."""
@@ -84,6 +90,26 @@ def config_path(folder: str, file: str = "") -> str:
     return whole if below.startswith("..") else below
 
 
+class _ChangingFolder(LocalStore):
+    """A folder of which others remove what is below while it is listed; that is passed over."""
+
+    def entries(self, folder: str = "") -> tuple[list[str], list[str]]:
+        try:
+            return super().entries(folder)
+        except _GONE:
+            if not folder:
+                raise
+            return [], []
+
+    def _identity(self, folder: str) -> tuple[int, int]:
+        try:
+            return super()._identity(folder)
+        except _GONE:
+            if not folder:
+                raise
+            return self._identity("")  # which was listed already
+
+
 def take(location: str) -> Inventory:
     """List a folder, a file or a pattern; UsageError when it is not there."""
     if not is_remote(location) and not os.path.exists(location) and first_mark(location) is None:
@@ -95,7 +121,7 @@ def take(location: str) -> Inventory:
             return Inventory(config_path(store.location, name), store, [name], False, False)
         if first_mark(location) is not None and not os.path.isdir(location):
             return _of_pattern(location)
-        return _of_folder(open_store(location, "PATH"))
+        return _of_folder(open_store(location, "PATH") if is_remote(location) else _ChangingFolder(location))
     except Unreachable:
         raise
     except OSError as error:
@@ -114,9 +140,10 @@ def _is_file(location: str) -> bool:
 
 def _of_folder(store: Store) -> Inventory:
     visible = (file for file in store.files() if not is_hidden(file))
-    files = list(islice(visible, MOST_FILES + 1))
+    listed = list(islice(visible, MOST_FILES + 1))
+    files, datasets = _without_datasets(listed[:MOST_FILES])
     given = config_path(store.location)
-    return Inventory(given, store, files[:MOST_FILES], len(files) > MOST_FILES, True)
+    return Inventory(given, store, files, len(listed) > MOST_FILES, True, datasets)
 
 
 def _of_pattern(location: str) -> Inventory:
@@ -130,7 +157,16 @@ def _of_pattern(location: str) -> Inventory:
     else:
         given = location
     files = [file.removeprefix(base) for file in found[:MOST_FILES]]
+    if _without_datasets(files)[1]:
+        raise UsageError(f"PATH: {shown_path(location)} takes in a dataset that Tarmac built; leave it out")
     return Inventory(given, store, files, len(found) > MOST_FILES, False)
+
+
+def _without_datasets(files: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The files that lie in no dataset, and the datasets."""
+    datasets = [found[1] or "" for file in files if (found := _OWN.fullmatch(file))]
+    inside = tuple(f"{folder}/" if folder else "" for folder in datasets)
+    return [file for file in files if not file.startswith(inside)], list(dict.fromkeys(datasets))
 
 
 def shown_path(path: object) -> str:

@@ -1,4 +1,4 @@
-"""What the columns of a table hold, told from its first rows.
+"""What the columns of tables hold, told from their first rows.
 
 A table is read no further than MOST_ROWS; of a longer one the number of rows is an estimate, but for Parquet,
 whose end tells it.
@@ -7,7 +7,7 @@ whose end tells it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -18,7 +18,7 @@ from tasks.core.locations import join_location
 from tasks.core.stores import Unreachable
 from tasks.dataset.sources.reading.parquet import Row
 from tasks.dataset.sources.reading.tabular import open_table
-from tasks.dataset.survey.evidence import LOOKED_AT, shown
+from tasks.dataset.survey.evidence import LOOKED_AT, shown, spread
 from tasks.dataset.survey.inventory import IMAGE_SUFFIXES, Inventory, suffix_of
 
 MOST_ROWS = 20_000
@@ -29,7 +29,7 @@ MOST_DISTINCT = 500
 
 @dataclass
 class Column:
-    """Counts over a column's cells; `values` are its distinct ones up to MOST_DISTINCT, in their order."""
+    """Counts over a column's cells; `values` are its distinct ones in their order, MOST_DISTINCT a table."""
 
     name: str
     is_binary: bool = False
@@ -62,9 +62,22 @@ class Column:
         if len(self.values) < MOST_DISTINCT:
             self.values[text] = None
 
+    def add_all(self, other: Column) -> None:
+        self.is_binary |= other.is_binary
+        self.filled += other.filled
+        self.texts += other.texts
+        self.spaced += other.spaced
+        self.characters += other.characters
+        self.numbers += other.numbers
+        self.named_images += other.named_images
+        self.addresses += other.addresses
+        self.nested += other.nested
+        self.repeats |= other.repeats or not self.values.keys().isdisjoint(other.values)
+        self.values |= other.values
+
     @property
     def examples(self) -> list[str]:
-        return list(self.values)[:LOOKED_AT]
+        return spread(list(self.values), LOOKED_AT)
 
     @property
     def is_unique(self) -> bool:
@@ -86,12 +99,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Profile:
-    """A table: `rows` in all, exact unless `is_about`; `faults` of those looked at could not be read."""
+    """A table: `rows` in all, exact unless `is_about`; `faults` of those `looked_at` could not be read."""
 
     file: str
     columns: Mapping[str, Column]
     rows: int
     is_about: bool
+    looked_at: int
     faults: int
     kept: list[Mapping[str, Any]]
 
@@ -131,7 +145,24 @@ def profile(inventory: Inventory, file: str, most_rows: int = MOST_ROWS) -> Prof
         raise
     except (TarmacError, OSError) as error:
         return Broken(file, shown(str(error).replace(location, file).removeprefix("PATH: "), 160))
-    return Profile(file, columns, rows, not ended and suffix_of(file) != ".parquet", faults, kept)
+    return Profile(file, columns, rows, not ended and suffix_of(file) != ".parquet", seen, faults, kept)
+
+
+def merged(profiles: Sequence[Profile]) -> Profile:
+    """Tables of the same columns as one, which has the first one's name."""
+    columns = {name: Column(name) for name in profiles[0].columns}
+    for one in profiles:
+        for name, column in one.columns.items():
+            columns[name].add_all(column)
+    return Profile(
+        profiles[0].file,
+        columns,
+        sum(one.rows for one in profiles),
+        any(one.is_about for one in profiles),
+        sum(one.looked_at for one in profiles),
+        sum(one.faults for one in profiles),
+        [fields for one in profiles for fields in one.kept],
+    )
 
 
 def _length(row: Row) -> int:

@@ -7,13 +7,15 @@ first rows are read. What is found is evidence, not proof: the build judges ever
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from tasks.core.errors import UsageError
 from tasks.core.globs import first_mark
 from tasks.core.locations import absolute_location, split_location
+from tasks.dataset.sources.reading.columns import other_delimiter
 from tasks.dataset.survey import chat, image_folder, image_table, tars, volumes
 from tasks.dataset.survey.evidence import Reading, listed, shown
 from tasks.dataset.survey.inventory import READ, Inventory, shown_path, take
@@ -21,9 +23,8 @@ from tasks.dataset.survey.table_sets import Tables, look_at_tables
 
 ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
 """Of readings that are as good and as large as each other, the one that tells more comes first."""
-
-OTHER_SIGNS = {"\t": "tabs", ";": "semicolons", "|": "bars"}
-_OWN = re.compile(r"(?:^|/)versions/[0-9a-f]{12}/manifest\.json$")
+MOST_TOLD = 3
+"""Tables of which an error says what they lack."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,10 @@ class Survey:
 
 def survey(location: str) -> Survey:
     """Look at a folder, a table or a pattern, local or remote; UsageError when nothing fits."""
+    if not location:
+        raise UsageError("PATH: it is empty; give a folder, a file or a pattern")
     location = location.rstrip("/") or "/"
     inventory = take(location)
-    _refuse_own(inventory)
     tables = look_at_tables(inventory)
     found = [
         *tars.readings(inventory),
@@ -70,43 +72,34 @@ def name_of(location: str) -> str:
     return clean or "dataset"
 
 
-def _refuse_own(inventory: Inventory) -> None:
-    place = shown_path(inventory.given)
-    if any(_OWN.search(file) for file in inventory.of([".json"])):
-        raise UsageError(f"PATH: {place} holds a dataset that Tarmac built; tarmac look {place}")
-
-
 def _nothing(inventory: Inventory, tables: Tables, location: str) -> str:
     """What was seen, what is missing, and what can be read."""
     place = shown_path(location)
-    if not inventory.files:
-        return f"PATH: {place} holds no files; Tarmac reads {READ}"
     fixes = [
         tars.without_use(inventory),
         volumes.without_reports(inventory),
         chat.other_conversations(tables),
-        image_folder.without_captions(inventory),
-        *(f"{one.file} cannot be read: {one.why}" for one in tables.broken[:1]),
-        *_columns(inventory, tables),
+        "; ".join(filter(None, [image_folder.without_captions(inventory), *_refused(inventory, tables)])),
     ]
-    fix = next((fix for fix in fixes if fix), f"Tarmac reads {READ}")
-    return f"PATH: {place} holds {inventory.described}; {fix}"
+    fix = next((fix for fix in fixes if fix), "")
+    if inventory.datasets and not fix:
+        dataset = shlex.quote(shown_path(inventory.path(inventory.datasets[0])))
+        return f"PATH: {place} holds a dataset that Tarmac built; tarmac look {dataset}"
+    held = inventory.described if inventory.files else "no files"
+    return f"PATH: {place} holds {held}; {fix or f'Tarmac reads {READ}'}"
 
 
-def _columns(inventory: Inventory, tables: Tables) -> Sequence[str]:
-    """What the longest table lacks."""
-    if not tables.sets:
-        return []
-    first = tables.sets[0]
-    names = list(first.first.columns)
-    sign = next((sign for sign in OTHER_SIGNS if len(names) == 1 and sign in names[0]), None)
-    if sign is not None:
-        fix = "name it .tsv" if sign == "\t" else "write it with commas, or with tabs as .tsv"
-        return [f"{first.files[0]} has its cells apart by {OTHER_SIGNS[sign]}, and a .csv by commas: {fix}"]
-    doubt = image_table.header_doubt(inventory, first.first)
-    if doubt:
-        return [doubt]
-    return [
-        f"{first.files[0]} has no column of images (paths or bytes) with one of captions, or of "
-        f"conversations; its columns: {listed(names, 12)}"
-    ]
+def _refused(inventory: Inventory, tables: Tables) -> Iterator[str]:
+    """Why the first tables are no source."""
+    yield from (f"{one.file} cannot be read: {one.why}" for one in tables.broken[:MOST_TOLD])
+    for one in tables.sets[:MOST_TOLD]:
+        names = list(one.profile.columns)
+        if sign := other_delimiter(names):
+            yield f"{one.files[0]}: {sign}"
+        elif doubt := image_table.header_doubt(inventory, one.profile):
+            yield doubt
+        else:
+            yield (
+                f"{one.files[0]} has no column of images (paths or bytes) with one of captions, or of "
+                f"conversations; its columns: {listed(names, 12)}"
+            )

@@ -12,7 +12,7 @@ from tasks.core.formats import count, counted
 from tasks.dataset.sources.reading.tabular import SUFFIXES
 from tasks.dataset.survey.evidence import spread
 from tasks.dataset.survey.inventory import Inventory, config_path
-from tasks.dataset.survey.profile import MOST_ROWS, Broken, Profile, profile
+from tasks.dataset.survey.profile import MOST_ROWS, Broken, Profile, merged, profile
 
 MOST_TABLES = 24
 FEW_ROWS = 2_000
@@ -26,24 +26,30 @@ class TableSet:
     looked_at: Sequence[Profile]
     path: str
 
-    @property
-    def first(self) -> Profile:
-        return self.looked_at[0]
-
     @cached_property
+    def profile(self) -> Profile:
+        """Those looked at as one."""
+        return merged(self.looked_at)
+
+    @property
     def rows(self) -> int:
-        seen = sum(one.rows for one in self.looked_at)
-        return round(seen * len(self.files) / len(self.looked_at))
+        return round(self.profile.rows * len(self.files) / len(self.looked_at))
 
     @property
     def is_about(self) -> bool:
-        return len(self.looked_at) < len(self.files) or any(one.is_about for one in self.looked_at)
+        return len(self.looked_at) < len(self.files) or self.profile.is_about
+
+    @property
+    def among(self) -> str:
+        """` in 20,000 rows looked at`, for the profile's figures; "" where these are all rows."""
+        is_whole = self.profile.looked_at == self.rows and not self.is_about
+        return "" if is_whole else f" in {counted(self.profile.looked_at, 'row')} looked at"
 
     @property
     def described(self) -> str:
         about = "about " if self.is_about else ""
         name = self.files[0] if len(self.files) == 1 else counted(len(self.files), "table")
-        faults = sum(one.faults for one in self.looked_at)
+        faults = self.profile.faults
         torn = f", {count(faults)} of them torn" if faults else ""
         return f"{name}: {about}{counted(self.rows, 'row')}{torn}"
 

@@ -137,11 +137,12 @@ def _shard(first: TarFolder, modality: str) -> Key:
 
 
 def _path(inventory: Inventory, its: Sequence[TarFolder], folders: int) -> str:
-    if len(its) == folders:
+    if len(its) == folders and not inventory.datasets:
         return inventory.given
-    if len(its) == 1:
+    if len(its) == 1 and its[0].folder:
         return config_path(inventory.store.location, its[0].folder)
-    return config_path(inventory.store.location, "{" + ",".join(one.folder for one in its) + "}/*.tar")
+    tars = [posixpath.join(one.folder, "*.tar") for one in its]
+    return config_path(inventory.store.location, tars[0] if len(tars) == 1 else f"{{{','.join(tars)}}}")
 
 
 def _partner(its: Sequence[TarFolder], lone: Sequence[TarFolder]) -> TarFolder | None:

@@ -12,6 +12,7 @@ import yaml
 
 from tasks.core.addresses import is_remote
 from tasks.core.errors import UsageError
+from tasks.dataset.building.check import beside, lies_inside
 from tasks.dataset.survey.evidence import Key, Reading, shown
 from tasks.dataset.survey.survey import Survey
 
@@ -53,14 +54,25 @@ def config_text(survey: Survey, output: str | None = None) -> str:
 
 
 def output_of(survey: Survey) -> str:
-    """`data/NAME`, unless the raw data lies there."""
+    """`data/NAME`, unless the raw data lies there, or the source would hold it."""
     location = survey.inventory.store.location
-    wanted = Path("data") / survey.name
-    if not is_remote(location):
-        raw, out = Path(location), wanted.absolute()
-        if raw == out or out in raw.parents or (raw in out.parents and raw != Path.cwd()):
-            return f"{wanted}-shards"
-    return str(wanted)
+    wanted = f"data/{survey.name}"
+    if is_remote(location):
+        return wanted
+    raw, out = Path(location), Path(wanted).absolute()
+    if raw == out or out in raw.parents or (raw in out.parents and raw != Path.cwd()):
+        wanted = f"{wanted}-shards"
+    is_inside = any(lies_inside(wanted, path) for path in _paths(survey.best))
+    return beside(survey.inventory.given) if is_inside else wanted
+
+
+def _paths(reading: Reading) -> Iterator[str]:
+    """Where the source and what joins it lie."""
+    for key in reading.source:
+        if key.name == "path":
+            yield key.value
+        elif key.name == "join" and not key.is_aside:
+            yield from (one["path"] for one in key.value)
 
 
 def _head(survey: Survey) -> Iterator[str]:

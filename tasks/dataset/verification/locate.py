@@ -103,8 +103,9 @@ def _below(folder: str, given: str, folders: Sequence[str]) -> str:
         for name in folders
         if not is_remote(folder) and any(os.path.lexists(f"{folder}/{name}/{mark}") for mark in marks)
     )
-    some = ", ".join(islice(datasets, MOST_BELOW))
-    return f"; give one of those below it: {some}" if some else ""
+    some = list(islice(datasets, MOST_BELOW + 1))
+    more = ", …" if len(some) > MOST_BELOW else ""
+    return f"; give one of those below it: {', '.join(some[:MOST_BELOW])}{more}" if some else ""
 
 
 def _is_ours(store: Store, folder: str, folders: Sequence[str], files: Sequence[str]) -> bool:

@@ -1,0 +1,86 @@
+"""`tarmac gather` and what stage and last screen say of the wandb run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from flows import cli, outcome
+from tasks import gather, stage
+from tasks.core import config as configs
+from tasks.core.errors import UsageError
+from tasks.core.lease import Lease, holder_of
+from tasks.runs.folder import RunFolder
+from tasks.supervision import gathering, wandb_file
+from tests.supervision import fakes
+from tests.supervision.test_agent import wait_for
+from tests.supervision.test_gatherer import set_mode, write_rows
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """Three rows and one evaluation that nobody has gathered."""
+    run = fakes.make_run(tmp_path, track={"mode": "offline"})
+    write_rows(run, 1, 3)
+    fakes.evaluate(run.path, 20, "zero_shot")
+    return run
+
+
+def test_the_last_screen_names_the_upload_until_it_is_done(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "get_run_logger", logging.getLogger)
+    command = f"tarmac gather {run.handle} --sync"
+
+    def last_screen() -> str:
+        capsys.readouterr()
+        outcome.show(configs.load(run.config), [], time.monotonic(), False, run)
+        return capsys.readouterr().out
+
+    says = f"metrics and 1 evaluation in wandb run {run.id}"
+    assert gather.gather.fn(run)["summary"] == f"{says} (offline)"
+    assert f"  wandb   {command}\n" in last_screen()
+    set_mode(run, "online")
+    offline = f"offline: a part was gathered so; upload: {command}"
+    assert gather.gather.fn(run)["summary"] == f"{says} ({offline})"
+    assert f"  wandb   {offline}\n" in last_screen()
+    wandb_file.synced_of(wandb_file.files_of(run.wandb)[0]).touch()
+    assert gather.gather.fn(run)["summary"] == f"{says} (online)"
+    assert "  wandb  " not in last_screen()
+
+
+def test_the_command_tells_what_it_gathered(
+    run: RunFolder,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "tasks.py").write_text("a user's own, which has nothing to do with Tarmac's package")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["gather", str(run.path)]) == 0
+    upload = f"  tarmac gather {run.handle} --sync\n"
+    assert capsys.readouterr().out == f"✓ gathered 1 evaluation and the metrics: {run.wandb}\n{upload}"
+    assert cli.main(["gather", str(run.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["uploaded"] is False
+
+
+def test_a_run_that_goes_on_is_not_waited_for(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    with Lease(run.lease):  # stands for the agent
+        began = time.monotonic()
+        assert cli.main(["gather", str(run.path)]) == 0
+        assert time.monotonic() - began < 5
+        assert "goes on, and its own gatherer is at work: 1 evaluation so far" in capsys.readouterr().out
+        wait_for(lambda: len(wandb_file.rows_of(run.wandb)) == 4)
+        assert cli.main(["gather", str(run.path), "--sync"]) == 1
+        assert "upload it once it has ended" in capsys.readouterr().err
+    wait_for(lambda: gathering.is_complete(run) and holder_of(run.gatherer_lease) is None)
+
+
+def test_a_project_that_wandb_would_refuse_is_refused_at_once(tmp_path: Path) -> None:
+    for name in ("my/lab", "x" * 129, ""):
+        with pytest.raises(UsageError, match=r"track\.project"):
+            fakes.make_config(tmp_path, track={"project": name})

@@ -1,0 +1,82 @@
+"""How the agent tells the end of a training: by what this attempt left, in words, in the run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasks.core.errors import DataError
+from tasks.core.files import read_json
+from tasks.runs import phases, record
+from tasks.supervision import launch
+from tasks.supervision.status import look
+from tests.supervision.fakes import make_run
+from tests.supervision.test_agent import assert_undisturbed, finish, rank_of, wait_for
+
+
+def test_a_killed_training_is_called_that_and_resumes(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"die_at": 25}, evaluate={"every": 20, "tasks": ["zero_shot"]})
+    launch.start_or_adopt(run)
+    with pytest.raises(DataError, match="killed by SIGKILL at step 25"):
+        launch.wait_for_training(run)
+    launch.wait_for_evaluations(run)
+    assert read_json(run.exit(1))["signal"] == "SIGKILL"
+    (finding,) = [json.loads(line) for line in run.findings.read_text().splitlines()]
+    assert finding["code"] == "process.gone" and finding["attempt"] == 1
+    assert run.eval_result(20).exists() and not run.eval_result(40).exists()
+    (run.path / "fake.json").write_text("{}")
+    finish(run)
+    assert_undisturbed(run)
+
+
+def test_a_resumed_training_is_judged_by_where_it_stands_itself(tmp_path: Path) -> None:
+    """The one before it died with its last step done and not kept."""
+    run = make_run(tmp_path, {"die_at": 40})
+    launch.start_or_adopt(run)
+    with pytest.raises(DataError, match="killed by SIGKILL at step 40"):
+        launch.wait_for_training(run)
+    (run.path / "fake.json").write_text('{"step_s": 0.5}')
+    launch.start_or_adopt(run)
+    wait_for(lambda: len(record.load(run).attempts) == 2 and run.rank_identity(2).exists())
+    rank = rank_of(run)
+    wait_for(lambda: (said := phases.read(run.phase())) is not None and said.pid == rank.pid)
+    launch.cancel(run)
+    with pytest.raises(DataError, match=r"cancelled by the user, at step 3[1-4] of 40"):
+        launch.wait_for_training(run)
+    ended = read_json(run.exit(2))
+    assert ended["step"] < 35 and ended["loss"] == 1 / ended["step"]
+    assert len(run.findings.read_text().splitlines()) == 1, "a stop is no failure"
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"no_batches": True})
+    run.findings.symlink_to("/dev/full")
+    launch.start_or_adopt(run)
+    with pytest.raises(DataError, match=r"failed: the disk of .*fake-.* is full; make room"):
+        launch.wait_for_training(run)
+    wait_for(lambda: not look(run).agent_is_alive)
+    (attempt,) = record.load(run).attempts
+    assert attempt.outcome == "failed" and attempt.ended is not None
+    run.findings.unlink()
+    (run.path / "fake.json").write_text("{}")
+    finish(run)
+    assert_undisturbed(run)
+
+
+def test_exit_code_0_without_a_batch_is_a_failure(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"no_batches": True, "says": "all samples were dropped"})
+    launch.start_or_adopt(run)
+    with pytest.raises(DataError, match=r"saw no batch(.|\n)*rank_0.log") as caught:
+        launch.wait_for_training(run)
+    assert str(caught.value).count("all samples were dropped") == 1, "the reason quotes it"
+    assert "run.no_batches" in run.findings.read_text()
+
+
+def test_a_loss_that_is_not_finite_is_a_failure(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"nan_at": 7})
+    launch.start_or_adopt(run)
+    with pytest.raises(DataError, match="loss was not finite at step 7"):
+        launch.wait_for_training(run)
+    assert "loss.nonfinite" in run.findings.read_text()

@@ -1,0 +1,100 @@
+"""As much of a wandb server as the client asks of one: it keeps the rows of each run, and can refuse them.
+
+Its answers are those that wandb 0.31 needs; the address is its `url`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+ENTITY = "lab"
+
+
+class Server:
+    """`rows` are the history lines by run and line number; `status` is what an upload of rows is answered."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.status = 200
+        self.rows: dict[str, dict[int, dict[str, Any]]] = {}
+        self.ended: set[str] = set()
+
+    def uids(self, run_id: str) -> list[str]:
+        return [row["uid"] for _, row in sorted(self.rows[run_id].items())]
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path != "/graphql":
+            return self._take_rows(path.split("/")[-2], body)
+        variables = body.get("variables") or {}
+        query = body["query"]
+        if "viewer" in query:
+            return 200, {"data": {"viewer": {"id": "u", "entity": ENTITY, "username": "u", "flags": "{}"}}}
+        if "upsertBucket" in query:
+            bucket = self._bucket(self.rows.setdefault(variables["name"], {}), variables["name"])
+            return 200, {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
+        if "historyTail" in query:
+            known = self.rows.get(variables["name"])
+            bucket = None if known is None else self._bucket(known, variables["name"])
+            return 200, {"data": {"model": {"id": "p", "name": "p", "bucket": bucket}}}
+        return 200, {"data": {}, "errors": [{"message": "not known here"}]}
+
+    def _bucket(self, rows: dict[int, dict[str, Any]], run_id: str) -> dict[str, Any]:
+        return {
+            "id": run_id,
+            "name": run_id,
+            "displayName": run_id,
+            "summaryMetrics": "{}",
+            "config": "{}",
+            "historyLineCount": len(rows),
+            "eventsLineCount": 0,
+            "logLineCount": 0,
+            "historyTail": json.dumps([json.dumps(rows[max(rows)])] if rows else []),
+            "eventsTail": "[]",
+            "project": {"id": "p", "name": "p", "entity": {"id": "e", "name": ENTITY}},
+        }
+
+    def _take_rows(self, run_id: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if self.status != 200:
+            return self.status, {"error": "refused by the test"}
+        history = body.get("files", {}).get("wandb-history.jsonl", {"content": [], "offset": 0})
+        for number, line in enumerate(history["content"], history["offset"]):
+            self.rows[run_id][number] = json.loads(line)
+        if body.get("complete"):
+            self.ended.add(run_id)
+        return 200, {"exitcode": None, "limits": {}}
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """A server for as long as the block runs."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            data = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                data = gzip.decompress(data)
+            status, value = server.post(self.path, json.loads(data))
+            answer = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        server = Server(f"http://127.0.0.1:{listener.server_address[1]}")
+        listener.daemon_threads = True
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        yield server
+        listener.shutdown()
