@@ -6,9 +6,12 @@ Nothing heavy is imported here: flows, torch and Prefect come in with the comman
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -18,6 +21,9 @@ from typing import NoReturn
 from tasks.core.errors import TarmacError, UsageError
 
 INTERRUPTED = 130
+FULL = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What a disk or its rights refuse, which is nobody's defect."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("the whole pipeline: build, tune, train, evaluate, report", "CONFIG --set --fresh"),
@@ -90,10 +96,14 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     },
     "--shard": {"metavar": "N", "default": "", "help": "convert this shard again: 7, or val/000003"},
     "--no-wait": {"action": "store_true", "help": "fail when somebody else is building the dataset"},
-    "--keep": {"metavar": "N", "type": int, "default": 3, "help": "of prune: versions kept (default: 3)"},
+    "--keep": {"metavar": "N", "type": int, "help": "of prune: versions kept (default: 3)"},
     "--fresh": {"action": "store_true", "help": "start anew; the run that is there moves to runs/archive"},
-    "--step": {"metavar": "N", "type": int, "help": "only the checkpoint of this step"},
-    "--task": {"metavar": "T", "help": "only this evaluation"},
+    "--step": {
+        "metavar": "N",
+        "type": int,
+        "help": "also do this step again, besides what is missing",
+    },
+    "--task": {"metavar": "T", "help": "also do this evaluation again"},
     "--runs": {"metavar": "FOLDER", "default": "runs", "help": "where run folders lie (default: runs)"},
     "--quick": {"action": "store_true", "help": "sizes, end blocks, counts and index only"},
     "--full": {"action": "store_true", "help": "decode and check every member too"},
@@ -134,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 success, 1 failure, 2 usage, 130 interrupted)."""
     words = sys.argv[1:] if argv is None else argv
     as_json = "--json" in words
+    _print_anything()
     try:
         arguments = _parsed(words)
         home = "flows.datasets" if arguments.command in ON_DATASETS else "flows.commands"
@@ -149,12 +160,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         needs = f"tarmac {arguments.command} needs {missing}: pip install 'tarmac[{extra}]'"
         return _failed(as_json, needs, 2)
     except KeyboardInterrupt:
-        says = "interrupted; what is done stays, and the same command goes on with it"
-        return _failed(as_json, says, INTERRUPTED, "\n")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only break the tidying up
+        again = "the same command without --fresh goes on with the run that is there"
+        says = again if "--fresh" in words else "the same command goes on with it"
+        return _failed(as_json, f"interrupted; what is done stays, and {says}", INTERRUPTED, "\n")
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in REFUSED:
+            return _failed(as_json, _refusal(error), 1)
         if as_json:  # whoever parses it finds an object, and a person the traceback
             _failed(as_json, f"{type(error).__name__}: {error}", 1)
         raise
+
+
+def _refusal(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename is not None else ""
+    fix = "make room and run it again" if error.errno in FULL else "mind its rights and its disk"
+    return f"{where}{error.strerror}; {fix}"
+
+
+def _print_anything() -> None:
+    """What a terminal that is not UTF-8 cannot show, such as ✓, becomes a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _failed(as_json: bool, says: str, code: int, mark: str = "✗ ") -> int:
@@ -180,8 +208,12 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
             f"{arguments.command} takes one path and got {len(others)} more, from {others[0]} on: quote the "
             "pattern, as in 'data/*.tar', or the shell takes it apart"
         )
+    command = f"tarmac {arguments.command}"
     if others:
-        top.error(f"unrecognized arguments: {' '.join(others)}")
+        raise UsageError(f"{command}: unrecognized arguments: {' '.join(others)}; see {command} --help")
+    for argument in COMMANDS[arguments.command][1].split():
+        if getattr(arguments, argument.lower(), None) == "":
+            raise UsageError(f"{command}: {ARGUMENTS[argument]['metavar']} is empty; see {command} --help")
     return arguments
 
 
@@ -189,7 +221,7 @@ EXTRAS = {
     **dict.fromkeys(
         ("torch", "torchvision", "open_clip", "webdataset", "safetensors", "sklearn", "submitit"), "train"
     ),
-    "prefect": "prefect",
+    **dict.fromkeys(("prefect", "httpx"), "prefect"),
     "wandb": "wandb",
 }
 """Which extra brings which package."""

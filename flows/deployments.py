@@ -7,24 +7,24 @@ working directory of the runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 from prefect.client.schemas.responses import DeploymentResponse
-from prefect.exceptions import MissingFlowError, ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import MissingFlowError, ObjectNotFound
 from prefect.flows import Flow, load_flow_from_entrypoint
-from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.urls import url_for
 from prefect.workers.process import ProcessWorker
 
-from flows.offers import Offer, from_configs, from_file
+from flows import server
+from flows.offers import PIPELINE, Offer, from_configs, from_file
+from tasks.core import screen
 from tasks.core.errors import UsageError
 
 FILE = Path("deploy/prefect.yaml")
@@ -47,29 +47,30 @@ def deploy(configs: Sequence[Path]) -> list[Deployed]:
     UsageError on a mistake in the files, and when no Prefect server can be reached.
     """
     offers = from_configs(configs) if configs else from_file(FILE)
-    with _server() as client:
+    advice = "start one with `prefect server start` and set PREFECT_API_URL=http://127.0.0.1:4200/api"
+    if server.address() is None:
+        raise UsageError(f"PREFECT_API_URL is not set: deployments need a Prefect server; {advice}")
+    with server.asked(advice) as client:
         for pool in dict.fromkeys(offer.work_pool.name for offer in offers):
             _ensure_pool(client, pool)
+        trained = {offer.name for offer in offers if offer.entrypoint == PIPELINE}
+        for name in {offer.name for offer in offers if configs} - trained:
+            _put_to_rest(client, f"pipeline/{name}")
         return [_register(client, offer) for offer in offers]
 
 
-@contextmanager
-def _server() -> Iterator[SyncPrefectClient]:
-    """The server that PREFECT_API_URL names; its refusals become UsageErrors."""
-    url = get_current_settings().api.url
-    advice = "start one with `prefect server start` and set PREFECT_API_URL=http://127.0.0.1:4200/api"
-    if url is None:
-        raise UsageError(f"PREFECT_API_URL is not set: deployments need a Prefect server; {advice}")
-    with get_client(sync_client=True) as client:
-        dead = client.api_healthcheck()
-        if dead is not None:
-            raise UsageError(f"PREFECT_API_URL={url}: no Prefect server answers ({dead}); {advice}")
-        try:
-            yield client
-        except PrefectHTTPStatusError as error:
-            code, reason = error.response.status_code, " ".join(error.response.text.split())[:300]
-            fix = "; set PREFECT_API_AUTH_STRING to the server's user:password" if code == 401 else ""
-            raise UsageError(f"PREFECT_API_URL={url}: the server refuses ({code}): {reason}{fix}") from None
+def _put_to_rest(client: SyncPrefectClient, name: str) -> None:
+    """Take its schedule from a pipeline whose config trains no more, and say that it is still there."""
+    found = _read(client, name)
+    if found is None:
+        return
+    for schedule in found.schedules:
+        client.delete_deployment_schedule(found.id, schedule.id)
+    idle = " without its schedule" if found.schedules else ""
+    screen.warn(
+        f"{name} is still there{idle}, although its config trains no more; to remove it: "
+        f"prefect deployment delete {name}"
+    )
 
 
 def _ensure_pool(client: SyncPrefectClient, name: str) -> None:

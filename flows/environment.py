@@ -1,10 +1,12 @@
 """How Prefect behaves inside Tarmac: no telemetry, a quiet terminal, JSON results, a server where none is.
 
-These are defaults: what the user's environment says wins. They must be set before Prefect is imported.
+These are defaults: what the user's environment says wins, but where nothing would run then. They must be set
+before Prefect is imported.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 
 DEFAULTS = {
@@ -13,12 +15,16 @@ DEFAULTS = {
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
 }
 
-QUIET = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
+THIS_HOST = ("127.0.0.1", "localhost")
+
+QUIET = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
+}
 """For a person at a terminal, whose screen shows the stages; a worker keeps Prefect's own lines."""
 
 
@@ -26,3 +32,14 @@ def prepare(quiet: bool) -> None:
     """Set the defaults in this process's environment."""
     for name, value in {**DEFAULTS, **(QUIET if quiet else {})}.items():
         os.environ.setdefault(name, value)
+    logging.raiseExceptions = not quiet  # Prefect prints each line that a server does not take, by this
+    os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "true"  # without it Prefect demands a server
+    _reach_this_host_without_proxy()
+
+
+def _reach_this_host_without_proxy() -> None:
+    """A proxy would be asked for the server on this host, and knows only its own."""
+    either = [os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY")]
+    spared = [host.strip() for hosts in either for host in hosts.split(",") if host.strip()]
+    if "*" not in spared:
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys([*spared, *THIS_HOST]))

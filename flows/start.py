@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
+import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,9 +13,8 @@ from typing import Any
 
 from flows import environment
 from tasks.core import screen
-from tasks.core.errors import UsageError
 from tasks.core.schema import Config
-from tasks.runs.folder import RunFolder, list_runs
+from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import Key
 
 OPTIONS = ("fresh", "rehash", "accept_loss", "shard")
@@ -57,23 +58,23 @@ def _prepare() -> None:
     one."""
     screen.passing("starting Prefect")
     environment.prepare(quiet=True)
-    url = importlib.import_module("prefect.settings").get_current_settings().api.url
-    if url is None:
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # a home that cannot be written
+        server = importlib.import_module("flows.server")
+    if server.address() is None:
         importlib.import_module("flows.temporary_server").start()
         return
-    with importlib.import_module("prefect.client.orchestration").get_client(sync_client=True) as client:
-        dead = client.api_healthcheck()
-    if dead is not None:
-        raise UsageError(
-            f"PREFECT_API_URL={url}: no Prefect server answers there ({dead}); start it with "
-            "`prefect server start`, or unset PREFECT_API_URL to do without one"
-        )
+    advice = f"start it with `prefect server start`, or `{server.how_to_forget()}` to do without one"
+    with server.asked(advice):
+        pass
 
 
 def _watched(call: Callable[[], Any], runs: Path) -> list[dict[str, Any]]:
+    told_of_refusals = importlib.import_module("flows.server").told_of_refusals
     try:
-        result: list[dict[str, Any]] = call()
+        with told_of_refusals():
+            result: list[dict[str, Any]] = call()
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         _say_what_goes_on(runs)
         raise
     return result
@@ -81,13 +82,13 @@ def _watched(call: Callable[[], Any], runs: Path) -> list[dict[str, Any]]:
 
 def _say_what_goes_on(runs: Path) -> None:
     """Ctrl-C ends the watching only: name each training that goes on without it."""
-    from tasks.runs import record
-    from tasks.supervision.status import agent_is_alive
+    from tasks.supervision.status import list_status
 
-    for run in list_runs(runs):
-        if agent_is_alive(run):
-            job = record.load(run).job or {}
+    readable, _ = list_status(runs)
+    for status in readable:
+        if status.agent_is_alive:
+            job = status.record.job or {}
             sys.stderr.write(
-                f"\nTraining goes on as job {job.get('id', '?')} ({run.name}). "
-                f"Watch: tarmac status   Stop: tarmac cancel {run.handle}"
+                f"\nTraining goes on as job {job.get('id', '?')} ({status.run.name}). "
+                f"Watch: tarmac status   Stop: tarmac cancel {status.run.handle}"
             )

@@ -15,7 +15,7 @@ from tasks.core.errors import DataError
 from tasks.core.formats import counted
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.stage import StageResult, is_transient, shown
+from tasks.stage import StageResult, is_transient, shown, tell
 
 
 @task(
@@ -39,9 +39,10 @@ def build(
         built = child.call(
             "tasks.dataset.build:build", {"config": config.model_dump(mode="json"), **asked}, stage.progress
         )
-        create_table_artifact(
-            [{"what": what, "samples": built[what]} for what in ("read", "accepted", "filtered", "rejected")]
-            + [{"what": reason, "samples": count} for reason, count in built["rejects"].items()],
+        counts = {what: built[what] for what in ("read", "accepted", "filtered", "rejected")}
+        tell(
+            create_table_artifact,
+            [{"what": what, "samples": count} for what, count in (counts | built["rejects"]).items()],
             key="build",
             description=f"Samples of {config.dataset.output}",
         )

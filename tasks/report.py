@@ -7,7 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.runs.folder import RunFolder
-from tasks.stage import StageResult, is_transient, shown
+from tasks.stage import StageResult, is_transient, shown, tell
 from tasks.supervision.report import is_current, read_headline, write_report
 
 
@@ -19,7 +19,8 @@ def report(run: RunFolder) -> StageResult:
         page = run.report if was_current else write_report(run, stage.progress)
         first = read_headline(run)
         says = "no evaluation has a result" if first is None else str(first)
-        create_markdown_artifact(
+        tell(
+            create_markdown_artifact,
             f"# {run.name}\n\n**{says}**\n\n- report: `{page}`\n- model: `{run.best}`\n",
             key=f"report-{run.id}",
             description=f"Result of {run.name}",

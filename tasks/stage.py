@@ -1,28 +1,37 @@
 """How a stage of the pipeline shows itself: a bar in the terminal, an artifact in Prefect's UI, a result.
 
-The tasks beside this file wrap their work in `shown`. Prefect hears of progress at most once a second.
+The tasks beside this file wrap their work in `shown`. Prefect hears of progress at most once a second, and a
+server that does not answer decides nothing over the work.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, ParamSpec, TypedDict
 from uuid import UUID
 
+import httpx
 from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
 from prefect.tasks import Task
 
 from tasks.core import screen
 from tasks.core.child import Killed
+from tasks.core.formats import counted
 from tasks.core.progress import Progress
 
 ARTIFACT_INTERVAL_S = 1.0
+LEFT_ALONE_S = 300.0
+"""How long a server that has not answered is told nothing: a minute goes by until Prefect gives a try up."""
+_left_alone_until = 0.0
+P = ParamSpec("P")
 
 
 class StageResult(TypedDict):
@@ -52,7 +61,7 @@ class Shown:
 
 @contextmanager
 def shown(stage: str) -> Iterator[Shown]:
-    """Show the stage while the block runs."""
+    """Show the stage while the block runs; Killed names it where a child of its was killed."""
     with screen.running(stage) as bar:
         artifact = _Artifact(stage)
 
@@ -60,13 +69,55 @@ def shown(stage: str) -> Iterator[Shown]:
             bar(done, total, note)
             artifact.update(done, total)
 
-        yield Shown(stage, progress)
+        try:
+            yield Shown(stage, progress)
+        except Killed as killed:
+            raise _of_stage(stage, killed) from None
         artifact.finish()
 
 
+def tell(show: Callable[P, Any], *arguments: P.args, **named: P.kwargs) -> Any:
+    """What `show` returns of an artifact in Prefect's UI; None where the server does not take it.
+
+    The screen says so once. The server is then left alone for a while.
+    """
+    global _left_alone_until
+    if time.monotonic() < _left_alone_until:
+        return None
+    try:
+        return show(*arguments, **named)
+    except (httpx.HTTPError, PrefectException) as error:
+        _left_alone_until = time.monotonic() + LEFT_ALONE_S
+        _warn(type(error).__name__)
+        return None
+
+
+@functools.cache
+def _warn(why: str) -> None:
+    screen.warn(f"Prefect's server does not take what it is told ({why}); the work goes on")
+
+
 def is_transient(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
-    """Whether trying again can help: what was killed may live, what went wrong would go wrong again."""
-    return isinstance(state.result(raise_on_failure=False), Killed)
+    """Whether trying again can help: what was killed may live, what went wrong would go wrong again.
+
+    Prefect asks while tries are left, and waits in silence then; so the wait is told here.
+    """
+    error = state.result(raise_on_failure=False)
+    if not isinstance(error, Killed):
+        return False
+    tried, given = max(run.run_count, 1), task.retry_delay_seconds or 0
+    delays_s = given if isinstance(given, list) else [given]
+    delay_s = delays_s[min(tried, len(delays_s)) - 1]
+    wait = f" in {delay_s:.0f} s" if delay_s else ""
+    left = counted(task.retries + 1 - tried, "try", "tries")
+    screen.warn(f"{str(error).splitlines()[0]}; again{wait}, {left} left")
+    return True
+
+
+def _of_stage(stage: str, killed: Killed) -> Killed:
+    """The error with the stage's name in the place of the function's, with which a child's begins."""
+    told = str(killed).partition(" ")[2]
+    return Killed(f"{stage} {told.replace('SIGKILL', 'SIGKILL (is memory short?)', 1)}")
 
 
 class _Artifact:
@@ -84,20 +135,14 @@ class _Artifact:
         self.last = now
         share = min(100.0, 100.0 * done / total)
         if self.id is None:
-            self.id = _created(
-                create_progress_artifact(share, key=_key(self.stage), description=f"Progress of {self.stage}")
-            )
+            says = f"Progress of {self.stage}"
+            self.id = tell(create_progress_artifact, share, key=_key(self.stage), description=says)
         else:
-            update_progress_artifact(self.id, share)
+            tell(update_progress_artifact, self.id, share)
 
     def finish(self) -> None:
         if self.id is not None:
-            update_progress_artifact(self.id, 100.0)
-
-
-def _created(value: Any) -> UUID:
-    assert isinstance(value, UUID)
-    return value
+            tell(update_progress_artifact, self.id, 100.0)
 
 
 def _key(stage: str) -> str:

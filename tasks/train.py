@@ -6,13 +6,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.core import screen
-from tasks.runs import metrics
+from tasks.runs import metrics, record
+from tasks.runs.data import train_samples, version_path
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
 from tasks.supervision.left_out import left_out
 from tasks.supervision.plots import summarize
-from tasks.supervision.status import RunStatus
+from tasks.supervision.status import RunStatus, config_of
 
 
 @task(name="train", cache_policy=NO_CACHE)
@@ -29,12 +30,25 @@ def train(run: RunFolder) -> StageResult:
 
         if skipped := left_out(run):
             screen.warn(skipped)
+        if too_large := _of_the_batch(run):
+            screen.warn(too_large)
         started = launch.start_or_adopt(run, "train")
         if started.changes:
             screen.warn(f"not as in the run's last attempt: {', '.join(started.changes)}")
         status = launch.wait_for_training(run, progress)
         how = "adopted; " if started.adopted else "up to date: " if started.is_up_to_date else ""
         return stage.result(how + _summary(run, status), run=str(run.path), changes=list(started.changes))
+
+
+def _of_the_batch(run: RunFolder) -> str:
+    """That a batch holds samples twice, because there are not enough; empty where it does not."""
+    batch, samples = config_of(run).train, train_samples(version_path(record.load(run).data[0]))
+    if batch is None or batch.batch_size <= samples:
+        return ""
+    return (
+        f"train.batch_size: a batch of {batch.batch_size:,} holds samples twice, as there are {samples:,} to "
+        "train on: to the contrastive loss they are wrong pairs"
+    )
 
 
 def _summary(run: RunFolder, status: RunStatus) -> str:

@@ -13,29 +13,56 @@ from tasks.core.lease import Held, Lease
 from tasks.core.schema import Config, Loader
 from tasks.loader.settings import LoaderSettings, read_settings, write_settings
 from tasks.runs.folder import RunFolder
-from tasks.stage import StageResult, is_transient, shown
+from tasks.stage import Shown, StageResult, is_transient, shown
+
+LOOK_AGAIN_S = 5.0
 
 
 @task(name="tune", retries=1, retry_condition_fn=is_transient, cache_policy=NO_CACHE)
 def tune(config: Config, version: Path, run: RunFolder) -> StageResult:
-    """Settings that are there and fit the config stay; a run at work keeps the ones it started with."""
+    """Settings that are there and fit the config stay; a run at work keeps the ones it started with.
+
+    Where somebody else is measuring, this waits for what comes of it.
+    """
     with shown("tune") as stage:
-        kept = read_settings(run.loader) if run.loader.exists() else None
-        if kept is not None and _fits(kept, config.loader):
-            return stage.result(f"kept: {_summary(kept)}")
+        if kept := _kept(config, run):
+            return stage.result(kept)
+        lease = Lease(run.lease)
+        held = _wait(lease, run, stage)
+        if held is not None:
+            return stage.result(_kept(config, run) or f"left alone: {held}")
         try:
-            with Lease(run.lease):
-                arguments = {
-                    "config": config.model_dump(mode="json"),
-                    "version": str(version),
-                    "quarantine": str(run.quarantine),
-                }
-                measured = child.call("tasks.diagnosis.bench:tune", arguments, stage.progress)
-                settings = LoaderSettings.model_validate(measured)
-                write_settings(run.loader, settings)
-        except Held as held:
-            return stage.result(f"left alone: {held}")
+            if kept := _kept(config, run):
+                return stage.result(kept)
+            arguments = {
+                "config": config.model_dump(mode="json"),
+                "version": str(version),
+                "quarantine": str(run.quarantine),
+            }
+            measured = child.call("tasks.diagnosis.bench:tune", arguments, stage.progress)
+            settings = LoaderSettings.model_validate(measured)
+            write_settings(run.loader, settings)
+        finally:
+            lease.release()
         return stage.result(_summary(settings), **measured)
+
+
+def _wait(lease: Lease, run: RunFolder, stage: Shown) -> Held | None:
+    """Take the lease; or whoever holds it, once there are settings."""
+    while True:
+        try:
+            lease.wait(0 if run.loader.exists() else LOOK_AGAIN_S)
+            return None
+        except Held as held:
+            if run.loader.exists():
+                return held
+            stage.progress(0, 0, f"waiting: {held}")
+
+
+def _kept(config: Config, run: RunFolder) -> str | None:
+    """What is told of settings that are there and fit the config."""
+    kept = read_settings(run.loader) if run.loader.exists() else None
+    return f"kept: {_summary(kept)}" if kept is not None and _fits(kept, config.loader) else None
 
 
 def _fits(kept: LoaderSettings, asked: Loader) -> bool:

@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import yaml
@@ -22,9 +23,16 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.core.schema.dataset import MODALITIES_OF
 
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+"""What a person may give by mistake; YAML takes a table for a key or two, and its rows are nobody's names."""
+LONGEST_KEY = 60
+"""Characters of a key that are shown."""
+
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config in `path` with `overrides` such as `train.lr=1e-4` applied; UsageError names key and fix."""
+    if path.suffix.lower() in TABLES:
+        raise UsageError(f"{path}: is a table and no config; `tarmac init {path}` writes one for it")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -74,15 +82,21 @@ def _override(tree: Any, override: str) -> None:
 
 
 UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found")
+ABOUT_A_KEY = ("extra_forbidden", "missing")
+"""The location of these ends with a key, whatever it looks like."""
 
 
 def _worded(error: ValidationError, origin: str) -> str:
     """The first mistaken key in one line, and the names of the others."""
     reasons: dict[str, list[str]] = {}
     for mistake in error.errors(include_url=False):
-        parts = [str(part) for part in mistake["loc"] if not _is_branch(part)]
+        *above, last = mistake["loc"] or [None]
+        kept = [part for part in above if not _is_branch(part)]
+        if last is not None and (mistake["type"] in ABOUT_A_KEY or not _is_branch(last)):
+            kept.append(last)
+        parts = [str(part) for part in kept]
         key = ".".join([*parts, "kind"] if mistake["type"] in UNKNOWN_KIND else parts)
-        reasons.setdefault(key, []).append(_reason(mistake))
+        reasons.setdefault(shorten(key, LONGEST_KEY, placeholder="…"), []).append(_reason(mistake))
     key, why = next(iter(reasons.items()))
     others = [name for name in reasons if name != key]
     more = f" (and {', '.join(others[:5])}{', …' if len(others) > 5 else ''})" if others else ""

@@ -24,8 +24,8 @@ from tasks.models.held_out import held_out
 from tasks.models.recipes import Recipe
 from tasks.runs import record
 from tasks.runs.checkpoints import Checkpoint, is_sound
+from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
-from tasks.runs.plan import version_path
 from tasks.runs.quarantine import of_run
 
 

@@ -32,6 +32,8 @@ def _worded(mistake: Any, known: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in mistake["loc"])
     if mistake["type"] == "extra_forbidden":
         return f"{key}: unknown argument; {_instead(key, known)}"
+    if mistake["type"] == "value_error":
+        return f"{key}: {mistake['ctx']['error']}"
     return f"{key}: {mistake['msg']}, not {mistake['input']!r}"
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tasks.core.errors import DataError, UsageError
 from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject
@@ -39,17 +39,29 @@ class ZeroShot(Evaluator):
     templates: Annotated[list[Annotated[str, Field(pattern=r"\{\}")]], Field(min_length=1)] = list(TEMPLATES)
     """Prompts with `{}` where the class stands."""
 
+    @field_validator("classes")
+    @classmethod
+    def _differ(cls, classes: list[str] | None) -> list[str] | None:
+        twice = [name for name in classes or () if (classes or ()).count(name) > 1]
+        if twice:
+            raise ValueError(f"{twice[0]!r} stands there twice; name each class once")
+        return classes
+
     def evaluate(self, subject: Subject) -> Outcome:
         """Accuracy, accuracy among the five nearest, and the mean of the accuracies by class.
 
-        DataError for a sample without a label, or with one that is none of the classes.
+        DataError for a sample without a label, or with one that is none of the classes, and for embeddings
+        that are not finite.
         """
         split = self.split or subject.held_out()
         keys, labels, images = self._samples(subject, split)
         classes = self._classes(split, keys, labels)
         truth = np.array([classes.index(label) for label in labels])
         prompts = subject.embed_texts([t.replace("{}", name) for name in classes for t in self.templates])
-        ranked = rank_classes(images, class_embeddings(prompts, len(classes)))
+        meanings = class_embeddings(prompts, len(classes))
+        for names, embeddings in ((keys, images), (classes, meanings)):
+            _check_finite(names, embeddings)
+        ranked = rank_classes(images, meanings, truth)
         return summarise(split, keys, classes, truth, ranked)
 
     def _samples(self, subject: Subject, split: str) -> tuple[list[str], list[str], Embeddings]:
@@ -80,6 +92,15 @@ class ZeroShot(Evaluator):
         return classes
 
 
+def _check_finite(names: Sequence[str], embeddings: Embeddings) -> None:
+    broken = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
+    if broken.size:
+        raise DataError(
+            f"the embedding of {names[broken[0]]!r} is not finite, nor are {broken.size - 1} others: the "
+            "model's weights are lost; train anew with a lower train.lr or a longer train.warmup"
+        )
+
+
 @dataclass(frozen=True)
 class Label:
     """Reads the class from a sample's `json` member; empty when there is none."""
@@ -99,9 +120,15 @@ def class_embeddings(prompts: Embeddings, classes: int) -> Embeddings:
     return scaled
 
 
-def rank_classes(images: Embeddings, classes: Embeddings) -> NDArray[np.intp]:
-    """[samples, classes]: the classes of each image from nearest to farthest."""
-    return np.argsort(-(images @ classes.T), axis=1, kind="stable")
+def rank_classes(images: Embeddings, classes: Embeddings, truth: NDArray[np.intp]) -> NDArray[np.intp]:
+    """[samples, classes]: the classes of each image from nearest to farthest.
+
+    Of equally near ones the true class, whose place is in `truth`, comes last: a model that tells nothing
+    apart has found nothing.
+    """
+    is_true = np.arange(len(classes)) == truth[:, None]
+    ranked: NDArray[np.intp] = np.lexsort((is_true, -(images @ classes.T)), axis=1)
+    return ranked
 
 
 def summarise(

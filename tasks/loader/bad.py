@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from tasks.core.errors import DataError
@@ -74,15 +75,15 @@ class Budget:
 
     def spend(self, positions: Iterable[int]) -> None:
         """Count these, which come in order; DataError when they are too many."""
-        for position in positions:
-            if position // self.samples != self.epoch:
-                self.epoch, self.spent = position // self.samples, 0
-            self.spent += 1
-        if self.spent > self.most:
-            raise DataError(
-                f"{self.name}: {self.spent} samples of an epoch are bad, and loader.bad_budget lets "
-                f"{self.most} be passed over; {self.hint}"
-            )
+        for epoch, of_epoch in groupby(positions, lambda position: position // self.samples):
+            if epoch != self.epoch:
+                self.epoch, self.spent = epoch, 0
+            self.spent += len(list(of_epoch))
+            if self.spent > self.most:
+                raise DataError(
+                    f"{self.name}: {self.spent} samples of an epoch are bad, and loader.bad_budget lets "
+                    f"{self.most} be passed over; {self.hint}"
+                )
 
 
 def most_replaced(share: float, samples: int, ranks: int = 1) -> int:

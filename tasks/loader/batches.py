@@ -75,9 +75,11 @@ def train_batches(
             pin_memory=pin_memory,
             rank=rank,
             world_size=world_size,
-            samples=_open(version, TRAIN, quarantined) if quarantined else None,
+            samples=open_split(version, TRAIN, quarantined) if quarantined else None,
         )
-    dataset = PositionBatches(_open(version, TRAIN, quarantined), transform, ORDERS[shuffle], seed, on_bad)
+    dataset = PositionBatches(
+        open_split(version, TRAIN, quarantined), transform, ORDERS[shuffle], seed, on_bad
+    )
     steps = Steps(start_step, batch_size, rank, world_size)
     return Batches(dataset, f"{version}/{TRAIN}", steps, transform, workers, prefetch, pin_memory)
 
@@ -99,7 +101,7 @@ def split_batches(
     What is measured over a split must not count a sample twice, so `on_bad: replace` leaves bad ones out
     here: batches are smaller by these, and it is an error when they are more than the share `bad_budget`.
     """
-    samples = _open(version, split, quarantined)
+    samples = open_split(version, split, quarantined)
     dataset = PositionBatches(samples, transform, ORDERS["none"], seed=None, on_bad=on_bad)
     count = len(samples)
     parts = [range(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
@@ -109,7 +111,8 @@ def split_batches(
     return Batches(dataset, name, parts, transform, workers, prefetch, pin_memory=False, budget=budget)
 
 
-def _open(version: Path, split: str, quarantined: Sequence[Entry]) -> IndexedReader:
+def open_split(version: Path, split: str, quarantined: Sequence[Entry]) -> IndexedReader:
+    """The samples of a split without those in quarantine; DataError when none are left."""
     excluded = rows(version, split, quarantined)
     reader = IndexedReader(version, split, excluded)
     if len(reader):

@@ -108,11 +108,16 @@ class StreamBatches(IterableDataset[Packed | Failure]):
                 yield pack([self._apply(raw, seed) for raw, seed in zip(samples, seeds, strict=True)])
 
     def _lane(self, lane: int, lanes: int) -> Iterator[Raw]:
-        """The endless sequence of a lane's samples. Every epoch deals all shards anew to ranks and lanes."""
+        """The endless sequence of a lane's samples. Every epoch deals all shards anew to ranks and lanes.
+
+        A lane with fewer samples is through with its epochs sooner, so without shuffling the shards move on
+        by one an epoch: each lane meets them all equally often.
+        """
         shards = np.arange(len(self.files))
         for epoch in count():
             order = Samples().indices(shards + epoch * len(shards), len(shards), self.seed)
-            dealt = (order if self.shuffled else shards)[self.rank :: self.world_size][lane::lanes]
+            order = order if self.shuffled else np.roll(shards, -epoch)
+            dealt = order[self.rank :: self.world_size][lane::lanes]
             samples = (raw for shard in dealt.tolist() for raw in self._read(self.files[shard]))
             if self.shuffled:
                 size = max(BUFFER // lanes, 1)

@@ -2,7 +2,8 @@
 
 Source: A. Radford et al., "Learning transferable visual models from natural language supervision" (2021).
 What open_clip's trainer does to a CLIP model is done here too: symmetric contrastive loss over the batch,
-temperature held below 100, no weight decay on biases, norms and temperature.
+temperature held below 100, no weight decay on biases, norms and temperature, and Adam's constants by the name
+of the model (open_clip_train, main.py and params.py).
 """
 
 from __future__ import annotations
@@ -28,12 +29,17 @@ from tasks.loader.workers import Transform
 from tasks.models.openclip import open_clip
 
 open_clip.add_model_config(Path(__file__).with_name("tarmac-digits.json"))
-"""`tarmac/digits`: 2 M parameters, most of them the token table; learns the digits in half a minute."""
+DIGITS = "tarmac/digits"
+"""2 M parameters, most of them the token table; learns the digits in half a minute."""
 
 HIGHEST_LOGIT_SCALE = math.log(100)
-BETAS = (0.9, 0.98)
-EPSILON = 1e-6
-"""As for open_clip's vision transformers."""
+OF_TRANSFORMERS: Mapping[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6}
+"""Adam's constants for vision transformers, which `tarmac/digits` is one of."""
+OF_OTHERS: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
+UNDECAYED = ("bn", "ln", "bias", "logit_scale")
+"""What the name of a parameter without weight decay holds, if it has more than one dimension."""
+QUICK = "-quickgelu"
+"""Ends the names of models with the activation that OpenAI's weights, and some others, were trained with."""
 KEYS = ("name", "pretrained")
 MOST_NAMED = 10
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, SafetensorError)
@@ -62,11 +68,12 @@ class ClipRecipe:
             raise UsageError("train.model.pretrained: must be a tag or the path of a file")
         recipe = cls(model["name"], model.get("pretrained"))
         recipe._check_name()
-        recipe._check_pretrained()
         return recipe
 
     def build_model(self, *, pretrained: bool = True) -> nn.Module:
         weights = self.pretrained if pretrained else None
+        if weights is not None:
+            self._check_pretrained(weights)
         try:
             with _without_notices():
                 model: nn.Module = open_clip.create_model(self.name, pretrained=weights)
@@ -82,11 +89,14 @@ class ClipRecipe:
         return ClipTransform(self.name, self._preprocessing(), is_train)
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        options = {"betas": BETAS, "eps": EPSILON}
+        is_transformer = "vit" in self.name.lower() or self.name == DIGITS
+        options = OF_TRANSFORMERS if is_transformer else OF_OTHERS
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        decayed = [p for name, p in trained if _is_decayed(name, p)]
+        undecayed = [p for name, p in trained if not _is_decayed(name, p)]
         return [
-            {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay, **options},
-            {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0, **options},
+            {"params": decayed, "weight_decay": weight_decay, **options},
+            {"params": undecayed, "weight_decay": 0.0, **options},
         ]
 
     def loss(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
@@ -137,14 +147,21 @@ class ClipRecipe:
                     f"train.model.name: recipe clip cannot train {self.name}: {reason}; try ViT-B-32"
                 )
 
-    def _check_pretrained(self) -> None:
-        if self.pretrained is None or os.path.isfile(self.pretrained):
-            return
-        tags = open_clip.list_pretrained_tags_by_model(self._registered)
-        if self.pretrained not in tags:
+    def _check_pretrained(self, weights: str) -> None:
+        """UsageError when there are no such weights, or they go with another activation than the model's."""
+        known = open_clip.get_pretrained_cfg(self._registered, weights)
+        if not known and not os.path.isfile(weights):
+            tags = open_clip.list_pretrained_tags_by_model(self._registered)
             raise UsageError(
-                f"train.model.pretrained: {self.pretrained!r} is no file, and no weights of {self.name} have "
-                f"that name; {_instead(self.pretrained, tags)}"
+                f"train.model.pretrained: {weights!r} is no file, and no weights of {self.name} have "
+                f"that name; {_instead(weights, tags)}"
+            )
+        is_quick = open_clip.get_model_config(self._registered).get("quick_gelu", False)
+        if known and known.get("quick_gelu", False) != is_quick:
+            other = self.name.removesuffix(QUICK) if is_quick else self.name + QUICK
+            raise UsageError(
+                f"train.model.name: the weights {weights} were trained with another activation than that of "
+                f"{self.name}; take {other}"
             )
 
 
@@ -184,6 +201,10 @@ def _without_notices() -> Iterator[None]:
         yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+def _is_decayed(name: str, parameter: Tensor) -> bool:
+    return parameter.ndim >= 2 and not any(part in name for part in UNDECAYED)
 
 
 def _instead(word: str, known: Sequence[str]) -> str:

@@ -7,19 +7,22 @@ that was damaged later. Reading them all costs the checkpoint's size once, at a 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from tasks.core.files import read_json, sha256_file
+from tasks.core.errors import DataError
+from tasks.core.files import none_where_nothing_is, read_json, sha256_file
 from tasks.runs.folder import RunFolder
 
 META = "meta.json"
 
 
 class CheckpointMeta(BaseModel):
-    """`meta.json`: `files` maps file names to SHA-256; `val_loss` is None when none was measured."""
+    """`meta.json`: `files` maps file names to SHA-256; `val_loss` is None where none is measured yet."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,22 +51,26 @@ def list_checkpoints(folder: RunFolder) -> list[Checkpoint]:
 
 
 def read_meta(checkpoint: Checkpoint) -> CheckpointMeta | None:
-    """The checkpoint's `meta.json`; None when it is missing or unreadable."""
-    try:
-        return CheckpointMeta.model_validate(read_json(checkpoint.path / META))
-    except (OSError, ValueError, ValidationError):
-        return None
+    """The checkpoint's `meta.json`; None when it is missing or torn, DataError when it cannot be read."""
+    with _told_of_what_is_closed(), none_where_nothing_is():
+        try:
+            return CheckpointMeta.model_validate(read_json(checkpoint.path / META))
+        except ValueError:
+            return None
+    return None
 
 
 def is_sound(checkpoint: Checkpoint) -> bool:
-    """Whether `meta.json` is there, of this step, and every file it names has the content it had."""
+    """Whether `meta.json` is there, of this step, and every file it names has the content it had.
+
+    DataError when that cannot be told because a file does not let itself be read: it may be whole.
+    """
     meta = read_meta(checkpoint)
     if meta is None or meta.step != checkpoint.step or not meta.files:
         return False
-    try:
+    with _told_of_what_is_closed(), none_where_nothing_is():
         return all(sha256_file(checkpoint.path / name) == sha for name, sha in meta.files.items())
-    except OSError:
-        return False
+    return False
 
 
 def newest_sound(folder: RunFolder) -> Checkpoint | None:
@@ -79,3 +86,13 @@ def lowest_val_loss(folder: RunFolder) -> Checkpoint | None:
         if (meta := read_meta(checkpoint)) is not None and meta.val_loss is not None
     ]
     return min(measured, key=lambda entry: entry[:2])[2] if measured else None
+
+
+@contextmanager
+def _told_of_what_is_closed() -> Iterator[None]:
+    """DataError that names the file where rights or a disk keep it from being read."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+        raise DataError(f"{error.filename}: {problem}; mind its rights and its disk, then resume") from error

@@ -2,7 +2,8 @@
 
 A row survives SIGKILL because it is one `write`. The unique id `uid` of a row tells axis, step and kind but
 no attempt: when steps are done again after a resume, the row that is already there stands and the new one
-is dropped, so every reader sees each step once.
+is dropped. Only a row with a null in it, of a number that was not finite, gives way to one without, so every
+reader of the whole file sees each step once, at its best.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import append_line, read_lines
+from tasks.core.files import append_line, fsync_path, read_lines
 
 TRAIN_AXIS = "train/step"
 EVAL_AXIS = "eval/step"
@@ -44,21 +45,31 @@ def finite(value: Any) -> Any:
 
 
 class MetricsWriter:
-    """Appends rows whose uid is not there yet. Opening it closes a line that a killed writer left torn."""
+    """Appends rows whose uid is not there yet, or only with a null.
+
+    Opening it closes a line that a killed writer left torn.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         _close_torn_line(path)
-        self._seen = {row.get("uid") for row in read_lines(path)[0]}
+        self._seen = {row["uid"] for row in read(path)[0] if None not in row.values()}
 
     def append(self, row: Mapping[str, Any]) -> bool:
         """Append the row and return True, or False when a row of its uid is recorded already."""
         if row["uid"] in self._seen:
             return False
-        append_line(self.path, json.dumps(finite(row), ensure_ascii=False))
-        self._seen.add(row["uid"])
+        said = finite(row)
+        append_line(self.path, json.dumps(said, ensure_ascii=False))
+        if None not in said.values():
+            self._seen.add(row["uid"])
         return True
+
+    def settle(self) -> None:
+        """Put the rows on the disk, where a checkpoint of their steps is about to be."""
+        fsync_path(self.path)
+        fsync_path(self.path.parent)
 
 
 def _close_torn_line(path: Path) -> None:
@@ -75,9 +86,9 @@ def _close_torn_line(path: Path) -> None:
 
 
 def read(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The whole rows from byte `offset` on, and the offset to go on from."""
+    """The whole rows from byte `offset` on, one a uid, and the offset to go on from."""
     rows, end = read_lines(path, offset)
-    return [row for row in rows if "uid" in row], end
+    return list({row["uid"]: row for row in rows if "uid" in row}.values()), end
 
 
 def tail(path: Path, size_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:

@@ -27,7 +27,13 @@ from tasks.core.lease import Lease
 from tasks.core.process import Identity
 from tasks.core.schema import Train
 from tasks.runs import ledger, metrics, phases, provenance, record
-from tasks.runs.checkpoints import list_checkpoints, lowest_val_loss, newest_sound
+from tasks.runs.checkpoints import (
+    CheckpointMeta,
+    list_checkpoints,
+    lowest_val_loss,
+    newest_sound,
+    read_meta,
+)
 from tasks.runs.folder import RunFolder
 from tasks.runs.record import UNDER_WAY, Attempt, RunRecord
 from tasks.supervision import gathering, trainer
@@ -54,7 +60,8 @@ class Agent:
         self._number = len(self._record.attempts) + 1
         self._gatherer = gathering.Keeper(run, self._config.track.mode != "disabled")
         self._asked_to_stop: str | None = None
-        self._ranked: list[int] = []
+        self._ranked: list[tuple[int, CheckpointMeta | None]] = []
+        """The newest checkpoint when `best` was last chosen; its validation loss comes after it."""
 
     @property
     def _train(self) -> Train:
@@ -204,15 +211,15 @@ class Agent:
 
     def _point_best(self) -> None:
         """`checkpoints/best` is the checkpoint of the lowest validation loss."""
-        steps = [checkpoint.step for checkpoint in list_checkpoints(self._run)]
-        if steps == self._ranked:
+        newest = [(one.step, read_meta(one)) for one in list_checkpoints(self._run)[-1:]]
+        if newest == self._ranked:
             return
-        self._ranked = steps
-        found = lowest_val_loss(self._run)
-        if found is not None and not (
-            self._run.best.is_symlink() and self._run.best.readlink() == Path(found.path.name)
-        ):
-            link_atomic(self._run.best, found.path.name)
+        self._ranked = newest
+        found, best = lowest_val_loss(self._run), self._run.best
+        if found is None or (best.is_dir() and not best.is_symlink()):  # what a copy made of the link
+            return
+        if not (best.is_symlink() and best.readlink() == Path(found.path.name)):
+            link_atomic(best, found.path.name)
 
     def _save(self, changed: RunRecord) -> None:
         self._record = changed

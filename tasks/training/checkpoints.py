@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from tasks.core.errors import TarmacError
+from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import fsync_path, link_atomic, sha256_file, write_json
-from tasks.runs.checkpoints import META, Checkpoint, CheckpointMeta, is_sound, list_checkpoints
+from tasks.runs.checkpoints import META, Checkpoint, CheckpointMeta, is_sound, list_checkpoints, read_meta
 from tasks.runs.folder import RunFolder
 
 MODEL = "model.safetensors"
@@ -31,9 +31,7 @@ DRAFT = ".draft_"
 logger = logging.getLogger(__name__)
 
 
-def save(
-    run: RunFolder, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, val_loss: float | None
-) -> None:
+def save(run: RunFolder, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Write the state after `step` steps and point `latest` at it; TarmacError when the disk refuses it."""
     final = run.checkpoint(step)
     draft = run.checkpoints / f"{DRAFT}{final.name}"
@@ -43,7 +41,7 @@ def save(
         save_model(model, str(draft / MODEL))
         torch.save({"optimizer": optimizer.state_dict(), "random": _random_state()}, draft / STATE)
         files = {name: _settle(draft / name) for name in (MODEL, STATE)}
-        meta = CheckpointMeta(step=step, files=files, val_loss=val_loss, time=time.time())
+        meta = CheckpointMeta(step=step, files=files, time=time.time())
         write_json(draft / META, meta.model_dump())
         _replace(draft, final)
         link_atomic(run.latest, final.name)
@@ -52,11 +50,27 @@ def save(
         raise TarmacError(f"{final}: cannot be written: {error}; make room on the disk and resume") from error
 
 
+def add_val_loss(run: RunFolder, step: int, val_loss: float) -> None:
+    """Write the validation loss into the `meta.json` of the checkpoint of `step`, which is there."""
+    checkpoint = Checkpoint(step, run.checkpoint(step))
+    meta = read_meta(checkpoint)
+    if meta is None:
+        raise DataError(f"{checkpoint.path / META}: is gone; resume the run and it is written again")
+    write_json(checkpoint.path / META, meta.model_copy(update={"val_loss": val_loss}).model_dump())
+
+
 def newest(run: RunFolder) -> Checkpoint | None:
     """The newest sound checkpoint, to which `latest` points again; torn ones are named in the log.
 
-    Drafts that a killed writer left are removed: whoever calls this is the run's only writer now.
+    Drafts that a killed writer left are removed: whoever calls this is the run's only writer now. DataError
+    for a checkpoint that cannot be read, and for a link that a copy has made a folder.
     """
+    for link in (run.latest, run.best):
+        if link.is_dir() and not link.is_symlink():
+            raise DataError(
+                f"{link}: is a folder, as a copy that follows links leaves it, and has to be a link; its "
+                "content stands in a folder step_… beside it: remove it and resume"
+            )
     for draft in run.checkpoints.glob(f"{DRAFT}*"):
         shutil.rmtree(draft)
     for checkpoint in reversed(list_checkpoints(run)):

@@ -7,7 +7,6 @@ it is doing. Whatever kills it, at most the steps since the last checkpoint are 
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,16 +20,18 @@ from tasks.loader.batches import TRAIN, train_batches
 from tasks.loader.settings import LoaderSettings
 from tasks.models import recipes
 from tasks.models.recipes import Recipe
+from tasks.runs.checkpoints import Checkpoint, read_meta
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.quarantine import of_run
 from tasks.training import checkpoints, devices
 from tasks.training.devices import Device
-from tasks.training.meter import Meter, check_finite
+from tasks.training.finite import check_losses, check_weights
+from tasks.training.meter import Meter
 from tasks.training.replaced import ReplacedLedger
 from tasks.training.schedule import learning_rate, warmup_steps
-from tasks.training.validation import Validation
+from tasks.training.validation import Validation, held_out_batches
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +49,18 @@ def train(
         raise UsageError(f"{run.config}: needs a train block with its steps; plan the run again")
     metrics = MetricsWriter(run.metrics)
     recipe, manifest = recipes.load(options), read_manifest(version)
-    _check(options, recipe, manifest)
+    quarantined = of_run(run)
+    samples = manifest.splits[TRAIN].samples - sum(entry.split == TRAIN for entry in quarantined)
+    _check(options, recipe, manifest, samples)
     device = devices.choose(options)
     model, optimizer, step = _take_up(run, options, recipe, device)
-    quarantined = of_run(run)
-    validation = Validation.of(
-        recipe, version, manifest.splits, options.batch_size, settings.workers, config.loader, quarantined
-    )
+    held_out = held_out_batches(version, manifest, recipe, config, options, settings.workers, quarantined)
+    validation = Validation(run, recipe, device, metrics, phases, held_out)
     warmup = warmup_steps(options.warmup, options.steps)
     logger.info("%s: from step %d of %d, on %s", run.name, step, options.steps, device.torch)
 
+    if _is_unmeasured(run, step, options):
+        validation.measure(step, model)
     phases.set("first_batch", step)
     stopping = run.stop.exists()
     meter = Meter(options.batch_size)
@@ -75,7 +78,6 @@ def train(
         quarantined=quarantined,
         on_bad=config.loader.on_bad,
     ) as batches:
-        samples = manifest.splits[TRAIN].samples - sum(entry.split == TRAIN for entry in quarantined)
         replaced = _ledger(run, step, version, config, samples)
         while step < options.steps and not stopping:
             with meter.waiting():
@@ -95,35 +97,47 @@ def train(
             phases.set("step", step, batches.worker_pids)
 
             stopping = run.stop.exists()
-            saving = stopping or step == options.steps or step % options.checkpoint_every == 0
+            saving = stopping or _is_due(step, options)
             if saving or step == 1 or step % options.log_every == 0:
                 values = {"train/lr": rate, **meter.values(), **device.memory()}
                 if config.loader.on_bad == "replace":
                     values["data/replaced"] = replaced.count
                 metrics.append(make_row(TRAIN_AXIS, step, "train", values))
-                check_finite(meter.losses(), step)
+                check_losses(meter.losses(), step, device.precision)
                 meter.restart()
             if saving:
-                val_loss = None
-                if validation is not None:
-                    beat = partial(phases.set, "validate", step, batches.worker_pids)
-                    val_loss = validation.loss(model, device, beat)
-                    metrics.append(make_row(TRAIN_AXIS, step, "val", {"val/loss": val_loss}))
-                    check_finite([val_loss], step)
+                check_weights(model, step, device.precision)
                 phases.set("checkpoint", step, batches.worker_pids)
-                checkpoints.save(run, step, model, optimizer, val_loss)
-                logger.info("step %d: loss %.4f, validation loss %s", step, values["train/loss"], val_loss)
+                metrics.settle()
+                checkpoints.save(run, step, model, optimizer)
+                logger.info("step %d: loss %.4f", step, values["train/loss"])
+                validation.measure(step, model, batches.worker_pids)
+                stopping = run.stop.exists()
                 meter.restart()
     phases.set("end", step)
     return step
 
 
-def _check(options: Train, recipe: Recipe, manifest: Manifest) -> None:
+def _is_due(step: int, options: Train) -> bool:
+    """Whether a checkpoint belongs at `step`, which is validated; a stop leaves others."""
+    return step == options.steps or step % options.checkpoint_every == 0
+
+
+def _is_unmeasured(run: RunFolder, step: int, options: Train) -> bool:
+    """Whether the checkpoint of `step` is one to validate, and a stop or a death came before."""
+    meta = read_meta(Checkpoint(step, run.checkpoint(step)))
+    return meta is not None and meta.val_loss is None and _is_due(step, options)
+
+
+def _check(options: Train, recipe: Recipe, manifest: Manifest, samples: int) -> None:
+    """UsageError when the recipe does not fit the data, of which an epoch has `samples`."""
     if manifest.modality != recipe.modality:
         raise UsageError(
             f"train.recipe: {options.recipe} takes datasets of modality {recipe.modality}, "
             f"and {manifest.name} is one of {manifest.modality}"
         )
+    if 0 < samples < options.batch_size:
+        logger.warning("a batch of %d holds samples twice, as there are %d", options.batch_size, samples)
 
 
 def _ledger(run: RunFolder, step: int, version: Path, config: Config, samples: int) -> ReplacedLedger:

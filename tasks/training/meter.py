@@ -5,7 +5,6 @@ Losses stay on the device until a row is due, so that a GPU is not made to wait 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,6 @@ from contextlib import contextmanager
 import psutil
 import torch
 from torch import Tensor
-
-from tasks.core.errors import DataError
 
 
 class Meter:
@@ -58,14 +55,3 @@ class Meter:
             "train/step_s": elapsed_s / len(losses),
             "system/rss_bytes": self._process.memory_info().rss,
         }
-
-
-def check_finite(losses: list[float], last_step: int) -> None:
-    """DataError naming the first of the steps up to `last_step` whose loss is not finite."""
-    for place, loss in enumerate(losses):
-        if not math.isfinite(loss):
-            step = last_step - len(losses) + 1 + place
-            raise DataError(
-                f"the loss is {loss} at step {step}, so the weights are lost; lower train.lr, lengthen "
-                "train.warmup, or with precision bf16 try fp32"
-            )

@@ -25,9 +25,9 @@ from tasks.loader import forkserver
 from tasks.loader.settings import read_settings
 from tasks.models import recipes
 from tasks.runs import record
+from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.phases import PhaseWriter
-from tasks.runs.plan import version_path
 
 
 def main(arguments: Sequence[str]) -> int:

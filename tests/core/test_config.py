@@ -44,6 +44,8 @@ def test_a_dumped_config_loads_as_the_same() -> None:
         ("train.lrr=3", "train.lrr: unknown key; did you mean lr?"),
         ("dataset.source.imge=x", "dataset.source.imge: unknown key; did you mean image?"),
         ("trainn.steps=3", "trainn: unknown key; did you mean train?"),
+        ("train.batch-size=3", "train.batch-size: unknown key; did you mean batch_size?"),
+        ("batch-size=3", "batch-size: unknown key"),
         ("train.lr=-1", "train.lr: should be greater than 0, not -1"),
         ("train.lr=.inf", "train.lr: should be a finite number, not inf"),
         ("train.weight_decay=.inf", "train.weight_decay: should be a finite number, not inf"),
@@ -135,3 +137,14 @@ def test_interpolation_and_overrides_reach_the_values() -> None:
     config = load(DIGITS, ["train.checkpoint_every=100", "evaluate.every=${train.checkpoint_every}"])
     assert config.evaluate is not None
     assert config.evaluate.every == 100
+
+
+def test_a_table_is_no_config_and_its_rows_are_not_shown(tmp_path: Path) -> None:
+    text = "file,text\n" + "".join(f"images/{n}.jpg,a secret number {n}\n" for n in range(9))
+    for name in ("birds.csv", "birds.yaml"):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UsageError) as caught:
+            load(tmp_path / name)
+        assert "secret number 5" not in str(caught.value) and len(str(caught.value)) < 250
+    with pytest.raises(UsageError, match=r"birds\.csv: is a table and no config; `tarmac init .*birds\.csv`"):
+        load(tmp_path / "birds.csv")

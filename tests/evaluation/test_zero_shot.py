@@ -15,7 +15,7 @@ from tasks.core.schema import TaskSpec
 from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Embedded, Embeddings, Members
 from tasks.evaluation.statistics import wilson_interval
-from tasks.evaluation.zero_shot import KEPT_PREDICTIONS, Label, ZeroShot, class_embeddings
+from tasks.evaluation.zero_shot import KEPT_PREDICTIONS, Label, ZeroShot, class_embeddings, rank_classes
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 
@@ -71,6 +71,32 @@ def test_counts_what_is_right() -> None:
     assert shown[:2] == [("sample_0", "ant", "ant"), ("sample_1", "ant", "bee")]
 
 
+def test_a_model_that_tells_nothing_apart_has_found_nothing() -> None:
+    """To give equally near classes to the one that sorts first would be right for most samples here."""
+    outcome = ZeroShot().evaluate(ByHand([*[("ant", [])] * 6, *[("bee", [])] * 2, *[("cat", [])] * 2]))
+    assert outcome.metrics == {"top1": 0.0, "mean_per_class": 0.0}
+    assert [said.predicted != said.label for said in outcome.predictions] == [True] * 10
+
+
+def test_of_equally_near_classes_the_true_one_comes_last() -> None:
+    images = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], np.float32)
+    ranked = rank_classes(images, np.eye(3, dtype=np.float32), np.array([0, 1, 0]))
+    assert ranked.tolist() == [[1, 0, 2], [0, 1, 2], [2, 1, 0]]
+
+
+@pytest.mark.parametrize("side", ["images", "texts"])
+def test_embeddings_that_are_not_finite_are_an_error(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
+    subject = ByHand([("ant", [0]), ("bee", [1])])
+    if side == "texts":
+        whole = ByHand.embed_texts
+        monkeypatch.setattr(ByHand, "embed_texts", lambda self, texts: whole(self, texts) * np.nan)
+    else:
+        monkeypatch.setattr(np, "linspace", lambda first, last, count: np.full(count, np.inf))
+    name = "ant" if side == "texts" else "sample_0"
+    with pytest.raises(DataError, match=f"the embedding of '{name}' is not finite, nor are 1 others"):
+        ZeroShot().evaluate(subject)
+
+
 def test_few_classes_have_no_top5() -> None:
     outcome = ZeroShot().evaluate(ByHand([("ant", [0]), ("bee", [1])]))
     assert outcome.metrics == {"top1": 1.0, "mean_per_class": 1.0}
@@ -123,6 +149,10 @@ def test_templates_are_averaged_as_unit_vectors() -> None:
         ({"kind": "zero_shot", "lable": "x"}, r"zero_shot: lable: unknown argument; did you mean label\?"),
         ({"kind": "zero_shot", "templates": ["no place"]}, r"zero_shot: templates\.0: .*not 'no place'"),
         ({"kind": "zero_shot", "classes": ["one"]}, "zero_shot: classes: .*at least 2"),
+        (
+            {"kind": "zero_shot", "classes": ["a", "b", "a"]},
+            "zero_shot: classes: 'a' stands there twice; name",
+        ),
     ],
 )
 def test_wrong_tasks_are_told_with_the_fix(task: dict[str, Any], says: str) -> None:

@@ -62,5 +62,5 @@ def test_up_to_date_is_a_run_with_the_evaluations_asked_for(
 def test_runs_that_cannot_be_written_are_told_first(digits_dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     config = make_config(digits_dataset, tmp_path, f"runs={tmp_path}/file")
-    with pytest.raises(UsageError, match="runs: .*file is a file; give a folder"):
+    with pytest.raises(UsageError, match=r"runs: .*file is a file; give a folder"):
         training_left(config, None)

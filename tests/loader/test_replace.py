@@ -208,6 +208,11 @@ def test_the_budget_counts_by_epoch() -> None:
         budget.spend([351, 399])
 
 
+def test_an_epoch_that_ends_within_a_batch_is_judged_too() -> None:
+    with pytest.raises(DataError, match="data/train: 4 samples of an epoch"):
+        Budget("data/train", samples=10, most=1, hint="look at it").spend([6, 7, 8, 9, 10])
+
+
 def test_the_budget_is_a_share_and_one_in_any_case() -> None:
     assert most_replaced(0.01, 1000) == 10
     assert most_replaced(0.01, 1000, ranks=8) == 1

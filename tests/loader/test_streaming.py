@@ -1,5 +1,6 @@
 import gzip
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def test_seed_and_epoch_change_the_order(make_version: MakeVersion) -> None:
 
 def test_without_shuffle_each_shard_is_read_in_order(make_version: MakeVersion) -> None:
     assert keys(pattern(make_version(train=[10])), 4, shuffle="none") == [f"k{n % 10:06d}" for n in range(20)]
+
+
+def test_without_shuffle_every_sample_is_read_as_often_as_any_other(make_version: MakeVersion) -> None:
+    """Three shards on two lanes, of which one has twice the samples of the other."""
+    read = Counter(keys(pattern(make_version(train=[4, 4, 4])), 60, batch_size=4, shuffle="none"))
+    assert len(read) == 12 and max(read.values()) - min(read.values()) <= 2
 
 
 def test_two_ranks_read_different_shards(make_version: MakeVersion) -> None:

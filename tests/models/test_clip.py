@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from open_clip_train.params import get_default_params
 from safetensors.torch import save_model
 
 from tasks.core.errors import DataError, UsageError
@@ -29,7 +30,6 @@ DIGITS = ClipRecipe("tarmac/digits")
         ({"name": "ViT-B32"}, r"did you mean ViT-B-32\?"),
         ({"name": "hf-hub:someone/something"}, "unknown model"),
         ({"pretrained": "openai"}, r"train\.model\.name: is required"),
-        ({"name": "ViT-B-32", "pretrained": "openaj"}, r"train\.model\.pretrained.*did you mean openai\?"),
         ({"name": "ViT-B-32", "pretrained": 7}, r"train\.model\.pretrained: must be"),
         ({"name": "coca_ViT-B-32"}, "CoCa"),
         ({"name": "ViT-B-16-SigLIP"}, "SigLIP"),
@@ -39,6 +39,45 @@ DIGITS = ClipRecipe("tarmac/digits")
 def test_a_wrong_model_is_told_with_the_fix(model: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         recipes.load(train_block("clip", **model))
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "says"),
+    [
+        ("ViT-B-32", "openaj", r"train\.model\.pretrained.*did you mean openai\?"),
+        ("ViT-B-32", "openai", r"train\.model\.name: .*openai .*activation.*take ViT-B-32-quickgelu$"),
+        ("ViT-L-14", "metaclip_fullcc", "take ViT-L-14-quickgelu$"),
+    ],
+)
+def test_weights_that_do_not_fit_are_told_where_they_are_loaded(name: str, weights: str, says: str) -> None:
+    """Not before: a model whose weights come from a checkpoint needs none."""
+    recipe = recipes.load(train_block("clip", name=name, pretrained=weights))
+    with pytest.raises(UsageError, match=says):
+        recipe.build_model()
+
+
+def test_a_file_of_weights_is_not_needed_for_a_checkpoint(tmp_path: Path) -> None:
+    recipe = recipes.load(train_block("clip", name="tarmac/digits", pretrained=str(tmp_path / "moved.pt")))
+    recipe.build_model(pretrained=False)
+    recipe.transform(is_train=False)
+
+
+@pytest.mark.parametrize("name", ["tarmac/digits", "ViT-B-32", "RN50", "convnext_base"])
+def test_adam_is_set_as_by_open_clips_trainer(name: str) -> None:
+    expected = get_default_params("vit" if name == "tarmac/digits" else name)
+    for group in ClipRecipe(name).parameter_groups(torch.nn.Linear(2, 2), 0.2):
+        assert (*group["betas"], group["eps"]) == (expected["beta1"], expected["beta2"], expected["eps"])
+
+
+def test_norms_biases_and_temperature_do_not_decay_whatever_their_shape() -> None:
+    model = torch.nn.ParameterDict(
+        {name: torch.zeros(2, 2) for name in ("weight", "bn_scale", "ln_scale", "bias_table", "logit_scale")}
+    )
+    model["vector"] = torch.zeros(2)
+    decayed, undecayed = DIGITS.parameter_groups(model, 0.2)
+    assert [len(group["params"]) for group in (decayed, undecayed)] == [1, 5]
+    assert decayed["params"][0] is model["weight"] and decayed["weight_decay"] == 0.2
+    assert undecayed["weight_decay"] == 0
 
 
 def test_training_crops_as_open_clip_and_judging_does_not() -> None:

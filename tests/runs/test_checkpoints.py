@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.core.errors import DataError
 from tasks.runs import checkpoints
 from tasks.runs.folder import RunFolder
 
@@ -44,6 +45,18 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> Non
         newest.rename(run.checkpoint(300))
     found = checkpoints.newest_sound(run)
     assert found is not None and found.step == 100
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "meta.json"])
+def test_one_that_cannot_be_read_is_not_called_torn(tmp_path: Path, name: str) -> None:
+    """It may be whole: to pass it over would mean to write over it."""
+    run = RunFolder(tmp_path)
+    save(run, 100)
+    unreadable = save(run, 200) / name
+    unreadable.unlink()
+    unreadable.mkdir()
+    with pytest.raises(DataError, match=rf"step_00000200/{name}: cannot be read: .*disk"):
+        checkpoints.newest_sound(run)
 
 
 def test_drafts_and_links_are_no_checkpoints(tmp_path: Path) -> None:

@@ -49,6 +49,14 @@ def test_steps_done_again_after_a_resume_are_not_repeated(tmp_path: Path) -> Non
     assert metrics.last_step(path, "val") == 0
 
 
+def test_a_row_that_was_not_finite_gives_way_to_one_that_is(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [make_row("train/step", 1, "train", {"train/loss": loss}) for loss in (float("nan"), 0.5, 0.7)]
+    assert [MetricsWriter(path).append(row) for row in rows] == [True, True, False]
+    (row,) = metrics.read(path)[0]
+    assert row["train/loss"] == 0.5
+
+
 def test_a_torn_last_line_is_written_again_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     MetricsWriter(path).append(make_row("train/step", 1, "train", {"train/loss": 1.0}))

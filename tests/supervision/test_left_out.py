@@ -14,8 +14,8 @@ from tasks.core import config as configs
 from tasks.core.schema import Config
 from tasks.dataset import quarantine
 from tasks.dataset.quarantine import Entry
+from tasks.runs.data import train_samples, version_path
 from tasks.runs.folder import RunFolder
-from tasks.runs.data import version_path
 from tasks.runs.plan import plan
 from tasks.runs.record import load
 from tasks.supervision import launch
@@ -70,3 +70,13 @@ def test_a_pipeline_that_is_up_to_date_says_so(
 ) -> None:
     assert show_up_to_date(Finished(*planned), time.monotonic(), as_json=False) == 0
     assert f"{LINE}\n" in capsys.readouterr().err
+
+
+def test_a_batch_that_holds_samples_twice_is_told(whole: RunFolder) -> None:
+    config, version = configs.load(whole.config), version_path(load(whole).data[0])
+    assert config.train is not None
+    told = []
+    for batch_size in (train_samples(version), 5000):
+        sized = config.train.model_copy(update={"batch_size": batch_size})
+        told.append(stage._of_the_batch(plan(config.model_copy(update={"train": sized}), version)))
+    assert told[0] == "" and told[1].startswith("train.batch_size: a batch of 5,000 holds samples twice")

@@ -20,9 +20,9 @@ from tasks.dataset.manifest import read_manifest
 from tasks.dataset.shards import read_index
 from tasks.loader.indexed import IndexedReader
 from tasks.runs import ledger, record
+from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import Entry
-from tasks.runs.data import version_path
 from tasks.supervision.accounts import read_account
 from tasks.supervision.gallery import read_items
 from tasks.supervision.report import is_current, read_headline, write_report

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.services import Api, free_port
 from tests.system.conftest import NIGHTLY, ONE_CLICK, Run
@@ -117,6 +118,15 @@ def test_a_schedule_moves_with_what_it_starts(api: Api, deployed: object, projec
     ]
     assert api.deployment(build)["schedules"] == []
     assert api.deployment(pipeline)["parameters"]["config"] == "scheduled.yaml"
+
+    values = yaml.safe_load(text)
+    config.write_text(yaml.safe_dump({**values, "train": None, "evaluate": None}))
+    done = run("tarmac", "deploy", "scheduled.yaml", "--json")
+    assert [row["name"] for row in json.loads(done.stdout)["deployments"]] == [build]
+    assert "pipeline/mine is still there without its schedule" in done.stderr
+    assert api.deployment(pipeline)["schedules"] == []
+    assert register("5 3 * * 1", "train")[1] == (pipeline, "5 3 * * 1 UTC", "changed")
+    assert api.deployment(pipeline)["schedules"][0]["active"]
 
 
 @contextmanager

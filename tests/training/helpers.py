@@ -13,8 +13,8 @@ from tasks.dataset import versions
 from tasks.loader.settings import LoaderSettings, read_settings, write_settings
 from tasks.runs import metrics, phases, record
 from tasks.runs.checkpoints import list_checkpoints
-from tasks.runs.folder import RunFolder
 from tasks.runs.data import version_path
+from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan
 from tasks.training.loop import train
 from tests.conftest import ROOT, digits_config

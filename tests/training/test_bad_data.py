@@ -148,11 +148,22 @@ def test_validation_leaves_a_bad_sample_out_or_ends_it(
     strict = make_run(dataset, tmp_path / "a", *IN_ORDER)
     with pytest.raises(BadSampleError, match=bad.key):
         train_here(strict)
+    assert [checkpoint.step for checkpoint in list_checkpoints(strict)] == [4], "its steps are kept"
     lenient = make_run(dataset, tmp_path / "b", *IN_ORDER, REPLACE)
     assert train_here(lenient) == STEPS
     assert caplog.text.count(f"left out: {bad.shard} row 3, key '{bad.key}', member txt") == 3
     assert not lenient.replaced().exists(), "nothing of the training was replaced"
     assert rows(lenient, "train")[STEPS]["data/replaced"] == 0
+
+
+def test_a_held_out_split_of_which_nothing_is_left_shows_at_once(dataset: Path, tmp_path: Path) -> None:
+    version = versions.resolve(dataset)
+    samples = versions.read_manifest(version).splits["val"].samples
+    quarantine.add(dataset, entries(version, "val", list(range(samples))))
+    run = make_run(dataset, tmp_path, *IN_ORDER)
+    with pytest.raises(DataError, match=f"all {samples} samples of split val are left out"):
+        train_here(run)
+    assert not rows(run, "train"), "it trained first"
 
 
 @pytest.mark.parametrize("reader", ["indexed", "streaming"])

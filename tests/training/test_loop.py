@@ -65,7 +65,7 @@ def test_phases_are_told_in_order(
     run = make_run(digits_dataset, tmp_path, *FEW, "train.checkpoint_every=3")
     assert train_here(run) == 6
     steps = [("step", step) for step in range(1, 7)]
-    saved = [[("validate", step), ("checkpoint", step)] for step in (3, 6)]
+    saved = [[("checkpoint", step), ("validate", step)] for step in (3, 6)]
     assert told == [
         ("start", 0),
         ("first_batch", 0),
@@ -122,6 +122,62 @@ def test_a_loss_that_is_not_finite_ends_it_naming_the_step(
         train_here(run)
     assert rows(run, "train")[4]["train/loss"] is None
     assert not list_checkpoints(run), "weights that are lost must not be saved"
+
+
+def test_a_validation_loss_that_is_not_finite_is_called_one(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = ClipRecipe.loss
+
+    def broken_when_judging(recipe: ClipRecipe, model: Any, batch: Any) -> torch.Tensor:
+        return loss(recipe, model, batch) * (1 if model.training else math.nan)
+
+    monkeypatch.setattr(ClipRecipe, "loss", broken_when_judging)
+    run = make_run(digits_dataset, tmp_path, *FEW)
+    with pytest.raises(DataError, match="the validation loss is nan at step 6"):
+        train_here(run)
+    with pytest.raises(DataError, match="the validation loss is nan at step 6"):
+        train_here(run)
+    monkeypatch.undo()
+    assert train_here(run) == 6
+    measured = rows(run, "val")[6]["val/loss"]
+    assert read_json(run.checkpoint(6) / "meta.json")["val_loss"] == measured > 0
+
+
+def test_weights_that_are_not_finite_are_not_saved(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last update breaks them, which no training loss shows."""
+    after_step, calls = ClipRecipe.after_step, iter(range(1, 100))
+
+    def broken_at_the_end(recipe: ClipRecipe, model: Any) -> None:
+        after_step(recipe, model)
+        if next(calls) == 6:
+            with torch.no_grad():
+                model.text_projection[0, 0] = math.inf
+
+    monkeypatch.setattr(ClipRecipe, "after_step", broken_at_the_end)
+    run = make_run(digits_dataset, tmp_path, *FEW)
+    with pytest.raises(DataError, match="after step 6: text_projection is not finite"):
+        train_here(run)
+    assert not list_checkpoints(run)
+
+
+def test_metrics_are_on_the_disk_before_their_checkpoint(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: list[str] = []
+    fsync = os.fsync
+
+    def listen(descriptor: int) -> None:
+        settled.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", listen)
+    run = make_run(digits_dataset, tmp_path, *FEW)
+    train_here(run)
+    first = next(place for place, path in enumerate(settled) if path.endswith("model.safetensors"))
+    assert str(run.metrics.resolve()) in settled[:first]
 
 
 def test_a_damaged_sample_is_named(

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import math
 import time
 
 import pytest
 import torch
 
-from tasks.core.errors import DataError
-from tasks.training.meter import Meter, check_finite
+from tasks.training.meter import Meter
 
 
 def test_tells_waiting_from_computing() -> None:
@@ -32,9 +30,3 @@ def test_restart_forgets_what_happened_between() -> None:
     meter.add(torch.tensor(1.0))
     values = meter.values()
     assert values["train/loss"] == 1.0 and values["train/step_s"] < 0.1
-
-
-def test_the_first_loss_that_is_not_finite_is_named() -> None:
-    check_finite([1.0, 2.0], last_step=20)
-    with pytest.raises(DataError, match="inf at step 18"):
-        check_finite([1.0, math.inf, math.nan], last_step=19)

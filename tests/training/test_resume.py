@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tasks.core.files import read_json
+from tasks.core.files import read_json, write_json
 from tasks.core.process import Identity
 from tasks.models.clip import ClipRecipe
 from tasks.runs import phases
@@ -83,6 +83,35 @@ def test_leaves_with_its_starter(digits_dataset: Path, tmp_path: Path) -> None:
     assert all(is_sound(checkpoint) for checkpoint in list_checkpoints(run))
 
 
+def test_validation_that_was_broken_off_is_made_up_for(
+    undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint without its validation loss is what a stop or a death leaves; a stop within it does again."""
+    run = copy_until(undisturbed, tmp_path, STEPS)
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text("".join(line for line in lines if f"train/step:{STEPS}:val" not in line))
+    meta = run.checkpoint(STEPS) / "meta.json"
+    whole = read_json(meta)
+    write_json(meta, {**whole, "val_loss": None})
+    loss, judged = ClipRecipe.loss, []
+
+    def stop_when_judging(recipe: ClipRecipe, model: Any, batch: Any) -> Any:
+        judged.append(len(batch["key"]))
+        run.stop.write_text("a test asks for it")
+        return loss(recipe, model, batch)
+
+    monkeypatch.setattr(ClipRecipe, "loss", stop_when_judging)
+    assert train_here(run) == STEPS
+    assert judged == [32], "it reads on"
+    assert STEPS not in rows(run, "val") and read_json(meta)["val_loss"] is None
+
+    monkeypatch.undo()
+    run.stop.unlink()
+    assert train_here(run) == STEPS
+    assert_same_end(run, undisturbed)
+    assert read_json(meta) == whole
+
+
 def test_torn_checkpoint_is_passed_over(
     undisturbed: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +160,7 @@ def test_stop_is_obeyed_at_the_next_step(
     phase = phases.read(run.phase())
     assert phase is not None and (phase.phase, phase.step) == ("end", 7)
     assert run.latest.resolve() == run.checkpoint(7).resolve()
+    assert not rows(run, "val"), "validating would let the stop wait"
 
     monkeypatch.undo()
     assert train_here(run) == 7, "the sentinel is still there"
