@@ -12,6 +12,7 @@ from tasks.core.config import load
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.evaluation import evaluators
+from tasks.models import recipes
 
 
 def _as_number(schema: dict[str, Any]) -> None:
@@ -62,12 +63,14 @@ class Overrides(BaseModel):
 def configured(path: Path, overrides: Overrides | None) -> Config:
     """The config in `path` with the changes applied, checked as far as that needs no data.
 
-    UsageError for what would otherwise show only after hours: an evaluation that nobody knows, a tracker that
-    is not installed.
+    UsageError for what would otherwise show only after hours: a model or an evaluation that nobody knows, a
+    tracker that is not installed.
     """
     settings = load(path, overrides.as_pairs() if overrides is not None else ())
     for task in settings.evaluate.tasks if settings.evaluate is not None else ():
         evaluators.load(task)
+    if settings.train is not None:
+        recipes.check(settings.train)
     if settings.train is not None and settings.track.mode != "disabled" and find_spec("wandb") is None:
         raise UsageError(
             f"track.mode: {settings.track.mode} needs wandb: pip install 'tarmac[wandb]', or choose disabled"

@@ -8,7 +8,6 @@ of the model (open_clip_train, main.py and params.py).
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 import os
@@ -16,7 +15,6 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -26,11 +24,10 @@ from torch import Tensor, nn
 from tasks.core.errors import DataError, UsageError
 from tasks.loader.decoders import decode_text, image_of
 from tasks.loader.workers import Transform
+from tasks.models import clip_config
 from tasks.models.openclip import open_clip
 
-open_clip.add_model_config(Path(__file__).with_name("tarmac-digits.json"))
-DIGITS = "tarmac/digits"
-"""2 M parameters, most of them the token table; learns the digits in half a minute."""
+open_clip.add_model_config(clip_config.DIGITS_FILE)
 
 HIGHEST_LOGIT_SCALE = math.log(100)
 OF_TRANSFORMERS: Mapping[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6}
@@ -40,8 +37,6 @@ UNDECAYED = ("bn", "ln", "bias", "logit_scale")
 """What the name of a parameter without weight decay holds, if it has more than one dimension."""
 QUICK = "-quickgelu"
 """Ends the names of models with the activation that OpenAI's weights, and some others, were trained with."""
-KEYS = ("name", "pretrained")
-MOST_NAMED = 10
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, SafetensorError)
 """What open_clip lets through when weights cannot be fetched, parsed or fitted."""
 
@@ -57,18 +52,7 @@ class ClipRecipe:
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> Self:
         """The recipe of a config's `train.model`."""
-        for key in model:
-            if key not in KEYS:
-                raise UsageError(f"train.model.{key}: unknown key; {_instead(key, KEYS)}")
-        if not isinstance(model.get("name"), str):
-            raise UsageError(
-                "train.model.name: is required: tarmac/digits, or one of open_clip such as ViT-B-32"
-            )
-        if not isinstance(model.get("pretrained"), str | None):
-            raise UsageError("train.model.pretrained: must be a tag or the path of a file")
-        recipe = cls(model["name"], model.get("pretrained"))
-        recipe._check_name()
-        return recipe
+        return cls(*clip_config.check(model))
 
     def build_model(self, *, pretrained: bool = True) -> nn.Module:
         weights = self.pretrained if pretrained else None
@@ -89,7 +73,7 @@ class ClipRecipe:
         return ClipTransform(self.name, self._preprocessing(), is_train)
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        is_transformer = "vit" in self.name.lower() or self.name == DIGITS
+        is_transformer = "vit" in self.name.lower() or self.name == clip_config.DIGITS
         options = OF_TRANSFORMERS if is_transformer else OF_OTHERS
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         decayed = [p for name, p in trained if _is_decayed(name, p)]
@@ -120,8 +104,7 @@ class ClipRecipe:
 
     @property
     def _registered(self) -> str:
-        """The name in open_clip's registry, whose names are those of files."""
-        return self.name.replace("/", "-")
+        return clip_config.registered(self.name)
 
     def _preprocessing(self) -> dict[str, Any]:
         """Fields of open_clip's PreprocessCfg: the model's image size, and what its weights are used to."""
@@ -131,22 +114,6 @@ class ClipRecipe:
         merged: dict[str, Any] = open_clip.transform.merge_preprocess_dict(defaults, {**known, "size": size})
         return merged
 
-    def _check_name(self) -> None:
-        config = open_clip.get_model_config(self._registered) if ":" not in self.name else None
-        if config is None:
-            names = ["tarmac/digits", *open_clip.list_models()]
-            raise UsageError(f"train.model.name: unknown model {self.name!r}; {_instead(self.name, names)}")
-        for part, reason in {
-            "multimodal_cfg": "it also writes captions (CoCa)",
-            "init_logit_bias": "it is made for a sigmoid loss (SigLIP)",
-            "hf_model_name": "its text tower is one of Hugging Face's",
-            "hf_tokenizer_name": "its tokenizer is one of Hugging Face's",
-        }.items():
-            if part in config or part in config["text_cfg"]:
-                raise UsageError(
-                    f"train.model.name: recipe clip cannot train {self.name}: {reason}; try ViT-B-32"
-                )
-
     def _check_pretrained(self, weights: str) -> None:
         """UsageError when there are no such weights, or they go with another activation than the model's."""
         known = open_clip.get_pretrained_cfg(self._registered, weights)
@@ -154,7 +121,7 @@ class ClipRecipe:
             tags = open_clip.list_pretrained_tags_by_model(self._registered)
             raise UsageError(
                 f"train.model.pretrained: {weights!r} is no file, and no weights of {self.name} have "
-                f"that name; {_instead(weights, tags)}"
+                f"that name; {clip_config.instead(weights, tags)}"
             )
         is_quick = open_clip.get_model_config(self._registered).get("quick_gelu", False)
         if known and known.get("quick_gelu", False) != is_quick:
@@ -175,7 +142,7 @@ class ClipTransform:
     def __init__(self, name: str, preprocessing: Mapping[str, Any], is_train: bool) -> None:
         settings = open_clip.transform.PreprocessCfg(**preprocessing)
         self._image = open_clip.transform.image_transform_v2(settings, is_train)
-        self._tokenize = open_clip.get_tokenizer(name.replace("/", "-"))
+        self._tokenize = open_clip.get_tokenizer(clip_config.registered(name))
 
     def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
         if "txt" not in sample:
@@ -205,10 +172,3 @@ def _without_notices() -> Iterator[None]:
 
 def _is_decayed(name: str, parameter: Tensor) -> bool:
     return parameter.ndim >= 2 and not any(part in name for part in UNDECAYED)
-
-
-def _instead(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"there are: {', '.join(known[:MOST_NAMED]) or 'none'}{', …' if len(known) > MOST_NAMED else ''}"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tasks.loader.workers import Transform
 
 RECIPES: Mapping[str, str] = {"clip": "tasks.models.clip:ClipRecipe"}
+CHECKS: Mapping[str, str] = {"clip": "tasks.models.clip_config:check"}
+"""What checks a recipe's `train.model` without torch."""
 
 
 class Recipe(Protocol):
@@ -53,6 +55,12 @@ class Recipe(Protocol):
 def module_of(train: Train) -> str:
     """The module that loader processes import for this training."""
     return RECIPES[train.recipe].partition(":")[0]
+
+
+def check(train: Train) -> None:
+    """UsageError for a `train.model` that the recipe does not know; at once, because torch is not needed."""
+    module, _, name = CHECKS[train.recipe].partition(":")
+    getattr(importlib.import_module(module), name)(train.model)
 
 
 def load(train: Train) -> Recipe:

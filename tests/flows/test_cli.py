@@ -67,6 +67,10 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         (["build", "digits-clip.yaml"], "dataset.source.path: there is no file data/raw/digits/captions.csv"),
         (["run", "digits-clip.yaml", "--set", "train=null", "--set", "evaluate=null"], "train: is required"),
         (["run", "digits-clip.yaml", "--set", "evaluate.tasks=[zero_shott]"], "did you mean zero_shot?"),
+        (
+            ["build", "digits-clip.yaml", "--set", "train.model.name=ViT-B-23"],
+            "train.model.name: unknown model 'ViT-B-23'; did you mean ViT-B-32?",
+        ),
         (["report", "3f9a"], "no run in runs starts with '3f9a'"),
         (["cancel", "3f9a", "--runs", "elsewhere"], "no run in elsewhere starts with '3f9a'"),
         (["evaluate", "3f9a", "--step", "x"], "invalid int value: 'x'"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -131,3 +133,13 @@ def test_embeddings_share_one_space_of_unit_length(recipe: Recipe, name: str) ->
 def test_unknown_key_of_the_model_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=r"train\.model\.nam: unknown key; did you mean name\?"):
         recipes.load(train_block(name, nam="x"))
+
+
+def test_a_wrong_name_is_told_without_torch() -> None:
+    script = (
+        "import sys; from tasks.models import clip_config\n"
+        "try: clip_config.check({'name': 'ViT-B-23'})\n"
+        "except Exception as error: print(error, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("did you mean ViT-B-32? False\n"), done.stdout
