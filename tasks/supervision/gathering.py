@@ -199,7 +199,7 @@ def sync(run: RunFolder, timeout_s: float = 300.0) -> int:
             if not wandb_file.synced_of(path).exists():
                 raise TarmacError(
                     f"{path} was not uploaded; check WANDB_BASE_URL and `wandb login`, then run "
-                    f"`tarmac gather {run.id} --sync` again. wandb said:\n{says}"
+                    f"`tarmac gather {run.handle} --sync` again. wandb said:\n{says}"
                 )
             uploaded += 1
     return uploaded
