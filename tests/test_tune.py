@@ -47,7 +47,7 @@ def test_who_comes_second_waits_for_the_settings(
         with pytest.raises(TimeoutError):
             second.result(timeout=0.3)
         write_settings(run.loader, THEIRS)
-    assert second.result(timeout=5)["summary"] == "kept: theirs"
+    assert second.result(timeout=30)["summary"] == "kept: theirs"
 
 
 def test_who_comes_second_measures_where_the_first_was_broken_off(
@@ -57,12 +57,12 @@ def test_who_comes_second_measures_where_the_first_was_broken_off(
         second = begun()
         with pytest.raises(TimeoutError):
             second.result(timeout=0.3)
-    assert second.result(timeout=5)["summary"] == "ours"
+    assert second.result(timeout=30)["summary"] == "ours"
     assert run.loader.exists() and not run.lease.exists()
 
 
 def test_a_run_at_work_keeps_its_settings(run: RunFolder, begun: Callable[..., Future[StageResult]]) -> None:
     with Lease(run.lease):
         write_settings(run.loader, THEIRS)
-        assert begun(workers=2).result(timeout=5)["summary"].startswith("left alone: ")
+        assert begun(workers=2).result(timeout=30)["summary"].startswith("left alone: ")
         assert run.lease.exists()

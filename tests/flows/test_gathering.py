@@ -72,7 +72,7 @@ def test_a_run_that_goes_on_is_not_waited_for(run: RunFolder, capsys: pytest.Cap
     with Lease(run.lease):  # stands for the agent
         began = time.monotonic()
         assert cli.main(["gather", str(run.path)]) == 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert "goes on, and its own gatherer is at work: 1 evaluation so far" in capsys.readouterr().out
         wait_for(lambda: len(wandb_file.rows_of(run.wandb)) == 4)
         assert cli.main(["gather", str(run.path), "--sync"]) == 1

@@ -124,7 +124,7 @@ def test_an_agent_on_another_host_is_adopted(tmp_path: Path) -> None:
     record.save(run, record.load(run).having(state="running", attempts=[attempt]))
     began = time.monotonic()
     assert launch.start_or_adopt(run).adopted
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_a_start_outwaits_the_lease_of_a_host_that_is_gone(
