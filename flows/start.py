@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import sys
@@ -13,8 +14,9 @@ from typing import Any
 
 from flows import environment
 from tasks.core import screen
+from tasks.core.errors import TarmacError
 from tasks.core.schema import Config
-from tasks.runs.folder import RunFolder
+from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.ledger import Key
 
 OPTIONS = ("fresh", "rehash", "accept_loss", "shard")
@@ -82,13 +84,14 @@ def _watched(call: Callable[[], Any], runs: Path) -> list[dict[str, Any]]:
 
 def _say_what_goes_on(runs: Path) -> None:
     """Ctrl-C ends the watching only: name each training that goes on without it."""
-    from tasks.supervision.status import list_status
+    from tasks.runs import record
+    from tasks.supervision.status import agent_is_alive
 
-    readable, _ = list_status(runs)
-    for status in readable:
-        if status.agent_is_alive:
-            job = status.record.job or {}
-            sys.stderr.write(
-                f"\nTraining goes on as job {job.get('id', '?')} ({status.run.name}). "
-                f"Watch: tarmac status   Stop: tarmac cancel {status.run.handle}"
-            )
+    for run in list_runs(runs):
+        with contextlib.suppress(TarmacError):  # of a damaged one status tells
+            if agent_is_alive(run):
+                job = record.load(run).job or {}
+                sys.stderr.write(
+                    f"\nTraining goes on as job {job.get('id', '?')} ({run.name}). "
+                    f"Watch: tarmac status   Stop: tarmac cancel {run.handle}"
+                )

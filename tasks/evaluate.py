@@ -26,13 +26,12 @@ def evaluate(run: RunFolder) -> StageResult:
         steps = {evaluation.step for evaluation in status.evaluations}
         done = f"{status.evaluations_done} of {len(status.evaluations)} results"
         summary = f"{counted(len(steps), 'checkpoint')}, {done}"
+        missing = [_lost(run, status, one.step, one.task) for one in status.evaluations_missing]
         return stage.result(
             f"up to date: {summary}" if started.is_up_to_date else summary,
+            mark="✗" if missing else "✓",
             run=str(run.path),
-            missing=[
-                _lost(run, status, evaluation.step, evaluation.task)
-                for evaluation in status.evaluations_missing
-            ],
+            missing=missing,
         )
 
 

@@ -51,10 +51,10 @@ class Shown:
     progress: Progress
     started: float = field(default_factory=time.monotonic)
 
-    def result(self, summary: str, **details: Any) -> StageResult:
-        """The stage's result; says so on the screen and in the run's log."""
+    def result(self, summary: str, mark: str = "✓", **details: Any) -> StageResult:
+        """The stage's result; says so on the screen, after `mark`, and in the run's log."""
         seconds = round(time.monotonic() - self.started, 2)
-        screen.finished(self.stage, summary, seconds)
+        screen.finished(self.stage, summary, seconds, mark)
         get_run_logger().info("%s: %s (%.1f s)", self.stage, summary, seconds)
         return {"stage": self.stage, "summary": summary, "seconds": seconds, "details": details}
 

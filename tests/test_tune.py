@@ -39,13 +39,18 @@ def begun(run: RunFolder, tmp_path: Path) -> Iterator[Callable[..., Future[Stage
         )
 
 
+def _waiting(begun: Callable[..., Future[StageResult]]) -> Future[StageResult]:
+    second = begun()
+    with pytest.raises(TimeoutError):
+        second.result(timeout=0.3)
+    return second
+
+
 def test_who_comes_second_waits_for_the_settings(
     run: RunFolder, begun: Callable[..., Future[StageResult]]
 ) -> None:
     with Lease(run.lease):
-        second = begun()
-        with pytest.raises(TimeoutError):
-            second.result(timeout=0.3)
+        second = _waiting(begun)
         write_settings(run.loader, THEIRS)
     assert second.result(timeout=30)["summary"] == "kept: theirs"
 
@@ -54,9 +59,7 @@ def test_who_comes_second_measures_where_the_first_was_broken_off(
     run: RunFolder, begun: Callable[..., Future[StageResult]]
 ) -> None:
     with Lease(run.lease):
-        second = begun()
-        with pytest.raises(TimeoutError):
-            second.result(timeout=0.3)
+        second = _waiting(begun)
     assert second.result(timeout=30)["summary"] == "ours"
     assert run.loader.exists() and not run.lease.exists()
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError, TarmacError, UsageError
 
 CHUNK = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -144,13 +144,13 @@ def told_of_a_full_disk(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told_of_what_is_closed() -> Iterator[None]:
-    """UsageError that names the file where rights or a disk keep it from being read."""
+def told_of_what_is_closed(kind: type[TarmacError] = UsageError) -> Iterator[None]:
+    """An error of that kind that names the file where rights or a disk keep it from being read."""
     try:
         yield
     except OSError as error:
         fix = "mind its rights and its disk"
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror or error}; {fix}") from None
+        raise kind(f"{error.filename} cannot be read: {error.strerror or error}; {fix}") from None
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.formats import counted
 from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject
 from tasks.evaluation.results import Prediction
 from tasks.evaluation.statistics import wilson_interval
@@ -95,9 +96,9 @@ class ZeroShot(Evaluator):
 def _check_finite(names: Sequence[str], embeddings: Embeddings) -> None:
     broken = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
     if broken.size:
+        lost = f"{counted(int(broken.size), 'embedding')} not finite, the first of {names[broken[0]]!r}"
         raise DataError(
-            f"the embedding of {names[broken[0]]!r} is not finite, nor are {broken.size - 1} others: the "
-            "model's weights are lost; train anew with a lower train.lr or a longer train.warmup"
+            f"{lost}: the model's weights are lost; train anew with a lower train.lr or a longer train.warmup"
         )
 
 

@@ -7,15 +7,13 @@ that was damaged later. Reading them all costs the checkpoint's size once, at a 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from tasks.core.errors import DataError
-from tasks.core.files import none_where_nothing_is, read_json, sha256_file
+from tasks.core.files import none_where_nothing_is, read_json, sha256_file, told_of_what_is_closed
 from tasks.runs.folder import RunFolder
 
 META = "meta.json"
@@ -52,7 +50,7 @@ def list_checkpoints(folder: RunFolder) -> list[Checkpoint]:
 
 def read_meta(checkpoint: Checkpoint) -> CheckpointMeta | None:
     """The checkpoint's `meta.json`; None when it is missing or torn, DataError when it cannot be read."""
-    with _told_of_what_is_closed(), none_where_nothing_is():
+    with told_of_what_is_closed(DataError), none_where_nothing_is():
         try:
             return CheckpointMeta.model_validate(read_json(checkpoint.path / META))
         except ValueError:
@@ -68,7 +66,7 @@ def is_sound(checkpoint: Checkpoint) -> bool:
     meta = read_meta(checkpoint)
     if meta is None or meta.step != checkpoint.step or not meta.files:
         return False
-    with _told_of_what_is_closed(), none_where_nothing_is():
+    with told_of_what_is_closed(DataError), none_where_nothing_is():
         return all(sha256_file(checkpoint.path / name) == sha for name, sha in meta.files.items())
     return False
 
@@ -86,13 +84,3 @@ def lowest_val_loss(folder: RunFolder) -> Checkpoint | None:
         if (meta := read_meta(checkpoint)) is not None and meta.val_loss is not None
     ]
     return min(measured, key=lambda entry: entry[:2])[2] if measured else None
-
-
-@contextmanager
-def _told_of_what_is_closed() -> Iterator[None]:
-    """DataError that names the file where rights or a disk keep it from being read."""
-    try:
-        yield
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror or error}"
-        raise DataError(f"{error.filename}: {problem}; mind its rights and its disk, then resume") from error

@@ -51,7 +51,7 @@ def train(
     recipe, manifest = recipes.load(options), read_manifest(version)
     quarantined = of_run(run)
     samples = manifest.splits[TRAIN].samples - sum(entry.split == TRAIN for entry in quarantined)
-    _check(options, recipe, manifest, samples)
+    _check(options, recipe, manifest)
     device = devices.choose(options)
     model, optimizer, step = _take_up(run, options, recipe, device)
     held_out = held_out_batches(version, manifest, recipe, config, options, settings.workers, quarantined)
@@ -129,15 +129,12 @@ def _is_unmeasured(run: RunFolder, step: int, options: Train) -> bool:
     return meta is not None and meta.val_loss is None and _is_due(step, options)
 
 
-def _check(options: Train, recipe: Recipe, manifest: Manifest, samples: int) -> None:
-    """UsageError when the recipe does not fit the data, of which an epoch has `samples`."""
+def _check(options: Train, recipe: Recipe, manifest: Manifest) -> None:
     if manifest.modality != recipe.modality:
         raise UsageError(
             f"train.recipe: {options.recipe} takes datasets of modality {recipe.modality}, "
             f"and {manifest.name} is one of {manifest.modality}"
         )
-    if 0 < samples < options.batch_size:
-        logger.warning("a batch of %d holds samples twice, as there are %d", options.batch_size, samples)
 
 
 def _ledger(run: RunFolder, step: int, version: Path, config: Config, samples: int) -> ReplacedLedger:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
 import pytest
 
+from tasks import stage
 from tasks.core.errors import DataError
-from tasks.evaluate import require
+from tasks.evaluate import evaluate, require
+from tasks.runs import record
+from tasks.supervision import launch
+from tasks.supervision.status import look
+from tests.supervision import fakes
 
 
 @pytest.mark.parametrize(("lost", "says"), [(1, "1 evaluation has no result"), (2, "2 evaluations have no")])
@@ -13,3 +21,15 @@ def test_what_is_missing_is_counted_and_named(lost: int, says: str) -> None:
     missing = [f"step {step} zero_shot: its job left no trace" for step in range(lost)]
     with pytest.raises(DataError, match=rf"^{says}(.|\n)*step 0 zero_shot: its job left no trace"):
         require({"stage": "evaluate", "summary": "", "seconds": 0.0, "details": {"missing": missing}})
+
+
+def test_a_stage_that_lacks_results_has_no_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stage, "get_run_logger", logging.getLogger)
+    monkeypatch.setattr(launch, "start_or_adopt", lambda *_: launch.Started(False, False, None))
+    monkeypatch.setattr(launch, "wait_for_evaluations", lambda run, _: look(run))
+    run = fakes.make_run(tmp_path)
+    record.save(run, record.load(run).having(state="succeeded"))
+    assert len(evaluate.fn(run)["details"]["missing"]) == 1
+    assert "✗ evaluate  1 checkpoint, 0 of 1 results" in capsys.readouterr().err

@@ -55,7 +55,7 @@ def test_one_that_cannot_be_read_is_not_called_torn(tmp_path: Path, name: str) -
     unreadable = save(run, 200) / name
     unreadable.unlink()
     unreadable.mkdir()
-    with pytest.raises(DataError, match=rf"step_00000200/{name}: cannot be read: .*disk"):
+    with pytest.raises(DataError, match=rf"step_00000200/{name} cannot be read: .*disk"):
         checkpoints.newest_sound(run)
 
 
