@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -27,11 +26,11 @@ import pyarrow.parquet as pq
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build import build
+from tasks.dataset.leftovers import TEMPORARY
 from tests.dataset import raw
 
 SAMPLES = 240
 SHARD = {"samples": 8}
-YOUNG = re.compile(r"\.{1,2}lease\.json\..*\.tmp")
 DEAD_S = 5.0
 """A build's children end within this time of their starter's death."""
 
@@ -94,7 +93,7 @@ def episode(kind: str, root: Path, rng: random.Random, kills: int = 5) -> int:
         assert calm is not None and killed is not None
         assert raw.contents(killed) == raw.contents(calm), f"{kind}: the killed build differs"
         # A write that was killed leaves a hidden file, which goes once it is older than any write takes.
-        left = sorted(path.name for path in output.iterdir() if not YOUNG.fullmatch(path.name))
+        left = sorted(path.name for path in output.iterdir() if not TEMPORARY.fullmatch(path.name))
         assert left == ["current", "versions"], f"{kind}: {left} are left"
     return hits
 
