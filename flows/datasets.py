@@ -11,6 +11,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,27 @@ def plan(arguments: Namespace) -> int:
     from tasks.dataset.forecast import forecast
 
     settings = configured(Path(arguments.config), Overrides(set=arguments.set))
+    if settings.schedule is not None and find_spec("prefect") is not None:
+        from flows.offers import of_config
+
+        of_config(settings, Path(arguments.config))
     with screen.running("plan") as progress:
         told = forecast(settings, progress)
     training = training_left(settings, told.up_to_date)
     if arguments.json:
         skipped = by_split(left_out(settings, told.up_to_date))
-        plans = {"build": asdict(told), "left_out": skipped, "train": training[0] if training else None}
+        plans = {
+            "build": asdict(told),
+            "left_out": skipped,
+            "train": training.told if training else None,
+            "doubts": training.doubts if training else [],
+        }
         return print_json({"ok": True, "findings": [], **plans})
     lines = list(build_lines(settings, told))
     if training is not None:
-        lines.append(f"train     {training[0]}")
-    if told.up_to_date is None or (training is not None and training[1]):
+        lines.append(f"train     {training.told}")
+        lines += [f"!         {doubt}" for doubt in training.doubts]
+    if told.up_to_date is None or (training is not None and training.is_left):
         lines.append(
             f"nothing was written; to do it: tarmac {'run' if training else 'build'} {arguments.config}"
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,31 +72,41 @@ def _time(engine: Any, seconds: float) -> str:
     return f"{duration(max(seconds / workers, 1))} with {counted(workers, 'worker')}"
 
 
-def training_left(settings: Any, version: str | None) -> tuple[str, bool] | None:
-    """What is left of the training, and whether anything is; None without a train block.
+@dataclass(frozen=True)
+class TrainingLeft:
+    """What is left of the training, whether anything is, and what of it is most likely a mistake."""
 
-    UsageError for runs that cannot be written, and for evaluations that could not be done.
-    """
+    told: str
+    is_left: bool = True
+    doubts: Sequence[str] = ()
+
+
+def training_left(settings: Any, version: str | None) -> TrainingLeft | None:
+    """None without a train block. UsageError for runs that cannot be written, and for evaluations that could
+    not be done."""
     if settings.train is None:
         return None
     if version is None:
         require_room(settings.runs, "runs")
-        return f"{settings.train.recipe}, after the build{_place()}", True
+        return TrainingLeft(f"{settings.train.recipe}, after the build{_place()}")
+    from tasks.core.config import dump
     from tasks.evaluation.fit import require_fit
-    from tasks.runs.plan import dump, locate, require_checkpoints, resolve
+    from tasks.runs.doubts import doubts
+    from tasks.runs.plan import locate, require_checkpoints, resolve
     from tasks.supervision.status import look
 
     folder = _version(settings, version)
     require_fit(settings, folder)
     run, resolved = locate(settings, folder), resolve(settings, folder)
+    doubted = list(doubts(resolved, folder))
     if not run.record.exists():
         require_room(settings.runs, "runs")
-        return f"a new run, {run.name}{_place()}", True
+        return TrainingLeft(f"a new run, {run.name}{_place()}", doubts=doubted)
     require_checkpoints(run, resolved)
     seen = look(run)
     if seen.is_complete and run.config.read_text(encoding="utf-8") == dump(resolved):
-        return f"up to date: {run.name}", False
-    return f"goes on: {run.name}, {seen.state}{_place()}", True
+        return TrainingLeft(f"up to date: {run.name}", is_left=False)
+    return TrainingLeft(f"goes on: {run.name}, {seen.state}{_place()}", doubts=doubted)
 
 
 def _place() -> str:

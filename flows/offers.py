@@ -131,14 +131,13 @@ def from_configs(paths: Sequence[Path]) -> list[Offer]:
         if config.name in named:
             raise UsageError(f"{path}: name: {named[config.name]} is called {config.name} too; rename one")
         named[config.name] = path
-        for offer in _of(config, path):
-            _check_schedules(offer, f"{path}: schedule.cron")
-            offers.append(offer)
+        offers += of_config(config, path)
     return offers
 
 
-def _of(config: Config, path: Path) -> list[Offer]:
-    """What one config offers; its schedule starts the pipeline with `then: train`, else the build."""
+def of_config(config: Config, path: Path) -> list[Offer]:
+    """What one config offers; its schedule starts the pipeline with `then: train`, else the build. UsageError
+    for a schedule that is none."""
     kinds = [
         (
             "build",
@@ -152,7 +151,7 @@ def _of(config: Config, path: Path) -> list[Offer]:
         )
         kinds.append(("train", PIPELINE, text))
     schedule = config.schedule
-    return [
+    offers = [
         Offer(
             name=config.name,
             entrypoint=entrypoint,
@@ -168,6 +167,9 @@ def _of(config: Config, path: Path) -> list[Offer]:
         )
         for kind, entrypoint, description in kinds
     ]
+    for offer in offers:
+        _check_schedules(offer, f"{path}: schedule.cron")
+    return offers
 
 
 def _from_here(path: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from flows.output import print_json
 from tasks.core import screen
+from tasks.core.config import dump
 from tasks.core.formats import counted, size
 from tasks.core.schema import Config
 from tasks.dataset.freshness import is_up_to_date
@@ -20,7 +21,7 @@ from tasks.dataset.manifest import read_manifest
 from tasks.dataset.quarantine import NAME, by_split, home, notice, of_version, read
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import finite
-from tasks.runs.plan import dump, locate, resolve
+from tasks.runs.plan import locate, resolve
 from tasks.supervision import gathering
 from tasks.supervision.left_out import left_out
 from tasks.supervision.report import is_current, read_headline

@@ -7,7 +7,8 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.core import screen
 from tasks.runs import metrics, record
-from tasks.runs.data import train_samples, version_path
+from tasks.runs.data import version_path
+from tasks.runs.doubts import doubts
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
@@ -30,25 +31,14 @@ def train(run: RunFolder) -> StageResult:
 
         if skipped := left_out(run):
             screen.warn(skipped)
-        if too_large := _of_the_batch(run):
-            screen.warn(too_large)
+        for doubt in doubts(config_of(run), version_path(record.load(run).data[0])):
+            screen.warn(doubt)
         started = launch.start_or_adopt(run, "train")
         if started.changes:
             screen.warn(f"not as in the run's last attempt: {', '.join(started.changes)}")
         status = launch.wait_for_training(run, progress)
         how = "adopted; " if started.adopted else "up to date: " if started.is_up_to_date else ""
         return stage.result(how + _summary(run, status), run=str(run.path), changes=list(started.changes))
-
-
-def _of_the_batch(run: RunFolder) -> str:
-    """That a batch holds samples twice, because there are not enough; empty where it does not."""
-    batch, samples = config_of(run).train, train_samples(version_path(record.load(run).data[0]))
-    if batch is None or batch.batch_size <= samples:
-        return ""
-    return (
-        f"train.batch_size: a batch of {batch.batch_size:,} holds samples twice, as there are {samples:,} to "
-        "train on: to the contrastive loss they are wrong pairs"
-    )
 
 
 def _summary(run: RunFolder, status: RunStatus) -> str:

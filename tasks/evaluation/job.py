@@ -29,7 +29,7 @@ def evaluate_checkpoint(run_folder: Path, step: int, task: str, question: str = 
     began = time.monotonic()
     torch.set_num_threads(1)
     run = RunFolder(run_folder)
-    config = configs.load(run.config)
+    config = configs.reload(run.config)
     evaluator = evaluators.load(_named(config, task))
     outcome = evaluator.evaluate(LoadedCheckpoint.open(run, config, step))
     result = EvaluationResult(

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tasks.core import config as configs
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
@@ -117,11 +115,6 @@ def require_checkpoints(run: RunFolder, config: Config) -> None:
         )
 
 
-def dump(config: Config) -> str:
-    """The config as YAML that `tasks.core.config.load` reads back to the same config."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
 def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
@@ -152,7 +145,7 @@ def _steps_of(train: Train, epochs: int, version: Path) -> int:
 def _write(
     run: RunFolder, config: Config, fields: dict[str, Any], data: list[DataRef], quarantined: list[Entry]
 ) -> None:
-    text = dump(config)
+    text = configs.dump(config)
     require_checkpoints(run, config)
     if run.record.exists():
         there = record.load(run)
@@ -181,7 +174,7 @@ def _leave_alone(run: RunFolder, config: Config, held: Held) -> None:
         if time.monotonic() > deadline:
             raise held
         time.sleep(POLL_S)
-    kept, given = (_flat(one.model_dump(mode="json")) for one in (configs.load(run.config), config))
+    kept, given = (_flat(one.model_dump(mode="json")) for one in (configs.reload(run.config), config))
     changed = sorted(key for key in kept.keys() | given.keys() if kept.get(key) != given.get(key))
     if changed:
         keys = ", ".join(changed)

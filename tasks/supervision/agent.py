@@ -56,7 +56,7 @@ class Agent:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._record = record.load(run)
-        self._config = configs.load(run.config)
+        self._config = configs.reload(run.config)
         self._number = len(self._record.attempts) + 1
         self._gatherer = gathering.Keeper(run, self._config.track.mode != "disabled")
         self._asked_to_stop: str | None = None

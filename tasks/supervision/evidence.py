@@ -73,7 +73,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
     return Evidence(
         run=run,
         record=attempt(run.record, lambda _: record.load(run)),
-        config=attempt(run.config, config.load),
+        config=attempt(run.config, config.reload),
         config_text=attempt(run.config, lambda path: path.read_text("utf-8", "replace")) or "",
         rows=(attempt(run.metrics, lambda path: metrics.read(path)[0]) or []) if metrics_too else [],
         loader=attempt(run.loader, read_settings),

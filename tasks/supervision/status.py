@@ -226,4 +226,4 @@ def _evaluation(run: RunFolder, want: Wanted, entry: Entry | None) -> Evaluation
 
 @lru_cache(maxsize=64)
 def _parsed(path: Path, modified_ns: int) -> Config:
-    return configs.load(path)
+    return configs.reload(path)

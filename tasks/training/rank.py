@@ -47,7 +47,7 @@ def run_rank(run: RunFolder) -> None:
     """Train the run by what stands in its folder."""
     phases = PhaseWriter(run)
     phases.set("start", 0)
-    config = configs.load(run.config)
+    config = configs.reload(run.config)
     settings = read_settings(run.loader)
     if config.train is not None and settings.workers:
         forkserver.start(recipes.module_of(config.train))

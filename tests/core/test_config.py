@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.config import load
+from tasks.core.config import dump, load, reload
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 
@@ -36,6 +36,21 @@ def test_a_dumped_config_loads_as_the_same() -> None:
     assert config.engine.train.time == 5400
     assert config.dataset.shard.bytes == 2_000_000_000
     assert Config.model_validate(json.loads(config.model_dump_json())) == config
+
+
+def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
+    """What looks like an interpolation, a missing value, a number or a date by then is a text."""
+    config = load(DIGITS, ["train.lr=1e-7"])
+    texts = ["${not.there}", "???", "1e3", "2024-01-01", "no", "鳥\n", "{}"]
+    values = config.model_dump(mode="json")
+    values["train"]["model"]["texts"] = texts
+    config = Config.model_validate(values)
+    path = tmp_path / "config.yaml"
+    path.write_text(dump(config), encoding="utf-8")
+    assert reload(path) == config
+    path.write_text("name: [x\n")
+    with pytest.raises(UsageError, match=r"config\.yaml: line 2: .*no valid YAML"):
+        reload(path)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_says_the_same_again(run: RunFolder) -> None:
 def test_prompts_are_put_together_as_by_open_clip(trained: RunFolder) -> None:
     from tasks.core import config as configs
 
-    subject = LoadedCheckpoint.open(trained, configs.load(trained.config), STEPS)
+    subject = LoadedCheckpoint.open(trained, configs.reload(trained.config), STEPS)
     names = ["three", "seven", "nine"]
     ours = class_embeddings(subject.embed_texts([t.replace("{}", n) for n in names for t in TEMPLATES]), 3)
     theirs = open_clip.build_zero_shot_classifier(

@@ -84,6 +84,22 @@ def test_a_plan_of_what_is_mostly_broken_says_so(project: Path, capsys: pytest.C
     )
 
 
+def test_a_plan_tells_a_schedule_that_is_none_and_what_is_doubtful(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published("birds.yaml")
+    train = {"recipe": "clip", "model": {"name": "tarmac/digits"}, "batch_size": 60, "steps": 5, "lr": 0.1}
+    text = Path("birds.yaml").read_text()
+    text += f"\ntrain: {json.dumps({**train, 'checkpoint_every': 5})}\n"
+    Path("trained.yaml").write_text(text)
+    doubt = "train.batch_size: a batch of 60 holds samples twice, as there are 51 to train on"
+    assert f"\n!         {doubt}" in said(capsys, "plan", "trained.yaml")
+    assert told(capsys, "plan", "trained.yaml")["doubts"][0].startswith(doubt)
+    Path("nightly.yaml").write_text(text + 'schedule: {cron: "99 2 * * *"}\n')
+    assert main(["plan", "nightly.yaml"]) == 2
+    assert "nightly.yaml: schedule.cron: '99 2 * * *' (UTC) is no schedule" in capsys.readouterr().err
+
+
 def test_a_history(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = published("birds.yaml")
     (project / "birds/0007.png").write_bytes(raw.png(7007))

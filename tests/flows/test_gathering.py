@@ -38,7 +38,7 @@ def test_the_last_screen_names_the_upload_until_it_is_done(
 
     def last_screen() -> str:
         capsys.readouterr()
-        outcome.show(configs.load(run.config), [], time.monotonic(), False, run)
+        outcome.show(configs.reload(run.config), [], time.monotonic(), False, run)
         return capsys.readouterr().out
 
     says = f"metrics and 1 evaluation in wandb run {run.id}"

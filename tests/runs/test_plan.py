@@ -104,7 +104,7 @@ def test_planning_writes_a_folder_that_needs_nothing_else(
     assert (state.state, state.id, state.attempts) == ("planned", run.id, [])
     assert state.identity["digest"].startswith(run.id)
     assert state.data[0].version == version.name
-    kept = configs.load(run.config)
+    kept = configs.reload(run.config)
     assert kept.dataset.output == tmp_path / "data" and kept.runs == tmp_path / "runs"
     assert kept == resolve(config, version)
     assert pinned(tmp_path / "data") == {version.name: [run.id]}
@@ -113,7 +113,7 @@ def test_planning_writes_a_folder_that_needs_nothing_else(
 
 def test_epochs_become_steps(tmp_path: Path) -> None:
     version, config = make_version(tmp_path), make_config(tmp_path, train={"steps": None, "epochs": 3})
-    kept = configs.load(plan(config, version).config)
+    kept = configs.reload(plan(config, version).config)
     assert kept.train is not None and (kept.train.steps, kept.train.epochs) == (60, None)
     assert locate(config, version) == locate(make_config(tmp_path, train={"steps": 60}), version)
     with pytest.raises(UsageError, match=r"train\.epochs: .* make no batch of 400"):
@@ -130,7 +130,7 @@ def test_weights_are_named_by_their_content(tmp_path: Path, monkeypatch: pytest.
         for name in ("mine.pt", "copy.pt")
     )
     run = plan(config, version)
-    kept = configs.load(run.config).train
+    kept = configs.reload(run.config).train
     assert kept is not None and kept.model["pretrained"] == str(tmp_path / "mine.pt")
     assert locate(copy, version) == run
     (tmp_path / "mine.pt").write_bytes(b"two")
@@ -170,7 +170,7 @@ def test_planning_again_keeps_the_record_and_takes_the_new_evaluations(tmp_path:
     assert plan(config, version) == run
     assert run.config.stat().st_mtime_ns == before
     plan(changed(config, "evaluate.every", 20), version)
-    evaluate = configs.load(run.config).evaluate
+    evaluate = configs.reload(run.config).evaluate
     assert evaluate is not None and evaluate.every == 20
     assert record.load(run).state == "succeeded"
 

@@ -55,7 +55,7 @@ def test_epochs_count_the_samples_that_are_left(tmp_path: Path) -> None:
     quarantine.add(version.parents[1], [entry(version, "g", "val")])
     train = resolve(config, version).train
     assert train is not None and train.steps == 2 * 74 // 4
-    kept = configs.load(plan(config, version).config).train
+    kept = configs.reload(plan(config, version).config).train
     assert kept is not None and kept.steps == train.steps
 
 

@@ -97,7 +97,7 @@ def train(folder: str) -> int:
     behaviour = behaviour_of(run)
     threading.Thread(target=lambda: (os.read(0, 1), os._exit(3)), daemon=True).start()
     lock = only_one(run, "training")
-    config = configs.load(run.config)
+    config = configs.reload(run.config)
     assert config.train is not None and config.train.steps is not None
     if behaviour.get("says"):
         print(behaviour["says"], flush=True)

@@ -61,7 +61,7 @@ def drive(run: RunFolder, **behaviour: Any) -> ledger.Entry:
     """An agent's evaluations until all are final; returns the last word on the one of the last step."""
     (run.path / "fake.json").write_text(json.dumps({"evaluation_s": 0.0, **behaviour}))
     number = len(list(run.attempts.glob("*"))) + 1
-    evaluations = Evaluations(run, configs.load(run.config), number)
+    evaluations = Evaluations(run, configs.reload(run.config), number)
     while evaluations.advance("complete"):
         pass
     return ledger.fold(ledger.read(run.ledger))[STEP, TASK]
@@ -87,7 +87,7 @@ def test_what_was_asked_for_again_in_vain_keeps_its_result(run: RunFolder) -> No
 def test_a_question_survives_the_agent_that_took_it_up(run: RunFolder) -> None:
     drive(run)
     request(run, STEP, TASK)
-    Evaluations(run, configs.load(run.config), 2).advance("complete", submitting=False)
+    Evaluations(run, configs.reload(run.config), 2).advance("complete", submitting=False)
     assert not has_requests(run) and evaluated(run) == 1
     assert drive(run).state == "done" and evaluated(run) == 2
 

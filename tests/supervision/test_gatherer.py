@@ -21,7 +21,7 @@ from tasks.core.lease import Lease
 from tasks.core.process import Identity
 from tasks.runs import metrics, record
 from tasks.runs.folder import RunFolder
-from tasks.runs.plan import dump, plan
+from tasks.runs.plan import plan
 from tasks.supervision import gatherer, gathering, wandb_file
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run
@@ -57,9 +57,9 @@ def gather_quickly(run: RunFolder) -> None:
 
 
 def set_mode(run: RunFolder, mode: str) -> None:
-    config = configs.load(run.config)
+    config = configs.reload(run.config)
     track = config.track.model_copy(update={"mode": mode})
-    write_atomic(run.config, dump(config.model_copy(update={"track": track})))
+    write_atomic(run.config, configs.dump(config.model_copy(update={"track": track})))
 
 
 def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_run_that_starts_anew_has_a_wandb_run_of_its_own(tmp_path: Path) -> No
     run = make_run(tmp_path, track={"mode": "offline"})
     (version,) = (tmp_path / "data" / "versions").iterdir()
     assert record.load(run).wandb_id == run.id
-    plan(configs.load(run.config), version, fresh=True)
+    plan(configs.reload(run.config), version, fresh=True)
     (archived,) = (run.path.parent / "archive").iterdir()
     write_rows(run, 1, 1)
     gathering.complete(run)

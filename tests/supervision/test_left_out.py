@@ -14,7 +14,7 @@ from tasks.core import config as configs
 from tasks.core.schema import Config
 from tasks.dataset import quarantine
 from tasks.dataset.quarantine import Entry
-from tasks.runs.data import train_samples, version_path
+from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan
 from tasks.runs.record import load
@@ -34,7 +34,7 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 @pytest.fixture
 def planned(whole: RunFolder) -> tuple[Config, Path, RunFolder]:
     """A run of the same data but for two samples, which are sound again by now."""
-    config, version = configs.load(whole.config), version_path(load(whole).data[0])
+    config, version = configs.reload(whole.config), version_path(load(whole).data[0])
     entries = [Entry(version.name, "train", "train/000000.tar", key, "x") for key in "ab"]
     quarantine.add(config.dataset.output, entries)
     run = plan(config, version)
@@ -70,13 +70,3 @@ def test_a_pipeline_that_is_up_to_date_says_so(
 ) -> None:
     assert show_up_to_date(Finished(*planned), time.monotonic(), as_json=False) == 0
     assert f"{LINE}\n" in capsys.readouterr().err
-
-
-def test_a_batch_that_holds_samples_twice_is_told(whole: RunFolder) -> None:
-    config, version = configs.load(whole.config), version_path(load(whole).data[0])
-    assert config.train is not None
-    told = []
-    for batch_size in (train_samples(version), 5000):
-        sized = config.train.model_copy(update={"batch_size": batch_size})
-        told.append(stage._of_the_batch(plan(config.model_copy(update={"train": sized}), version)))
-    assert told[0] == "" and told[1].startswith("train.batch_size: a batch of 5,000 holds samples twice")

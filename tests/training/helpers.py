@@ -50,7 +50,7 @@ def train_here(run: RunFolder) -> int:
     writer = phases.PhaseWriter(run)
     writer.set("start", 0)
     version = version_path(record.load(run).data[0])
-    return train(run, configs.load(run.config), version, read_settings(run.loader), writer)
+    return train(run, configs.reload(run.config), version, read_settings(run.loader), writer)
 
 
 def start_rank(run: RunFolder) -> subprocess.Popen[bytes]:

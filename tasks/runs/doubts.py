@@ -1,0 +1,28 @@
+"""What of a training is most likely a mistake; it is done as the config says all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.core.schema import Config
+from tasks.runs.data import train_samples
+
+
+def doubts(config: Config, version: Path) -> Iterator[str]:
+    """One sentence each, which begins with the key; `config` is a resolved one. DataError for a version that
+    has nothing to train on."""
+    train = config.train
+    if train is None:
+        return
+    samples = train_samples(version)
+    if train.batch_size > samples:
+        yield (
+            f"train.batch_size: a batch of {train.batch_size:,} holds samples twice, as there are {samples:,} to "
+            "train on: to the contrastive loss they are wrong pairs"
+        )
+    if train.steps is not None and train.warmup >= train.steps:
+        yield (
+            f"train.warmup: the training ends after {train.steps:,} of {train.warmup:,} steps of warm-up, "
+            "before the learning rate is where train.lr says"
+        )
