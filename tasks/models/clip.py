@@ -15,6 +15,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -26,6 +27,7 @@ from tasks.loader.decoders import decode_text, image_of
 from tasks.loader.workers import Transform
 from tasks.models import clip_config
 from tasks.models.openclip import open_clip
+from tasks.models.pictures import Crop, normalised
 
 open_clip.add_model_config(clip_config.DIGITS_FILE)
 
@@ -35,6 +37,8 @@ OF_TRANSFORMERS: Mapping[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6}
 OF_OTHERS: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
 UNDECAYED = ("bn", "ln", "bias", "logit_scale")
 """What the name of a parameter without weight decay holds, if it has more than one dimension."""
+KEPT_CAPTIONS = 4096
+"""Whose tokens a loader worker remembers, some 3 MB."""
 QUICK = "-quickgelu"
 """Ends the names of models with the activation that OpenAI's weights, and some others, were trained with."""
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, SafetensorError)
@@ -70,7 +74,7 @@ class ClipRecipe:
         return model
 
     def transform(self, is_train: bool) -> Transform:
-        return ClipTransform(self.name, self._preprocessing(), is_train)
+        return ClipTransform(self.name, self.preprocessing, is_train)
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         is_transformer = "vit" in self.name.lower() or self.name == clip_config.DIGITS
@@ -84,7 +88,7 @@ class ClipRecipe:
         ]
 
     def loss(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
-        images = model.encode_image(batch["image"], normalize=True)
+        images = self.embed_images(model, batch)
         texts = model.encode_text(batch["text"], normalize=True)
         loss: Tensor = open_clip.ClipLoss()(images, texts, model.logit_scale.exp())
         return loss
@@ -94,7 +98,8 @@ class ClipRecipe:
             model.logit_scale.clamp_(0, HIGHEST_LOGIT_SCALE)
 
     def embed_images(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
-        embeddings: Tensor = model.encode_image(batch["image"], normalize=True)
+        pixels = normalised(batch["image"], self.preprocessing)
+        embeddings: Tensor = model.encode_image(pixels, normalize=True)
         return embeddings
 
     def embed_texts(self, model: Any, texts: Sequence[str]) -> Tensor:
@@ -106,13 +111,14 @@ class ClipRecipe:
     def _registered(self) -> str:
         return clip_config.registered(self.name)
 
-    def _preprocessing(self) -> dict[str, Any]:
-        """Fields of open_clip's PreprocessCfg: the model's image size, and what its weights are used to."""
+    @cached_property
+    def preprocessing(self) -> Any:
+        """open_clip's PreprocessCfg: the model's image size, and what its weights are used to."""
         size = open_clip.get_model_config(self._registered)["vision_cfg"]["image_size"]
         known = open_clip.get_pretrained_cfg(self._registered, self.pretrained) if self.pretrained else {}
         defaults = asdict(open_clip.transform.PreprocessCfg())
-        merged: dict[str, Any] = open_clip.transform.merge_preprocess_dict(defaults, {**known, "size": size})
-        return merged
+        merged = open_clip.transform.merge_preprocess_dict(defaults, {**known, "size": size})
+        return open_clip.transform.PreprocessCfg(**merged)
 
     def _check_pretrained(self, weights: str) -> None:
         """UsageError when there are no such weights, or they go with another activation than the model's."""
@@ -133,31 +139,41 @@ class ClipRecipe:
 
 
 class ClipTransform:
-    """Members to `image` [3, height, width] float32 and `text` [context length] int64.
+    """Members to `image` [height, width, 3] uint8 and `text` [context length] int64.
 
     For training the image is cropped at random as by open_clip's trainer, by a generator that starts from the
     sample's seed, so that the crop depends neither on the worker nor on what it did before.
     """
 
-    def __init__(self, name: str, preprocessing: Mapping[str, Any], is_train: bool) -> None:
-        settings = open_clip.transform.PreprocessCfg(**preprocessing)
-        self._image = open_clip.transform.image_transform_v2(settings, is_train)
+    def __init__(self, name: str, preprocessing: Any, is_train: bool) -> None:
+        self._crop = Crop(preprocessing, is_train)
         self._tokenize = open_clip.get_tokenizer(clip_config.registered(name))
+        self._tokens: dict[str, Tensor] = {}
 
     def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
         if "txt" not in sample:
             raise DataError(f"no member txt among {', '.join(sorted(sample))}; recipe clip needs a caption")
-        text = self._tokenize(decode_text(sample["txt"]))[0]
+        text = self._tokens_of(decode_text(sample["txt"]))
         picture = image_of(sample)
         if generator_seed is None:
-            return {"image": self._image(picture), "text": text}
+            return {"image": self._crop(picture), "text": text}
         generator = torch.default_generator  # torchvision's transforms draw from no other
         before = generator.get_state()
         generator.manual_seed(generator_seed)
         try:
-            return {"image": self._image(picture), "text": text}
+            return {"image": self._crop(picture), "text": text}
         finally:
             generator.set_state(before)
+
+    def _tokens_of(self, caption: str) -> Tensor:
+        """Those of a caption that came before, such as the name of a class, are kept: they take longer than a
+        small picture."""
+        tokens = self._tokens.get(caption)
+        if tokens is None:
+            if len(self._tokens) == KEPT_CAPTIONS:
+                self._tokens.clear()
+            tokens = self._tokens[caption] = self._tokenize(caption)[0]
+        return tokens
 
 
 @contextmanager

@@ -18,8 +18,8 @@ def doubts(config: Config, version: Path) -> Iterator[str]:
     samples = train_samples(version)
     if train.batch_size > samples:
         yield (
-            f"train.batch_size: a batch of {train.batch_size:,} holds samples twice, as there are {samples:,} to "
-            "train on: to the contrastive loss they are wrong pairs"
+            f"train.batch_size: a batch of {train.batch_size:,} holds samples twice, as there are "
+            f"{samples:,} to train on: to the contrastive loss they are wrong pairs"
         )
     if train.steps is not None and train.warmup >= train.steps:
         yield (

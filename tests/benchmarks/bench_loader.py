@@ -15,7 +15,6 @@ import statistics
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from functools import partial
@@ -33,9 +32,10 @@ from tasks.dataset.tar import ShardWriter
 from tasks.loader import forkserver
 from tasks.loader.batches import train_batches
 from tasks.loader.decoders import image_of
+from tests.benchmarks.pace import SECONDS, measure
 
 SHARDS, SAMPLES, BATCH = 8, 500, 64
-SECONDS, ROUNDS = 4.0, 5
+ROUNDS = 5
 
 
 def transform(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
@@ -43,25 +43,32 @@ def transform(sample: dict[str, bytes], generator_seed: int | None) -> dict[str,
     return {"image": torch.from_numpy(np.asarray(picture).copy()), "caption": sample["txt"].decode()}
 
 
-def write_version(version: Path) -> None:
-    """4,000 noisy gradients of 256 x 256 pixels, about 30 KB a JPEG."""
+def version_of(version: Path, jpeg: Callable[[np.random.Generator], bytes]) -> list[Path]:
+    """SHARDS tars of SAMPLES pictures with captions, and their index."""
     rng = np.random.default_rng(0)
     rows = []
     (version / "train").mkdir(parents=True)
     index_path(version, "train").parent.mkdir()
-    ramp = np.linspace(0, 200, 256)[:, None, None] + np.zeros((256, 256, 3))
     for shard in range(SHARDS):
         with ShardWriter(version / shard_name("train", shard)) as writer:
             for number in range(SAMPLES):
-                pixels = (ramp + rng.integers(0, 55, (256, 256, 3))).astype(np.uint8)
-                file = io.BytesIO()
-                Image.fromarray(pixels).save(file, "JPEG", quality=75)
-                span = writer.add(f"s{shard}n{number}", {"jpg": file.getvalue(), "txt": b"a gradient"})
+                caption = f"a gradient, number {number} of {shard}".encode()
+                span = writer.add(f"s{shard}n{number}", {"jpg": jpeg(rng), "txt": caption})
                 rows.append((shard, span.offset, span.length, span.crc32c))
             writer.finish()
     np.save(index_path(version, "train"), np.array(rows, INDEX))
     sizes = ", ".join(f'"{shard:06d}.tar": {SAMPLES}' for shard in range(SHARDS))
     (version / "train" / "sizes.json").write_text(f"{{{sizes}}}")
+    return sorted((version / "train").glob("*.tar"))
+
+
+def gradient(rng: np.random.Generator) -> bytes:
+    """A noisy gradient of 256 x 256 pixels, about 30 KB a JPEG."""
+    ramp = np.linspace(0, 200, 256)[:, None, None] + np.zeros((256, 256, 3))
+    file = io.BytesIO()
+    pixels = (ramp + rng.integers(0, 55, (256, 256, 3))).astype(np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG", quality=75)
+    return file.getvalue()
 
 
 class PlainTars(IterableDataset[dict[str, Any]]):
@@ -102,25 +109,10 @@ def _loader(dataset: Any, workers: int) -> AbstractContextManager[Iterator[Any]]
     return closing(batches())
 
 
-def measure(batches: AbstractContextManager[Iterator[Any]], skipped: int) -> tuple[float, float]:
-    """Samples a second once `skipped` batches have come, and seconds to the first."""
-    begin = time.perf_counter()
-    with batches as source:
-        next(source)
-        first = time.perf_counter() - begin
-        for _ in range(skipped):
-            next(source)
-        samples, begin = 0, time.perf_counter()
-        while time.perf_counter() - begin < SECONDS:
-            samples += len(next(source)["image"])
-        return samples / (time.perf_counter() - begin), first
-
-
 def main(workers: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         version = Path(folder)
-        write_version(version)
-        files = sorted((version / "train").glob("*.tar"))
+        files = version_of(version, gradient)
         ours = partial(
             train_batches,
             version,

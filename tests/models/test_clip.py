@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from open_clip_train.params import get_default_params
+from PIL import Image
 from safetensors.torch import save_model
 
 from tasks.core.errors import DataError, UsageError
-from tasks.models import recipes
+from tasks.models import clip, recipes
 from tasks.models.clip import ClipRecipe
 from tasks.models.openclip import open_clip
+from tasks.models.pictures import normalised
 from tests.models.test_recipes import picture, train_block
 
 DIGITS = ClipRecipe("tarmac/digits")
@@ -83,10 +86,10 @@ def test_norms_biases_and_temperature_do_not_decay_whatever_their_shape() -> Non
 def test_training_crops_as_open_clip_and_judging_does_not() -> None:
     sample = {"png": picture(0), "txt": b"a photo of a seven"}
     crops = [DIGITS.transform(True)(sample, seed)["image"] for seed in range(8)]
-    assert all(crop.shape == (3, 32, 32) for crop in crops)
+    assert all(crop.shape == (32, 32, 3) and crop.dtype == torch.uint8 for crop in crops)
     plain = DIGITS.transform(False)(sample, None)
-    spread = torch.stack([(crop - plain["image"]).abs().mean() for crop in crops])
-    assert spread.min() > 0 and spread.max() < 0.5, "crops keep 90 % of the picture and more"
+    spread = torch.stack([(crop.float() - plain["image"]).abs().mean() for crop in crops])
+    assert spread.min() > 0 and spread.max() < 32, "crops keep 90 % of the picture and more"
     reference = open_clip.tokenize(["a photo of a seven"], context_length=16)[0]
     assert torch.equal(plain["text"], reference)
 
@@ -96,14 +99,37 @@ def test_a_sample_without_caption_is_a_data_error() -> None:
         DIGITS.transform(False)({"png": picture(0)}, None)
 
 
-def test_pictures_are_normalised_as_for_the_pretrained_weights() -> None:
-    """MobileCLIP's take values from 0 to 1 as they are; the usual ones subtract CLIP's mean."""
-    sample = {"png": picture(0), "txt": b"x"}
-    name, tag = "MobileCLIP-B", "datacompdr"
-    plain = ClipRecipe(name, tag).transform(False)(sample, None)["image"]
-    usual = ClipRecipe(name).transform(False)(sample, None)["image"]
-    assert plain.shape == (3, 224, 224) and 0 <= plain.min() < plain.max() <= 1
-    assert usual.min() < -1.5
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [("tarmac/digits", None), ("ViT-B-32", None), ("RN50x4", None), ("MobileCLIP-B", "datacompdr")],
+)
+@pytest.mark.parametrize("is_train", [True, False])
+def test_pictures_come_to_the_model_as_by_open_clips_own_transform(
+    name: str, tag: str | None, is_train: bool
+) -> None:
+    """To the bit, though they travel as bytes; MobileCLIP's weights take them from 0 to 1 as they are."""
+    recipe, seen = ClipRecipe(name, tag), []
+    given = open_clip.get_pretrained_cfg(name, tag) if tag else {}
+    fields = {
+        field: given[field] for field in ("mean", "std", "interpolation", "resize_mode") if field in given
+    }
+    size = open_clip.get_model_config(name.replace("/", "-"))["vision_cfg"]["image_size"]
+    usual = open_clip.image_transform(size, is_train, **fields)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = usual(Image.open(io.BytesIO(picture(seed))).convert("RGB"))
+        got = recipe.transform(is_train)({"png": picture(seed), "txt": b"x"}, seed if is_train else None)
+        seen.append((normalised(got["image"][None], recipe.preprocessing)[0], expected))
+    assert all(torch.equal(mine, theirs) and mine.shape == (3, size, size) for mine, theirs in seen)
+    assert (seen[0][0].min() >= 0) == (tag is not None)
+
+
+def test_tokens_that_are_kept_are_the_captions_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clip, "KEPT_CAPTIONS", 3)
+    transform = DIGITS.transform(False)
+    for number in [0, 1, 0, 2, 3, 0, 4, 5, 5]:
+        tokens = transform({"png": picture(0), "txt": f"a {number}".encode()}, None)["text"]
+        assert torch.equal(tokens, open_clip.tokenize([f"a {number}"], context_length=16)[0])
 
 
 def test_pretrained_file_is_taken_up(tmp_path: Path) -> None:
@@ -141,6 +167,6 @@ def test_loss_is_the_symmetric_cross_entropy() -> None:
     model: Any = DIGITS.build_model().eval()
     samples = [DIGITS.transform(False)({"png": picture(n), "txt": f"{n}".encode()}, None) for n in range(4)]
     batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
-    logits = model.get_logits(batch["image"], batch["text"])[0]
+    logits = model.get_logits(normalised(batch["image"], DIGITS.preprocessing), batch["text"])[0]
     diagonal = (logits.log_softmax(0).diagonal() + logits.log_softmax(1).diagonal()) / 2
     assert DIGITS.loss(model, batch).item() == pytest.approx(-diagonal.mean().item(), rel=1e-5)
