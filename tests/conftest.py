@@ -19,6 +19,18 @@ os.environ.setdefault(
 )  # read when torch is imported: no spinning on shared cores
 ROOT = Path(__file__).parents[1]
 STARTS_LOADERS = {"loader", "training", "diagnosis"}
+FIRST = ("pipeline/", "supervision/", "training/", "dataset/test_verify_matrix.py")
+"""What takes longest starts first, so that at the end no process is left alone with it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files keep their tests together and in order; `-n` deals them out in this order."""
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(ROOT / "tests").as_posix()
+        return next((place for place, start in enumerate(FIRST) if path.startswith(start)), len(FIRST))
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from tasks.core.errors import DataError
+from tasks.core.formats import counted
 from tasks.evaluation.results import Prediction
 
 Embeddings = NDArray[np.float32]
@@ -64,3 +66,13 @@ class Evaluator(BaseModel, ABC):
     @abstractmethod
     def evaluate(self, subject: Subject) -> Outcome:
         """Judge the checkpoint; DataError, naming the sample and the fix, for data that does not allow it."""
+
+
+def require_finite(names: Sequence[str], embeddings: Embeddings) -> None:
+    """DataError that names the first whose embedding is not finite."""
+    broken = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
+    if broken.size:
+        lost = f"{counted(int(broken.size), 'embedding')} not finite, the first of {names[broken[0]]!r}"
+        raise DataError(
+            f"{lost}: the model's weights are lost; train anew with a lower train.lr or a longer train.warmup"
+        )

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from tasks.core.errors import UsageError
 from tasks.core.schema import TaskSpec
 from tasks.evaluation.contract import Evaluator
+from tasks.evaluation.retrieval import Retrieval
 from tasks.evaluation.zero_shot import ZeroShot
 
-EVALUATORS: Mapping[str, type[Evaluator]] = {"zero_shot": ZeroShot}
+EVALUATORS: Mapping[str, type[Evaluator]] = {"zero_shot": ZeroShot, "retrieval": Retrieval}
 
 
 def load(task: TaskSpec) -> Evaluator:

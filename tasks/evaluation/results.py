@@ -19,6 +19,9 @@ from tasks.runs.folder import RunFolder
 VERSION = "1"
 """Of all evaluators; raised when one of them would give other numbers than before for the same checkpoint."""
 
+KEPT_PREDICTIONS = 24
+"""Of how many of the first samples what was said of them is kept."""
+
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """What is not finite stands as null in the file, as JSON has no word for it, and is read as NaN."""
 

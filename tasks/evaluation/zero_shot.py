@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.formats import counted
-from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject
-from tasks.evaluation.results import Prediction
+from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject, require_finite
+from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
 from tasks.evaluation.statistics import wilson_interval
 from tasks.loader.decoders import decode_json
 
 TEMPLATES = ("a photo of a {}.", "an image of a {}.", "a picture of a {}.", "{}")
 """Fit things of any kind. The name alone stands among them for classes that are no countable things."""
-KEPT_PREDICTIONS = 24
 TOP = 5
 
 
@@ -61,7 +59,7 @@ class ZeroShot(Evaluator):
         prompts = subject.embed_texts([t.replace("{}", name) for name in classes for t in self.templates])
         meanings = class_embeddings(prompts, len(classes))
         for names, embeddings in ((keys, images), (classes, meanings)):
-            _check_finite(names, embeddings)
+            require_finite(names, embeddings)
         ranked = rank_classes(images, meanings, truth)
         return summarise(split, keys, classes, truth, ranked)
 
@@ -91,15 +89,6 @@ class ZeroShot(Evaluator):
                 f"{len(classes)} classes; add it to evaluate.tasks: zero_shot: classes"
             )
         return classes
-
-
-def _check_finite(names: Sequence[str], embeddings: Embeddings) -> None:
-    broken = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
-    if broken.size:
-        lost = f"{counted(int(broken.size), 'embedding')} not finite, the first of {names[broken[0]]!r}"
-        raise DataError(
-            f"{lost}: the model's weights are lost; train anew with a lower train.lr or a longer train.warmup"
-        )
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,15 @@ from tasks.dataset.volumes.stored import Crop, StoredVolume
 
 def image_of(members: Mapping[str, bytes]) -> Image.Image:
     """The picture of an image_text sample, whichever member holds it."""
+    return decode_image(members[picture_name(members)])
+
+
+def picture_name(members: Mapping[str, bytes]) -> str:
+    """The member that holds the picture."""
     name = next((name for name in images.MEMBERS if name in members), None)
     if name is None:
         raise DataError(f"no member jpg, png or webp; it has {', '.join(sorted(members)) or 'none'}")
-    return decode_image(members[name])
+    return name
 
 
 def decode_image(data: bytes) -> Image.Image:

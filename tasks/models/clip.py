@@ -150,6 +150,10 @@ class ClipTransform:
         self._tokenize = open_clip.get_tokenizer(clip_config.registered(name))
         self._tokens: dict[str, Tensor] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the tokens that are kept: to pass so many tensors to a worker, no system has descriptors."""
+        return {**self.__dict__, "_tokens": {}}
+
     def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
         if "txt" not in sample:
             raise DataError(f"no member txt among {', '.join(sorted(sample))}; recipe clip needs a caption")

@@ -94,12 +94,17 @@ def training_charts(rows: Sequence[Row]) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
+LOW_SHARE = 0.2
+"""Shares up to this one, of which an axis up to 1 would show nothing, have an axis of their own height."""
+
+
 def evaluation_chart(title: str, scores: Sequence[Score], chance: float | None) -> Chart:
     """A metric over the steps at which it was measured, with its intervals and the level of guessing."""
     scores = sorted(scores, key=lambda score: score.step)
     intervals = [(s.step, s.low, s.high) for s in scores if s.low is not None and s.high is not None]
     last = scores[-1]
     shares = all(0 <= s.value <= 1 for s in scores)
+    highest = max(s.value if s.high is None else s.high for s in scores)
     spoken = f"{title}: {number(scores[0].value)} at step {count(scores[0].step)}"
     if len(scores) > 1:
         spoken += f", {number(last.value)} at step {count(last.step)}"
@@ -110,7 +115,7 @@ def evaluation_chart(title: str, scores: Sequence[Score], chance: float | None) 
         y_label=title[:1].lower() + title[1:],
         series=[Series(title, [(s.step, s.value) for s in scores], intervals, marked=True)],
         levels=[(f"guessing: {number(chance, 2)}", chance)] if chance is not None else [],
-        y_high=1.0 if shares else None,
+        y_high=1.0 if shares and highest > LOW_SHARE else None,
         note="Bars: 95 % intervals." if intervals else "",
     )
 

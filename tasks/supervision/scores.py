@@ -22,6 +22,15 @@ TITLES = {
     "top1": "Accuracy",
     "top5": "Top-5 accuracy",
     "mean_per_class": "Mean accuracy per class",
+    "retrieval": "Retrieval",
+    "image_to_text_R@1": "Image to text, R@1",
+    "image_to_text_R@5": "Image to text, R@5",
+    "image_to_text_R@10": "Image to text, R@10",
+    "image_to_text_median_rank": "Image to text, median rank",
+    "text_to_image_R@1": "Text to image, R@1",
+    "text_to_image_R@5": "Text to image, R@5",
+    "text_to_image_R@10": "Text to image, R@10",
+    "text_to_image_median_rank": "Text to image, median rank",
 }
 """Words for names that a newcomer cannot know; any other name speaks for itself."""
 

@@ -273,6 +273,11 @@ class TestTables:
         config = config_of(survey("raw"), tmp_path)
         assert config.evaluate is not None and config.evaluate.tasks[0].kind == "zero_shot"
 
+    def test_captions_alone_become_a_retrieval_task(self, tmp_path: Path) -> None:
+        captions_beside(tmp_path / "raw")
+        config = config_of(survey("raw"), tmp_path)
+        assert config.evaluate is not None and config.evaluate.tasks[0].kind == "retrieval"
+
     def test_a_broken_table_is_told_and_left_out(self, tmp_path: Path) -> None:
         raw.pictures(tmp_path / "raw", 6)
         (tmp_path / "raw" / "torn.csv").write_text('file,caption\n"0.png,x\n')

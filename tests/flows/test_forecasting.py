@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.forecasting import training_left
+from flows.forecasting import TrainingLeft, training_left
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import versions
@@ -41,10 +41,10 @@ def test_one_gpu_of_several_is_named(
     version = versions.resolve(digits_dataset).name
     for gpus, says in ((8, ", on one of 8 GPUs and its evaluations on another"), (1, ""), (0, "")):
         monkeypatch.setattr(jobs, "gpus_here", lambda gpus=gpus: gpus)
-        assert training_left(config, None) == (f"clip, after the build{says}", True)
-        new, _ = training_left(config, version) or ("", False)
-        assert new.startswith("a new run, digits-clip-")
-        assert new.endswith(says) and ("GPU" in new) == (gpus > 1)
+        assert training_left(config, None) == TrainingLeft(f"clip, after the build{says}")
+        new = training_left(config, version)
+        assert new is not None and new.told.startswith("a new run, digits-clip-")
+        assert new.told.endswith(says) and ("GPU" in new.told) == (gpus > 1)
 
 
 def test_up_to_date_is_a_run_with_the_evaluations_asked_for(
@@ -54,9 +54,9 @@ def test_up_to_date_is_a_run_with_the_evaluations_asked_for(
     version = versions.resolve(digits_dataset)
     run = plan(config, version)
     monkeypatch.setattr(RunStatus, "is_complete", True)
-    assert training_left(config, version.name) == (f"up to date: {run.name}", False)
+    assert training_left(config, version.name) == TrainingLeft(f"up to date: {run.name}", is_left=False)
     renamed = make_config(digits_dataset, tmp_path, "evaluate.tasks=[{kind: zero_shot, name: zz}]")
-    assert training_left(renamed, version.name) == (f"goes on: {run.name}, planned", True)
+    assert training_left(renamed, version.name) == TrainingLeft(f"goes on: {run.name}, planned", doubts=[])
 
 
 def test_runs_that_cannot_be_written_are_told_first(digits_dataset: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,14 @@ def test_tokens_that_are_kept_are_the_captions_own(monkeypatch: pytest.MonkeyPat
     for number in [0, 1, 0, 2, 3, 0, 4, 5, 5]:
         tokens = transform({"png": picture(0), "txt": f"a {number}".encode()}, None)["text"]
         assert torch.equal(tokens, open_clip.tokenize([f"a {number}"], context_length=16)[0])
+
+
+def test_kept_tokens_do_not_travel_to_workers() -> None:
+    """Each would take a file descriptor, of which a new process is handed at most 250."""
+    used, new = DIGITS.transform(False), DIGITS.transform(False)
+    for number in range(300):
+        used({"png": picture(0), "txt": f"a {number}".encode()}, None)
+    assert pickle.dumps(used) == pickle.dumps(new)
 
 
 def test_pretrained_file_is_taken_up(tmp_path: Path) -> None:

@@ -101,9 +101,8 @@ def _training(best: Reading) -> Iterator[str]:
             [Key("evaluate", {"every": every, "tasks": tasks}, "classes from the label's values")]
         )
         return
-    yield from _lines(
-        [Key("evaluate", {"every": every, "tasks": ["zero_shot"]}, "needs a field label", True)]
-    )
+    why = "R@K among held-out captions; zero_shot needs a field label"
+    yield from _lines([Key("evaluate", {"every": every, "tasks": ["retrieval"]}, why)])
 
 
 def _clip(samples: int) -> tuple[Sequence[Key], int]:

@@ -1,0 +1,161 @@
+"""Retrieval on embeddings that are made by hand, and beside open_clip's own figures."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tasks.core.errors import DataError
+from tasks.core.schema import TaskSpec
+from tasks.evaluation import evaluators, retrieval
+from tasks.evaluation.contract import Embedded, Embeddings, Members
+from tasks.evaluation.retrieval import Retrieval, by_chance, search
+from tasks.evaluation.statistics import wilson_interval
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """Samples as (image, caption) by name, and where each image and caption lies."""
+
+    samples: Sequence[tuple[str, str]]
+    places: dict[str, Sequence[float]]
+    batch_size: int = 3
+
+    def held_out(self) -> str:
+        return "val"
+
+    def embed_images(self, split: str, extract: Callable[[Members], str]) -> Iterator[Embedded]:
+        for start in range(0, len(self.samples), self.batch_size):
+            part = self.samples[start : start + self.batch_size]
+            members = [{"png": image.encode(), "txt": caption.encode()} for image, caption in part]
+            keys = [f"sample_{start + place}" for place in range(len(part))]
+            rows = np.array([self.places[image] for image, _ in part], np.float32)
+            yield Embedded(keys, rows, [extract(sample) for sample in members])
+
+    def embed_texts(self, texts: Sequence[str]) -> Embeddings:
+        return np.array([self.places[text] for text in texts], np.float32)
+
+
+def apart(names: Sequence[str]) -> dict[str, Sequence[float]]:
+    """Each name on an axis of its own."""
+    return dict(zip(names, np.eye(len(names)).tolist(), strict=True))
+
+
+def test_counts_what_is_found() -> None:
+    """Twelve images on a line, each with its caption; two captions changed places."""
+    places = {f"image {n}": row for n, row in enumerate(np.eye(12).tolist())}
+    places |= {f"text {n}": row for n, row in enumerate(np.eye(12).tolist())}
+    places["text 0"], places["text 1"] = places["text 1"], places["text 0"]
+    outcome = Retrieval().evaluate(ByHand([(f"image {n}", f"text {n}") for n in range(12)], places))
+    assert list(outcome.metrics)[:4] == [
+        "image_to_text_R@1",
+        "image_to_text_R@5",
+        "image_to_text_R@10",
+        "image_to_text_median_rank",
+    ]
+    assert outcome.metrics["image_to_text_R@1"] == outcome.metrics["text_to_image_R@1"] == 10 / 12
+    assert outcome.metrics["image_to_text_R@10"] == 10 / 12, "all others are equally near and come first"
+    assert outcome.metrics["image_to_text_median_rank"] == 1
+    assert outcome.intervals["image_to_text_R@1"] == wilson_interval(10, 12)
+    assert outcome.chance["image_to_text_R@5"] == pytest.approx(5 / 12)
+    assert (outcome.split, outcome.samples) == ("val", 12)
+    said = [(one.key, one.label, one.predicted) for one in outcome.predictions]
+    assert said[0] == ("sample_0", "text 0", "text 1") and said[2] == ("sample_2", "text 2", "text 2")
+
+
+def test_any_caption_of_an_image_is_right_and_a_caption_of_two_images_finds_either() -> None:
+    """As the five captions an image of COCO has; the same file is the same image in whatever sample."""
+    samples = [("a", "one"), ("a", "two"), ("b", "three"), ("c", "three"), ("d", "four")]
+    places = {"a": [1, 0, 0], "b": [0, 1, 0], "c": [0, 0.9, 0.1], "d": [0, 0, 1]}
+    places |= {"one": [0, 0, 1], "two": [1, 0, 0], "three": [0, 0.9, 0.1], "four": [0, 0.1, 0.9]}
+    outcome = Retrieval().evaluate(ByHand(samples, places))
+    assert outcome.metrics["image_to_text_R@1"] == 3 / 4, "d lies nearest to one, which is of a"
+    assert outcome.metrics["text_to_image_R@1"] == 3 / 4, "one finds d"
+    assert outcome.chance["image_to_text_R@1"] == pytest.approx((2 + 1 + 1 + 1) / 4 / 4)
+    assert [one.predicted == one.label for one in outcome.predictions] == [True, True, True, True, False]
+
+
+def test_agrees_with_open_clips_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the block; its own function over the same embeddings, every caption and image being another."""
+    from open_clip_train.train import get_clip_metrics
+
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(60, 8))
+    texts = images + rng.normal(size=(60, 8))
+    images, texts = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (images, texts))
+    places = {f"image {n}": row for n, row in enumerate(images)} | {
+        f"text {n}": row for n, row in enumerate(texts)
+    }
+    theirs = get_clip_metrics(torch.tensor(images), torch.tensor(texts), torch.tensor(1.0))
+    subject = ByHand([(f"image {n}", f"text {n}") for n in range(60)], places)
+    for block in (7, 60, 1024):
+        monkeypatch.setattr(retrieval, "BLOCK", block)
+        ours = Retrieval().evaluate(subject).metrics
+        assert 0.1 < ours["image_to_text_R@1"] < 0.9
+        for name, value in ours.items():
+            assert value == pytest.approx(theirs[name]), name
+
+
+def test_a_model_that_tells_nothing_apart_has_found_nothing() -> None:
+    names = [f"{kind} {n}" for n in range(40) for kind in ("image", "text")]
+    alike = np.full((1, 7), 1 / np.sqrt(7), np.float32) + np.random.default_rng(0).normal(size=(80, 1)) * 1e-8
+    samples = [(f"image {n}", f"text {n}") for n in range(40)]
+    outcome = Retrieval().evaluate(ByHand(samples, dict(zip(names, alike.tolist(), strict=True))))
+    assert outcome.metrics["image_to_text_R@10"] == outcome.metrics["text_to_image_R@10"] == 0
+    assert outcome.metrics["image_to_text_median_rank"] == 40
+
+
+def test_chance_is_what_shuffling_gives() -> None:
+    belonging, rng = np.array([1, 2, 5]), np.random.default_rng(0)
+    expected: list[NDArray[np.bool_]] = []
+    for _ in range(4000):
+        order = rng.permuted(np.tile(np.arange(9), (3, 1)), axis=1)[:, :4]
+        expected.append((order < belonging[:, None]).any(axis=1))
+    assert by_chance(belonging, 9, 4) == pytest.approx(np.mean(expected), abs=0.02)
+    assert by_chance(np.array([6]), 9, 4) == 1.0, "any four hold one of six"
+
+
+def test_only_so_many_samples_are_looked_at() -> None:
+    names = [f"{kind} {n}" for n in range(9) for kind in ("image", "text")]
+    subject = ByHand([(f"image {n}", f"text {n}") for n in range(9)], apart(names))
+    assert Retrieval(samples=5).evaluate(subject).samples == 5
+    assert Retrieval(samples=6).evaluate(subject).samples == 6
+    assert Retrieval().evaluate(subject).samples == 9
+
+
+def test_ranks_of_a_query_do_not_hang_on_its_neighbours() -> None:
+    queries = np.eye(4, dtype=np.float32)
+    found = search(queries, queries[[1, 0, 2, 3]], np.arange(4), np.array([1, 1, 2, 0]))
+    assert found.ranks.tolist() == [0, 3, 0, 3] and found.nearest.tolist()[3] == 3
+    assert found.belonging.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("what", ["captions", "images"])
+def test_what_is_all_the_same_cannot_be_told_apart(what: str) -> None:
+    pairs = [("image", f"text {n}") if what == "images" else (f"image {n}", "text") for n in range(3)]
+    subject = ByHand(pairs, apart(sorted({name for pair in pairs for name in pair})))
+    with pytest.raises(DataError, match=f"val: all {what} of its 3 samples are the same.*evaluate.tasks"):
+        Retrieval().evaluate(subject)
+
+
+def test_embeddings_that_are_not_finite_are_an_error() -> None:
+    places = {"a": [1, 0], "b": [0, np.nan], "x": [1, 0], "y": [0, 1]}
+    with pytest.raises(DataError, match="1 embedding not finite, the first of 'sample_1'"):
+        Retrieval().evaluate(ByHand([("a", "x"), ("b", "y")], places))
+
+
+def test_it_is_asked_for_by_name() -> None:
+    assert evaluators.load(TaskSpec.model_validate("retrieval")) == Retrieval()
+    sized = TaskSpec.model_validate({"kind": "retrieval", "samples": 1000, "split": "test"})
+    assert evaluators.load(sized) == Retrieval(samples=1000, split="test")
+
+
+def test_a_sample_is_told_by_its_picture_and_caption() -> None:
+    digest = hashlib.blake2b(b"pixels", digest_size=16).hexdigest()
+    assert retrieval.pair_of({"jpg": b"pixels", "json": b"{}", "txt": b" a b\n"}) == f"{digest} a b"
