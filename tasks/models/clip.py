@@ -151,7 +151,7 @@ class ClipTransform:
         self._tokens: dict[str, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the tokens that are kept: to pass so many tensors to a worker, no system has descriptors."""
+        """Without the tokens that are kept: each would take a file descriptor on its way to a worker."""
         return {**self.__dict__, "_tokens": {}}
 
     def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
