@@ -51,7 +51,7 @@ def plan(arguments: Namespace) -> int:
     from tasks.dataset.forecast import forecast
 
     settings = configured(Path(arguments.config), Overrides(set=arguments.set))
-    if settings.schedule is not None and find_spec("prefect") is not None:
+    if settings.schedule is not None and find_spec("prefect") is not None:  # which plans need not have
         from flows.offers import of_config
 
         of_config(settings, Path(arguments.config))

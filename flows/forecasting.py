@@ -98,7 +98,7 @@ def training_left(settings: Any, version: str | None) -> TrainingLeft | None:
     folder = _version(settings, version)
     require_fit(settings, folder)
     run, resolved = locate(settings, folder), resolve(settings, folder)
-    doubted = list(doubts(resolved, folder))
+    doubted = tuple(doubts(resolved, folder))
     if not run.record.exists():
         require_room(settings.runs, "runs")
         return TrainingLeft(f"a new run, {run.name}{_place()}", doubts=doubted)

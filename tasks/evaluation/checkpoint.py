@@ -20,7 +20,7 @@ from tasks.loader.batches import split_batches
 from tasks.loader.settings import read_settings
 from tasks.loader.workers import Transform
 from tasks.models import recipes
-from tasks.models.held_out import held_out
+from tasks.models.held_out import held_out, nothing_held_out
 from tasks.models.recipes import Recipe
 from tasks.runs import record
 from tasks.runs.checkpoints import Checkpoint, is_sound
@@ -69,10 +69,7 @@ class LoadedCheckpoint:
         splits = read_manifest(self.version).splits
         found = held_out(splits)
         if found is None:
-            raise DataError(
-                f"{self.version}: has the splits {', '.join(splits)}; hold one out by dataset.splits, or "
-                "name one by evaluate.tasks: [{kind: …, split: NAME}]"
-            )
+            raise DataError(nothing_held_out(self.version, splits))
         return found
 
     def embed_images(self, split: str, extract: Callable[[Members], str]) -> Iterator[Embedded]:
@@ -100,6 +97,9 @@ class LoadedCheckpoint:
             ]
         embeddings: Embeddings = torch.cat(parts).numpy()
         return embeddings
+
+    def tokens(self, texts: Sequence[str]) -> Sequence[bytes]:
+        return [row.tobytes() for row in self.recipe.tokenize(texts).numpy()]
 
     def _moved(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,11 +57,17 @@ class Subject(Protocol):
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         """One row a text."""
 
+    def tokens(self, texts: Sequence[str]) -> Sequence[bytes]:
+        """What the model is given of each text: those with the same tokens are one text to it."""
+
 
 class Evaluator(BaseModel, ABC):
     """One kind of evaluation; its fields are the arguments that a task in the config may give."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    least_samples: ClassVar[int] = 1
+    """How many a split must hold to be judged on."""
 
     @abstractmethod
     def evaluate(self, subject: Subject) -> Outcome:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.formats import counted
 from tasks.core.quarantine import Entry
 from tasks.core.schema import Config
 from tasks.dataset.quarantine import rows
@@ -17,7 +18,7 @@ from tasks.evaluation.contract import Members
 from tasks.evaluation.zero_shot import Label
 from tasks.loader.decoders import decode_json
 from tasks.loader.indexed import IndexedReader
-from tasks.models.held_out import held_out
+from tasks.models.held_out import held_out, nothing_held_out
 from tasks.runs.data import data_of
 from tasks.runs.quarantine import of_dataset
 
@@ -25,19 +26,25 @@ MOST_NAMED = 10
 
 
 def require_fit(config: Config, version: Path) -> None:
-    """UsageError for a task of a split that the version lacks, or of a label that its samples lack."""
+    """UsageError for a task of a split that the version lacks or that has too few samples, or of a label that
+    its samples lack."""
     splits = read_manifest(version).splits
     left_out = of_dataset(version, data_of(version)[0].version)
     for task in config.evaluate.tasks if config.evaluate is not None else ():
-        asked = evaluators.load(task).model_dump()
+        evaluator = evaluators.load(task)
+        asked = evaluator.model_dump()
         split = asked.get("split") or held_out(splits)
         where = f"evaluate.tasks: {task.name}"
         if split is None:
-            raise UsageError(
-                f"{where}: {version} has the splits {', '.join(splits)}; name one by split: NAME"
-            )
+            raise UsageError(f"{where}: {nothing_held_out(version, splits)}")
         if split not in splits:
             raise UsageError(f"{where}: split: {version} has no {split!r}; there are: {', '.join(splits)}")
+        samples = splits[split].samples - sum(entry.split == split for entry in left_out)
+        if samples < evaluator.least_samples:
+            raise UsageError(
+                f"{where}: split {split} of {version} has {counted(samples, 'sample')}, and {task.kind} "
+                f"takes {evaluator.least_samples} and more; hold more out by dataset.splits"
+            )
         if "label" in asked:
             _require_label(f"{where}: label", asked["label"], split, _first(version, split, left_out))
 

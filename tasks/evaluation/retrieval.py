@@ -1,9 +1,9 @@
 """Retrieval as CLIP is judged by it: does an image's caption lie nearest to it, among all captions, and back?
 
-Images that are the same file, and captions that are the same text, are one candidate each; whatever stands
-together in a sample belongs together, as the five captions of an image of COCO do. So nothing right counts as
-wrong. Source of the figures: A. Karpathy, L. Fei-Fei, "Deep visual-semantic alignments for generating image
-descriptions" (2015), section 4.2, and open_clip_train's get_clip_metrics.
+Images that are the same file, and captions that are the same to the model, are one candidate each; whatever
+stands together in a sample belongs together, as the five captions of an image of COCO do. So nothing right
+counts as wrong. Source of the figures: A. Karpathy, L. Fei-Fei, "Deep visual-semantic alignments for
+generating image descriptions" (2015), section 4.2, and open_clip_train's get_clip_metrics.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from tasks.core.errors import DataError
+from tasks.core.formats import counted
 from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject, require_finite
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
 from tasks.evaluation.statistics import wilson_interval
@@ -27,8 +28,8 @@ Places = NDArray[np.intp]
 WITHIN = (1, 5, 10)
 SAME = 1e-6
 """Similarities that differ by less are equal: rounding alone makes up a tenth of that."""
-BLOCK = 1024
-"""Queries whose similarities are held in memory at once."""
+MOST_SCORES = 1 << 23
+"""Similarities that are held in memory at once, 32 MB."""
 
 
 class Retrieval(Evaluator):
@@ -37,7 +38,10 @@ class Retrieval(Evaluator):
     split: str | None = None
     """The held-out one unless given."""
     samples: Annotated[int, Field(ge=2)] = 5000
-    """The first so many of the split. Figures compare over equal numbers only: more candidates are harder."""
+    """The first so many of the split, which with `shard.order: source` are the first of the source. Figures
+    compare over equal numbers only: more candidates are harder."""
+
+    least_samples = 2
 
     def evaluate(self, subject: Subject) -> Outcome:
         """R@K, the share of queries with something that belongs to them among the K nearest, and the median
@@ -48,8 +52,8 @@ class Retrieval(Evaluator):
         split = self.split or subject.held_out()
         pairs = self._pairs(subject, split)
         texts = subject.embed_texts(pairs.captions)
-        for names, embeddings in ((pairs.keys, pairs.images), (pairs.captions, texts)):
-            require_finite(names, embeddings)
+        for keys, embeddings in ((pairs.image_keys, pairs.images), (pairs.caption_keys, texts)):
+            require_finite(keys, embeddings)
         to_texts = search(pairs.images, texts, pairs.image, pairs.caption)
         to_images = search(texts, pairs.images, pairs.caption, pairs.image)
         metrics: dict[str, float] = {}
@@ -82,16 +86,17 @@ class Retrieval(Evaluator):
                 break
         digests, captions = zip(*(name.split(" ", 1) for name in names), strict=True)
         images, image = _distinct(digests)
-        texts, caption = _distinct(captions)
+        texts, caption = _distinct(subject.tokens(captions))
         for what, number in (("captions", len(texts)), ("images", len(images))):
             if number == 1:
                 raise DataError(
-                    f"{split}: all {what} of its {len(keys):,} samples are the same, so there is nothing to "
-                    "tell apart; take evaluate.tasks: retrieval from the config, or name another split"
+                    f"{split}: all {what} of the first {counted(len(keys), 'sample')} are the same, so there "
+                    "is nothing to tell apart; take retrieval out of evaluate.tasks, or name another split"
                 )
         return Pairs(
-            keys=[keys[first] for first in images],
+            image_keys=[keys[first] for first in images],
             images=np.concatenate(rows)[images],
+            caption_keys=[keys[first] for first in texts],
             captions=[captions[first] for first in texts],
             image=image,
             caption=caption,
@@ -103,9 +108,10 @@ class Retrieval(Evaluator):
 class Pairs:
     """The distinct images and captions of a split, and for each sample the places of its own among them."""
 
-    keys: Sequence[str]
+    image_keys: Sequence[str]
     """Of the first sample with each image."""
     images: Embeddings
+    caption_keys: Sequence[str]
     captions: Sequence[str]
     image: Places
     caption: Places
@@ -146,9 +152,10 @@ def search(queries: Embeddings, candidates: Embeddings, query: Places, candidate
     """
     pairs = np.unique(np.stack([query, candidate], axis=1), axis=0)
     ranks, nearest = np.empty(len(queries), np.intp), np.empty(len(queries), np.intp)
-    for start in range(0, len(queries), BLOCK):
-        scores = queries[start : start + BLOCK] @ candidates.T
-        first, last = np.searchsorted(pairs[:, 0], (start, start + BLOCK))
+    block = max(1, MOST_SCORES // len(candidates))
+    for start in range(0, len(queries), block):
+        scores = queries[start : start + block] @ candidates.T
+        first, last = np.searchsorted(pairs[:, 0], (start, start + block))
         rows, columns = pairs[first:last, 0] - start, pairs[first:last, 1]
         best = np.full(len(scores), -np.inf, scores.dtype)
         np.maximum.at(best, rows, scores[rows, columns])
@@ -168,9 +175,9 @@ def by_chance(belonging: Places, candidates: int, within: int) -> float:
     return float(1 - missed.mean())
 
 
-def _distinct(values: Sequence[str]) -> tuple[list[int], Places]:
+def _distinct(values: Sequence[object]) -> tuple[list[int], Places]:
     """Where each value stands first, in order, and for each place the number of its value."""
-    known: dict[str, int] = {}
+    known: dict[object, int] = {}
     numbers = [known.setdefault(value, len(known)) for value in values]
     firsts = np.unique(np.array(numbers), return_index=True)[1]
     return firsts.tolist(), np.array(numbers, np.intp)

@@ -37,8 +37,8 @@ OF_TRANSFORMERS: Mapping[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6}
 OF_OTHERS: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
 UNDECAYED = ("bn", "ln", "bias", "logit_scale")
 """What the name of a parameter without weight decay holds, if it has more than one dimension."""
-KEPT_CAPTIONS = 4096
-"""Whose tokens a loader worker remembers, some 3 MB."""
+KEPT_CAPTIONS, LONGEST_KEPT = 4096, 200
+"""How many captions, of how many characters, a loader worker remembers the tokens of: 5 MB at most."""
 QUICK = "-quickgelu"
 """Ends the names of models with the activation that OpenAI's weights, and some others, were trained with."""
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError, SafetensorError)
@@ -102,10 +102,18 @@ class ClipRecipe:
         embeddings: Tensor = model.encode_image(pixels, normalize=True)
         return embeddings
 
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        tokens: Tensor = self._tokenizer(list(texts))
+        return tokens
+
     def embed_texts(self, model: Any, texts: Sequence[str]) -> Tensor:
-        tokens = open_clip.get_tokenizer(self._registered)(list(texts)).to(model.logit_scale.device)
+        tokens = self.tokenize(texts).to(model.logit_scale.device)
         embeddings: Tensor = model.encode_text(tokens, normalize=True)
         return embeddings
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return open_clip.get_tokenizer(self._registered)
 
     @property
     def _registered(self) -> str:
@@ -174,9 +182,11 @@ class ClipTransform:
         small picture."""
         tokens = self._tokens.get(caption)
         if tokens is None:
-            if len(self._tokens) == KEPT_CAPTIONS:
-                self._tokens.clear()
-            tokens = self._tokens[caption] = self._tokenize(caption)[0]
+            tokens = self._tokenize(caption)[0]
+            if len(caption) <= LONGEST_KEPT:
+                if len(self._tokens) == KEPT_CAPTIONS:
+                    self._tokens.clear()
+                self._tokens[caption] = tokens
         return tokens
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def held_out(splits: Iterable[str]) -> str | None:
@@ -11,3 +12,11 @@ def held_out(splits: Iterable[str]) -> str | None:
     if "val" in others:
         return "val"
     return others[0] if len(others) == 1 else None
+
+
+def nothing_held_out(version: Path, splits: Iterable[str]) -> str:
+    """Why `held_out` finds none, with the fix."""
+    names = list(splits)
+    if names == ["train"]:
+        return f"{version} has no split but train; hold more out by dataset.splits"
+    return f"{version} has the splits {', '.join(names)}; name one by split: NAME"

@@ -48,6 +48,9 @@ class Recipe(Protocol):
     def embed_images(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         """[samples, width], rows of length 1."""
 
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        """[texts, context length], on the CPU: all that the model is given of each text."""
+
     def embed_texts(self, model: nn.Module, texts: Sequence[str]) -> Tensor:
         """[texts, width], rows of length 1, in the images' space and on the model's device."""
 

@@ -21,8 +21,8 @@ def doubts(config: Config, version: Path) -> Iterator[str]:
             f"train.batch_size: a batch of {train.batch_size:,} holds samples twice, as there are "
             f"{samples:,} to train on: to the contrastive loss they are wrong pairs"
         )
-    if train.steps is not None and train.warmup >= train.steps:
+    if train.steps is not None and train.warmup_steps >= train.steps:
         yield (
-            f"train.warmup: the training ends after {train.steps:,} of {train.warmup:,} steps of warm-up, "
-            "before the learning rate is where train.lr says"
+            f"train.warmup: all {train.steps:,} steps are among the {train.warmup_steps:,} of the warm-up, "
+            "so the learning rate only rises"
         )

@@ -30,7 +30,7 @@ from tasks.training.devices import Device
 from tasks.training.finite import check_losses, check_weights
 from tasks.training.meter import Meter
 from tasks.training.replaced import ReplacedLedger
-from tasks.training.schedule import learning_rate, warmup_steps
+from tasks.training.schedule import learning_rate
 from tasks.training.validation import Validation, held_out_batches
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,6 @@ def train(
     model, optimizer, step = _take_up(run, options, recipe, device)
     held_out = held_out_batches(version, manifest, recipe, config, options, settings.workers, quarantined)
     validation = Validation(run, recipe, device, metrics, phases, held_out)
-    warmup = warmup_steps(options.warmup, options.steps)
     logger.info("%s: from step %d of %d, on %s", run.name, step, options.steps, device.torch)
 
     if _is_unmeasured(run, step, options):
@@ -83,7 +82,7 @@ def train(
             with meter.waiting():
                 batch = next(batches)
             replaced.add(step + 1, batches.passed_over)
-            rate = learning_rate(step, peak=options.lr, warmup=warmup, steps=options.steps)
+            rate = learning_rate(step, peak=options.lr, warmup=options.warmup_steps, steps=options.steps)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             with device.autocast():

@@ -8,11 +8,6 @@ from __future__ import annotations
 import math
 
 
-def warmup_steps(warmup: int | float, steps: int) -> int:
-    """Steps of warm-up; a float is their share of all steps."""
-    return round(warmup * steps) if isinstance(warmup, float) else warmup
-
-
 def learning_rate(step: int, *, peak: float, warmup: int, steps: int) -> float:
     """The rate of the optimizer step `step`, counted from 0, out of `steps`."""
     if step < warmup:

@@ -45,7 +45,6 @@ def rate(python: Path, module: str, folder: Path, workers: int) -> float:
         [str(part) for part in command],
         check=True,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         text=True,
     )
     return float(done.stdout.split()[-1])

@@ -269,14 +269,22 @@ class TestTables:
         assert survey("raw").best.kind == "image_folder"
 
     def test_a_column_of_classes_becomes_a_zero_shot_task(self, tmp_path: Path) -> None:
-        raw.pictures(tmp_path / "raw", 12)
+        raw.pictures(tmp_path / "raw", 60)
         config = config_of(survey("raw"), tmp_path)
         assert config.evaluate is not None and config.evaluate.tasks[0].kind == "zero_shot"
 
     def test_captions_alone_become_a_retrieval_task(self, tmp_path: Path) -> None:
-        captions_beside(tmp_path / "raw")
+        raw.pictures(tmp_path / "raw", 60)
+        rows = [(f"{number:04d}.png", f"picture {number}", "") for number in range(60)]
+        raw.write_table(tmp_path / "raw", rows)
         config = config_of(survey("raw"), tmp_path)
         assert config.evaluate is not None and config.evaluate.tasks[0].kind == "retrieval"
+
+    def test_few_samples_are_not_judged_on(self, tmp_path: Path) -> None:
+        """The share that is held out may be empty, and a training would end in an evaluation that fails."""
+        captions_beside(tmp_path / "raw")
+        seen = survey("raw")
+        assert config_of(seen, tmp_path).evaluate is None and "# evaluate:" in config_text(seen)
 
     def test_a_broken_table_is_told_and_left_out(self, tmp_path: Path) -> None:
         raw.pictures(tmp_path / "raw", 6)

@@ -33,7 +33,7 @@ def test_what_the_data_does_not_have_is_named(
 
 def test_what_it_has_fits(digits_dataset: Path, tmp_path: Path) -> None:
     version = versions.resolve(digits_dataset)
-    for task in ("zero_shot", "{kind: zero_shot, split: train}"):
+    for task in ("zero_shot", "{kind: zero_shot, split: train}", "retrieval"):
         require_fit(digits_config(tmp_path, tmp_path, f"evaluate.tasks=[{task}]"), version)
     require_fit(digits_config(tmp_path, tmp_path, "evaluate=null"), version)
 
@@ -41,10 +41,24 @@ def test_what_it_has_fits(digits_dataset: Path, tmp_path: Path) -> None:
 def test_no_telling_which_split_is_held_out(digits_dataset: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(versions.resolve(digits_dataset), tmp_path / "copy")
     manifest = read_json(copy / "manifest.json")
-    del manifest["splits"]["val"]
+    splits = manifest["splits"]
+    val = splits.pop("val")
     write_json(copy / "manifest.json", manifest)
-    with pytest.raises(UsageError, match="has the splits train; name one by split: NAME"):
+    with pytest.raises(UsageError, match=r"has no split but train; hold more out by dataset\.splits"):
         require_fit(digits_config(tmp_path, tmp_path), copy)
+    splits |= {"one": val, "two": val}
+    write_json(copy / "manifest.json", manifest)
+    with pytest.raises(UsageError, match="has the splits train, one, two; name one by split: NAME"):
+        require_fit(digits_config(tmp_path, tmp_path), copy)
+
+
+def test_one_sample_is_too_few_to_be_found_among(digits_dataset: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(versions.resolve(digits_dataset), tmp_path / "copy")
+    manifest = read_json(copy / "manifest.json")
+    manifest["splits"]["val"]["samples"] = 1
+    write_json(copy / "manifest.json", manifest)
+    with pytest.raises(UsageError, match=r"split val of .*copy has 1 sample, and retrieval takes 2 and more"):
+        require_fit(digits_config(tmp_path, tmp_path, "evaluate.tasks=[retrieval]"), copy)
 
 
 def test_a_sample_that_cannot_be_read_says_nothing(digits_dataset: Path, tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ class ByHand:
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         return np.array([self.places[text] for text in texts], np.float32)
 
+    def tokens(self, texts: Sequence[str]) -> Sequence[bytes]:
+        return [text.lower().encode() for text in texts]
+
 
 def apart(names: Sequence[str]) -> dict[str, Sequence[float]]:
     """Each name on an axis of its own."""
@@ -81,6 +84,16 @@ def test_any_caption_of_an_image_is_right_and_a_caption_of_two_images_finds_eith
     assert [one.predicted == one.label for one in outcome.predictions] == [True, True, True, True, False]
 
 
+def test_captions_that_are_the_same_to_the_model_are_one() -> None:
+    """Its tokenizer makes letters small, among other things: `A dog` is no wrong answer for `a dog`."""
+    samples = [("a", "Dog"), ("b", "dog"), ("c", "Cat"), ("d", "cat")]
+    places = {"a": [1, 0], "b": [1, 0], "c": [0, 1], "d": [0, 1]}
+    places |= {"Dog": [1, 0], "dog": [1, 0], "Cat": [0, 1], "cat": [0, 1]}
+    outcome = Retrieval().evaluate(ByHand(samples, places))
+    assert outcome.metrics["image_to_text_R@1"] == outcome.metrics["text_to_image_R@1"] == 1
+    assert outcome.chance["image_to_text_R@1"] == 0.5
+
+
 def test_agrees_with_open_clips_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the block; its own function over the same embeddings, every caption and image being another."""
     from open_clip_train.train import get_clip_metrics
@@ -94,8 +107,8 @@ def test_agrees_with_open_clips_figures(monkeypatch: pytest.MonkeyPatch) -> None
     }
     theirs = get_clip_metrics(torch.tensor(images), torch.tensor(texts), torch.tensor(1.0))
     subject = ByHand([(f"image {n}", f"text {n}") for n in range(60)], places)
-    for block in (7, 60, 1024):
-        monkeypatch.setattr(retrieval, "BLOCK", block)
+    for most in (1, 7 * 60, 60 * 60):
+        monkeypatch.setattr(retrieval, "MOST_SCORES", most)
         ours = Retrieval().evaluate(subject).metrics
         assert 0.1 < ours["image_to_text_R@1"] < 0.9
         for name, value in ours.items():
@@ -140,12 +153,16 @@ def test_ranks_of_a_query_do_not_hang_on_its_neighbours() -> None:
 def test_what_is_all_the_same_cannot_be_told_apart(what: str) -> None:
     pairs = [("image", f"text {n}") if what == "images" else (f"image {n}", "text") for n in range(3)]
     subject = ByHand(pairs, apart(sorted({name for pair in pairs for name in pair})))
-    with pytest.raises(DataError, match=f"val: all {what} of its 3 samples are the same.*evaluate.tasks"):
+    with pytest.raises(
+        DataError, match=f"val: all {what} of the first 3 samples are the same.*evaluate.tasks"
+    ):
         Retrieval().evaluate(subject)
 
 
-def test_embeddings_that_are_not_finite_are_an_error() -> None:
-    places = {"a": [1, 0], "b": [0, np.nan], "x": [1, 0], "y": [0, 1]}
+@pytest.mark.parametrize("broken", ["b", "y"])
+def test_embeddings_that_are_not_finite_are_an_error(broken: str) -> None:
+    """A caption is named by its sample: it may be private."""
+    places = {"a": [1, 0], "b": [0, 1], "x": [1, 0], "y": [0, 1], broken: [0, np.nan]}
     with pytest.raises(DataError, match="1 embedding not finite, the first of 'sample_1'"):
         Retrieval().evaluate(ByHand([("a", "x"), ("b", "y")], places))
 

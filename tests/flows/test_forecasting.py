@@ -56,7 +56,7 @@ def test_up_to_date_is_a_run_with_the_evaluations_asked_for(
     monkeypatch.setattr(RunStatus, "is_complete", True)
     assert training_left(config, version.name) == TrainingLeft(f"up to date: {run.name}", is_left=False)
     renamed = make_config(digits_dataset, tmp_path, "evaluate.tasks=[{kind: zero_shot, name: zz}]")
-    assert training_left(renamed, version.name) == TrainingLeft(f"goes on: {run.name}, planned", doubts=[])
+    assert training_left(renamed, version.name) == TrainingLeft(f"goes on: {run.name}, planned")
 
 
 def test_runs_that_cannot_be_written_are_told_first(digits_dataset: Path, tmp_path: Path) -> None:

@@ -75,6 +75,11 @@ def test_transform_is_a_function_of_sample_and_seed(recipe: Recipe, name: str) -
     )
 
 
+def test_texts_are_told_apart_by_what_the_model_is_given(recipe: Recipe) -> None:
+    same, again, other = recipe.tokenize(["A  Dog", "a dog", "a cat"])
+    assert torch.equal(same, again) and not torch.equal(same, other)
+
+
 def test_transform_for_judging_draws_nothing(recipe: Recipe, name: str) -> None:
     transform, sample = recipe.transform(False), SAMPLES[name][0]
     torch.manual_seed(1)

@@ -14,8 +14,9 @@ from tests.supervision.fakes import make_config
     [
         ({"batch_size": 80, "steps": 60, "warmup": 59}, []),
         ({"batch_size": 81}, ["train.batch_size: a batch of 81 holds samples twice, as there are 80"]),
-        ({"steps": 60, "warmup": 60}, ["train.warmup: the training ends after 60 of 60 steps of warm-up"]),
-        ({"steps": 60, "warmup": 0.99}, []),
+        ({"steps": 60, "warmup": 60}, ["train.warmup: all 60 steps are among the 60 of the warm-up"]),
+        ({"steps": 60, "warmup": 0.98}, []),
+        ({"steps": 60, "warmup": 0.999}, ["train.warmup: all 60 steps are among the 60 of the warm-up"]),
     ],
 )
 def test_doubts(tmp_path: Path, train: dict[str, object], told: list[str]) -> None:

@@ -69,4 +69,4 @@ def test_a_value_that_is_not_finite_is_not_drawn() -> None:
 
 
 def test_names_that_nobody_worded_speak_for_themselves() -> None:
-    assert title_of("image_to_text_R@1") == "image to text R@1"
+    assert title_of("multilabel_auroc_mean") == "multilabel auroc mean"

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from open_clip_train.scheduler import cosine_lr  # type: ignore[import-untyped]
 
-from tasks.training.schedule import learning_rate, warmup_steps
+from tasks.core.schema import Train
+from tasks.training.schedule import learning_rate
 
 
 def test_rises_in_a_line_and_falls_to_nothing() -> None:
@@ -30,6 +31,6 @@ def test_is_the_one_of_open_clip() -> None:
 
 
 def test_warmup_is_a_number_of_steps_or_a_share() -> None:
-    assert warmup_steps(50, 600) == 50
-    assert warmup_steps(0.03, 40_000) == 1200
-    assert warmup_steps(0, 600) == 0
+    block = {"recipe": "clip", "model": {}, "batch_size": 2, "lr": 1.0, "checkpoint_every": 1}
+    for warmup, steps, expected in ((50, 600, 50), (0.03, 40_000, 1200), (0, 600, 0), (0.99, 10, 10)):
+        assert Train.model_validate({**block, "warmup": warmup, "steps": steps}).warmup_steps == expected

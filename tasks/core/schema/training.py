@@ -64,6 +64,14 @@ class Train(Block):
     log_every: Annotated[int, Field(ge=1)] = 10
     """Steps a row of metrics.jsonl averages over."""
 
+    @property
+    def warmup_steps(self) -> int:
+        """A share of the steps in steps; they must be known."""
+        if isinstance(self.warmup, int):
+            return self.warmup
+        assert self.steps is not None, "epochs are turned into steps when a run is planned"
+        return round(self.warmup * self.steps)
+
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> Self:
         if (self.steps is None) == (self.epochs is None):

@@ -18,6 +18,8 @@ from tasks.dataset.survey.survey import Survey
 
 WIDTH = 110
 COLUMN = 36
+FEW = 40
+"""Samples; of fewer, the share that is held out may hold one class, one sample or none."""
 """Where comments begin, unless the value is longer."""
 _PLAIN = re.compile(r"(?:(?:s3|gs|https?)://|[A-Za-z_/]|\.\./)[\w/. -]*(?<! )|\d+[kMGT]?B")
 
@@ -95,14 +97,15 @@ def _training(best: Reading) -> Iterator[str]:
         return
     train, every = _clip(best.samples)
     yield from _lines([Key("train", train)])
-    if best.label is not None:
-        tasks: Any = ["zero_shot"] if best.label == "label" else [{"kind": "zero_shot", "label": best.label}]
-        yield from _lines(
-            [Key("evaluate", {"every": every, "tasks": tasks}, "classes from the label's values")]
-        )
-        return
+    tasks: list[Any] = ["retrieval"]
     why = "R@K among held-out captions; zero_shot needs a field label"
-    yield from _lines([Key("evaluate", {"every": every, "tasks": ["retrieval"]}, why)])
+    if best.label is not None:
+        tasks = ["zero_shot"] if best.label == "label" else [{"kind": "zero_shot", "label": best.label}]
+        why = "classes from the label's values"
+    is_aside = best.samples < FEW
+    if is_aside:
+        why = "so few samples may leave none to judge on"
+    yield from _lines([Key("evaluate", {"every": every, "tasks": tasks}, why, is_aside)])
 
 
 def _clip(samples: int) -> tuple[Sequence[Key], int]:
