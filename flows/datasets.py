@@ -71,10 +71,12 @@ def plan(arguments: Namespace) -> int:
     if training is not None:
         lines.append(f"train     {training.told}")
         lines += [f"!         {doubt}" for doubt in training.doubts]
-    if told.up_to_date is None or (training is not None and training.is_left):
-        lines.append(
-            f"nothing was written; to do it: tarmac {'run' if training else 'build'} {arguments.config}"
-        )
+    if told.work is not None and told.work.stops is not None:
+        lines.append("nothing was written")
+    elif told.up_to_date is None or (training is not None and training.is_left):
+        command = ["tarmac", "run" if training else "build", arguments.config]
+        changes = [part for pair in arguments.set for part in ("--set", pair)]
+        lines.append(f"nothing was written; to do it: {shlex.join([*command, *changes])}")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

@@ -10,6 +10,7 @@ from typing import Any
 from tasks.core.formats import count, counted, duration, size
 from tasks.core.locations import require_room
 from tasks.dataset.quarantine import NAME, Entry, home, notice, of_version, read
+from tasks.runs.doubts import doubts, doubts_of
 
 
 def build_lines(settings: Any, told: Any) -> Iterator[str]:
@@ -88,10 +89,10 @@ def training_left(settings: Any, version: str | None) -> TrainingLeft | None:
         return None
     if version is None:
         require_room(settings.runs, "runs")
-        return TrainingLeft(f"{settings.train.recipe}, after the build{_place()}")
+        told = f"{settings.train.recipe}, after the build{_place()}"
+        return TrainingLeft(told, doubts=tuple(doubts_of(settings)))
     from tasks.core.config import dump
     from tasks.evaluation.fit import require_fit
-    from tasks.runs.doubts import doubts
     from tasks.runs.plan import locate, require_checkpoints, resolve
     from tasks.supervision.status import look
 

@@ -1,10 +1,14 @@
 """Whether a version of the data has what a config's evaluations ask for, told before the training.
 
-One sample a task is looked at: an evaluation needs its label on every sample, so any one shows a wrong name.
+As few samples as tell are looked at: an evaluation needs its label on every sample, so any one shows a wrong
+name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
@@ -15,6 +19,7 @@ from tasks.dataset.quarantine import rows
 from tasks.dataset.versions import read_manifest
 from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Members
+from tasks.evaluation.retrieval import Retrieval, pair_of
 from tasks.evaluation.zero_shot import Label
 from tasks.loader.decoders import decode_json
 from tasks.loader.indexed import IndexedReader
@@ -45,8 +50,11 @@ def require_fit(config: Config, version: Path) -> None:
                 f"{where}: split {split} of {version} has {counted(samples, 'sample')}, and {task.kind} "
                 f"takes {evaluator.least_samples} and more; hold more out by dataset.splits"
             )
+        samples_of = _samples(version, split, left_out)
         if "label" in asked:
-            _require_label(f"{where}: label", asked["label"], split, _first(version, split, left_out))
+            _require_label(f"{where}: label", asked["label"], split, next(samples_of, None))
+        if isinstance(evaluator, Retrieval):
+            _require_difference(where, split, islice(samples_of, evaluator.samples))
 
 
 def _require_label(where: str, label: str, split: str, members: Members | None) -> None:
@@ -60,10 +68,29 @@ def _require_label(where: str, label: str, split: str, members: Members | None) 
     )
 
 
-def _first(version: Path, split: str, left_out: list[Entry]) -> Members | None:
-    """The first sample; None when it cannot be read, which says nothing of labels and shows elsewhere."""
-    try:
+def _require_difference(where: str, split: str, samples: Iterable[Members]) -> None:
+    """As a rule two samples are enough to tell; one without picture or caption shows elsewhere."""
+    images, captions = set[str](), set[str]()
+    for members in samples:
+        try:
+            digest, caption = pair_of(members).split(" ", 1)
+        except (DataError, KeyError):
+            return
+        images.add(digest)
+        captions.add(caption)
+        if min(len(images), len(captions)) > 1:
+            return
+    for what, different in (("captions", captions), ("images", images)):
+        if len(different) == 1:
+            raise UsageError(
+                f"{where}: all {what} of split {split} are the same, so there is nothing to tell apart; "
+                "take it out of evaluate.tasks"
+            )
+
+
+def _samples(version: Path, split: str, left_out: list[Entry]) -> Iterator[Members]:
+    """Up to the first that cannot be read, which says nothing of labels and shows elsewhere."""
+    with suppress(DataError):
         reader = IndexedReader(version, split, rows(version, split, left_out))
-        return reader.read(0).members if len(reader) else None
-    except DataError:
-        return None
+        for number in range(len(reader)):
+            yield reader.read(number).members

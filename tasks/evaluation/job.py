@@ -45,7 +45,7 @@ def evaluate_checkpoint(run_folder: Path, step: int, task: str, question: str = 
         versions={**provenance.versions(), "evaluator": results.VERSION},
         question=question,
     )
-    results.write(run, result, outcome.predictions)
+    results.write(run, result, () if config.dataset.private else outcome.predictions)
 
 
 def _named(config: Config, task: str) -> TaskSpec:

@@ -34,6 +34,8 @@ TITLES = {
 }
 """Words for names that a newcomer cannot know; any other name speaks for itself."""
 
+TRAIN = "train"
+
 
 @dataclass(frozen=True)
 class Headline:
@@ -56,7 +58,17 @@ class Headline:
         """`Zero-shot accuracy 0.957 ± 0.024 (270 held-out samples; chance 0.10)`."""
         around = f" ± {number(self.half_width, 2)}" if self.half_width is not None else ""
         chance = f"; chance {number(self.chance, 2)}" if self.chance is not None else ""
-        return f"{self.title} {number(self.value)}{around} ({count(self.samples)} held-out samples{chance})"
+        samples = f"{count(self.samples)} {self.sort_of_samples}"
+        return f"{self.title} {number(self.value)}{around} ({samples}{chance})"
+
+    @property
+    def is_of_training(self) -> bool:
+        """Whether the training saw the samples."""
+        return self.split == TRAIN
+
+    @property
+    def sort_of_samples(self) -> str:
+        return "samples that it was trained on" if self.is_of_training else "held-out samples"
 
     @property
     def names(self) -> int | None:
@@ -87,6 +99,11 @@ class TaskView:
         """How many samples each result judged; None when they differ."""
         numbers = {result.samples for result in self.results}
         return numbers.pop() if len(numbers) == 1 else None
+
+    @property
+    def is_of_training(self) -> bool:
+        """Whether the training saw the samples."""
+        return any(result.split == TRAIN for result in self.results)
 
 
 def headline_of(

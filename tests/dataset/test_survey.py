@@ -25,6 +25,7 @@ from tasks.dataset.build import build
 from tasks.dataset.survey import Survey, config_text, inventory, patients, survey
 from tasks.dataset.survey.text import flow
 from tasks.dataset.volumes import stored
+from tasks.loader.indexed import IndexedReader
 from tests import s3
 from tests.dataset import raw
 from tests.dataset.raw import chat, png
@@ -276,6 +277,26 @@ class TestTables:
     def test_captions_alone_become_a_retrieval_task(self, tmp_path: Path) -> None:
         raw.pictures(tmp_path / "raw", 60)
         rows = [(f"{number:04d}.png", f"picture {number}", "") for number in range(60)]
+        raw.write_table(tmp_path / "raw", rows)
+        config = config_of(survey("raw"), tmp_path)
+        assert config.evaluate is not None and config.evaluate.tasks[0].kind == "retrieval"
+
+    def test_images_with_several_captions_stay_in_one_split(self, tmp_path: Path) -> None:
+        raw.pictures(tmp_path / "raw", 20)
+        rows = [(f"{n:04d}.png", f"picture {n}, caption {m}", "") for n in range(20) for m in range(5)]
+        raw.write_table(tmp_path / "raw", rows)
+        config = config_of(survey("raw"), tmp_path)
+        result = build(config)
+        assert (result.accepted, result.rejected) == (100, 0)
+        images: dict[str, set[bytes]] = {"train": set(), "val": set()}
+        for split, seen in images.items():
+            reader = IndexedReader(result.version, split)
+            seen |= {reader.read(number).members["png"] for number in range(len(reader))}
+        assert images["val"] and not images["train"] & images["val"]
+
+    def test_numbers_of_classes_are_no_names(self, tmp_path: Path) -> None:
+        raw.pictures(tmp_path / "raw", 60)
+        rows = [(f"{n:04d}.png", f"picture {n}", n % 3) for n in range(60)]
         raw.write_table(tmp_path / "raw", rows)
         config = config_of(survey("raw"), tmp_path)
         assert config.evaluate is not None and config.evaluate.tasks[0].kind == "retrieval"

@@ -11,8 +11,10 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.files import read_json, write_json
 from tasks.dataset import versions
+from tasks.dataset.build import build
 from tasks.evaluation.fit import require_fit
 from tests.conftest import digits_config
+from tests.dataset import raw
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,19 @@ def test_one_sample_is_too_few_to_be_found_among(digits_dataset: Path, tmp_path:
     write_json(copy / "manifest.json", manifest)
     with pytest.raises(UsageError, match=r"split val of .*copy has 1 sample, and retrieval takes 2 and more"):
         require_fit(digits_config(tmp_path, tmp_path, "evaluate.tasks=[retrieval]"), copy)
+
+
+def test_captions_that_are_all_the_same_have_nothing_to_tell_apart(tmp_path: Path) -> None:
+    rows = raw.pictures(tmp_path / "raw", 60)
+    for caption, fits in (("a photo", False), ("a photo of {}", True)):
+        raw.write_table(tmp_path / "raw", [(row[0], caption.format(n), "") for n, row in enumerate(rows)])
+        version = build(raw.config(tmp_path / "raw", tmp_path / caption[-2:], splits={"val": 0.3})).version
+        config = digits_config(tmp_path, tmp_path, "evaluate.tasks=[retrieval]")
+        if fits:
+            require_fit(config, version)
+            continue
+        with pytest.raises(UsageError, match="retrieval: all captions of split val are the same"):
+            require_fit(config, version)
 
 
 def test_a_sample_that_cannot_be_read_says_nothing(digits_dataset: Path, tmp_path: Path) -> None:

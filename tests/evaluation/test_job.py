@@ -88,6 +88,13 @@ def test_prompts_are_put_together_as_by_open_clip(trained: RunFolder) -> None:
     assert torch.allclose(torch.from_numpy(ours), theirs.T.cpu(), atol=1e-5)
 
 
+def test_of_private_data_nothing_is_kept_but_figures(run: RunFolder) -> None:
+    run.config.write_text(run.config.read_text().replace("private: false", "private: true"))
+    evaluate_checkpoint(run.path, STEPS, "zero_shot")
+    assert results.read(run.evaluation(STEPS, "zero_shot")) is not None
+    assert results.read_predictions(run, STEPS, "zero_shot") == {}
+
+
 def test_a_torn_checkpoint_is_not_judged(run: RunFolder) -> None:
     os.truncate(run.checkpoint(STEPS) / "model.safetensors", 100)
     with pytest.raises(DataError, match=rf"step_{STEPS:08d}: missing or torn"):

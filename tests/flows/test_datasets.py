@@ -87,11 +87,16 @@ def test_a_plan_of_what_is_mostly_broken_says_so(project: Path, capsys: pytest.C
 def test_a_plan_tells_a_schedule_that_is_none_and_what_is_doubtful(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    published("birds.yaml")
     train = {"recipe": "clip", "model": {"name": "tarmac/digits"}, "batch_size": 60, "steps": 5, "lr": 0.1}
     text = Path("birds.yaml").read_text()
     text += f"\ntrain: {json.dumps({**train, 'checkpoint_every': 5})}\n"
     Path("trained.yaml").write_text(text)
+    early = said(capsys, "plan", "trained.yaml", "--set", "train.warmup=9")
+    assert "there is no version yet" in early and "!         train.warmup: all 5 steps" in early
+    published("birds.yaml")
+    changed = said(capsys, "plan", "trained.yaml", "--set", "train.warmup=9", "--set", "name=other")
+    assert "to do it: tarmac run trained.yaml --set train.warmup=9 --set name=other\n" in changed
+    assert "!         train.warmup: all 5 steps are among the 9 of the warm-up" in changed
     doubt = "train.batch_size: a batch of 60 holds samples twice, as there are 51 to train on"
     assert f"\n!         {doubt}" in said(capsys, "plan", "trained.yaml")
     assert told(capsys, "plan", "trained.yaml")["doubts"][0].startswith(doubt)

@@ -4,9 +4,29 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runs.doubts import doubts
+from tasks.core.schema import Config
+from tasks.runs.doubts import doubts, doubts_of
 from tests.runs.test_plan import make_version
 from tests.supervision.fakes import make_config
+
+
+@pytest.mark.parametrize(
+    ("key", "splits", "is_told"),
+    [
+        (["file", "caption"], {"val": 0.1}, True),
+        (["file", "caption"], {"val": 0.1, "group_by": "file"}, False),
+        (["file", "caption"], {"from": "split"}, False),
+        ("id", {"val": 0.1}, False),
+    ],
+)
+def test_rows_of_one_image_belong_into_one_split(
+    tmp_path: Path, key: object, splits: object, is_told: bool
+) -> None:
+    values = make_config(tmp_path).model_dump(mode="json")
+    source = {"kind": "table", "path": "x.csv", "image": "file", "caption": "caption", "key": key}
+    values["dataset"] |= {"source": source, "splits": splits}
+    found = list(doubts_of(Config.model_validate(values)))
+    assert [one.endswith("add group_by: file") for one in found] == [True] * is_told
 
 
 @pytest.mark.parametrize(

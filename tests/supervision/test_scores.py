@@ -30,6 +30,12 @@ def test_the_headline_is_of_the_best_checkpoint_not_of_the_best_figure(config: C
     assert found.names == 10
 
 
+def test_samples_of_the_training_are_called_that(config: Config) -> None:
+    found = headline_of([result(400, 0.95, split="train")], config, best_step=400)
+    assert "(270 samples that it was trained on; chance 0.10)" in str(found)
+    assert [view.is_of_training for view in task_views([result(400, 0.95, split="train")])] == [True]
+
+
 def test_without_a_result_for_the_best_checkpoint_the_last_one_speaks(config: Config) -> None:
     found = headline_of([result(400, 0.95), result(200, 0.99)], config, best_step=600)
     assert found is not None and (found.step, found.is_best) == (400, False)

@@ -36,6 +36,7 @@ CREATE TABLE leaves (
     ordinal INTEGER PRIMARY KEY, split TEXT, start INTEGER, stop INTEGER, digest TEXT UNIQUE);
 """
 _SHARED_POSITION = "SELECT 1 FROM listed GROUP BY position HAVING count(*) > 1 LIMIT 1"
+_WHY_ALIKE = "; suffixes do not count, and rows of one image need key: [IMAGE, CAPTION]"
 _DUPLICATES = """
 SELECT later.number, later.key, later.original_key, later.place, later.file, first.place
 FROM (SELECT key AS shared, min(number) AS least FROM listed GROUP BY key HAVING count(*) > 1)
@@ -151,7 +152,7 @@ class Catalogue:
         self._database.execute("CREATE INDEX IF NOT EXISTS listed_keys ON listed (key, number)")
         for number, key, original_key, place, file, first in self._database.execute(_DUPLICATES):
             names = [printable(rows.text(name)) for name in (original_key, place, file)]
-            detail = f"{printable(rows.text(first))} has this key; suffixes do not count"
+            detail = f"{printable(rows.text(first))} has this key{_WHY_ALIKE}"
             self.reject([Rejected(number, key, names[0], "key.duplicate", detail, names[1], names[2])])
 
     def splits(self) -> list[str]:

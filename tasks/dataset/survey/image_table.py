@@ -60,9 +60,9 @@ def _reading(inventory: Inventory, table: TableSet, tables: Tables) -> Reading |
         Key("path", table.path, table.described.partition(": ")[2]),
         Key("image", image.name, where),
         *_captions(captions, table.among),
-        *_key(profile, image),
+        *_key(profile, image, caption),
     ]
-    dataset = [*_filter(label), _image_rules(image), *_splits(table), shard_key(table.rows)]
+    dataset = [*_filter(label), _image_rules(image), *_splits(table, image), shard_key(table.rows)]
     return Reading(
         "table",
         "a table of images and captions",
@@ -106,13 +106,14 @@ def caption_columns(profile: Profile, image: Column) -> list[Column]:
 
 
 def label_column(profile: Profile, image: Column, caption: Column) -> Column | None:
-    """A column of few values that come again and again: the classes, perhaps."""
+    """A column of few names that come again and again: the classes, perhaps. Numbers of classes say nothing
+    to a model of texts."""
     for column in profile.columns.values():
         few = 2 <= len(column.values) <= min(MOST_CLASSES, column.filled // 3)
-        if column in (image, caption) or not few or column.nested or split_names(column):
+        if column in (image, caption) or not few or column.nested or column.is_numeric or split_names(column):
             continue
         if column.name.lower() in ("label", "class", "category", "class_name", "label_name") or (
-            column.texts and not column.is_numeric and column.filled >= 0.9 * caption.filled
+            column.texts and column.filled >= 0.9 * caption.filled
         ):
             return column
     return None
@@ -179,7 +180,15 @@ def _captions(columns: Sequence[Column], among: str) -> Iterable[Key]:
         yield Key("caption", column.name, "would do as well", is_aside=True)
 
 
-def _key(profile: Profile, image: Column) -> Iterable[Key]:
+def _shares_images(image: Column) -> bool:
+    """Whether several rows have one image, as with five captions each."""
+    return image.repeats and not image.is_binary
+
+
+def _key(profile: Profile, image: Column, caption: Column) -> Iterable[Key]:
+    if _shares_images(image):
+        yield Key("key", [image.name, caption.name], "several rows share an image")
+        return
     column = profile.named(*KEYS)
     if column is None or column is image or not column.is_unique:
         return
@@ -201,11 +210,13 @@ def _image_rules(image: Column) -> Key | None:
     return Key("image", {"max_side": 1024}, "scales larger images down, once", True)
 
 
-def _splits(table: TableSet) -> Iterable[Key]:
+def _splits(table: TableSet, image: Column) -> Iterable[Key]:
     """By the column that names splits where there is one, else by key; alternatives after it."""
     named = next((column for column in table.profile.columns.values() if split_names(column)), None)
     group = table.profile.named(*GROUPS)
-    if named is None:
+    if named is None and _shares_images(image):
+        yield splits_key(table.rows, image.name, "held out with all its captions")
+    elif named is None:
         yield splits_key(table.rows)
     else:
         names = split_names(named)
