@@ -40,6 +40,9 @@ JOB = "tasks.supervision.evaluation_jobs:run_job"
 SUBMITIT = re.compile(r"([A-Z]+:)?submitit[ :]")
 """How a line of submitit's own begins, by its logger or by the root's."""
 
+OURS = re.compile(r"^tasks\.core\.errors\.\w+: ")
+"""How Python names an error whose text is a sentence for people."""
+
 
 def request(run: RunFolder, step: int, task: str) -> None:
     """Ask for an evaluation to be done again; the run's agent, this or the next one, takes it up."""
@@ -217,6 +220,7 @@ def _last_words(entry: Entry, job: Job | None) -> tuple[Literal["failed", "lost"
         return "failed", entry.reason or "its job was not submitted"
     lines = job.log.read_text(errors="replace").splitlines() if job.log.exists() else []
     last = next((line for line in reversed(lines) if line.strip() and not SUBMITIT.match(line)), "")
+    last = OURS.sub("", last)
     if job.said_goodbye:
         return "failed", f"{last} (log: {job.log})"
     return "lost", f"job {job.id} ended without a result{f': {last}' if last else ''} (log: {job.log})"

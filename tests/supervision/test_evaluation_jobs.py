@@ -9,6 +9,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tasks.runs import jobs, ledger
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
 from tasks.supervision import evaluation_jobs
-from tasks.supervision.evaluation_jobs import Evaluations, has_requests, request
+from tasks.supervision.evaluation_jobs import Evaluations, _last_words, has_requests, request
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run
 
@@ -135,3 +136,12 @@ def test_the_ledger_names_the_folder_of_a_job_from_the_run_on(run: RunFolder) ->
 def test_a_metric_that_is_not_finite_is_null_in_the_summary(run: RunFolder) -> None:
     assert drive(run, top1=None).state == "done"
     assert read_json(run.eval_result(STEP))["results"] == {"zero_shot_top1": None}
+
+
+def test_an_error_of_ours_is_told_without_its_class(tmp_path: Path, run: RunFolder) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "Traceback (most recent call last):\ntasks.core.errors.DataError: val: no sample has a label\n"
+    )
+    job: Any = SimpleNamespace(log=log, said_goodbye=True)
+    assert _last_words(drive(run), job) == ("failed", f"val: no sample has a label (log: {log})")
