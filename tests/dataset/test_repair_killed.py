@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
-
 from tasks.dataset.repair import repair
 from tests.dataset import damage
 from tests.dataset.damage import Built
+from tests.soak.kill_builds import sigkill
 
-DEAD_S = 5.0
 KILLS = 5
 
 
@@ -38,22 +35,6 @@ def start(built: Built) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code], env=environment, start_new_session=True)
 
 
-def kill(built: Built, after_s: float) -> bool:
-    """SIGKILL the repair alone after a while; its workers must follow. Whether it was still at work."""
-    process = start(built)
-    time.sleep(after_s)
-    try:
-        children = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        children = []
-    was_alive = process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    _, alive = psutil.wait_procs(children, timeout=DEAD_S)
-    assert not alive, f"{alive} outlived their starter"
-    return was_alive
-
-
 def test_sigkill_at_random_moments_leaves_no_trace(tmp_path: Path) -> None:
     built = damage.pictures(tmp_path, 60)
     rng = random.Random(5)
@@ -66,7 +47,7 @@ def test_sigkill_at_random_moments_leaves_no_trace(tmp_path: Path) -> None:
     kills = 0
     while kills < KILLS:
         after_s = rng.uniform(0.1, took)
-        if kill(built, after_s):
+        if sigkill(start(built), after_s):
             kills += 1
         else:  # it had ended by itself
             took = after_s

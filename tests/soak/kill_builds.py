@@ -87,7 +87,7 @@ def episode(kind: str, root: Path, rng: random.Random, kills: int = 5) -> int:
         write(folder, seed)
         took = _undisturbed(kind, folder, root / f"calm{seed}")
         for _ in range(kills):
-            hits += _kill(kind, folder, output, rng.uniform(0, took))
+            hits += sigkill(_start(kind, folder, output), rng.uniform(0, took))
         build_and_publish(kind, folder, output)
         calm, killed = versions.current(root / f"calm{seed}"), versions.current(output)
         assert calm is not None and killed is not None
@@ -105,9 +105,9 @@ def _undisturbed(kind: str, folder: Path, output: Path) -> float:
     return time.monotonic() - began
 
 
-def _kill(kind: str, folder: Path, output: Path, after_s: float) -> bool:
-    """SIGKILL the starter alone after a while; its workers must follow by themselves."""
-    process = _start(kind, folder, output)
+def sigkill(process: subprocess.Popen[bytes], after_s: float) -> bool:
+    """SIGKILL this process alone after a while; its workers must follow by themselves. Whether it was still at
+    work."""
     time.sleep(after_s)
     try:
         children = psutil.Process(process.pid).children(recursive=True)
