@@ -69,6 +69,16 @@ class Evaluator(BaseModel, ABC):
     least_samples: ClassVar[int] = 1
     """How many a split must hold to be judged on."""
 
+    split: str | None = None
+    """The held-out one unless given."""
+
+    def problem(self, split: str, samples: Iterator[Members]) -> str:
+        """Why samples of this split cannot be judged, and the fix; empty where nothing is known against it.
+
+        Takes as few as tell. Known before a training, so that none ends in an evaluation that fails.
+        """
+        return ""
+
     @abstractmethod
     def evaluate(self, subject: Subject) -> Outcome:
         """Judge the checkpoint; DataError, naming the sample and the fix, for data that does not allow it."""

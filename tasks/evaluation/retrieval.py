@@ -9,8 +9,9 @@ generating image descriptions" (2015), section 4.2, and open_clip_train's get_cl
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated
 
 import numpy as np
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from tasks.core.errors import DataError
-from tasks.core.formats import counted
 from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject, require_finite
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
 from tasks.evaluation.statistics import wilson_interval
@@ -35,8 +35,6 @@ MOST_SCORES = 1 << 23
 class Retrieval(Evaluator):
     """The arguments of a task of kind `retrieval`."""
 
-    split: str | None = None
-    """The held-out one unless given."""
     samples: Annotated[int, Field(ge=2)] = 5000
     """The first so many of the split, which with `shard.order: source` are the first of the source. Figures
     compare over equal numbers only: more candidates are harder."""
@@ -73,6 +71,17 @@ class Retrieval(Evaluator):
         ]
         return Outcome(metrics, split, len(pairs.image), intervals, chance, shown)
 
+    def problem(self, split: str, samples: Iterator[Members]) -> str:
+        """As a rule two samples are enough to tell."""
+        images, captions = set[str](), set[str]()
+        for members in islice(samples, self.samples):
+            digest, caption = pair_of(members).split(" ", 1)
+            images.add(digest)
+            captions.add(caption)
+            if min(len(images), len(captions)) > 1:
+                return ""
+        return all_alike("captions" if len(captions) == 1 else "images", split)
+
     def _pairs(self, subject: Subject, split: str) -> Pairs:
         keys: list[str] = []
         names: list[str] = []
@@ -89,10 +98,7 @@ class Retrieval(Evaluator):
         texts, caption = _distinct(subject.tokens(captions))
         for what, number in (("captions", len(texts)), ("images", len(images))):
             if number == 1:
-                raise DataError(
-                    f"{split}: all {what} of the first {counted(len(keys), 'sample')} are the same, so there "
-                    "is nothing to tell apart; take retrieval out of evaluate.tasks, or name another split"
-                )
+                raise DataError(all_alike(what, split))
         return Pairs(
             image_keys=[keys[first] for first in images],
             images=np.concatenate(rows)[images],
@@ -138,10 +144,17 @@ class Found:
     candidates: int
 
 
+def all_alike(what: str, split: str) -> str:
+    return (
+        f"all {what} of split {split} are the same, so there is nothing to tell apart; take retrieval out of "
+        "evaluate.tasks, or name another split"
+    )
+
+
 def pair_of(members: Members) -> str:
     """What tells whether two samples have the same image, and the caption."""
     digest = hashlib.blake2b(members[picture_name(members)], digest_size=16).hexdigest()
-    return f"{digest} {decode_text(members['txt']).strip()}"
+    return f"{digest} {decode_text(members.get('txt', b'')).strip()}"
 
 
 def search(queries: Embeddings, candidates: Embeddings, query: Places, candidate: Places) -> Found:

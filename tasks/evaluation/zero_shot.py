@@ -7,7 +7,7 @@ for it. Source: A. Radford et al., "Learning transferable visual models from nat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -24,6 +24,7 @@ from tasks.loader.decoders import decode_json
 TEMPLATES = ("a photo of a {}.", "an image of a {}.", "a picture of a {}.", "{}")
 """Fit things of any kind. The name alone stands among them for classes that are no countable things."""
 TOP = 5
+MOST_NAMED = 10
 
 
 class ZeroShot(Evaluator):
@@ -31,8 +32,6 @@ class ZeroShot(Evaluator):
 
     label: str = "label"
     """The field of a sample's `json` member that names its class."""
-    split: str | None = None
-    """The held-out one unless given."""
     classes: Annotated[list[str], Field(min_length=2)] | None = None
     """The names to choose from; every label that occurs in the split unless given."""
     templates: Annotated[list[Annotated[str, Field(pattern=r"\{\}")]], Field(min_length=1)] = list(TEMPLATES)
@@ -62,6 +61,18 @@ class ZeroShot(Evaluator):
             require_finite(names, embeddings)
         ranked = rank_classes(images, meanings, truth)
         return summarise(split, keys, classes, truth, ranked)
+
+    def problem(self, split: str, samples: Iterator[Members]) -> str:
+        """Every sample needs its label, so any one shows a wrong name."""
+        members = next(samples, None)
+        if members is None or Label(self.label)(members):
+            return ""
+        fields = decode_json(members.get("json", b"{}"))
+        known = [name for name in fields if Label(name)(members)] if isinstance(fields, dict) else []
+        return (
+            f"label: the samples of split {split} have no {self.label!r} in their json member; there are: "
+            f"{', '.join(known[:MOST_NAMED]) or 'none'}{', …' if len(known) > MOST_NAMED else ''}"
+        )
 
     def _samples(self, subject: Subject, split: str) -> tuple[list[str], list[str], Embeddings]:
         batches = list(subject.embed_images(split, Label(self.label)))
