@@ -25,8 +25,8 @@ from tasks.dataset.survey.evidence import (
     splits_key,
     spread,
 )
-from tasks.dataset.survey.image_table import CAPTIONS
 from tasks.dataset.survey.inventory import IMAGE_SUFFIXES, Inventory, suffix_of
+from tasks.dataset.survey.roles import CAPTIONS
 
 FEWEST = 0.1
 """Captions for a smaller share of the images are files of something else."""

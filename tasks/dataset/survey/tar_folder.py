@@ -15,8 +15,8 @@ from tasks.dataset.images import SUFFIXES as IMAGES
 from tasks.dataset.reasons import Reject
 from tasks.dataset.sources.source import read_file
 from tasks.dataset.survey.evidence import shown, spread
-from tasks.dataset.survey.image_table import CAPTIONS
 from tasks.dataset.survey.inventory import Inventory
+from tasks.dataset.survey.roles import CAPTIONS
 from tasks.dataset.survey.tar_file import Looked, look_at_tar
 from tasks.dataset.volumes import stored
 
