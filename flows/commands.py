@@ -164,8 +164,8 @@ def gather(arguments: Namespace) -> int:
 
 def report(arguments: Namespace) -> int:
     """Write a run's report again."""
+    from tasks.reporting.report import write_report
     from tasks.runs.folder import find
-    from tasks.supervision.report import write_report
 
     page = write_report(find(Path(arguments.runs), arguments.run))
     return print_json({"ok": True, "findings": [], "report": str(page)}) if arguments.json else say(str(page))

@@ -22,7 +22,7 @@ from flows.output import print_json, say
 from flows.parameters import Overrides, configured
 from tasks.core import screen
 from tasks.core.errors import UsageError
-from tasks.core.files import told_of_a_full_disk
+from tasks.core.files import disk_full_as_error
 from tasks.core.formats import counted
 from tasks.dataset.quarantine import by_split
 
@@ -33,7 +33,7 @@ KEPT = 3
 def build(arguments: Namespace) -> int:
     """Raw data to a verified version."""
     from flows import outcome
-    from tasks.dataset.freshness import is_up_to_date
+    from tasks.dataset.build.freshness import is_up_to_date
 
     settings = configured(Path(arguments.config), Overrides(set=arguments.set))
     began = time.monotonic()
@@ -48,7 +48,7 @@ def build(arguments: Namespace) -> int:
 
 def plan(arguments: Namespace) -> int:
     """What a run would do; writes nothing."""
-    from tasks.dataset.forecast import forecast
+    from tasks.dataset.build.forecast import forecast
 
     settings = configured(Path(arguments.config), Overrides(set=arguments.set))
     if settings.schedule is not None and find_spec("prefect") is not None:  # which plans need not have
@@ -83,8 +83,8 @@ def plan(arguments: Namespace) -> int:
 
 def init(arguments: Namespace) -> int:
     """Look at raw data, say what is there, and write a config for it."""
-    from tasks.dataset.survey import config_text, survey
-    from tasks.dataset.survey.evidence import shown
+    from tasks.dataset.init import config_text, survey
+    from tasks.dataset.init.evidence import shown
 
     seen = survey(arguments.data)
     path = Path(arguments.out or f"configs/{seen.name}.yaml")
@@ -108,7 +108,7 @@ def init(arguments: Namespace) -> int:
 
 
 def _survey_lines(seen: Any, path: Path) -> Iterator[str]:
-    from tasks.dataset.survey.evidence import shown
+    from tasks.dataset.init.evidence import shown
 
     yield shown(f"{seen.inventory.given}: {seen.inventory.described}", 300)
     width = max(9, *(len(what) for what, _ in seen.best.seen))
@@ -180,7 +180,7 @@ def example(arguments: Namespace) -> int:
         )
     path = Path(arguments.path or f"data/raw/{arguments.name}")
     try:
-        with told_of_a_full_disk(path):
+        with disk_full_as_error(path):
             count = examples.EXAMPLES[arguments.name](path)
     except OSError as error:
         reason = error.strerror or error

@@ -15,8 +15,8 @@ from tasks.core.errors import UsageError
 
 def look(arguments: Namespace) -> int:
     """Exit code 1 when there are faults; the page is written all the same."""
-    from tasks.dataset.look import Checked, page_path, summary, version_at, write_look
-    from tasks.dataset.verify import verify
+    from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
+    from tasks.dataset.verify.run import verify
     from tasks.models.tokens import caption_counter
 
     if arguments.quick and arguments.full:

@@ -26,7 +26,7 @@ WAYS = {"converted": "converted again", "joined": "put together again", "renamed
 def repair(arguments: Namespace) -> int:
     """Make a damaged dataset sound again."""
     from tasks.core.config import load
-    from tasks.dataset.repair import repair as mend
+    from tasks.dataset.repair.run import repair as mend
 
     if arguments.quick and arguments.full:
         raise UsageError("--quick, --full: choose one")

@@ -24,7 +24,7 @@ SHOWN_OF_A_SHARD = 5
 
 def verify(arguments: Namespace) -> int:
     """Exit code 1 when there are findings."""
-    from tasks.dataset.verify import verify as judge
+    from tasks.dataset.verify.run import verify as judge
 
     if arguments.quick and arguments.full:
         raise UsageError("--quick, --full: choose one")
@@ -63,7 +63,7 @@ def lines(report: Report, name: str, level: str, took: str) -> Iterator[str]:
 
 def _alone(finding: Finding) -> Finding:
     """Without the number of those that it counts."""
-    from tasks.dataset.verification.reporting import LEFT
+    from tasks.dataset.verify.reporting import LEFT
 
     return replace(
         finding, evidence={name: value for name, value in finding.evidence.items() if name != LEFT}
@@ -72,7 +72,7 @@ def _alone(finding: Finding) -> Finding:
 
 def _left_out(report: Report, shown: Counter[str]) -> Iterator[str]:
     """Of each code how many more there are than were shown, and where these are."""
-    from tasks.dataset.verification.reporting import weight
+    from tasks.dataset.verify.reporting import weight
 
     listed: Counter[str] = Counter(finding.code for finding in report.findings)
     found: Counter[str] = Counter()
@@ -85,7 +85,7 @@ def _left_out(report: Report, shown: Counter[str]) -> Iterator[str]:
 
 
 def _summary(report: Report) -> str:
-    from tasks.dataset.verification.reporting import weight
+    from tasks.dataset.verify.reporting import weight
 
     shards = {finding.where["shard"] for finding in report.findings if "shard" in finding.where}
     findings = counted(sum(map(weight, report.findings)), "finding")

@@ -37,7 +37,9 @@ def build(
     with shown("build") as stage:
         asked = {"rehash": rehash, "accept_loss": accept_loss, "shard": shard, "waits": waits}
         built = child.call(
-            "tasks.dataset.build:build", {"config": config.model_dump(mode="json"), **asked}, stage.progress
+            "tasks.dataset.build.run:build",
+            {"config": config.model_dump(mode="json"), **asked},
+            stage.progress,
         )
         counts = {what: built[what] for what in ("read", "accepted", "filtered", "rejected")}
         tell(

@@ -6,9 +6,9 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from tasks.reporting.report import is_current, read_headline, write_report
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, is_transient, shown, tell
-from tasks.supervision.report import is_current, read_headline, write_report
 
 
 @task(name="report", retries=1, retry_condition_fn=is_transient, cache_policy=NO_CACHE)

@@ -6,14 +6,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.core import screen
+from tasks.reporting.left_out import left_out
+from tasks.reporting.plots import summarize
 from tasks.runs import metrics, record
 from tasks.runs.data import version_path
 from tasks.runs.doubts import doubts
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
-from tasks.supervision.left_out import left_out
-from tasks.supervision.plots import summarize
 from tasks.supervision.status import RunStatus, config_of
 
 

@@ -18,7 +18,7 @@ def verify(config: Config, version: Path) -> StageResult:
     """DataError with every finding when the version is not sound, unless all that is bad is in quarantine; of
     private data without keys."""
     with shown("verify") as stage:
-        report = child.call("tasks.dataset.readiness:judge", {"version": str(version)}, stage.progress)
+        report = child.call("tasks.dataset.verify.readiness:judge", {"version": str(version)}, stage.progress)
         errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
         if errors:
             lines = [

@@ -10,7 +10,7 @@ import pytest
 from tasks.core.config import load
 from tasks.core.schema import Config
 from tasks.dataset import examples, versions
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.loader import forkserver
 from tasks.models.recipes import RECIPES
 
@@ -39,7 +39,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     folders = {item.path.relative_to(ROOT / "tests").parts[0] for item in session.items}
     if folders & STARTS_LOADERS:
         recipes = {recipe.partition(":")[0] for recipe in RECIPES.values()}
-        forkserver.start("tasks.dataset.building.preload", *sorted(recipes))
+        forkserver.start("tasks.dataset.build.preload", *sorted(recipes))
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def test_the_library_imports_without_prefect_and_wandb() -> None:
 
 def test_verify_needs_no_torch() -> None:
     loaded = imported(
-        "import tasks.dataset.verify", blocked=("torch", "prefect", "wandb", "sklearn", "matplotlib")
+        "import tasks.dataset.verify.run", blocked=("torch", "prefect", "wandb", "sklearn", "matplotlib")
     )
     assert "pyarrow" in loaded
 

@@ -50,7 +50,7 @@ def tarmac(wheel: Path) -> Path:
 def test_it_holds_code_and_templates_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"flows", "tasks"}
-    assert "tasks/supervision/templates/report.html" in names
+    assert "tasks/reporting/templates/report.html" in names
     assert "tasks/core/templates/base.html" in names
 
 

@@ -131,7 +131,7 @@ def digest(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def told_of_a_full_disk(folder: Path) -> Iterator[None]:
+def disk_full_as_error(folder: Path) -> Iterator[None]:
     """DataError that says so where a write into `folder`, or SQLite's, found no room."""
     try:
         yield
@@ -144,7 +144,7 @@ def told_of_a_full_disk(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told_of_what_is_closed(kind: type[TarmacError] = UsageError) -> Iterator[None]:
+def unreadable_as_error(kind: type[TarmacError] = UsageError) -> Iterator[None]:
     """An error of that kind that names the file where rights or a disk keep it from being read."""
     try:
         yield
@@ -154,7 +154,7 @@ def told_of_what_is_closed(kind: type[TarmacError] = UsageError) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def none_where_nothing_is() -> Iterator[None]:
+def ignore_missing() -> Iterator[None]:
     """Leave the block where a file is not there; any other OSError is raised."""
     try:
         yield

@@ -22,7 +22,7 @@ from tasks.core.formats import FILTERS
 
 
 def render(template: str, **values: Any) -> str:
-    """The page of `template` (such as `supervision/report.html`) filled with `values`.
+    """The page of `template` (such as `reporting/report.html`) filled with `values`.
 
     Values are escaped unless they are `markupsafe.Markup`. A value that the template needs and did not get
     raises jinja2.UndefinedError. Text that UTF-8 cannot carry (lone surrogates) shows as `?`.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
-from tasks.dataset.tar import BLOCK
+from tasks.dataset.tar.writer import BLOCK
 
 INDEX = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc32c", "<u4")])
 """A row a sample, in shard order: 24 bytes."""

@@ -13,7 +13,7 @@ from typing import Any
 from tasks.core.errors import UsageError
 from tasks.core.schema import Splits
 from tasks.dataset.keys import lot
-from tasks.dataset.reasons import Reject
+from tasks.dataset.rejects import Reject
 
 REST = "train"
 FOLDERS = ("index", "samples")  # a version keeps these beside its splits

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import (
+    disk_full_as_error,
+    ignore_missing,
     link_atomic,
-    none_where_nothing_is,
     read_json,
-    told_of_a_full_disk,
-    told_of_what_is_closed,
+    unreadable_as_error,
 )
 from tasks.core.lease import Held, Lease
 from tasks.core.pins import drop_gone, pinned
@@ -50,7 +50,7 @@ MIRRORED = "mirror.json"
 def current(dataset: Path) -> Path | None:
     """The folder of the current version; None before the first one is published. UsageError where that
     cannot be told."""
-    with told_of_what_is_closed(), none_where_nothing_is():
+    with unreadable_as_error(), ignore_missing():
         version = dataset / os.readlink(dataset / "current")
         return version if (version / "manifest.json").is_file() else None
     return None
@@ -58,7 +58,7 @@ def current(dataset: Path) -> Path | None:
 
 def resolve(path: Path) -> Path:
     """The version's folder of a dataset, its `current`, or a version wherever it lies; else UsageError."""
-    with told_of_what_is_closed():
+    with unreadable_as_error():
         if path.is_symlink():
             path = path.parent / os.readlink(path)
         if (path / "manifest.json").is_file():
@@ -75,7 +75,7 @@ def listed(dataset: Path) -> list[Path]:
     """All versions, the most recently built first; UsageError where they cannot be listed. Reads a small file
     a version."""
     found: list[Path] = []
-    with told_of_what_is_closed(), none_where_nothing_is():
+    with unreadable_as_error(), ignore_missing():
         found = [entry for entry in (dataset / "versions").iterdir() if VERSION_NAME.fullmatch(entry.name)]
     return sorted(found, key=lambda version: (_built(version), version.name), reverse=True)
 
@@ -189,7 +189,7 @@ def _leased(dataset: Path) -> Iterator[None]:
     not be written or its `current` is no link."""
     require_link(dataset)
     try:
-        with told_of_a_full_disk(dataset), Lease(dataset / "lease.json"):
+        with disk_full_as_error(dataset), Lease(dataset / "lease.json"):
             yield
     except OSError as error:
         reason = error.strerror or error

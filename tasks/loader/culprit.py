@@ -15,10 +15,10 @@ from itertools import accumulate
 from pathlib import Path
 
 from tasks.core.errors import UsageError
-from tasks.dataset import png
-from tasks.dataset.tar import BLOCK, padding, parse_header
-from tasks.dataset.verification.decoders import Unjudged, decoder_of
-from tasks.dataset.volumes import stored
+from tasks.dataset.formats import png
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.tar.writer import BLOCK, padding, parse_header
+from tasks.dataset.verify.decoders import Unjudged, decoder_of
 
 
 def key_of_row(version: Path, split: str, row: int) -> str | None:

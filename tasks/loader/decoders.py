@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tasks.core.errors import DataError
-from tasks.dataset import images
-from tasks.dataset.reasons import Reject
-from tasks.dataset.volumes import stored
-from tasks.dataset.volumes.stored import Crop, StoredVolume
+from tasks.dataset.formats import images
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.formats.volumes.stored import Crop, StoredVolume
+from tasks.dataset.rejects import Reject
 
 
 def image_of(members: Mapping[str, bytes]) -> Image.Image:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from tasks.core.errors import DataError
-from tasks.core.files import none_where_nothing_is, read_json, sha256_file, told_of_what_is_closed
+from tasks.core.files import ignore_missing, read_json, sha256_file, unreadable_as_error
 from tasks.runs.folder import RunFolder
 
 META = "meta.json"
@@ -50,7 +50,7 @@ def list_checkpoints(folder: RunFolder) -> list[Checkpoint]:
 
 def read_meta(checkpoint: Checkpoint) -> CheckpointMeta | None:
     """The checkpoint's `meta.json`; None when it is missing or torn, DataError when it cannot be read."""
-    with told_of_what_is_closed(DataError), none_where_nothing_is():
+    with unreadable_as_error(DataError), ignore_missing():
         try:
             return CheckpointMeta.model_validate(read_json(checkpoint.path / META))
         except ValueError:
@@ -66,7 +66,7 @@ def is_sound(checkpoint: Checkpoint) -> bool:
     meta = read_meta(checkpoint)
     if meta is None or meta.step != checkpoint.step or not meta.files:
         return False
-    with told_of_what_is_closed(DataError), none_where_nothing_is():
+    with unreadable_as_error(DataError), ignore_missing():
         return all(sha256_file(checkpoint.path / name) == sha for name, sha in meta.files.items())
     return False
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from tasks.core.errors import UsageError
-from tasks.core.files import digest, sha256_file, told_of_what_is_closed
+from tasks.core.files import digest, sha256_file, unreadable_as_error
 from tasks.core.schema import Config
 
 SHAPING = (
@@ -73,7 +73,7 @@ def _by_content(model: Mapping[str, Any]) -> dict[str, Any]:
     weights = model.get("pretrained")
     if not isinstance(weights, str) or not Path(weights).is_file():
         return dict(model)
-    with told_of_what_is_closed():
+    with unreadable_as_error():
         content = sha256_file(Path(weights))
     return {**model, "pretrained": f"sha256:{content[:ID_DIGITS]}"}
 

@@ -21,7 +21,7 @@ from types import FrameType
 
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.files import append_line, link_atomic, told_of_a_full_disk, write_json
+from tasks.core.files import append_line, disk_full_as_error, link_atomic, write_json
 from tasks.core.findings import Finding
 from tasks.core.lease import Lease
 from tasks.core.process import Identity
@@ -75,7 +75,7 @@ class Agent:
             logger.warning("ended the training process %d that a dead agent left behind", identity.pid)
         self._begin()
         try:
-            with told_of_a_full_disk(self._run.path):
+            with disk_full_as_error(self._run.path):
                 self._attend()
         except TarmacError as error:
             self._give_up(str(error))

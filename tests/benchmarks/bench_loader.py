@@ -28,7 +28,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tasks.dataset.shards import INDEX, index_path, shard_name
-from tasks.dataset.tar import ShardWriter
+from tasks.dataset.tar.writer import ShardWriter
 from tasks.loader import forkserver
 from tasks.loader.batches import train_batches
 from tasks.loader.decoders import image_of

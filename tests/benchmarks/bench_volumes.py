@@ -28,9 +28,9 @@ from torch.nn import functional
 
 from tasks.core.config import validate
 from tasks.core.schema import Dataset
-from tasks.dataset.samples.volume_report import VOLUME_REPORT
-from tasks.dataset.tar import Buffer
-from tasks.dataset.volumes import npy
+from tasks.dataset.formats.volumes import npy
+from tasks.dataset.modalities.volume_report import VOLUME_REPORT
+from tasks.dataset.tar.writer import Buffer
 from tasks.loader.decoders import decode_volume
 
 SHAPE = (251, 1024, 1024)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tasks.dataset.verify import verify
+from tasks.dataset.verify.run import verify
 
 
 def main(version: str, level: str) -> None:

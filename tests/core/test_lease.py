@@ -18,7 +18,7 @@ from tasks.core import lease as lease_module
 from tasks.core.errors import UsageError
 from tasks.core.files import read_json, write_json
 from tasks.core.lease import STALE_S, Held, Lease, holder_of
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tests.dataset import raw
 
 HOLDER = (

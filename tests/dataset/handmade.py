@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.dataset.build_json import sealed
+from tasks.dataset.build_info import sealed
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
 from tasks.dataset.shards import INDEX, index_path, shard_name
 from tasks.dataset.tables import write_table
-from tasks.dataset.tar import ShardWriter
+from tasks.dataset.tar.writer import ShardWriter
 
 Members = Mapping[str, bytes]
 REJECT_COLUMNS = ("key", "original_key", "reason", "detail", "source", "file")

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.files import sha256_file
-from tasks.dataset.build_json import recorded, sealed
+from tasks.dataset.build_info import recorded, sealed
 from tasks.dataset.manifest import SplitSummary, content_digest, read_manifest
 from tasks.dataset.shards import INDEX
 from tasks.dataset.tables import write_table

@@ -9,8 +9,8 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.lease import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build import BuildResult, build
-from tasks.dataset.verify import verify
+from tasks.dataset.build.run import BuildResult, build
+from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 
 COUNT = 100

@@ -15,13 +15,13 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.lease import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build import PRELOAD, BuildResult, build, is_up_to_date
-from tasks.dataset.building.convert import Conversion, convert, write_rules
-from tasks.dataset.building.leaves import plan_leaves
-from tasks.dataset.building.listing import fingerprint, list_samples
-from tasks.dataset.building.sidecar import first
-from tasks.dataset.building.staging import converted_shards
-from tasks.dataset.forecast import forecast
+from tasks.dataset.build.convert import Conversion, convert, write_rules
+from tasks.dataset.build.forecast import forecast
+from tasks.dataset.build.leaves import plan_leaves
+from tasks.dataset.build.listing import fingerprint, list_samples
+from tasks.dataset.build.run import PRELOAD, BuildResult, build, is_up_to_date
+from tasks.dataset.build.sidecar import first
+from tasks.dataset.build.staging import converted_shards
 from tasks.dataset.keys import position
 from tasks.dataset.shards import INDEX, parse_key, parse_sample, read_index, shard_name
 from tests.dataset import raw
@@ -368,7 +368,7 @@ def test_a_build_waits_for_the_one_that_holds_the_dataset(
     thread.join(60)
     assert any(f"process {os.getpid()}" in note for note in notes), "it names the holder"
     warnings = [(record.name, record.levelname) for record in caplog.records if "waiting" in record.message]
-    assert warnings == [("tasks.dataset.build", "WARNING")]
+    assert warnings == [("tasks.dataset.build.run", "WARNING")]
     assert len(list((tmp_path / "out" / "versions").iterdir())) == 1
     assert not (tmp_path / "out" / "lease.json").exists()
 

@@ -10,13 +10,13 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.core.schema import Config
-from tasks.dataset.build import build
-from tasks.dataset.building import listing
-from tasks.dataset.building.catalogue import _WHY_ALIKE, NAME, Catalogue, reading
-from tasks.dataset.building.entries import Entry, Rejected
-from tasks.dataset.building.listing import SPILL, list_samples
-from tasks.dataset.building.plan import Weighed
-from tasks.dataset.building.spill import PARTS, read_spilled
+from tasks.dataset.build import listing
+from tasks.dataset.build.catalogue import _WHY_ALIKE, NAME, Catalogue, reading
+from tasks.dataset.build.entries import Entry, Rejected
+from tasks.dataset.build.listing import SPILL, list_samples
+from tasks.dataset.build.run import build
+from tasks.dataset.build.shard_plan import Weighed
+from tasks.dataset.build.spill import PARTS, read_spilled
 from tasks.dataset.keys import position
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw

@@ -10,13 +10,13 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import ChatSource, Config
 from tasks.core.stores import ABSENT, LocalStore
-from tasks.dataset import conversations, filters
-from tasks.dataset.build import BuildResult, build
-from tasks.dataset.reasons import Reject
-from tasks.dataset.samples import MODALITIES, Taken
+from tasks.dataset import filters
+from tasks.dataset.build.run import BuildResult, build
+from tasks.dataset.modalities import MODALITIES, Taken, conversations
+from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Item, Source, open_sources
-from tasks.dataset.sources.reading.chat_row import interpret
-from tasks.dataset.verify import verify
+from tasks.dataset.sources.chat_row import interpret
+from tasks.dataset.verify.run import verify
 from tasks.dataset.versions import publish
 from tests.dataset import raw
 from tests.dataset.raw import chat, png
@@ -499,7 +499,7 @@ def test_no_file_at_all_names_the_key(tmp_path: Path) -> None:
 
 
 def test_what_is_stored_takes_no_more_than_foreseen(tmp_path: Path) -> None:
-    from tasks.dataset.tar import span_bytes
+    from tasks.dataset.tar.writer import span_bytes
 
     write_jsonl(tmp_path / "vqa.jsonl", [row(0, images=[{"bytes": png(1)}] * 3, title="né\n" * 50)])
     config = chat.config(tmp_path / "vqa.jsonl", tmp_path / "out")

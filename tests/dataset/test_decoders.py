@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.dataset.tar import END
-from tasks.dataset.verification import walk
-from tasks.dataset.verification.decoders import DECODERS
-from tasks.dataset.verification.decoding import Decoder
-from tasks.dataset.verification.inside import Task, inspect
-from tasks.dataset.volumes import stored
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.tar.writer import END
+from tasks.dataset.verify import walk
+from tasks.dataset.verify.decoders import DECODERS
+from tasks.dataset.verify.decoding import Decoder
+from tasks.dataset.verify.inside import Task, inspect
 from tests.dataset import raw
 from tests.dataset.raw import shards
 

@@ -7,9 +7,9 @@ import pytest
 
 from tasks.core.config import load
 from tasks.core.schema import Config
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.dataset.examples import digits_chat
-from tasks.dataset.verify import verify
+from tasks.dataset.verify.run import verify
 
 CONFIG = Path(__file__).parents[2] / "configs" / "digits-chat.yaml"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tasks.dataset import png
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.dataset.examples import DIGITS, digits
 from tasks.dataset.examples.draft import whole
+from tasks.dataset.formats import png
 from tests.dataset import raw
 
 

@@ -7,8 +7,8 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build import build
-from tasks.dataset.forecast import forecast
+from tasks.dataset.build.forecast import forecast
+from tasks.dataset.build.run import build
 from tests.dataset import raw
 from tests.dataset.test_catalogue import parquet
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.dataset.hashed_file import HashedFile
+from tasks.dataset.tar.hashed_file import HashedFile
 
 LONG = 1 << 21
 PIECES = [b"", b"a", np.arange(3 * LONG, dtype=np.uint32).view(np.uint8), memoryview(b"b" * LONG), b"c"]

@@ -10,9 +10,9 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.core.stores import LocalStore
-from tasks.dataset.reasons import Reject
+from tasks.dataset.rejects import Reject
+from tasks.dataset.sources.base import Item
 from tasks.dataset.sources.image_folder import ImageFolder
-from tasks.dataset.sources.source import Item
 from tests.dataset import raw
 from tests.dataset.raw import image_folder
 

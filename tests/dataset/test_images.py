@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from tasks.core.schema import ImageRules
-from tasks.dataset import images
-from tasks.dataset.reasons import Reject
+from tasks.dataset.formats import images
+from tasks.dataset.rejects import Reject
 from tasks.loader.decoders import decode_image
 from tests.dataset.raw import png
 

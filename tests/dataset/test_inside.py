@@ -16,13 +16,13 @@ import xxhash
 
 from tasks.core.files import sha256_file
 from tasks.dataset.shards import INDEX
-from tasks.dataset.tar import END, ShardWriter
-from tasks.dataset.verification import inside as inside_module
-from tasks.dataset.verification import structure
-from tasks.dataset.verification.inside import Inside, Kind, Task, inspect
-from tasks.dataset.verification.judging import MOST_KINDS
-from tasks.dataset.verification.reader import BUFFER
-from tasks.dataset.verification.tables import Shard
+from tasks.dataset.tar.writer import END, ShardWriter
+from tasks.dataset.verify import inside as inside_module
+from tasks.dataset.verify import structure
+from tasks.dataset.verify.inside import Inside, Kind, Task, inspect
+from tasks.dataset.verify.judging import MOST_KINDS
+from tasks.dataset.verify.reader import BUFFER
+from tasks.dataset.verify.tables import Shard
 from tests.dataset import raw
 from tests.dataset.raw import shards
 

@@ -12,15 +12,15 @@ from tasks.core.errors import DataError
 from tasks.core.process import boot_id
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build import build
-from tasks.dataset.building import convert as convert_module
-from tasks.dataset.building.assemble import DRAFT
-from tasks.dataset.building.catalogue import Catalogue
-from tasks.dataset.building.convert import Conversion, convert, sidecar_path, tar_path, write_rules
-from tasks.dataset.building.flushing import NAME, flushed, trust
-from tasks.dataset.building.leaves import plan_leaves
-from tasks.dataset.building.listing import list_samples
-from tasks.dataset.verify import verify
+from tasks.dataset.build import convert as convert_module
+from tasks.dataset.build.assemble import DRAFT
+from tasks.dataset.build.catalogue import Catalogue
+from tasks.dataset.build.convert import Conversion, convert, sidecar_path, tar_path, write_rules
+from tasks.dataset.build.flushing import NAME, flushed, trust
+from tasks.dataset.build.leaves import plan_leaves
+from tasks.dataset.build.listing import list_samples
+from tasks.dataset.build.run import build
+from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 from tests.soak import kill_builds
 

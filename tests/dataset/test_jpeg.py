@@ -13,8 +13,8 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from tasks.core.schema import ImageRules
-from tasks.dataset import images, jpeg
-from tasks.dataset.reasons import Reject
+from tasks.dataset.formats import images, jpeg
+from tasks.dataset.rejects import Reject
 
 
 def picture(mode: str, width: int, height: int, **options: Any) -> bytes:

@@ -8,7 +8,7 @@ from tasks.core.schema import Splits
 from tasks.dataset import splits
 from tasks.dataset.filters import passes
 from tasks.dataset.keys import key_of, lot, position
-from tasks.dataset.reasons import Reject
+from tasks.dataset.rejects import Reject
 
 
 def test_a_plain_name_is_its_own_key() -> None:

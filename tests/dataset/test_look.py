@@ -13,15 +13,15 @@ from PIL import Image
 
 from flows.cli import main
 from tasks.core.errors import DataError
+from tasks.dataset.formats.volumes import stored
 from tasks.dataset.groups import COMPARED, read_groups
-from tasks.dataset.look import page_path, write_look
-from tasks.dataset.look.choice import choose, spread
-from tasks.dataset.look.columns import read_columns
-from tasks.dataset.look.content import gather
-from tasks.dataset.look.histogram import Histogram
-from tasks.dataset.look.pictures import MOST_BYTES, thumbnail
-from tasks.dataset.look.scans import _planes
-from tasks.dataset.volumes import stored
+from tasks.dataset.preview import page_path, write_look
+from tasks.dataset.preview.choice import choose, spread
+from tasks.dataset.preview.columns import read_columns
+from tasks.dataset.preview.content import gather
+from tasks.dataset.preview.histogram import Histogram
+from tasks.dataset.preview.pictures import MOST_BYTES, thumbnail
+from tasks.dataset.preview.scans import _planes
 from tests.core.test_pages import Tags
 from tests.dataset.handmade import Members, write_version
 

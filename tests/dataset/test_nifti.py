@@ -14,10 +14,10 @@ import pytest
 from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, ornt_transform
 
 from tasks.core.errors import DataError, UsageError
-from tasks.dataset.reasons import Reject
-from tasks.dataset.samples.volume_report import VOLUME_REPORT
+from tasks.dataset.formats.volumes import npy, stored
+from tasks.dataset.modalities.volume_report import VOLUME_REPORT
+from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.nifti import NiftiVolumes
-from tasks.dataset.volumes import npy, stored
 from tests.dataset import ct_clip
 from tests.dataset.raw import nifti as raw
 

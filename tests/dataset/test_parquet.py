@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.dataset.sources.reading.tabular import open_table
+from tasks.dataset.sources.tabular import open_table
 
 
 def fields(path: Path, **options: Any) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ import pytest
 
 from tasks.core.config import load, validate
 from tasks.core.schema import Config
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.dataset.examples.phantoms import FINDINGS, phantoms
-from tasks.dataset.verify import verify
+from tasks.dataset.verify.run import verify
 
 CONFIG = Path(__file__).parents[2] / "configs/phantoms-ct.yaml"
 PATIENTS = 6

@@ -8,13 +8,13 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.core.schema import Config
-from tasks.dataset.build import build
-from tasks.dataset.building import pilot
-from tasks.dataset.building.catalogue import Leaf
-from tasks.dataset.building.conversion import _told, _work
-from tasks.dataset.building.pilot_task import PAGE, Trial
-from tasks.dataset.building.rejects import Budget
-from tasks.dataset.building.spread import spread
+from tasks.dataset.build import pilot
+from tasks.dataset.build.catalogue import Leaf
+from tasks.dataset.build.conversion import _told, _work
+from tasks.dataset.build.pilot_task import PAGE, Trial
+from tasks.dataset.build.rejects import Budget
+from tasks.dataset.build.run import build
+from tasks.dataset.build.spread import spread
 from tests.dataset import raw
 
 COUNT = 120

@@ -3,8 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.dataset.building import plan
-from tasks.dataset.building.plan import Weighed
+from tasks.dataset.build import shard_plan as plan
+from tasks.dataset.build.shard_plan import Weighed
 from tasks.dataset.keys import position
 
 MAXIMUM = 32

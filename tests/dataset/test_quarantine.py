@@ -9,9 +9,9 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.dataset import quarantine, versions
-from tasks.dataset.build import build
-from tasks.dataset.look.codes import MEANINGS
+from tasks.dataset.build.run import build
 from tasks.dataset.manifest import SplitSummary
+from tasks.dataset.preview.codes import MEANINGS
 from tasks.dataset.quarantine import NAME, Entry
 from tasks.dataset.tables import read_table
 from tests.dataset import damage

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tasks.dataset import quarantine, versions
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.dataset.quarantine import Entry
-from tasks.dataset.readiness import judge
 from tasks.dataset.shards import read_index
-from tasks.dataset.verify import BadSample, verify
+from tasks.dataset.verify.readiness import judge
+from tasks.dataset.verify.run import BadSample, verify
 from tests.dataset import raw
 
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.dataset.examples import reinforced
-from tasks.dataset.reasons import Reject
-from tasks.dataset.samples import MODALITIES, Taken
-from tasks.dataset.samples.arrays import read_npz
-from tasks.dataset.samples.reinforced import check, judge, take
-from tasks.dataset.samples.tensors import read_pth_gz
+from tasks.dataset.modalities import MODALITIES, Taken
+from tasks.dataset.modalities.arrays import read_npz
+from tasks.dataset.modalities.reinforced import check, judge, take
+from tasks.dataset.modalities.tensors import read_pth_gz
+from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources
-from tasks.dataset.verify import verify
+from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 from tests.dataset.raw import shards
 
@@ -331,7 +331,7 @@ def test_images_that_would_be_changed_are_an_error_of_the_config(rule: dict[str,
 
 
 def test_the_library_reads_torchs_files_without_torch() -> None:
-    program = "import sys, tasks.dataset.samples; sys.exit('torch' in sys.modules)"
+    program = "import sys, tasks.dataset.modalities; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from tasks.core.errors import DataError, TarmacError
 from tasks.dataset import versions
-from tasks.dataset.build import build, is_up_to_date
-from tasks.dataset.building import conversion
-from tasks.dataset.reasons import printable
-from tasks.dataset.verify import verify
+from tasks.dataset.build import conversion
+from tasks.dataset.build.run import build, is_up_to_date
+from tasks.dataset.rejects import printable
+from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 
 

@@ -11,10 +11,10 @@ import pytest
 from tasks.core import remote
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
-from tasks.dataset import verify as verify_module
 from tasks.dataset.sources import open_sources
-from tasks.dataset.tar import END
-from tasks.dataset.verification.inside import Inside, Task, inspect
+from tasks.dataset.tar.writer import END
+from tasks.dataset.verify import run as verify_module
+from tasks.dataset.verify.inside import Inside, Task, inspect
 from tests import s3
 from tests.dataset.raw import nifti, shards
 from tests.web import web_server

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tasks.core.schema import Config
-from tasks.dataset import freshness, versions
-from tasks.dataset.build import BuildResult, build, is_up_to_date
-from tasks.dataset.verify import verify
+from tasks.dataset import versions
+from tasks.dataset.build import freshness
+from tasks.dataset.build.run import BuildResult, build, is_up_to_date
+from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tasks.dataset.repair import repair
+from tasks.dataset.repair.run import repair
 from tests.dataset import damage
 from tests.dataset.damage import Built
 from tests.soak.kill_builds import sigkill
@@ -30,7 +30,7 @@ def spoil(built: Built) -> list[Path]:
 
 
 def start(built: Built) -> subprocess.Popen[bytes]:
-    code = f"from tasks.dataset.repair import repair; repair({str(built.dataset)!r})"
+    code = f"from tasks.dataset.repair.run import repair; repair({str(built.dataset)!r})"
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, start_new_session=True)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tasks.core.schema import Config
-from tasks.dataset.build import build
-from tasks.dataset.repair import repair
-from tasks.dataset.verify import verify
+from tasks.dataset.build.run import build
+from tasks.dataset.repair.run import repair
+from tasks.dataset.verify.run import verify
 from tests.dataset import faults_of_shards as faults
 from tests.dataset import raw
 from tests.dataset.faults_of_shards import Fault

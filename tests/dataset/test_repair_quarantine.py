@@ -12,9 +12,9 @@ import pytest
 from tasks.core.files import read_json
 from tasks.core.findings import Finding, Report
 from tasks.dataset import quarantine
-from tasks.dataset import repair as repair_module
 from tasks.dataset.quarantine import Entry
-from tasks.dataset.repair import repair
+from tasks.dataset.repair import run as repair_module
+from tasks.dataset.repair.run import repair
 from tests.dataset import damage, raw
 from tests.dataset.damage import Built
 

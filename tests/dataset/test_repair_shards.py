@@ -14,8 +14,8 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.lease import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.repair import repair
-from tasks.dataset.repairing import shards
+from tasks.dataset.repair import shards
+from tasks.dataset.repair.run import repair
 from tests.dataset import damage, raw
 from tests.dataset.damage import Built
 from tests.dataset.raw import chat, image_folder, nifti, npz, table
@@ -97,7 +97,7 @@ def test_only_samples_that_are_damaged_need_their_source(built: Built, tmp_path:
 
 
 def built_findings(built: Built) -> list[object]:
-    from tasks.dataset.verify import verify
+    from tasks.dataset.verify.run import verify
 
     return list(verify(built.version).findings)
 

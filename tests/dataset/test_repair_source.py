@@ -15,11 +15,11 @@ import pytest
 from tasks.core.errors import DataError
 from tasks.core.files import read_json
 from tasks.core.schema import Config
-from tasks.dataset.build_json import sealed
-from tasks.dataset.building.kept import kept
-from tasks.dataset.repair import Repaired, repair
-from tasks.dataset.repairing import install
-from tasks.dataset.repairing.outcome import Failed
+from tasks.dataset.build.kept import kept
+from tasks.dataset.build_info import sealed
+from tasks.dataset.repair import install
+from tasks.dataset.repair.outcome import Failed
+from tasks.dataset.repair.run import Repaired, repair
 from tasks.dataset.tables import Batches
 from tests.dataset import damage, raw, tampering
 from tests.dataset.damage import Built

@@ -14,9 +14,9 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.files import read_json
 from tasks.dataset import versions
-from tasks.dataset.build import is_up_to_date
-from tasks.dataset.build_json import is_sealed, recorded, sealed
-from tasks.dataset.repair import repair
+from tasks.dataset.build.run import is_up_to_date
+from tasks.dataset.build_info import is_sealed, recorded, sealed
+from tasks.dataset.repair.run import repair
 from tasks.dataset.tables import Batches, BatchWriter
 from tests.dataset import damage, raw
 from tests.dataset.damage import Built

@@ -14,12 +14,12 @@ import pytest
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.stores import LocalStore, Unreachable
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.dataset.manifest import read_manifest
-from tasks.dataset.samples import MODALITIES
+from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.sources import Item, open_sources
 from tasks.dataset.sources.shards import Shards
-from tasks.dataset.verify import verify
+from tasks.dataset.verify.run import verify
 from tests import s3
 from tests.dataset import raw
 from tests.dataset.raw import shards

@@ -11,12 +11,12 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT
-from tasks.dataset.build import build, is_up_to_date
-from tasks.dataset.reasons import Reject
-from tasks.dataset.samples import MODALITIES, missing
+from tasks.dataset.build.run import build, is_up_to_date
+from tasks.dataset.modalities import MODALITIES, missing
+from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import SOURCES, Item, Source, of_files, open_sources
-from tasks.dataset.tar import Members, ShardWriter
-from tasks.dataset.verify import verify
+from tasks.dataset.tar.writer import Members, ShardWriter
+from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 
 SAMPLES = 6

@@ -11,9 +11,9 @@ import blosc2
 import numpy as np
 import pytest
 
-from tasks.dataset.volumes import stored
-from tasks.dataset.volumes.frame import CHUNK_HEADER
-from tasks.dataset.volumes.stored import Damaged
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.formats.volumes.frame import CHUNK_HEADER
+from tasks.dataset.formats.volumes.stored import Damaged
 
 SHAPE = (20, 130, 50)
 VOLUME = (np.random.default_rng(0).integers(-1000, 1000, SHAPE) // 50 * 50).astype(np.int16)

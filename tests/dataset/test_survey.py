@@ -21,10 +21,10 @@ from flows import cli
 from tasks.core.config import load
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
-from tasks.dataset.build import build
-from tasks.dataset.survey import Survey, config_text, inventory, patients, survey
-from tasks.dataset.survey.text import flow
-from tasks.dataset.volumes import stored
+from tasks.dataset.build.run import build
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.init import Survey, config_text, inventory, patients, survey
+from tasks.dataset.init.text import flow
 from tasks.loader.indexed import IndexedReader
 from tests import s3
 from tests.dataset import raw
@@ -350,7 +350,7 @@ class TestTables:
     def test_figures_of_a_part_are_said_to_be_so(
         self, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(f"tasks.dataset.survey.table_sets.{limit}", 1 if limit == "MOST_TABLES" else 60)
+        monkeypatch.setattr(f"tasks.dataset.init.table_sets.{limit}", 1 if limit == "MOST_TABLES" else 60)
         for part in range(2):
             rows = [(f"{part}{n}.png", f"picture {part} {n}", f"{'cd'[n % 2]}") for n in range(120)]
             path = raw.write_table(tmp_path / f"{part}", rows)
@@ -364,7 +364,7 @@ class TestTables:
     def test_long_tables_are_not_read_to_their_end(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tasks.dataset.survey.table_sets.MOST_ROWS", 100)
+        monkeypatch.setattr("tasks.dataset.init.table_sets.MOST_ROWS", 100)
         raw.write_table(tmp_path / "raw", [(f"{n}.png", f"picture number {n}", "x") for n in range(5000)])
         seen = survey("raw/captions.csv")
         assert evidence(seen)["table"].startswith("captions.csv: about ")

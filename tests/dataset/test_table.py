@@ -15,13 +15,13 @@ from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config, Splits
 from tasks.core.stores import ABSENT
-from tasks.dataset.reasons import Reject
-from tasks.dataset.samples import MODALITIES
-from tasks.dataset.sources.reading import tabular
-from tasks.dataset.sources.reading.cells import text_of
-from tasks.dataset.sources.reading.tabular import open_table
-from tasks.dataset.sources.source import Item
+from tasks.dataset.modalities import MODALITIES
+from tasks.dataset.rejects import Reject
+from tasks.dataset.sources import tabular
+from tasks.dataset.sources.base import Item
+from tasks.dataset.sources.cells import text_of
 from tasks.dataset.sources.table import TableImages
+from tasks.dataset.sources.tabular import open_table
 from tasks.dataset.splits import group_of
 from tests.dataset import raw
 from tests.dataset.raw import table as tables

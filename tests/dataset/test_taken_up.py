@@ -11,12 +11,12 @@ import pytest
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
-from tasks.dataset import build as build_module
 from tasks.dataset import versions
-from tasks.dataset.build import BuildResult, build, is_up_to_date
-from tasks.dataset.building import pilot
-from tasks.dataset.building.catalogue import NAME
-from tasks.dataset.building.listing import SPILL
+from tasks.dataset.build import pilot
+from tasks.dataset.build import run as build_module
+from tasks.dataset.build.catalogue import NAME
+from tasks.dataset.build.listing import SPILL
+from tasks.dataset.build.run import BuildResult, build, is_up_to_date
 from tests.dataset import raw
 from tests.dataset.test_catalogue import COUNT, parquet
 

@@ -9,13 +9,13 @@ import pytest
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.dataset.examples.phantoms import AIR, LUNG, TISSUE, phantoms
-from tasks.dataset.reasons import Reject
-from tasks.dataset.samples.volume_report import VOLUME_REPORT
+from tasks.dataset.formats.volumes import npy, stored
+from tasks.dataset.modalities.volume_report import VOLUME_REPORT
+from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources
-from tasks.dataset.verify import verify
-from tasks.dataset.volumes import npy, stored
+from tasks.dataset.verify.run import verify
 from tasks.loader.decoders import decode_volume
 from tests.dataset import raw
 from tests.dataset.raw import shards

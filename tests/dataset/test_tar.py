@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.dataset.shards import parse_key, parse_sample
-from tasks.dataset.tar import JOINED, ShardWriter, header, parse_header
+from tasks.dataset.tar.writer import JOINED, ShardWriter, header, parse_header
 
 SAMPLES = {
     "b": {"txt": b"text", "png": b"\x89PNG" * 300},

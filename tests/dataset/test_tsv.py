@@ -11,8 +11,8 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.core.stores import Unreachable
-from tasks.dataset.sources.reading import tabular
-from tasks.dataset.sources.reading.tabular import open_table
+from tasks.dataset.sources import tabular
+from tasks.dataset.sources.tabular import open_table
 
 HEADER = "caption\turl\n"
 Read = list[tuple[int, list[str]]]

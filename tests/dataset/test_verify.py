@@ -15,13 +15,13 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.files import sha256_file
 from tasks.core.findings import Finding
-from tasks.dataset import verify as verify_module
 from tasks.dataset import versions
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.dataset.manifest import Manifest, SplitSummary, content_digest
 from tasks.dataset.shards import INDEX, read_index
-from tasks.dataset.tar import END, ShardWriter, padding
-from tasks.dataset.verify import verify
+from tasks.dataset.tar.writer import END, ShardWriter, padding
+from tasks.dataset.verify import run as verify_module
+from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 from tests.dataset.tampering import record
 
@@ -377,9 +377,9 @@ def test_a_path_that_is_no_folder_is_a_usage_error(tmp_path: Path) -> None:
 def test_the_fast_paths_import_little(sound: Path) -> None:
     script = "import sys; import {}; print([name for name in {!r} if name in sys.modules])"
     heavy = {
-        "tasks.dataset.verify": ["torch", "prefect", "wandb", "sklearn"],
-        "tasks.dataset.build": ["torch", "prefect", "wandb", "sklearn"],
-        "tasks.dataset.freshness": ["torch", "PIL", "pyarrow"],
+        "tasks.dataset.verify.run": ["torch", "prefect", "wandb", "sklearn"],
+        "tasks.dataset.build.run": ["torch", "prefect", "wandb", "sklearn"],
+        "tasks.dataset.build.freshness": ["torch", "PIL", "pyarrow"],
     }
     for module, names in heavy.items():
         command = [sys.executable, "-c", script.format(module, names)]

@@ -13,8 +13,8 @@ import pytest
 
 from flows.cli import main
 from tasks.dataset import versions
-from tasks.dataset.build import build
-from tasks.dataset.verify import verify
+from tasks.dataset.build.run import build
+from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 from tests.dataset.raw.shards import END, entry, tar_bytes
 

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.dataset.build import build
-from tasks.dataset.tar import END, header
-from tasks.dataset.verification.decoders import DECODERS, MOST_UNPACKED
-from tasks.dataset.verification.inside import Inside, Task, inspect
-from tasks.dataset.verification.records import BadSample
-from tasks.dataset.verify import verify
+from tasks.dataset.build.run import build
+from tasks.dataset.tar.writer import END, header
+from tasks.dataset.verify.decoders import DECODERS, MOST_UNPACKED
+from tasks.dataset.verify.inside import Inside, Task, inspect
+from tasks.dataset.verify.records import BadSample
+from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 from tests.dataset.raw import shards
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tasks.core.findings import Finding
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tests.dataset import faults_of_shards as faults
 from tests.dataset import raw, tampering
 from tests.dataset.faults_of_shards import LEVELS, Fault, World

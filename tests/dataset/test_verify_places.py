@@ -12,12 +12,12 @@ from tasks.core.errors import UsageError
 from tasks.core.findings import Finding
 from tasks.core.stores import LocalStore
 from tasks.dataset import versions
-from tasks.dataset.build import build
-from tasks.dataset.repair import repair
-from tasks.dataset.tar import ShardWriter
-from tasks.dataset.verification.foreign import holes
-from tasks.dataset.verification.foreign_tars import NO_MANIFEST
-from tasks.dataset.verify import verify
+from tasks.dataset.build.run import build
+from tasks.dataset.repair.run import repair
+from tasks.dataset.tar.writer import ShardWriter
+from tasks.dataset.verify.foreign import holes
+from tasks.dataset.verify.foreign_tars import NO_MANIFEST
+from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 from tests.dataset.tampering import flip, make_foreign
 from tests.web import web_server

@@ -15,13 +15,13 @@ import pytest
 from flows.cli import main
 from flows.verifying import lines
 from tasks.dataset import quarantine
-from tasks.dataset.build import build
-from tasks.dataset.tar import END, ShardWriter
-from tasks.dataset.verification import duplicates, members_of, reporting, spool
-from tasks.dataset.verification.duplicates import Duplicate, Duplicates, key_hash
-from tasks.dataset.verification.records import BadSample
-from tasks.dataset.verification.spool import Spool
-from tasks.dataset.verify import verify
+from tasks.dataset.build.run import build
+from tasks.dataset.tar.writer import END, ShardWriter
+from tasks.dataset.verify import duplicates, members_of, reporting, spool
+from tasks.dataset.verify.duplicates import Duplicate, Duplicates, key_hash
+from tasks.dataset.verify.records import BadSample
+from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.spool import Spool
 from tests.dataset import raw, tampering
 from tests.dataset.raw import shards
 from tests.dataset.tampering import flip

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.findings import Finding
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.dataset.shards import INDEX
-from tasks.dataset.verification.beside import Beside
-from tasks.dataset.verification.index import IndexFile, Misfit
-from tasks.dataset.verification.tables import SplitShards
-from tasks.dataset.verify import verify
+from tasks.dataset.verify.beside import Beside
+from tasks.dataset.verify.index import IndexFile, Misfit
+from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.tables import SplitShards
 from tests.dataset import raw
 from tests.dataset.tampering import flip, record
 
@@ -210,7 +210,7 @@ def in_file(folder: Path, index: np.ndarray) -> IndexFile:
 def test_an_index_is_compared_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr("tasks.dataset.verification.index.PIECE", piece)
+    monkeypatch.setattr("tasks.dataset.verify.index.PIECE", piece)
     counts = (3, 1, 0, 5, 2, 0)
     index = index_of(*counts)
     in_file(tmp_path, index).check(shards_of(*counts))
@@ -231,7 +231,7 @@ def test_an_index_is_compared_piece_by_piece(
 
 
 def test_the_index_tells_the_samples_of_each_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.dataset.verification.index.PIECE", 2)
+    monkeypatch.setattr("tasks.dataset.verify.index.PIECE", 2)
     assert in_file(tmp_path, index_of(3, 1, 5)).counts().tolist() == [3, 1, 5]
     for wrong in (index_of(3, 0, 5), index_of(3, 1, 5)[::-1]):
         with pytest.raises(Misfit, match="order"):

@@ -12,9 +12,9 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import write_atomic
 from tasks.core.lease import Lease
 from tasks.dataset import quarantine, versions
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.dataset.leftovers import TEMPORARY
-from tasks.dataset.look import page_path
+from tasks.dataset.preview import page_path
 from tasks.dataset.quarantine import Entry
 from tests.dataset import raw
 from tests.disks import small_disk

@@ -15,9 +15,9 @@ import pytest
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
-from tasks.dataset.build import build
-from tasks.dataset.verify import verify
-from tasks.dataset.volumes import stored
+from tasks.dataset.build.run import build
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 from tests.dataset.raw import nifti
 

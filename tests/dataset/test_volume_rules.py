@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tasks.core.schema import VolumeRules
-from tasks.dataset.reasons import Reject
-from tasks.dataset.volumes import stored
-from tasks.dataset.volumes.geometry import Axis, pad_fraction, plan, spacing_of
-from tasks.dataset.volumes.hounsfield import implausible, quantiles
-from tasks.dataset.volumes.prepare import prepare
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.formats.volumes.geometry import Axis, pad_fraction, plan, spacing_of
+from tasks.dataset.formats.volumes.hounsfield import implausible, quantiles
+from tasks.dataset.formats.volumes.prepare import prepare
+from tasks.dataset.rejects import Reject
 from tests.dataset import ct_clip, raw
 
 
@@ -166,7 +166,7 @@ def test_quantiles_are_exact() -> None:
 PRINT_DIGEST = """
 import hashlib, numpy
 {before}
-from tasks.dataset.volumes import stored
+from tasks.dataset.formats.volumes import stored
 volume = numpy.random.default_rng(0).integers(-1000, 1000, (33, 150, 121)).astype(numpy.int16)
 print(hashlib.sha256(stored.encode(volume, "blosc2")[1]).hexdigest())
 """
@@ -201,6 +201,6 @@ def test_stored_numbers_do_not_depend_on_the_processor(without: str) -> None:
 
 
 def test_blosc2_is_imported_only_where_a_volume_is_handled() -> None:
-    code = "import sys, tasks.dataset.samples, tasks.dataset.sources, tasks.loader.decoders as d; print('blosc2' in sys.modules, 'nibabel' in sys.modules)"
+    code = "import sys, tasks.dataset.modalities, tasks.dataset.sources, tasks.loader.decoders as d; print('blosc2' in sys.modules, 'nibabel' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False"]

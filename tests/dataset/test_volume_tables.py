@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError
-from tasks.dataset.reasons import Reject
-from tasks.dataset.samples import MODALITIES
+from tasks.dataset.modalities import MODALITIES
+from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Item, Source, open_sources
-from tasks.dataset.sources.reading.names import Names
+from tasks.dataset.sources.names import Names
 from tests.dataset import raw
 from tests.dataset.raw import chat, nifti, npz, table
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from tasks.core.errors import DataError, UsageError
-from tasks.dataset.build import build
-from tasks.dataset.reasons import Reject
-from tasks.dataset.samples.volume_report import VOLUME_REPORT
+from tasks.dataset.build.run import build
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.modalities.volume_report import VOLUME_REPORT
+from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Item
 from tasks.dataset.sources.npz import NpzVolumes
-from tasks.dataset.volumes import stored
 from tests.dataset import raw
 from tests.dataset.raw import nifti
 

@@ -10,7 +10,7 @@ import pytest
 
 from flows.cli import main
 from tasks.dataset import quarantine, versions
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 from tasks.dataset.quarantine import Entry
 from tests.dataset import raw
 

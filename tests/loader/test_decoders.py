@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from tasks.core.errors import DataError
 from tasks.core.schema import ImageRules
-from tasks.dataset import images
+from tasks.dataset.formats import images
 from tasks.loader.decoders import decode_image, decode_json, decode_text, image_of
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tasks.core.errors import DataError
+from tasks.dataset.formats.volumes import stored
 from tasks.dataset.shards import read_index
-from tasks.dataset.volumes import stored
 from tasks.loader import culprit
 from tasks.loader.bad import BadSampleError
 from tasks.loader.batches import split_batches

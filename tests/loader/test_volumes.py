@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tasks.core.errors import DataError
-from tasks.dataset.volumes import stored
+from tasks.dataset.formats.volumes import stored
 from tasks.loader.decoders import decode_volume
 
 CROP = (slice(3, 20), slice(100, 140), slice(7, 9))

@@ -16,11 +16,11 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from tasks.dataset.build_json import recorded, sealed
+from tasks.dataset.build_info import recorded, sealed
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
 from tasks.dataset.shards import INDEX
 from tasks.dataset.tables import TableWriter, write_table
-from tasks.dataset.tar import END, header, padding
+from tasks.dataset.tar.writer import END, header, padding
 from tests.dataset import raw
 
 IMAGE = raw.png(0, side=8)

@@ -55,7 +55,7 @@ def _peak(pid: int) -> int:
 
 
 def _verify(version: Path, level: str) -> None:
-    from tasks.dataset import verify
+    from tasks.dataset.verify import run as verify
 
     verify.WORTH_PROCESSES_BYTES = dict.fromkeys(verify.WORTH_PROCESSES_BYTES, 0)  # small and large alike
     began = time.monotonic()

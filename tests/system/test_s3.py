@@ -21,10 +21,10 @@ from tasks.core.locations import expand, open_store
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT, Unreachable
 from tasks.dataset import mirror, versions
-from tasks.dataset.build import build
-from tasks.dataset.reasons import Reject
+from tasks.dataset.build.run import build
+from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Source, open_sources
-from tasks.dataset.verify import verify
+from tasks.dataset.verify.run import verify
 from tests import s3
 from tests.dataset import raw
 from tests.dataset.raw import image_folder
@@ -135,7 +135,7 @@ def test_a_folder_of_images(make: Callable[[Path], Config], bucket: str, tmp_pat
 BUILD = """
 import sys
 from tasks.core.schema import Config
-from tasks.dataset.build import build
+from tasks.dataset.build.run import build
 print(build(Config.model_validate_json(sys.argv[1])).digest)
 """
 

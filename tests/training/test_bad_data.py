@@ -17,9 +17,9 @@ from tasks.dataset.quarantine import Entry
 from tasks.dataset.shards import read_index
 from tasks.dataset.tables import read_table
 from tasks.loader.bad import BadSampleError
+from tasks.reporting.report import is_current, write_report
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder
-from tasks.supervision.report import is_current, write_report
 from tests.training.helpers import make_run, model_bytes, rows, train_here
 
 STEPS = 12

@@ -8,8 +8,8 @@ from typing import Any
 
 from PIL import Image
 
-from tasks.dataset import png
 from tasks.dataset.examples.draft import is_taken, whole
+from tasks.dataset.formats import png
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEMPLATES = (

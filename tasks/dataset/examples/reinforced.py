@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from tasks.dataset import png
 from tasks.dataset.examples.digits import DARKEST, DIGITS, ENLARGED, TEMPLATES
 from tasks.dataset.examples.draft import is_taken, whole
 from tasks.dataset.examples.teacher import Teacher, augmentation
 from tasks.dataset.examples.torch_zip import to_pth_gz
-from tasks.dataset.tar import ShardWriter
+from tasks.dataset.formats import png
+from tasks.dataset.tar.writer import ShardWriter
 
 SHARD = 300
 AUGMENTATIONS = 4

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasks.core.schema import Dataset
+from tasks.dataset.sources.base import Container, Item, Source, of_files
 from tasks.dataset.sources.chat import ChatRows
 from tasks.dataset.sources.image_folder import ImageFolder
 from tasks.dataset.sources.nifti import NiftiVolumes
 from tasks.dataset.sources.npz import NpzVolumes
 from tasks.dataset.sources.shards import Shards
-from tasks.dataset.sources.source import Container, Item, Source, of_files
 from tasks.dataset.sources.table import TableImages
 
 __all__ = ["SOURCES", "Container", "Item", "Source", "of_files", "open_sources"]

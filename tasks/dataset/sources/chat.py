@@ -24,15 +24,15 @@ from tasks.core.locations import absolute_location, base_of, expand, join_locati
 from tasks.core.schema import ChatSource, Dataset
 from tasks.core.stores import ABSENT, Stat, Store, Unreachable
 from tasks.dataset import filters
-from tasks.dataset.images import largest_bytes
-from tasks.dataset.reasons import TRANSIENT, Reason, Reject
-from tasks.dataset.sources.reading.chat_row import RATED, SUBSET, interpret
-from tasks.dataset.sources.reading.columns import require
-from tasks.dataset.sources.reading.located import Located
-from tasks.dataset.sources.reading.presence import Needed
-from tasks.dataset.sources.reading.tabular import Row, Table, open_table
-from tasks.dataset.sources.source import Container, Item
-from tasks.dataset.tar import BLOCK, Members, span_bytes
+from tasks.dataset.formats.images import largest_bytes
+from tasks.dataset.rejects import TRANSIENT, Reason, Reject
+from tasks.dataset.sources.base import Container, Item
+from tasks.dataset.sources.chat_row import RATED, SUBSET, interpret
+from tasks.dataset.sources.columns import require
+from tasks.dataset.sources.located import Located
+from tasks.dataset.sources.presence import Needed
+from tasks.dataset.sources.tabular import Row, Table, open_table
+from tasks.dataset.tar.writer import BLOCK, Members, span_bytes
 
 logger = logging.getLogger(__name__)
 

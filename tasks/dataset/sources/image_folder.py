@@ -22,13 +22,13 @@ from tasks.core.locations import open_store
 from tasks.core.schema import Dataset
 from tasks.core.schema.source import ImageFolderSource
 from tasks.core.stores import ABSENT, Stat, Store, Unreachable
-from tasks.dataset import images
+from tasks.dataset.formats import images
 from tasks.dataset.keys import key_of
-from tasks.dataset.reasons import Reason, Reject
-from tasks.dataset.sources.reading.cells import text_of, to_json
-from tasks.dataset.sources.reading.presence import Needed
-from tasks.dataset.sources.source import Container, Item, read_file, read_start
-from tasks.dataset.tar import Members, span_bytes
+from tasks.dataset.rejects import Reason, Reject
+from tasks.dataset.sources.base import Container, Item, read_file, read_start
+from tasks.dataset.sources.cells import text_of, to_json
+from tasks.dataset.sources.presence import Needed
+from tasks.dataset.tar.writer import Members, span_bytes
 
 IMAGES = frozenset(f".{suffix}" for suffix in images.SUFFIXES)
 UNREAD = frozenset(f".{suffix}" for suffix in images.UNREAD)

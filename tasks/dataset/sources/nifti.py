@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.core.schema import Dataset, NiftiSource
-from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.reading import nifti_file
-from tasks.dataset.sources.reading.nifti_file import Head
-from tasks.dataset.sources.reading.volume_tables import rescale_in, spacing_in, table_name
+from tasks.dataset.formats.volumes import npy
+from tasks.dataset.formats.volumes.hounsfield import is_plausible
+from tasks.dataset.formats.volumes.stored import require_package
+from tasks.dataset.rejects import Reject
+from tasks.dataset.sources import nifti_file
+from tasks.dataset.sources.nifti_file import Head
 from tasks.dataset.sources.volume_folder import VolumeFolder
-from tasks.dataset.tar import Buffer
-from tasks.dataset.volumes import npy
-from tasks.dataset.volumes.hounsfield import is_plausible
-from tasks.dataset.volumes.stored import require_package
+from tasks.dataset.sources.volume_tables import rescale_in, spacing_in, table_name
+from tasks.dataset.tar.writer import Buffer
 
 ORIENTATION = "SLP"
 """Where the index grows to, along depth, height and width."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.core.schema import Dataset, NpzSource
-from tasks.dataset.sources.reading import archive
-from tasks.dataset.sources.reading.volume_tables import spacing_in
+from tasks.dataset.sources import archive
 from tasks.dataset.sources.volume_folder import VolumeFolder
-from tasks.dataset.tar import Buffer
+from tasks.dataset.sources.volume_tables import spacing_in
+from tasks.dataset.tar.writer import Buffer
 
 
 class NpzVolumes(VolumeFolder):

@@ -16,14 +16,14 @@ from tasks.core.locations import absolute_location
 from tasks.core.schema import Dataset, ShardsSource
 from tasks.core.schema.source import PLACE
 from tasks.core.stores import Stat
-from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.reading.fields import as_member, look_up, object_of
-from tasks.dataset.sources.reading.files import Files
-from tasks.dataset.sources.reading.foreign_tar import TarReader
-from tasks.dataset.sources.reading.grouping import Group, groups
-from tasks.dataset.sources.reading.join import TableRows, TarMembers
-from tasks.dataset.sources.reading.roles import FIELD, REQUIRED, Roles
-from tasks.dataset.sources.source import Container, Item
+from tasks.dataset.rejects import Reject
+from tasks.dataset.sources.base import Container, Item
+from tasks.dataset.sources.fields import as_member, look_up, object_of
+from tasks.dataset.sources.files import Files
+from tasks.dataset.sources.foreign_tar import TarReader
+from tasks.dataset.sources.grouping import Group, groups
+from tasks.dataset.sources.join import TableRows, TarMembers
+from tasks.dataset.sources.roles import FIELD, REQUIRED, Roles
 
 LOOKED_AT = 1000
 """Samples whose `json` is searched for the fields that filters and splits name."""

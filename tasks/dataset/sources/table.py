@@ -19,15 +19,15 @@ from tasks.core.errors import DataError
 from tasks.core.locations import base_of, expand, join_location, open_store
 from tasks.core.schema import Dataset, TableSource
 from tasks.core.stores import Stat, Store
-from tasks.dataset.images import largest_bytes
-from tasks.dataset.reasons import Reason, Reject
-from tasks.dataset.sources.reading.cells import content_key, embedded, row_text, text_of, to_json
-from tasks.dataset.sources.reading.columns import require
-from tasks.dataset.sources.reading.located import Located
-from tasks.dataset.sources.reading.presence import Needed
-from tasks.dataset.sources.reading.tabular import SUFFIXES, Row, Table, open_table
-from tasks.dataset.sources.source import Container, Item
-from tasks.dataset.tar import Members, span_bytes
+from tasks.dataset.formats.images import largest_bytes
+from tasks.dataset.rejects import Reason, Reject
+from tasks.dataset.sources.base import Container, Item
+from tasks.dataset.sources.cells import content_key, embedded, row_text, text_of, to_json
+from tasks.dataset.sources.columns import require
+from tasks.dataset.sources.located import Located
+from tasks.dataset.sources.presence import Needed
+from tasks.dataset.sources.tabular import SUFFIXES, Row, Table, open_table
+from tasks.dataset.tar.writer import Members, span_bytes
 
 AT_ONCE = 256
 """Rows whose images are asked for together, where each costs a turn of the network."""

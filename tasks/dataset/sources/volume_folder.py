@@ -16,13 +16,13 @@ from tasks.core.globs import is_hidden
 from tasks.core.locations import open_store
 from tasks.core.schema import Dataset, VolumeSource
 from tasks.core.stores import Stat, Unreachable
-from tasks.dataset.reasons import Reject
-from tasks.dataset.sources.reading.names import Names
-from tasks.dataset.sources.reading.presence import Needed
-from tasks.dataset.sources.reading.volume_tables import VolumeTables, labels_of, report_of, spacing_in
-from tasks.dataset.sources.source import Container, Item
-from tasks.dataset.tar import Buffer, Members, span_bytes
-from tasks.dataset.volumes import geometry, npy, stored
+from tasks.dataset.formats.volumes import geometry, npy, stored
+from tasks.dataset.rejects import Reject
+from tasks.dataset.sources.base import Container, Item
+from tasks.dataset.sources.names import Names
+from tasks.dataset.sources.presence import Needed
+from tasks.dataset.sources.volume_tables import VolumeTables, labels_of, report_of, spacing_in
+from tasks.dataset.tar.writer import Buffer, Members, span_bytes
 
 JSON_BYTES = 2048
 JSON_BYTES_A_CHUNK = 12

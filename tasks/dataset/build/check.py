@@ -1,0 +1,103 @@
+"""Whether a config fits its sources, found out before anything is written or read at length."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tasks.core.addresses import is_remote
+from tasks.core.errors import UsageError
+from tasks.core.locations import base_of, means, require_room
+from tasks.core.schema import Dataset, ShardsSource
+from tasks.core.schema import Source as SourceConfig
+from tasks.dataset import splits, versions
+from tasks.dataset.modalities import MODALITIES
+from tasks.dataset.sources import Source, open_sources
+from tasks.dataset.sources.columns import require
+
+MADE = (
+    "versions/0/train/000000.tar",
+    "versions/0/shards.parquet",
+    "versions/0/samples/train.parquet",
+    "versions/0/train/sizes.json",
+    "quarantine.jsonl",
+)
+"""Files of each kind that a dataset holds, and where."""
+WORKED_IN = ("staging", "versions", "repair")
+
+
+def check(dataset: Dataset) -> list[Source]:
+    """The config's sources, ready to be listed; UsageError for a config that does not fit them."""
+    splits.check(dataset.splits)
+    require_room(dataset.output, "dataset.output")
+    versions.require_link(dataset.output)
+    _require_known_sizes(dataset)
+    MODALITIES[dataset.modality].check(dataset)
+    if dataset.mirror is not None:
+        from tasks.dataset import mirror  # which brings in fsspec
+
+        mirror.check(dataset.mirror)
+    _require_apart(dataset)
+    sources = open_sources(dataset)
+    for source in sources:
+        columns = source.columns()
+        for name in dataset.filter:
+            require("dataset.filter", name, columns, "the source")
+        for key, column in (("group_by", dataset.splits.group_by), ("from", dataset.splits.column)):
+            if column is not None:
+                require(f"dataset.splits.{key}", column, columns, "the source")
+    return sources
+
+
+def _require_apart(dataset: Dataset) -> None:
+    """A dataset inside what it is made of would be a part of itself at the next build; and what lies in the
+    folders of a build does not stay there."""
+    output = os.path.realpath(dataset.output)
+    for path in (place for source in dataset.all_sources for place in _places(source)):
+        if is_remote(path):
+            continue
+        if lies_inside(dataset.output, path):
+            raise UsageError(
+                f"dataset.output: {dataset.output} lies inside the source {path}; put it beside it, such as "
+                f"{beside(path)}"
+            )
+        if any(f"{os.path.realpath(path)}/".startswith(f"{output}/{name}/") for name in WORKED_IN):
+            raise UsageError(
+                f"dataset.output: {dataset.output} is where a build removes what it does not need, so the "
+                f"source {path} must not lie there; put the dataset beside it"
+            )
+
+
+def lies_inside(output: str | Path, path: str) -> bool:
+    """Whether a source's path, a local one, would mean files of a dataset in `output`."""
+    folder = os.path.realpath(output)
+    return any(means(path, f"{folder}/{name}") for name in MADE)
+
+
+def beside(path: str) -> str:
+    """A folder for a dataset that lies in no source of this path: absolute where the path is."""
+    folder = f"{base_of(path)}-tarmac"
+    return folder if os.path.isabs(path) else os.path.relpath(folder)
+
+
+def _places(source: SourceConfig) -> list[str]:
+    """Where a source and what joins it lie."""
+    joined = source.join if isinstance(source, ShardsSource) else []
+    return [source.path, *(one.path for one in joined)]
+
+
+def _require_known_sizes(dataset: Dataset) -> None:
+    """Shards are planned before any sample is converted, so a maximum in bytes needs samples stored as they
+    are."""
+    if dataset.shard.bytes is None:
+        return
+    re_encodes = {
+        "image.encode": dataset.image.encode != "keep",
+        "image.max_side": dataset.image.max_side is not None,
+    }
+    for key, is_set in re_encodes.items():
+        if is_set and dataset.modality != "volume_report":
+            raise UsageError(
+                f"dataset.shard.bytes: no maximum can be kept with dataset.{key}, because the size of "
+                "re-encoded images is not known beforehand; use dataset.shard.samples instead"
+            )

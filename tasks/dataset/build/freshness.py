@@ -1,0 +1,79 @@
+"""Whether there is anything to build, found out without opening a sample.
+
+Kept apart from the build, because the answer must come fast and needs neither Pillow nor pyarrow. So tars are
+judged by number and size, and the files beside them by what build.json says of each: its size and, up to
+HASHED_BYTES, its SHA-256. Damage that keeps the size of a tar or of a larger file is for `verify` to find.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.core.errors import DataError
+from tasks.core.files import read_json, sha256_file
+from tasks.core.schema import Config, Dataset
+from tasks.dataset import versions
+from tasks.dataset.build_info import BUILD, is_sealed
+from tasks.dataset.manifest import version_name
+
+HASHED_BYTES = 64_000_000
+"""Reading more than this would make a build that has nothing to do slow."""
+
+
+def is_up_to_date(config: Config) -> Path | None:
+    """The current version, when sources (path, size, time) and config are as they were when it was built,
+    and the mirror has it.
+
+    UsageError and DataError as the build would raise them.
+    """
+    from tasks.dataset.build.check import check
+    from tasks.dataset.build.listing import fingerprint
+
+    version = versions.current(config.dataset.output)
+    if version is None:
+        check(config.dataset)
+        return None
+    is_current = unchanged(version, fingerprint(config), config.dataset)
+    return version if is_current and _is_mirrored(config.dataset, version) else None
+
+
+def _is_mirrored(dataset: Dataset, version: Path) -> bool:
+    """Whether the last version that reached the dataset's mirror, if it has one, is this."""
+    if dataset.mirror is None:
+        return True
+    try:
+        last = read_json(dataset.output / versions.MIRRORED)
+        return bool(last == {"address": dataset.mirror.rstrip("/"), "version": version.name})
+    except (OSError, ValueError):
+        return False
+
+
+def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
+    """Whether the version was built from what has this fingerprint, has all its files, and is worth keeping.
+
+    It is not when a file could not be read at the time, which may have passed. Files of more than
+    HASHED_BYTES, and all tars, are compared by size only.
+    """
+    try:
+        build = read_json(version / BUILD)
+        manifest = versions.read_manifest(version)
+        is_itself = version_name((version / "manifest.json").read_bytes()) == version.name
+        is_of_these = build["inputs_digest"] == inputs and build["private"] == dataset.private
+        if build["unread"] or not (is_itself and is_of_these and is_sealed(build)):
+            return False
+        if not _are_sound(version, build["files"]):
+            return False
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, DataError):
+        return False
+    return versions.has_its_tars(version, manifest)
+
+
+def _are_sound(version: Path, files: dict[str, Any]) -> bool:
+    for name, expected in files.items():
+        size = (version / name).stat().st_size
+        if size != expected["bytes"]:
+            return False
+        if size <= HASHED_BYTES and sha256_file(version / name) != expected["sha256"]:
+            return False
+    return True

@@ -1,0 +1,101 @@
+"""Raw members of samples that come out of containers, kept beside the dataset until their shard is converted.
+
+A container is read once, in its own order, which is not the order of the shards. So its samples are appended
+to PARTS files by the first bits of their place among the shards: a shard's samples then lie close together in
+one or few files. The price is that the raw bytes are written and read once more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from tasks.core.errors import DataError
+from tasks.dataset.build.entries import Spilled
+from tasks.dataset.keys import HASH_BITS
+from tasks.dataset.tar.writer import Members
+
+PART_BITS = 6
+PARTS = 1 << PART_BITS
+LENGTH = 4
+"""Bytes that say how long the list of members is which stands before them."""
+
+
+def _path(folder: Path, part: int) -> Path:
+    return folder / f"{part:02d}.raw"
+
+
+class Spill:
+    """Appends samples to the spill files of a folder; `sizes` of an earlier process are continued from."""
+
+    def __init__(self, folder: Path, sizes: Mapping[int, int]) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
+        self._files: dict[int, BinaryIO] = {}
+        self.sizes = dict(sizes)
+        for part in range(PARTS):
+            path = _path(folder, part)
+            if path.exists():
+                os.truncate(path, sizes.get(part, 0))  # what came after was never recorded
+
+    def write(self, position: int, members: Members) -> Spilled:
+        part = position >> (HASH_BITS - PART_BITS)
+        contents = {suffix: bytes(content) for suffix, content in members.items()}
+        head = json.dumps({suffix: len(content) for suffix, content in contents.items()}).encode()
+        record = b"".join([len(head).to_bytes(LENGTH, "big"), head, *contents.values()])
+        file = self._files.get(part)
+        if file is None:
+            file = self._files[part] = _path(self._folder, part).open("ab", buffering=1 << 18)
+        file.write(record)
+        offset = self.sizes.get(part, 0)
+        self.sizes[part] = offset + len(record)
+        return Spilled(part, offset, len(record))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all parts."""
+        return sum(self.sizes.values())
+
+    def flush(self) -> None:
+        """All that was written is on disk when this returns."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def is_whole(folder: Path, sizes: Mapping[int, int]) -> bool:
+    """Whether every part is there as far as it was recorded."""
+    try:
+        return all(_path(folder, part).stat().st_size >= size for part, size in sizes.items())
+    except OSError:
+        return False
+
+
+def read_spilled(folder: Path, spilled: Spilled) -> dict[str, bytes]:
+    """The raw members of one sample by suffix; DataError when the spill is damaged, which is no sample's
+    fault."""
+    path = _path(folder, spilled.part)
+    try:
+        with path.open("rb", buffering=0) as file:
+            record = os.pread(file.fileno(), spilled.length, spilled.offset)
+        start = LENGTH + int.from_bytes(record[:LENGTH], "big")
+        members = {}
+        for suffix, size in json.loads(record[LENGTH:start]).items():
+            members[suffix] = record[start : start + size]
+            start += size
+    except (OSError, ValueError, AttributeError) as error:
+        raise _damaged(folder, str(error)) from None
+    if start != spilled.length or len(record) != spilled.length:
+        raise _damaged(folder, f"{path.name} ends too early")
+    return members
+
+
+def _damaged(folder: Path, why: str) -> DataError:
+    return DataError(f"{folder} is damaged ({why}); remove {folder.parent} and build again")

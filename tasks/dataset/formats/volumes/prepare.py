@@ -1,0 +1,89 @@
+"""A raw volume to the stored one: resampled, clipped, cropped or padded, rounded to int16.
+
+In the order of CT-CLIP's training, and equal to torch's `interpolate(mode="trilinear", align_corners=False)`
+up to the rounding of float32. Separable and slice by slice: only voxels that are kept are computed, and no
+more than two resampled slices are held. Multiplications and sums are single numpy calls, so that no compiler
+fuses them and every machine rounds alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.core.schema import VolumeRules
+from tasks.dataset.formats.volumes.geometry import Axis
+
+AIR_HU = -1000
+"""Padding where no window gives it."""
+
+
+@dataclass(frozen=True)
+class Taps:
+    """For each voxel that is kept along an axis, the two raw voxels it lies between."""
+
+    lower: NDArray[np.intp]
+    upper: NDArray[np.intp]
+    weight: NDArray[np.float32]
+    """Of the upper; the lower has the rest."""
+
+
+def taps(axis: Axis) -> Taps:
+    centres = (np.arange(axis.start, axis.start + axis.kept) + 0.5) * (axis.raw / axis.resampled) - 0.5
+    centres = np.maximum(centres, 0.0)
+    lower = np.minimum(np.floor(centres).astype(np.intp), axis.raw - 1)
+    upper = np.minimum(lower + 1, axis.raw - 1)
+    return Taps(lower, upper, (centres - lower).astype(np.float32))
+
+
+def prepare(voxels: NDArray[Any], axes: tuple[Axis, Axis, Axis], rules: VolumeRules) -> NDArray[np.int16]:
+    """The volume as it is stored. `voxels` are finite numbers within int16, of the raw shape of `axes`."""
+    fill = AIR_HU if rules.window is None else rules.window[0]
+    stored = np.full(tuple(axis.stored for axis in axes), fill, np.int16)
+    inner = stored[tuple(slice(axis.before, axis.before + axis.kept) for axis in axes)]
+    for target, plane in zip(inner, _planes(voxels, axes), strict=True):
+        if rules.window is not None:
+            plane = np.clip(plane, *rules.window)
+        target[:] = np.rint(plane) if plane.dtype.kind == "f" else plane
+    return stored
+
+
+def _planes(voxels: NDArray[Any], axes: tuple[Axis, Axis, Axis]) -> Iterator[NDArray[Any]]:
+    """The slices that are kept, resampled in all three axes."""
+    depth, *in_plane = axes
+    if depth.resampled == depth.raw:
+        for slab in voxels[depth.start : depth.start + depth.kept]:
+            yield _in_plane(slab, *in_plane)
+        return
+    found: dict[int, NDArray[Any]] = {}
+    along = taps(depth)
+    for lower, upper, weight in zip(along.lower, along.upper, along.weight, strict=True):
+        found = {
+            index: found[index] if index in found else _in_plane(voxels[index], *in_plane)
+            for index in (int(lower), int(upper))
+        }
+        yield _mix(found[int(lower)], found[int(upper)], weight)
+
+
+def _in_plane(slab: NDArray[Any], rows: Axis, columns: Axis) -> NDArray[Any]:
+    plane = slab
+    if rows.resampled == rows.raw:
+        plane = plane[rows.start : rows.start + rows.kept]
+    else:
+        along = taps(rows)
+        plane = _mix(plane[along.lower], plane[along.upper], along.weight[:, None])
+    if columns.resampled == columns.raw:
+        return plane[:, columns.start : columns.start + columns.kept]
+    along = taps(columns)
+    return _mix(plane.take(along.lower, 1), plane.take(along.upper, 1), along.weight)
+
+
+def _mix(lower: NDArray[Any], upper: NDArray[Any], weight: Any) -> NDArray[np.float32]:
+    of_lower: NDArray[np.float32] = np.multiply(lower, np.float32(1) - weight, dtype=np.float32)
+    of_upper = np.multiply(upper, weight, dtype=np.float32)
+    of_lower += of_upper
+    return of_lower

@@ -1,0 +1,173 @@
+"""The names of all files in a place, by kind, within a limit; nothing is opened."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import PurePosixPath
+
+from tasks.core.addresses import is_remote
+from tasks.core.errors import UsageError
+from tasks.core.formats import count, counted
+from tasks.core.globs import first_mark, is_hidden
+from tasks.core.locations import base_of, expand, open_store, split_location
+from tasks.core.schema.source import TABLES
+from tasks.core.stores import ABSENT, LocalStore, Store, Unreachable
+from tasks.dataset.formats.images import SUFFIXES as IMAGES
+from tasks.dataset.sources.files import COMPRESSED
+
+MOST_FILES = 200_000
+"""Names that are listed; a survey of more tells about the first."""
+IMAGE_SUFFIXES = tuple(f".{suffix}" for suffix in IMAGES)
+NIFTI_SUFFIXES = (".nii.gz", ".nii")
+READ = f"images, tables ({', '.join(TABLES)}), .npz, .nii.gz, .nii, .tar"
+_OWN = re.compile(r"(?:(.*)/)?versions/[0-9a-f]{12}/manifest\.json")
+_LONG = (*NIFTI_SUFFIXES, *COMPRESSED)
+_GONE = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
+_KNOWN = (*IMAGE_SUFFIXES, *TABLES, *_LONG, ".npz", ".tar", ".txt", ".json")
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """`files` are relative to the store, in its order; `is_cut` where there are more than were listed.
+
+    `given` is the place as the config names it; `is_folder` where that means everything below. `datasets` are
+    folders below that Tarmac built, whose files are none of `files`.
+    """
+
+    given: str
+    store: Store
+    files: Sequence[str]
+    is_cut: bool
+    is_folder: bool
+    datasets: Sequence[str] = ()
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """By suffix, lower case."""
+        return Counter(suffix_of(file) for file in self.files)
+
+    def of(self, suffixes: Iterable[str]) -> list[str]:
+        wanted = set(suffixes)
+        return [file for file in self.files if suffix_of(file) in wanted]
+
+    def size(self, file: str) -> int:
+        return max(self.store.stat(file).size, 0)
+
+    @property
+    def described(self) -> str:
+        """`1,797 .png, 1 .csv`."""
+        kinds = sorted(self.counts.items(), key=lambda kind: (-kind[1], kind[0]))
+        parts = [f"{count(number)} {suffix or 'without suffix'}" for suffix, number in kinds[:6]]
+        more = f" and {len(kinds) - 6} more kinds" if len(kinds) > 6 else ""
+        cut = f" among the first {count(MOST_FILES)} files; there are more" if self.is_cut else ""
+        datasets = f" besides {counted(len(self.datasets), 'dataset')}" if self.datasets else ""
+        return (", ".join(parts) or "no files") + more + cut + datasets
+
+    def path(self, file: str = "") -> str:
+        """How the config names a file, or the folder."""
+        return config_path(self.store.location, file)
+
+
+def suffix_of(file: str) -> str:
+    """Lower case, with the dot; `.nii.gz` is one."""
+    name = file.rpartition("/")[2].lower()
+    long = next((suffix for suffix in _LONG if name.endswith(suffix)), None)
+    return long or PurePosixPath(name).suffix
+
+
+def config_path(folder: str, file: str = "") -> str:
+    """A location as the config names it; absolute where it is not below the working directory."""
+    whole = f"{folder.rstrip('/')}/{file}" if file else folder
+    if is_remote(whole):
+        return whole
+    below = os.path.relpath(whole)
+    return whole if below.startswith("..") else below
+
+
+class _ChangingFolder(LocalStore):
+    """A folder of which others remove what is below while it is listed; that is passed over."""
+
+    def entries(self, folder: str = "") -> tuple[list[str], list[str]]:
+        try:
+            return super().entries(folder)
+        except _GONE:
+            if not folder:
+                raise
+            return [], []
+
+    def _identity(self, folder: str) -> tuple[int, int]:
+        try:
+            return super()._identity(folder)
+        except _GONE:
+            if not folder:
+                raise
+            return self._identity("")  # which was listed already
+
+
+def take(location: str) -> Inventory:
+    """List a folder, a file or a pattern; UsageError when it is not there."""
+    if not is_remote(location) and not os.path.exists(location) and first_mark(location) is None:
+        raise UsageError(f"PATH: there is no file or folder {shown_path(location)}")
+    try:
+        if _is_file(location):
+            folder, name = split_location(location)
+            store = open_store(folder, "PATH")
+            return Inventory(config_path(store.location, name), store, [name], False, False)
+        if first_mark(location) is not None and not os.path.isdir(location):
+            return _of_pattern(location)
+        return _of_folder(open_store(location, "PATH") if is_remote(location) else _ChangingFolder(location))
+    except Unreachable:
+        raise
+    except OSError as error:
+        where = error.filename or location
+        raise UsageError(f"PATH: {shown_path(where)} cannot be listed: {error.strerror or error}") from None
+
+
+def _is_file(location: str) -> bool:
+    if not is_remote(location):
+        return os.path.isfile(location)
+    folder, name = split_location(location)
+    if first_mark(location) is not None or not name.partition("?")[0].lower().endswith(_KNOWN):
+        return False
+    return open_store(folder, "PATH").stat(name) != ABSENT
+
+
+def _of_folder(store: Store) -> Inventory:
+    visible = (file for file in store.files() if not is_hidden(file))
+    listed = list(islice(visible, MOST_FILES + 1))
+    files, datasets = _without_datasets(listed[:MOST_FILES])
+    given = config_path(store.location)
+    return Inventory(given, store, files, len(listed) > MOST_FILES, True, datasets)
+
+
+def _of_pattern(location: str) -> Inventory:
+    store = open_store(base_of(location), "PATH")
+    base = store.location.rstrip("/") + "/"
+    found = expand(location, _KNOWN, "PATH")
+    if isinstance(store, LocalStore):
+        beginning = location[: first_mark(location)].rpartition("/")[0]
+        rest = location[len(beginning) :].lstrip("/") if beginning else location
+        given = config_path(store.location, rest)
+    else:
+        given = location
+    files = [file.removeprefix(base) for file in found[:MOST_FILES]]
+    if _without_datasets(files)[1]:
+        raise UsageError(f"PATH: {shown_path(location)} takes in a dataset that Tarmac built; leave it out")
+    return Inventory(given, store, files, len(found) > MOST_FILES, False)
+
+
+def _without_datasets(files: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The files that lie in no dataset, and the datasets."""
+    datasets = [found[1] or "" for file in files if (found := _OWN.fullmatch(file))]
+    inside = tuple(f"{folder}/" if folder else "" for folder in datasets)
+    return [file for file in files if not file.startswith(inside)], list(dict.fromkeys(datasets))
+
+
+def shown_path(path: object) -> str:
+    return os.fsencode(str(path)).decode("utf-8", "replace") if not is_remote(str(path)) else str(path)

@@ -1,0 +1,178 @@
+"""A survey as a config file: each key with why, alternatives commented out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.core.addresses import is_remote
+from tasks.core.errors import UsageError
+from tasks.dataset.build.check import beside, lies_inside
+from tasks.dataset.init.evidence import Key, Reading, shown
+from tasks.dataset.init.run import Survey
+
+WIDTH = 110
+COLUMN = 36
+FEW = 40
+"""Samples; of fewer, the share that is held out may hold one class, one sample or none."""
+"""Where comments begin, unless the value is longer."""
+_PLAIN = re.compile(r"(?:(?:s3|gs|https?)://|[A-Za-z_/]|\.\./)[\w/. -]*(?<! )|\d+[kMGT]?B")
+
+RECIPES = {
+    "volume_report": "{recipe: ct_clip, model: {vision: ctvit, text: "
+    "microsoft/BiomedVLP-CXR-BERT-specialized}, batch_size: 32, steps: 20000, "
+    "lr: 1.25e-6, precision: bf16, checkpoint_every: 1000}",
+    "chat": "{recipe: vlm, model: {vision: google/siglip2-base-patch16-512, language: "
+    "HuggingFaceTB/SmolLM2-360M-Instruct}, batch_size: 128, steps: 40000, precision: bf16, "
+    "checkpoint_every: 500}",
+    "reinforced": "{recipe: clip, model: {name: ViT-B-32}, batch_size: 256, epochs: 32, lr: 5.0e-4, "
+    "checkpoint_every: 1000}",
+}
+"""What training on the modality will look like; commented out."""
+
+
+def config_text(survey: Survey, output: str | None = None) -> str:
+    """The config of the best reading."""
+    best = survey.best
+    dataset = [
+        Key("output", output or output_of(survey), "the dataset's folder"),
+        Key("modality", best.modality, best.what),
+        Key("private", True, "no sample or key on any page, counts only")
+        if best.is_private
+        else Key("private", False, "true keeps samples and keys out of every page"),
+        Key("source", best.source),
+        *best.dataset,
+        Key("reject_budget", 0.05, "a build stops when it is certain to pass this share of rejects"),
+    ]
+    lines = [f"# {line}" for line in _head(survey)]
+    lines += _lines([Key("name", survey.name), Key("dataset", dataset)])
+    lines += list(_training(best))
+    return "\n".join(lines) + "\n"
+
+
+def output_of(survey: Survey) -> str:
+    """`data/NAME`, unless the raw data lies there, or the source would hold it."""
+    location = survey.inventory.store.location
+    wanted = f"data/{survey.name}"
+    if is_remote(location):
+        return wanted
+    raw, out = Path(location), Path(wanted).absolute()
+    if raw == out or out in raw.parents or (raw in out.parents and raw != Path.cwd()):
+        wanted = f"{wanted}-shards"
+    is_inside = any(lies_inside(wanted, path) for path in _paths(survey.best))
+    return beside(survey.inventory.given) if is_inside else wanted
+
+
+def _paths(reading: Reading) -> Iterator[str]:
+    """Where the source and what joins it lie."""
+    for key in reading.source:
+        if key.name == "path":
+            yield key.value
+        elif key.name == "join" and not key.is_aside:
+            yield from (one["path"] for one in key.value)
+
+
+def _head(survey: Survey) -> Iterator[str]:
+    best = survey.best
+    yield f"{survey.name}: {best.what}, as seen by: tarmac init {shown(survey.inventory.given, 200)}"
+    width = max(len(what) for what, _ in best.seen)
+    yield from (f"  {what:<{width}}  {shown(evidence, 200)}" for what, evidence in best.seen)
+    if not best.is_private:  # they name files
+        yield from (f"  ! {shown(warning, 200)}" for warning in best.warnings)
+    for other in survey.readings[1:4]:
+        path = next((str(key.value) for key in other.source if key.name == "path"), "")
+        yield f"  or {other.what}: source {{kind: {other.kind}, path: {shown(path, 80)}, …}}"
+    yield "Next: tarmac plan FILE, then tarmac build FILE."
+
+
+def _training(best: Reading) -> Iterator[str]:
+    if best.modality != "image_text":
+        yield "# Training on this modality, as it will be written:"
+        yield f"# train: {RECIPES[best.modality]}"
+        return
+    train, every = _clip(best.samples)
+    yield from _lines([Key("train", train)])
+    tasks: list[Any] = ["retrieval"]
+    why = "R@K among held-out captions; zero_shot needs a field label"
+    if best.label is not None:
+        tasks = ["zero_shot"] if best.label == "label" else [{"kind": "zero_shot", "label": best.label}]
+        why = "classes from the label's values"
+    is_aside = best.samples < FEW
+    if is_aside:
+        why = "so few samples may leave none to judge on"
+    yield from _lines([Key("evaluate", {"every": every, "tasks": tasks}, why, is_aside)])
+
+
+def _clip(samples: int) -> tuple[Sequence[Key], int]:
+    """CLIP as open_clip trains it by default, in steps that fit the number of samples."""
+    train = max(int(samples * 0.85), 2)
+    batch = 2
+    while batch < 256 and batch * 8 <= train:
+        batch *= 2
+    steps = max(100, -(-train * 32 // batch))
+    every = max(1, steps // 10)
+    return [
+        Key("recipe", "clip"),
+        Key("model", {"name": "ViT-B-32"}, "any of open_clip; tarmac/digits is small enough for a CPU"),
+        Key("batch_size", batch, "samples a step, over all ranks"),
+        Key("steps", every * 10, "about 32 epochs"),
+        Key("lr", 5.0e-4),
+        Key("warmup", 0.05, "share of the steps"),
+        Key("precision", "fp32", "bf16 on a GPU"),
+        Key("checkpoint_every", every, "steps"),
+    ], every
+
+
+def _lines(keys: Iterable[Key], indent: int = 0, is_aside: bool = False) -> Iterator[str]:
+    for key in keys:
+        aside = is_aside or key.is_aside
+        start = " " * indent + ("# " if aside else "") + f"{_scalar(key.name)}:"
+        if (
+            isinstance(key.value, list | tuple)
+            and key.value
+            and all(isinstance(one, Key) for one in key.value)
+        ):
+            yield from _commented(start, key.why, indent)
+            yield from _lines(key.value, indent + 2, aside)
+        else:
+            yield from _commented(f"{start} {flow(key.value)}", key.why, indent)
+
+
+def _commented(line: str, why: str, indent: int) -> Iterator[str]:
+    """Why beside the line, or above it where both together are too long."""
+    comment = f"# {shown(why, WIDTH)}"
+    if not why:
+        yield line
+    elif max(len(line), COLUMN) + len(comment) + 2 <= WIDTH:
+        yield f"{line:<{COLUMN}}  {comment}"
+    else:
+        yield from (" " * indent + comment, line)
+
+
+def flow(value: Any) -> str:
+    """A value in one line of YAML that OmegaConf reads back as it is."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_scalar(name)}: {flow(its)}" for name, its in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(flow(one) for one in value) + "]"
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"PATH: {shown(value)} is not UTF-8, so no config can hold it; rename it") from None
+    text: str = value.replace("${", "\\${")
+    if _PLAIN.fullmatch(text) and text.isascii() and yaml.safe_load(text) == text:
+        return text
+    if text.isprintable():
+        return "'" + text.replace("'", "''") + "'"
+    return json.dumps(text)

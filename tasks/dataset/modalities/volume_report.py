@@ -1,0 +1,232 @@
+"""CT volumes with their reports: int16 HU voxels, a report that says something, facts as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tasks.core.errors import UsageError
+from tasks.core.schema import Dataset, VolumeRules
+from tasks.dataset.formats.volumes import npy, stored
+from tasks.dataset.formats.volumes.geometry import AXES, Axis, Spacing, pad_fraction, plan, spacing_of
+from tasks.dataset.formats.volumes.hounsfield import QUANTILES, implausible, quantiles, require_in_range
+from tasks.dataset.formats.volumes.prepare import prepare
+from tasks.dataset.formats.volumes.stored import StoredVolume
+from tasks.dataset.modalities.base import Fault, Modality, Taken
+from tasks.dataset.modalities.image_text import judge_json, judge_text
+from tasks.dataset.rejects import Reject
+from tasks.dataset.tar.writer import Members
+from tasks.dataset.texts import is_blank
+
+CHECKSUMS = "chunk_crc32c"
+DIFFERS = f"its chunks differ from {CHECKSUMS} in json"
+TELLS_HU = "tells_hu"
+"""False where a volume that was found to be HU no longer shows it as stored, such as a crop within a lung."""
+SIDES = ("depth", "height", "width")
+SPACING = tuple(f"spacing_{axis}" for axis in AXES)
+
+
+def check(dataset: Dataset) -> None:
+    if dataset.volume.encode == "blosc2":
+        stored.require_package("blosc2", "dataset.volume.encode: blosc2")
+    try:
+        spacing_of(dataset.volume.spacing_mm)
+    except Reject as reject:
+        raise UsageError(f"dataset.volume.spacing_mm: {reject.detail}") from None
+
+
+def take(raw: Members, dataset: Dataset) -> Taken:
+    rules = dataset.volume
+    report = _report(raw)
+    facts = _told(raw)
+    voxels = _voxels(raw, facts)
+    require_in_range(voxels)
+    fault = _implausible(voxels, facts)
+    if fault is not None:
+        raise Reject("volume.hu_range", fault)
+    spacing = spacing_of(facts.get("spacing_mm"))
+    axes = plan(voxels.shape, spacing, rules)
+    prepared = prepare(voxels, axes, rules)
+    facts |= _facts(facts, voxels.shape, spacing, axes, rules)
+    if _implausible(prepared, facts) is not None:
+        facts[TELLS_HU] = False
+    member, content = stored.encode(prepared, rules.encode)
+    facts[CHECKSUMS] = stored.checksums(stored.open_volume(member, content))
+    statistics = {
+        **dict(zip(SIDES, prepared.shape, strict=True)),
+        **dict(zip(SPACING, facts["spacing_mm"] or [math.nan] * 3, strict=True)),
+        **quantiles(prepared),
+        "pad_fraction": facts["pad_fraction"],
+        "caption_length": len(report),
+    }
+    return Taken({member: content, "txt": raw["txt"], "json": _described(facts)}, statistics)
+
+
+def _report(raw: Members) -> str:
+    try:
+        report = bytes(raw.get("txt", b"")).decode()
+    except UnicodeDecodeError as error:
+        raise Reject("caption.encoding", f"the report is not UTF-8 at byte {error.start}") from None
+    if is_blank(report):
+        raise Reject("report.missing", "the report is empty")
+    return report
+
+
+def _told(raw: Members) -> dict[str, Any]:
+    """What is known of the volume, its labels complete; numbers that JSON has not (NaN, Infinity, also as
+    1e999) are not known."""
+    try:
+        facts = json.loads(
+            bytes(raw.get("json", b"{}")), parse_constant=lambda _: None, parse_float=_finite_or_none
+        )
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict):
+        raise Reject("source.unreadable", "json: no JSON object")
+    fault = _fault_of_labels(facts)
+    if fault is not None:
+        raise Reject("labels.missing", fault)
+    return facts
+
+
+def _finite_or_none(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def _voxels(raw: Members, facts: Mapping[str, Any]) -> NDArray[Any]:
+    """The raw volume, which shards made by Tarmac or others hold as either member."""
+    content = raw.get("volume")
+    if content is None:
+        raise Reject("member.missing", "volume")
+    kind = stored.kind_of(content)
+    try:
+        if kind == stored.B2ND or CHECKSUMS in facts:
+            voxels: NDArray[Any] = _of_a_shard(stored.open_volume(kind or stored.NPY, content), facts)
+        else:
+            voxels = npy.parse(content)
+    except stored.Damaged as error:
+        raise Reject("volume.undecodable", str(error)) from None
+    if voxels.ndim != 3 or 0 in voxels.shape:
+        raise Reject("volume.shape", f"{voxels.shape}, not 3D")
+    return voxels
+
+
+def _of_a_shard(volume: StoredVolume, facts: Mapping[str, Any]) -> NDArray[Any]:
+    if _differs(volume, facts):
+        raise stored.Damaged(DIFFERS)
+    return stored.read_crop(volume)
+
+
+def _differs(volume: StoredVolume, facts: Mapping[str, Any]) -> bool:
+    return facts.get(CHECKSUMS) is not None and facts[CHECKSUMS] != stored.checksums(volume)
+
+
+def _implausible(voxels: NDArray[Any], facts: Mapping[str, Any]) -> str | None:
+    """Why they cannot be HU, as far as these voxels can tell."""
+    return None if facts.get(TELLS_HU) is False else implausible(voxels, _window(facts))
+
+
+def _described(facts: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise Reject("caption.encoding", "json holds a text that is not UTF-8") from None
+
+
+def _facts(
+    before: Mapping[str, Any],
+    shape: tuple[int, ...],
+    spacing: Spacing | None,
+    axes: tuple[Axis, Axis, Axis],
+    rules: VolumeRules,
+) -> dict[str, Any]:
+    """What was done to the volume, and how it lies now; all triples are (z, y, x).
+
+    A volume out of a shard that is stored as it lies there keeps what its shard says was done to it.
+    """
+    now = {
+        "spacing_mm": rules.spacing_mm or spacing,
+        "orientation": before.get("orientation"),
+        "window": rules.window or before.get("window"),
+        "shape": [axis.stored for axis in axes],
+    }
+    done = {"spacing_before_mm": spacing, "shape_before": shape, "pad_fraction": pad_fraction(axes)}
+    is_untouched = all(axis.raw == axis.resampled == axis.stored for axis in axes)
+    if is_untouched and before.get("shape") == list(shape) and _is_number(before.get("pad_fraction")):
+        done |= {name: before[name] for name in done if name in before}
+    return now | done
+
+
+def judge(members: Mapping[str, bytes]) -> list[Fault]:
+    faults = judge_text(members) + judge_json(members)
+    facts: Any = (
+        {} if any(fault.member == "json" for fault in faults) else json.loads(members.get("json", b"{}"))
+    )
+    return _judge_volume(members, facts) + faults + _judge_facts(facts)
+
+
+def _judge_volume(members: Mapping[str, bytes], facts: Mapping[str, Any]) -> list[Fault]:
+    member = stored.member_of(members)
+    if member is None:
+        return []
+    try:
+        volume = stored.open_volume(member, members[member])
+        fault = _implausible(stored.read_crop(volume), facts)
+    except stored.Damaged as error:
+        return [Fault("member.undecodable", member, str(error))]
+    if fault is not None:
+        return [Fault("member.undecodable", member, fault)]
+    return [Fault("member.checksum", member, DIFFERS)] if _differs(volume, facts) else []
+
+
+def _window(facts: Mapping[str, Any]) -> tuple[int, int] | None:
+    match facts.get("window"):
+        case [int() as low, int() as high]:
+            return low, high
+    return None
+
+
+def _judge_facts(facts: Mapping[str, Any]) -> list[Fault]:
+    faults = []
+    try:
+        spacing_of(facts.get("spacing_mm"))
+    except Reject as reject:
+        faults.append(Fault("member.undecodable", "json", str(reject)))
+    fault = _fault_of_labels(facts)
+    if fault is not None:
+        faults.append(Fault("member.undecodable", "json", fault))
+    return faults
+
+
+def _fault_of_labels(facts: Mapping[str, Any]) -> str | None:
+    labels = facts.get("labels", {})
+    if not isinstance(labels, dict):
+        return "labels are no object of numbers by name"
+    lacking = next((name for name, value in labels.items() if not _is_number(value)), None)
+    return None if lacking is None else f"labels: {lacking} is no number"
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and -math.inf < value < math.inf
+
+
+VOLUME_REPORT = Modality(
+    take=take,
+    judge=judge,
+    required=(stored.MEMBERS, ("txt",), ("json",)),
+    statistics={
+        **dict.fromkeys(SIDES, int),
+        **dict.fromkeys(SPACING, float),
+        **dict.fromkeys(QUANTILES, int),
+        "pad_fraction": float,
+        "caption_length": int,
+    },
+    undecodable="volume.undecodable",
+    check=check,
+)

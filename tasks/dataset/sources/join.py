@@ -1,0 +1,206 @@
+"""Partners of samples by key: members out of further tars, or the fields of a table's row.
+
+What is held is an index on disk (`Lookup`), never the partners themselves. With `match: key` it covers all
+the joined files and is made once, which costs a pass over them (of tars on this machine, over their headers);
+with `match: shard` it covers one file at a time. A remote tar is copied to local disk while its index lives,
+because partners come in any order. A joined file that its disk or server does not give ends the build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import BinaryIO
+
+from tasks.core.addresses import is_remote
+from tasks.core.errors import DataError
+from tasks.core.files import CHUNK
+from tasks.core.locations import join_location
+from tasks.core.schema import Join
+from tasks.core.schema.source import TABLES
+from tasks.dataset.rejects import Reject
+from tasks.dataset.sources.columns import require
+from tasks.dataset.sources.fields import look_up, object_of
+from tasks.dataset.sources.files import Files, lost
+from tasks.dataset.sources.foreign_tar import Member, TarReader
+from tasks.dataset.sources.grouping import groups
+from tasks.dataset.sources.lookup import Lookup
+from tasks.dataset.sources.roles import FIELD, Roles
+from tasks.dataset.sources.tabular import Table, open_table
+
+
+class Partners(ABC):
+    """What both kinds of join share: which files are searched for a container's samples, and their index."""
+
+    def __init__(self, config: Join, config_key: str, roles: Roles) -> None:
+        self._config = config
+        self._roles = roles
+        self._config_key = config_key
+        self.files = Files(config.path, TABLES if config.is_table else (".tar",), f"{config_key}.path")
+        self._stamps: dict[str, str] | None = None
+        self._index: tuple[str, Lookup] | None = None
+        self._damage = ""
+
+    @abstractmethod
+    def members(self, container: str, key: str) -> dict[str, bytes]:
+        """The partner's members by suffix; Reject when there is none, or more than one."""
+
+    @abstractmethod
+    def _rows(self, files: Iterator[str]) -> Iterator[tuple[str, str]]:
+        """Keys of the files' samples, each with what finds it again."""
+
+    def stamp(self, container: str) -> str:
+        """A text that changes when what the container's samples are joined with does."""
+        if self._stamps is None:
+            self._stamps = self._read_stamps()
+        return self._stamps.get(self._searched(container), "")
+
+    def _find(self, container: str, key: str) -> str:
+        searched = self._searched(container)
+        if self._index is None or self._index[0] != searched:
+            self._index, self._damage = None, ""  # its disk space is free before the next one's is taken
+            chosen = (file for file in self.files.names if not searched or stem(file) == searched)
+            self._index = searched, Lookup(self._rows(chosen))
+        found = self._index[1][key]
+        if len(found) != 1:
+            name = self._config.path.rpartition("/")[2] or "the joined folder"
+            place = f"{name} for {searched}" if searched else name
+            if found:
+                raise Reject("key.duplicate", f"{len(found)} partners of {key!r} in {place}")
+            raise Reject("member.missing", f"no partner of {key!r} in {place}{self._damage}")
+        return found[0]
+
+    def _searched(self, container: str) -> str:
+        """The name, without suffix, that files must have; "" for all of them."""
+        return stem(container) if self._config.match == "shard" else ""
+
+    def _read_stamps(self) -> dict[str, str]:
+        stamps: dict[str, str] = {}
+        every = blake2b(digest_size=16)
+        for file, stat in self.files.stats():
+            stamps[stem(file)] = stamps.get(stem(file), "") + f"{stat.size}:{stat.stamp};"
+            every.update(f"{file}\0{stat.size}\0{stat.stamp}\0".encode("utf-8", "surrogateescape"))
+        return stamps if self._config.match == "shard" else {"": every.hexdigest()}
+
+
+class TableRows(Partners):
+    """Partners are rows of a table; each gives its fields as the member that holds fields."""
+
+    def columns(self) -> list[str]:
+        """Of the first table; UsageError when it is not there, or lacks the key."""
+        return list(self._open(self.files.names[0]).columns)
+
+    def members(self, container: str, key: str) -> dict[str, bytes]:
+        return {self._roles.described: self._find(container, key).encode()}
+
+    def _open(self, file: str) -> Table:
+        table = open_table(join_location(self.files.store.location, file), f"{self._config_key}.path")
+        require(f"{self._config_key}.key", str(self._config.key), table.columns, stem(file))
+        return table
+
+    def _rows(self, files: Iterator[str]) -> Iterator[tuple[str, str]]:
+        for file in files:
+            for row in self._open(file).rows:
+                if row.fault is not None:
+                    raise DataError(f"{file}:{row.line}: {row.fault}")
+                key = row.fields.get(str(self._config.key))
+                if key is not None:
+                    yield str(key), json.dumps(row.fields, default=str)
+
+
+class TarMembers(Partners):
+    """Partners are samples of further tars."""
+
+    def __init__(self, config: Join, config_key: str, roles: Roles) -> None:
+        super().__init__(config, config_key, roles)
+        self._copies: tempfile.TemporaryDirectory[str] | None = None
+        self._open: tuple[str, BinaryIO] | None = None
+
+    def members(self, container: str, key: str) -> dict[str, bytes]:
+        place = json.loads(self._find(container, key))
+        if "fault" in place:
+            raise Reject(*place["fault"])
+        with self._needed(place["file"]):
+            return {suffix: self._read(place["file"], *span) for suffix, span in place["members"].items()}
+
+    def _read(self, file: str, offset: int, size: int) -> bytes:
+        if self._open is None or self._open[0] != file:
+            if self._open is not None:
+                self._open[1].close()
+            self._open = file, self._copied(file)
+        self._open[1].seek(offset)
+        content = self._open[1].read(size)
+        if len(content) < size:
+            raise Reject("source.unreadable", f"{file} is shorter than when it was indexed")
+        return content
+
+    def _rows(self, files: Iterator[str]) -> Iterator[tuple[str, str]]:
+        if self._open is not None:
+            self._open[1].close()
+        self._open = self._copies = None
+        for file in files:
+            with self._needed(file), self._copied(file) as tar:
+                yield from self._samples(file, tar)
+
+    def _samples(self, file: str, tar: BinaryIO) -> Iterator[tuple[str, str]]:
+        reader = TarReader(tar, seeks=True)
+        described: list[bytes] = []
+
+        def load(suffix: str, member: Member) -> tuple[int, int]:
+            if suffix == self._roles.described and self._config.key is not None:
+                described[:] = [reader.content(member)]
+            return member.offset, member.size
+
+        for group in groups(reader, self._roles, load):
+            if group.fault is not None:
+                if group.fault[0] == "source.unreadable":
+                    self._damage = f" ({file}: {group.fault[1]})"
+                yield group.key, json.dumps({"fault": group.fault})
+                continue
+            key = self._key(group.key, described)
+            if key is not None:
+                yield key, json.dumps({"file": file, "members": group.members})
+            described.clear()
+
+    def _key(self, own: str, described: list[bytes]) -> str | None:
+        """The joined sample's key; None when its `json` does not tell it, so that it is nobody's partner."""
+        if self._config.key is None:
+            return own
+        try:
+            fields = object_of(described[0]) if described else {}
+        except Reject:
+            return None
+        value = look_up(fields, self._config.key.removeprefix(FIELD))
+        return None if value is None else str(value)
+
+    @contextmanager
+    def _needed(self, file: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise lost(join_location(self.files.store.location, file), error) from None
+
+    def _copied(self, file: str) -> BinaryIO:
+        """The tar, open on this machine's disk; copied to there once when it is remote."""
+        store = self.files.store
+        if not is_remote(store.location):
+            return store.open(file)
+        if self._copies is None:
+            self._copies = tempfile.TemporaryDirectory(prefix="tarmac-join-")
+        copy = os.path.join(self._copies.name, blake2b(file.encode(), digest_size=16).hexdigest())
+        if not os.path.exists(copy):
+            with store.open(file) as remote, open(f"{copy}.part", "wb") as local:
+                shutil.copyfileobj(remote, local, CHUNK)
+            os.replace(f"{copy}.part", copy)
+        return open(copy, "rb")
+
+
+def stem(file: str) -> str:
+    """`a/00012.tar` -> `00012`, what files that belong together share."""
+    return file.rpartition("/")[2].partition(".")[0]

@@ -1,0 +1,220 @@
+"""Rows of CSV, TSV, JSON lines and Parquet files, local or remote, as dictionaries with the line of each.
+
+Rows are streamed: a table of any length takes the memory of a short one. Bytes that are not UTF-8 are kept
+(as lone surrogates), so that one bad caption costs one sample and not the table. A table whose structure is
+broken, such as a CSV's quote that never ends, is an error: guessing where its rows end would lose samples
+silently. So is a cell or a line beyond all measure, which would not fit into memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import BinaryIO, TextIO
+
+from tasks.core.addresses import shown
+from tasks.core.errors import DataError, UsageError
+from tasks.core.locations import open_store, path_of, split_location
+from tasks.core.stores import Unreachable
+from tasks.dataset.rejects import Reject
+from tasks.dataset.sources import parquet, tsv
+from tasks.dataset.sources.fields import parse_json
+from tasks.dataset.sources.files import lost
+from tasks.dataset.sources.parquet import Row
+
+__all__ = ["SUFFIXES", "Row", "Table", "open_table"]
+
+MOST_COLUMNS = 10_000
+"""A file of JSON lines with more different names is no table."""
+LONGEST_CELL = 16 << 20
+LONGEST_LINE = 64 << 20
+"""In characters."""
+csv.field_size_limit(LONGEST_CELL)
+_BYTE_ORDER_MARKS = ("\udcff\udcfe", "\udcfe\udcff")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is open: its columns, those of them that hold bytes, and its rows to be read once."""
+
+    location: str
+    columns: list[str]
+    rows: Iterator[Row]
+    binary: frozenset[str] = frozenset()
+    columns_vary: bool = False
+    """Whether a row may have columns that others have not."""
+    count: int | None = None
+    """How many rows there are, where that is known before they are read."""
+    close: Callable[[], None] = lambda: None
+    """For whoever reads no rows; reading them to their end closes the file too."""
+
+    @property
+    def path(self) -> PurePath:
+        return PurePath(self.location)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def open_table(
+    location: str | Path, config_key: str, wanted: Collection[str] | None = None, image: str | None = None
+) -> Table:
+    """Open a table by its suffix; UsageError naming `config_key` when that is no table.
+
+    Columns of bytes are left out, but for `image`. The columns of JSON lines are those of all rows; with
+    `wanted` names, no more rows are looked at than it takes to find these.
+    """
+    place = shown(str(location))
+    suffix = PurePath(path_of(str(location))).suffix.lower()
+    reader = FORMATS.get(suffix)
+    if reader is None:
+        raise UsageError(f"{config_key}: {place} is none of {', '.join(FORMATS)}; convert it to one")
+    folder, file = split_location(str(location))
+    store = open_store(folder, config_key)
+
+    def opened() -> BinaryIO:
+        return store.open(file, in_order=suffix != ".parquet")
+
+    try:
+        return reader(place, opened, wanted, image)
+    except Unreachable:
+        raise
+    except (FileNotFoundError, NotADirectoryError):
+        start = "" if PurePath(place).is_absolute() else "; paths start at the working directory"
+        raise UsageError(f"{config_key}: there is no file {place}{start}") from None
+    except OSError as error:
+        raise UsageError(f"{config_key}: {place} cannot be read: {error.strerror or error}") from None
+
+
+Open = Callable[[], BinaryIO]
+
+
+def _open_csv(place: str, opened: Open, wanted: object, image: object) -> Table:
+    text = _text(opened())
+    return _of_cells(place, text, _csv_rows(place, text, ","))
+
+
+def _open_tsv(place: str, opened: Open, wanted: object, image: object) -> Table:
+    with _text(opened()) as text:
+        is_csv = tsv.is_csv(_lines(place, text))
+    text = _text(opened())
+    return _of_cells(place, text, _csv_rows(place, text, "\t") if is_csv else _tsv_rows(place, text))
+
+
+def _of_cells(place: str, text: TextIO, rows: Iterator[tuple[int, list[str]]]) -> Table:
+    header = next(rows, None)
+    if header is None:
+        raise DataError(f"{place} is empty; its first line names the columns")
+    columns = header[1]
+    _require_text(place, "".join(columns))
+    for name in columns:
+        if columns.count(name) > 1:
+            raise DataError(f"{place}: two columns are named {name!r}; rename one")
+    named = (_csv_row(line, columns, cells) for line, cells in rows)
+    return Table(place, columns, named, close=text.close)
+
+
+def _csv_rows(place: str, text: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    line = 1
+    with text as file:
+        reader = csv.reader(_lines(place, file), delimiter=delimiter, strict=True)
+        try:
+            for cells in reader:
+                if cells:
+                    yield line, cells
+                line = reader.line_num + 1
+        except csv.Error as error:
+            if "field limit" in str(error):
+                raise DataError(
+                    f"{place}:{line}: a cell of more than {LONGEST_CELL:,} characters; mend the quotes of "
+                    "this row, or keep such texts in files of their own"
+                ) from None
+            raise DataError(f"{place}:{line}: {error}; mend the quotes of this row") from None
+
+
+def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
+    with text as file:
+        for line, cells in tsv.rows_of_lines(_lines(place, file)):
+            if max(map(len, cells)) > LONGEST_CELL:
+                raise DataError(
+                    f"{place}:{line}: a cell of more than {LONGEST_CELL:,} characters; keep such texts in "
+                    "files of their own"
+                )
+            yield line, cells
+
+
+def _csv_row(line: int, columns: list[str], cells: list[str]) -> Row:
+    if len(cells) > len(columns):
+        fault = f"{len(cells)} cells in {len(columns)} columns; quote a text that holds the delimiter"
+        return Row(line, {}, fault)
+    return Row(line, dict(zip(columns, cells, strict=False)))
+
+
+def _open_jsonl(place: str, opened: Open, wanted: Collection[str] | None, image: object) -> Table:
+    columns: dict[str, None] = {}
+    for row in _jsonl_rows(place, opened):
+        columns.update(dict.fromkeys(row.fields))
+        if len(columns) > MOST_COLUMNS:
+            raise DataError(f"{place}:{row.line}: more than {MOST_COLUMNS:,} names of columns so far")
+        if wanted is not None and columns.keys() >= set(wanted):
+            break
+    return Table(place, list(columns), _jsonl_rows(place, opened), columns_vary=True)
+
+
+def _jsonl_rows(place: str, opened: Open) -> Iterator[Row]:
+    with _text(opened(), "\n") as file:
+        for number, line in enumerate(_lines(place, file), 1):
+            if number == 1:
+                _require_text(place, line[:2])
+            if line.strip():
+                yield _jsonl_row(number, line)
+
+
+def _jsonl_row(number: int, line: str) -> Row:
+    try:
+        fields = parse_json(line)
+    except Reject as reject:
+        return Row(number, {}, reject.detail)
+    return Row(number, fields) if isinstance(fields, dict) else Row(number, {}, "no JSON object")
+
+
+def _open_parquet(place: str, opened: Open, wanted: Collection[str] | None, image: str | None) -> Table:
+    file = opened()
+    columns, binary, count, rows = parquet.open_rows(place, file, image, wanted)
+    return Table(place, columns, rows, binary, count=count, close=file.close)
+
+
+def _lines(place: str, file: TextIO) -> Iterator[str]:
+    number = 0
+    try:
+        while line := file.readline(LONGEST_LINE):
+            number += 1
+            if len(line) == LONGEST_LINE:
+                raise DataError(f"{place}: a line of over {LONGEST_LINE:,} characters, as no table has it")
+            yield line
+    except OSError as error:
+        raise lost(place, error, f"line {number + 1} and on cannot be read") from None
+
+
+def _require_text(place: str, start: str) -> None:
+    """DataError when the first line was written in UTF-16, or the names of columns in no Unicode at all."""
+    if "\0" in start or start.startswith(_BYTE_ORDER_MARKS) or any("\udc80" <= c <= "\udcff" for c in start):
+        raise DataError(f"{place} is not UTF-8; save it as UTF-8")
+
+
+def _text(file: BinaryIO, newline: str = "") -> TextIO:
+    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+
+
+FORMATS: dict[str, Callable[[str, Open, Collection[str] | None, str | None], Table]] = {
+    ".csv": _open_csv,
+    ".tsv": _open_tsv,
+    ".jsonl": _open_jsonl,
+    ".ndjson": _open_jsonl,
+    ".parquet": _open_parquet,
+}
+SUFFIXES = tuple(FORMATS)

@@ -1,0 +1,199 @@
+"""What tables say about volumes: reports, labels and the scanner's metadata, found by the name of the file.
+
+The tables are joined on disk, so that any number of volumes takes no memory. A row names a file without
+suffix: by its path within the source, or as CT-RATE's tables do by the last part of it alone, which then must
+be the name of one file only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from tasks.core.addresses import is_remote
+from tasks.core.errors import DataError
+from tasks.core.locations import expand, join_location, split_location
+from tasks.core.schema import Labels, Metadata, Reports, VolumeSource
+from tasks.dataset.keys import stem
+from tasks.dataset.rejects import Reason, Reject
+from tasks.dataset.sources.columns import require
+from tasks.dataset.sources.lookup import Lookup
+from tasks.dataset.sources.names import name_of
+from tasks.dataset.sources.tabular import SUFFIXES, Table, open_table
+
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+NOT_GIVEN = "Not given."
+"""How CT-RATE writes that a report lacks a part; CT-CLIP leaves it out as well."""
+
+Options = Mapping[str, Sequence[str]]
+"""Columns that must be there, by the option that names them."""
+
+
+class VolumeTables:
+    """The tables of one source, read once; `rows` gives what they say about a volume."""
+
+    def __init__(self, config: VolumeSource, root: str, config_key: str) -> None:
+        self._root = root
+        self._config_key = config_key
+        report = _Rows(self._reports(config.reports), config.reports, "report.missing")
+        self._tables: dict[str, _Rows] = {"report": report}
+        if config.labels is not None:
+            self._tables["labels"] = _Rows(self._labels(config.labels), config.labels, "labels.missing")
+        if config.metadata is not None:
+            rows = self._metadata(config.metadata, getattr(config, "rescale", None))
+            self._tables["metadata"] = _Rows(rows, config.metadata, "volume.spacing")
+
+    def rows(self, file: str, sharing: int) -> dict[str, list[str]]:
+        """The distinct rows about a volume by role, none where a table leaves it out; `sharing` files have
+        its name. Reject where a table does not tell them apart."""
+        return {role: table.about(file, sharing) for role, table in self._tables.items()}
+
+    def _reports(self, config: Reports) -> Iterator[tuple[str, str]]:
+        for file, row in self._read(config, "reports", {"text": config.text}):
+            parts = [_text(row.get(column)) for column in config.text]
+            yield file, " ".join(part for part in parts if part)
+
+    def _labels(self, config: Labels) -> Iterator[tuple[str, str]]:
+        """Rows with every label that any of the tables has, null where the row itself has none."""
+        tables = self._opened(config, "labels", None)
+        names = dict.fromkeys(chain.from_iterable(table.columns for table in tables))
+        names.pop(config.key, None)
+        for file, row in self._read(config, "labels", {}):
+            yield file, json.dumps({name: row.get(name) for name in names}, default=str)
+
+    def _metadata(self, config: Metadata, rescale: str | None) -> Iterator[tuple[str, str]]:
+        """Rows with the columns that will be looked at, so that others may change as they like."""
+        names = ["spacing_xy", "spacing_z", *(["slope", "intercept"] if rescale == "metadata" else [])]
+        options = {option: [getattr(config, option)] for option in names}
+        used = list(chain.from_iterable(options.values()))
+        for file, row in self._read(config, "metadata", options):
+            yield file, json.dumps({name: row.get(name) for name in used}, default=str)
+
+    def _read(
+        self, config: Reports | Labels | Metadata, role: str, options: Options
+    ) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The rows that name a file, with its name."""
+        options = {"key": [config.key], **options}
+        for table in self._opened(config, role, list(chain.from_iterable(options.values()))):
+            for option, names in options.items():
+                for name in names:
+                    require(f"{self._config_key}.{role}.{option}", name, table.columns, table.name)
+            for row in table.rows:
+                if row.fault is not None:
+                    raise DataError(f"{table.location}:{row.line}: {row.fault}")
+                if row.fields.get(config.key) is not None:
+                    yield str(row.fields[config.key]), row.fields
+
+    def _opened(
+        self, config: Reports | Labels | Metadata, role: str, wanted: Sequence[str] | None
+    ) -> Iterator[Table]:
+        key = f"{self._config_key}.{role}.path"
+        for location in expand(join_location(self._root, config.path), SUFFIXES, key):
+            yield open_table(location, key, wanted)
+
+
+class _Rows:
+    """What one table says, by file."""
+
+    def __init__(
+        self, rows: Iterable[tuple[str, str]], config: Reports | Labels | Metadata, missing: Reason
+    ) -> None:
+        self._table = table_name(config.path)
+        self._missing = missing
+        self._has_paths = False
+        self._lookup = Lookup(self._by_name(rows))
+
+    def _by_name(self, rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+        for file, row in rows:
+            name = stem(posixpath.normpath(file))
+            self._has_paths = self._has_paths or "/" in name
+            yield name, row
+
+    def about(self, file: str, sharing: int) -> list[str]:
+        if self._has_paths:
+            found = self._lookup[stem(file)]
+            if found:
+                return found
+        name = name_of(file)
+        found = self._lookup[name]
+        if found and sharing > 1:
+            problem = (
+                f"{sharing:,} files share the name {name}, which is all that {self._table} tells of them"
+            )
+            raise Reject(self._missing, problem)
+        return found
+
+
+def table_name(path: str) -> str:
+    """A table's name for details of rejects, which are the same wherever it lies."""
+    return split_location(path.partition("?")[0] if is_remote(path) else path.rstrip("/"))[1]
+
+
+def _text(value: Any) -> str:
+    """A cell; NaN is how data frames write a missing text."""
+    text = "" if value is None or value != value else str(value).strip()
+    return "" if text == NOT_GIVEN else text
+
+
+def report_of(rows: Sequence[str], table: str) -> str:
+    """The one report; Reject when there is none, or more than one."""
+    return _the_one(rows, table, "report.missing")
+
+
+def labels_of(rows: Sequence[str], table: str) -> dict[str, float]:
+    """Every label as a number; Reject when the row or one of its cells is missing."""
+    numbers = {}
+    for name, value in json.loads(_the_one(rows, table, "labels.missing")).items():
+        number = _number(value)
+        if number is None:
+            problem = "no value" if value is None else f"{value!r} is no number"
+            raise Reject("labels.missing", f"{name}: {problem}")
+        numbers[name] = int(number) if number.is_integer() else number
+    return numbers
+
+
+def spacing_in(rows: Sequence[str], config: Metadata) -> tuple[float, float, float]:
+    """(z, row, column) in mm, as DICOM's SliceThickness and PixelSpacing name them; Reject when unknown."""
+    row = _row(rows, config)
+    in_plane = [float(number) for number in NUMBER.findall(str(row.get(config.spacing_xy)))]
+    z = _number(row.get(config.spacing_z))
+    if z is None or len(in_plane) not in (1, 2):
+        cells = {name: row.get(name) for name in (config.spacing_z, config.spacing_xy)}
+        raise Reject("volume.spacing", f"{cells} in {table_name(config.path)}")
+    return z, in_plane[0], in_plane[-1]
+
+
+def rescale_in(rows: Sequence[str], config: Metadata) -> tuple[float, float]:
+    """Slope and intercept; Reject when they are not there."""
+    row = _row(rows, config)
+    slope, intercept = (_number(row.get(name)) for name in (config.slope, config.intercept))
+    if slope is None or intercept is None or slope == 0:
+        cells = {name: row.get(name) for name in (config.slope, config.intercept)}
+        problem = "so there is nothing to rescale by"
+        raise Reject("volume.hu_range", f"{cells} in {table_name(config.path)}, {problem}")
+    return slope, intercept
+
+
+def _row(rows: Sequence[str], config: Metadata) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_the_one(rows, config.path, "volume.spacing"))
+    return found
+
+
+def _the_one(rows: Sequence[str], table: str, missing: Reason) -> str:
+    if len(rows) != 1:
+        told = f"{len(rows)} different rows" if rows else "no row"
+        raise Reject(missing, f"{told} in {table_name(table)}")
+    return rows[0]
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None

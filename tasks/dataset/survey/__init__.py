@@ -1,8 +1,0 @@
-"""What raw data is, told from a look at it, and a commented config for it; `survey` is the one way in."""
-
-from __future__ import annotations
-
-from tasks.dataset.survey.survey import Survey, survey
-from tasks.dataset.survey.text import config_text
-
-__all__ = ["Survey", "config_text", "survey"]

@@ -1,0 +1,190 @@
+"""Members decoded by their suffix: those of tars of no known modality, and those that a modality leaves out.
+
+A decoder returns when the content is sound and raises when it is not; whatever it makes is thrown away. Sizes
+that a header claims are compared with a limit, and with what is there, before anything is made as large.
+Nothing is unpickled, and nothing is unpacked beyond a limit.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from itertools import product
+from typing import IO, Any, cast
+
+from tasks.core.files import CHUNK
+from tasks.dataset.formats import images, zips
+from tasks.dataset.formats.volumes import npy, stored
+from tasks.dataset.modalities import arrays, tensors
+from tasks.dataset.rejects import Reject
+from tasks.dataset.texts import is_blank
+
+MOST_UNPACKED = 1 << 30
+MOST_GROWTH = 8
+"""Times its own size that a large archive may unpack to beyond MOST_UNPACKED bytes."""
+LARGEST_TEXT = 32 << 20
+"""JSON of more bytes is not judged: parsed, it may take thirty times as many."""
+HARMLESS = (
+    *(f"'torch {kind}Storage'" for kind in ("Long", "Int", "Short", "Char", "Byte", "Bool")),
+    "no dictionary",
+)
+"""What the reader of embeddings refuses in a file of tensors that is no fault of it."""
+KINDS = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tif": "tiff"}
+"""What the format of an image is called where its suffix has another name for it."""
+
+
+class Unjudged(Exception):
+    """Nobody here can tell whether the content is sound."""
+
+
+class Blank(Exception):
+    """There is nothing to be seen in it."""
+
+
+def image_of(suffix: str) -> Callable[[bytes], None]:
+    expected = KINDS.get(suffix, suffix)
+
+    def check(content: bytes) -> None:
+        kind = images.check(content, images.ANY_SIZE)
+        if kind != expected:
+            raise ValueError(f"holds a {kind}")
+
+    return check
+
+
+def text(content: bytes) -> None:
+    try:
+        found = content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
+    if found and is_blank(found):
+        raise Blank
+
+
+def json_value(content: bytes) -> None:
+    if len(content) > LARGEST_TEXT:
+        raise Unjudged
+    json.loads(content)
+
+
+def json_lines(content: bytes) -> None:
+    for line in io.BytesIO(content):
+        if line.strip():
+            json_value(line)
+
+
+def integer(content: bytes) -> None:
+    int(content)
+
+
+def npy_array(content: bytes) -> None:
+    header = npy.parse_header(content, "it")
+    _require_plain(header, "it")
+    there = len(content) - header.offset
+    if there != header.size_bytes:
+        raise ValueError(f"{there:,} of {header.size_bytes:,} bytes of {header.dtype} {header.shape}")
+
+
+def _require_plain(header: npy.Header, name: str) -> None:
+    if header.dtype.hasobject:
+        raise ValueError(f"{name} holds Python objects, which are never unpickled")
+
+
+def npz_arrays(content: bytes) -> None:
+    """As numpy reads them: entries that are no NPY files are bytes to it."""
+    left = _most_unpacked(content)
+    with zips.opened(io.BytesIO(content), "it", "reinforcement.members") as archive:
+        for entry in archive.infolist():
+            with archive.open(entry) as file:
+                name = entry.filename[:80]
+                start = file.read(npy.LONGEST_HEADER)
+                size = len(start) + _passed(file, left - len(start))
+            left -= size
+            if name.endswith(".npy"):
+                header = npy.parse_header(start, name)
+                _require_plain(header, name)
+                if size != header.offset + header.size_bytes:
+                    raise ValueError(f"{name} has {size:,} bytes for {header.dtype} {header.shape}")
+
+
+def gzipped(content: bytes) -> None:
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        _passed(cast(IO[bytes], file), _most_unpacked(content))
+
+
+def _most_unpacked(content: bytes) -> int:
+    return max(MOST_UNPACKED, MOST_GROWTH * len(content))
+
+
+def _passed(file: IO[bytes], limit: int) -> int:
+    """How many bytes there are; Reject after `limit`."""
+    count = 0
+    while part := file.read(CHUNK):
+        count += len(part)
+        if count > limit:
+            raise Reject("archive.bomb", f"it unpacks to more than {MOST_UNPACKED:,} bytes")
+    return count
+
+
+def saved_tensors(content: bytes) -> None:
+    if len(content) > arrays.LARGEST_BYTES:
+        raise Unjudged
+    _require_tensors(tensors.read_pth, content)
+
+
+def zipped_tensors(content: bytes) -> None:
+    _require_tensors(tensors.read_pth_gz, content)
+
+
+def _require_tensors(read: Callable[[bytes], Any], content: bytes) -> None:
+    try:
+        read(content)
+    except Reject as reject:
+        if any(harmless in reject.detail for harmless in HARMLESS):
+            raise Unjudged from None
+        raise
+
+
+def volume(content: bytes) -> None:
+    """Chunk by chunk: however large the whole is, memory holds one of them."""
+    if find_spec("blosc2") is None:
+        raise Unjudged
+    opened = stored.open_volume(stored.B2ND, content)
+    parts = [
+        [slice(start, min(start + step, side)) for start in range(0, side, step)]
+        for side, step in zip(opened.shape, opened.chunk, strict=True)
+    ]
+    for depth, height, width in product(*parts):
+        opened.voxels((depth, height, width))
+
+
+DECODERS: Mapping[str, Callable[[bytes], None]] = {
+    **{suffix: image_of(suffix) for suffix in images.SUFFIXES},
+    **dict.fromkeys(("txt", "text", "caption", "cap"), text),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), integer),
+    "json": json_value,
+    "jsonl": json_lines,
+    "npy": npy_array,
+    "npz": npz_arrays,
+    "pth": saved_tensors,
+    "pt": saved_tensors,
+    "pth.gz": zipped_tensors,
+    "pt.gz": zipped_tensors,
+    "gz": gzipped,
+    "b2nd": volume,
+}
+PICKLES = ("pyd", "pkl", "pickle")
+"""Ends of the suffixes of members that loaders unpickle, which executes what is in them."""
+
+
+def is_pickle(suffix: str) -> bool:
+    return suffix.rpartition(".")[2] in PICKLES
+
+
+def decoder_of(suffix: str) -> Callable[[bytes], None] | None:
+    """By the last two parts of the suffix, or the last: `000.jpg` is a jpg."""
+    parts = suffix.rsplit(".", 2)
+    return DECODERS.get(".".join(parts[-2:])) or DECODERS.get(parts[-1])

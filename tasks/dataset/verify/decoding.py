@@ -1,0 +1,72 @@
+"""The members of a sample decoded: by the modality's rules where there are any, else by their suffixes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from tasks.core.errors import UsageError
+from tasks.dataset.modalities import MODALITIES, Fault
+from tasks.dataset.rejects import Reject
+from tasks.dataset.verify.decoders import Blank, Unjudged, decoder_of, is_pickle
+
+MOST_UNDECODED = 100
+"""Ends of suffixes that are remembered."""
+LONGEST = 200
+_NUMBERED = re.compile(r"\d{3}(\.\w+)?")
+"""Images of a conversation."""
+
+
+class Decoder:
+    """`undecoded` are the ends of suffixes that it has met and cannot judge."""
+
+    def __init__(self, modality: str | None) -> None:
+        self._modality = MODALITIES.get(modality or "")
+        self._is_numbered = modality == "chat"
+        required = self._modality.required if self._modality else ()
+        self._of_modality = {"json", *(choice for choices in required for choice in choices)}
+        self.undecoded: set[str] = set()
+
+    def judge(self, contents: Mapping[str, bytes]) -> Iterator[Fault]:
+        """What is wrong with members that are not empty."""
+        if self._modality is not None:
+            try:
+                yield from self._modality.judge(contents)
+            except UsageError:
+                raise  # a package is missing, which is no fault of the data
+            except Exception as error:  # noqa: BLE001 - hostile content may lead anywhere, but not to a crash
+                yield Fault("member.undecodable", " ".join(sorted(contents)), told(error))
+        for suffix, content in contents.items():
+            if not self._is_of_modality(suffix) and not is_pickle(suffix):
+                yield from self._judge_one(suffix, content)
+
+    def _is_of_modality(self, suffix: str) -> bool:
+        if self._modality is None:
+            return False
+        return suffix in self._of_modality or (self._is_numbered and bool(_NUMBERED.fullmatch(suffix)))
+
+    def _judge_one(self, suffix: str, content: bytes) -> Iterator[Fault]:
+        decode = decoder_of(suffix)
+        try:
+            if decode is None:
+                raise Unjudged
+            decode(content)
+        except Unjudged:
+            self.leave_out(suffix)
+        except Blank:
+            yield Fault("member.empty", suffix, "the text is blank")
+        except Exception as error:  # noqa: BLE001 - decoders raise whatever torn data lead them to
+            yield Fault("member.undecodable", suffix, told(error))
+
+    def leave_out(self, suffix: str) -> None:
+        if len(self.undecoded) < MOST_UNDECODED:
+            self.undecoded.add(suffix.rpartition(".")[2][:LONGEST])
+
+
+def told(error: Exception) -> str:
+    """What a decoder says of the content; the kind of error too, unless the words are this project's."""
+    if isinstance(error, Reject):
+        return error.detail[:LONGEST]
+    if type(error) is ValueError and str(error):
+        return str(error)[:LONGEST]
+    return f"{type(error).__name__}: {error}"[:LONGEST]

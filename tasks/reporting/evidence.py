@@ -1,0 +1,123 @@
+"""All that a run's folder says, read once for the report. What is missing or torn is noted, never raised.
+
+A report is most wanted when something went wrong, so every file is read for itself: a broken one costs the
+part of the page that stands on it, and its reason is kept for the reader.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tasks.core import config, quarantine
+from tasks.core.errors import TarmacError
+from tasks.core.files import digest, read_lines, sha256_file
+from tasks.core.schema import Config
+from tasks.evaluation import results
+from tasks.evaluation.results import EvaluationResult
+from tasks.loader.settings import LoaderSettings, read_settings
+from tasks.runs import ledger, metrics, record
+from tasks.runs.folder import RunFolder
+from tasks.runs.record import RunRecord
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The content of a run's folder. A part that is not there is None or empty; `unreadable` says why."""
+
+    run: RunFolder
+    record: RunRecord | None = None
+    config: Config | None = None
+    config_text: str = ""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    loader: LoaderSettings | None = None
+    results: list[EvaluationResult] = field(default_factory=list)
+    ledger: Mapping[ledger.Key, ledger.Entry] = field(default_factory=dict)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    replaced: list[dict[str, Any]] = field(default_factory=list)
+    """The lines of every rank on the bad samples that it trained without."""
+    quarantined: list[quarantine.Entry] = field(default_factory=list)
+    """The samples that the run left out from its start."""
+    best_step: int | None = None
+    """Step of `checkpoints/best`."""
+    last_checkpoint: int = 0
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """File, relative to the run's folder, and why it could not be read."""
+
+    @property
+    def private(self) -> bool:
+        """Whether samples stay off the page; a config that cannot be read might have said so."""
+        return self.config is None or self.config.dataset.private
+
+
+def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
+    """Everything the report needs from the folder of `run`; the metrics, which may be long, only if asked."""
+    unreadable: dict[str, str] = {}
+
+    def attempt(path: Path, read: Callable[[Path], Value]) -> Value | None:
+        if not path.exists():
+            return None  # what must be there is missed by name in tasks.reporting.notes
+        try:
+            return read(path)
+        except (TarmacError, OSError, ValueError) as error:
+            unreadable[str(path.relative_to(run.path))] = str(error).strip().splitlines()[0]
+            return None
+
+    read_results = [attempt(path, _read_result) for path in _result_files(run)]
+    steps = [_step_of(path.name) for path in run.checkpoints.glob("step_*")]
+    return Evidence(
+        run=run,
+        record=attempt(run.record, lambda _: record.load(run)),
+        config=attempt(run.config, config.reload),
+        config_text=attempt(run.config, lambda path: path.read_text("utf-8", "replace")) or "",
+        rows=(attempt(run.metrics, lambda path: metrics.read(path)[0]) or []) if metrics_too else [],
+        loader=attempt(run.loader, read_settings),
+        results=[result for result in read_results if result is not None],
+        ledger=ledger.fold(filter(_is_entry, attempt(run.ledger, ledger.read) or [])),
+        findings=attempt(run.findings, _lines) or [],
+        replaced=[line for path in run.all_replaced() for line in attempt(path, _lines) or []],
+        quarantined=attempt(run.quarantine, quarantine.read) or [],
+        best_step=_step_of(run.best.resolve().name) if run.best.exists() else None,
+        last_checkpoint=max((step for step in steps if step is not None), default=0),
+        unreadable=unreadable,
+    )
+
+
+def inputs_digest(run: RunFolder) -> str:
+    """SHA-256 over the content of all that a report is made from; cheap next to making one."""
+    files = [run.record, run.config, run.loader, run.metrics, run.ledger, run.findings]
+    files += [run.quarantine, *run.all_replaced(), *sorted(run.evaluations.glob("step_*/*.json"))]
+    contents = {str(path.relative_to(run.path)): sha256_file(path) for path in files if path.is_file()}
+    best = run.best.resolve().name if run.best.exists() else None
+    return digest({"files": contents, "best": best})
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return read_lines(path)[0]
+
+
+def _result_files(run: RunFolder) -> list[Path]:
+    files = run.evaluations.glob("step_*/*.json")
+    return sorted(path for path in files if not path.name.endswith(".predictions.json"))
+
+
+def _read_result(path: Path) -> EvaluationResult:
+    result = results.read(path)
+    if result is None:
+        raise ValueError("it is torn or no evaluation result")
+    return result
+
+
+def _is_entry(entry: ledger.Entry) -> bool:
+    """Whether the line names an evaluation; the ledger's reader takes any value."""
+    return isinstance(entry.step, int) and isinstance(entry.task, str)
+
+
+def _step_of(name: str) -> int | None:
+    match = re.fullmatch(r"step_(\d+)", name)
+    return int(match.group(1)) if match else None

@@ -1,0 +1,53 @@
+"""`report.html`: what came of a run, on one page, for a newcomer and for an expert.
+
+It is made from the run's folder and its dataset's version alone, by any process, at any time, also halfway
+through or after a failure: a missing part is named and costs only its own section. The page records the
+digest of what it was made from, so that nobody has to guess whether it still holds.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from tasks.core.files import write_atomic
+from tasks.core.progress import Progress, silent
+from tasks.reporting.evidence import collect, inputs_digest
+from tasks.reporting.scores import Headline, headline_of
+from tasks.runs.folder import RunFolder
+
+INPUTS = re.compile(rb'<meta name="tarmac-inputs" content="([0-9a-f]{64})">')
+HEAD_BYTES = 4096
+"""How far into the page its digest stands at most."""
+
+
+def write_report(run: RunFolder, progress: Progress = silent) -> Path:
+    """Write `report.html` of a run and return its path; OSError when the folder cannot be written."""
+    # Imported here, because what draws a page loads in a second and `is_current` must answer at once.
+    from tasks.reporting.page import compose
+
+    # Before anything is read: what changes from here on makes the page out of date, not silently wrong.
+    inputs = inputs_digest(run)
+    progress(0, 2, "steps")
+    evidence = collect(run)
+    progress(1, 2, "steps")
+    write_atomic(run.report, compose(evidence, inputs, time.time()))
+    progress(2, 2, "steps")
+    return run.report
+
+
+def is_current(run: RunFolder) -> bool:
+    """Whether the page was made from what the run's folder holds now; reads the head of the page only."""
+    try:
+        with run.report.open("rb") as file:
+            found = INPUTS.search(file.read(HEAD_BYTES))
+    except OSError:
+        return False
+    return found is not None and found.group(1).decode() == inputs_digest(run)
+
+
+def read_headline(run: RunFolder) -> Headline | None:
+    """The figure that stands first on the page, for whoever wants just that; None before an evaluation."""
+    evidence = collect(run, metrics_too=False)
+    return headline_of(evidence.results, evidence.config, evidence.best_step)
