@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import digest, sha256_file
+from tasks.core.files import blake3_file, digest
 
 BUILD = "build.json"
 SEAL = "digest"
@@ -21,7 +21,7 @@ def beside_the_tars(version: Path) -> list[str]:
 def recorded(version: Path) -> dict[str, Any]:
     """What build.json keeps of each of them: `{"index/val.npy": {"bytes": 944, "sha256": …}}`."""
     return {
-        name: {"bytes": (version / name).stat().st_size, "sha256": sha256_file(version / name)}
+        name: {"bytes": (version / name).stat().st_size, "sha256": blake3_file(version / name)}
         for name in beside_the_tars(version)
     }
 

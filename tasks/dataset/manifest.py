@@ -6,13 +6,13 @@ is named by its digest.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
+from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.core.errors import DataError
@@ -50,7 +50,7 @@ class Manifest(BaseModel):
     name: str
     modality: str
     digest: str
-    """SHA-256 of `content_lines`."""
+    """BLAKE3 of `content_lines`."""
     splits: dict[str, SplitSummary]
     read: Count
     accepted: Count
@@ -72,14 +72,14 @@ class Manifest(BaseModel):
 
 
 def content_digest(shards: Iterable[tuple[str, str]]) -> str:
-    """SHA-256 over the sorted lines `split/000000.tar sha256`, each ended by a newline."""
+    """BLAKE3 over the sorted lines `split/000000.tar sha256`, each ended by a newline."""
     lines = sorted(f"{name} {sha256}\n" for name, sha256 in shards)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return blake3("".join(lines).encode()).hexdigest()
 
 
 def version_name(manifest: bytes) -> str:
-    """The name of the version's folder: the first digits of the SHA-256 of its manifest's bytes."""
-    return hashlib.sha256(manifest).hexdigest()[:NAME_DIGITS]
+    """The name of the version's folder: the first digits of the BLAKE3 of its manifest's bytes."""
+    return blake3(manifest).hexdigest()[:NAME_DIGITS]
 
 
 def read_manifest(version: Path) -> Manifest:

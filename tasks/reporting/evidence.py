@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tasks.core import config, quarantine
 from tasks.core.errors import TarmacError
-from tasks.core.files import digest, read_lines, sha256_file
+from tasks.core.files import blake3_file, digest, read_lines
 from tasks.core.schema import Config
 from tasks.evaluation import results
 from tasks.evaluation.results import EvaluationResult
@@ -89,10 +89,10 @@ def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
 
 
 def inputs_digest(run: RunFolder) -> str:
-    """SHA-256 over the content of all that a report is made from; cheap next to making one."""
+    """BLAKE3 over the content of all that a report is made from; cheap next to making one."""
     files = [run.record, run.config, run.loader, run.metrics, run.ledger, run.findings]
     files += [run.quarantine, *run.all_replaced(), *sorted(run.evaluations.glob("step_*/*.json"))]
-    contents = {str(path.relative_to(run.path)): sha256_file(path) for path in files if path.is_file()}
+    contents = {str(path.relative_to(run.path)): blake3_file(path) for path in files if path.is_file()}
     best = run.best.resolve().name if run.best.exists() else None
     return digest({"files": contents, "best": best})
 

@@ -1,6 +1,6 @@
 """Which checkpoints a run has and whether they are whole, told from the files alone, without torch.
 
-A checkpoint appears by rename, complete; its `meta.json` names the SHA-256 of its files, which shows a file
+A checkpoint appears by rename, complete; its `meta.json` names the BLAKE3 of its files, which shows a file
 that was damaged later. Reading them all costs the checkpoint's size once, at a resume and at the end.
 """
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from tasks.core.errors import DataError
-from tasks.core.files import ignore_missing, read_json, sha256_file, unreadable_as_error
+from tasks.core.files import blake3_file, ignore_missing, read_json, unreadable_as_error
 from tasks.runs.folder import RunFolder
 
 META = "meta.json"
 
 
 class CheckpointMeta(BaseModel):
-    """`meta.json`: `files` maps file names to SHA-256; `val_loss` is None where none is measured yet."""
+    """`meta.json`: `files` maps file names to BLAKE3; `val_loss` is None where none is measured yet."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -67,7 +67,7 @@ def is_sound(checkpoint: Checkpoint) -> bool:
     if meta is None or meta.step != checkpoint.step or not meta.files:
         return False
     with unreadable_as_error(DataError), ignore_missing():
-        return all(sha256_file(checkpoint.path / name) == sha for name, sha in meta.files.items())
+        return all(blake3_file(checkpoint.path / name) == sha for name, sha in meta.files.items())
     return False
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
+
+from blake3 import blake3
 
 from tasks.core.errors import DataError
 from tasks.core.files import read_json
@@ -18,7 +19,7 @@ def data_of(version: Path) -> list[DataRef]:
         content = (version / "manifest.json").read_bytes()
     except OSError:
         raise DataError(f"{version}: has no manifest.json; build the dataset first") from None
-    name = hashlib.sha256(content).hexdigest()[:ID_DIGITS]
+    name = blake3(content).hexdigest()[:ID_DIGITS]
     inside = dataset_of(version) if version.resolve().name == name else None
     return [DataRef(dataset=str(inside or version.resolve()), version=name)]
 

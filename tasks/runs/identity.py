@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from tasks.core.errors import UsageError
-from tasks.core.files import digest, sha256_file, unreadable_as_error
+from tasks.core.files import blake3_file, digest, unreadable_as_error
 from tasks.core.schema import Config
 
 SHAPING = (
@@ -45,7 +45,7 @@ class DataRef(BaseModel):
 
 
 def identity(config: Config, data: Sequence[DataRef], quarantine: str | None = None) -> dict[str, Any]:
-    """The fields that shape the weights, and `digest`, the SHA-256 of their canonical JSON.
+    """The fields that shape the weights, and `digest`, the BLAKE3 of their canonical JSON.
 
     `quarantine` is the digest of the samples that the run leaves out; None, of none, leaves no trace.
     UsageError when the config has no `train` block, its steps are not known yet, or a file of weights cannot
@@ -69,13 +69,13 @@ def identity(config: Config, data: Sequence[DataRef], quarantine: str | None = N
 
 
 def _by_content(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The model with the SHA-256 of its file of pretrained weights in the place of the path."""
+    """The model with the BLAKE3 of its file of pretrained weights in the place of the path."""
     weights = model.get("pretrained")
     if not isinstance(weights, str) or not Path(weights).is_file():
         return dict(model)
     with unreadable_as_error():
-        content = sha256_file(Path(weights))
-    return {**model, "pretrained": f"sha256:{content[:ID_DIGITS]}"}
+        content = blake3_file(Path(weights))
+    return {**model, "pretrained": f"blake3:{content[:ID_DIGITS]}"}
 
 
 def run_id(fields: dict[str, Any]) -> str:

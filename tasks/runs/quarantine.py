@@ -6,8 +6,9 @@ on every rank and in every attempt) leave out the same samples, whatever the dat
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
+
+from blake3 import blake3
 
 from tasks.core.errors import DataError
 from tasks.core.quarantine import NAME, Entry, home, read, to_text
@@ -33,5 +34,5 @@ def of_run(run: RunFolder) -> list[Entry]:
 
 
 def digest(entries: list[Entry]) -> str | None:
-    """SHA-256 of the file's content; None for an empty quarantine."""
-    return hashlib.sha256(to_text(entries).encode()).hexdigest() if entries else None
+    """BLAKE3 of the file's content; None for an empty quarantine."""
+    return blake3(to_text(entries).encode()).hexdigest() if entries else None

@@ -5,7 +5,6 @@ The gatherer is a process of its own because wandb may block and its death must 
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
+
+from blake3 import blake3
 
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import read_json
@@ -82,7 +83,7 @@ class Keeper:
 
 
 class Found(NamedTuple):
-    """An evaluation's result, and the beginning of the sha256 of its content."""
+    """An evaluation's result, and the first digits of the BLAKE3 of its content."""
 
     digest: str
     result: EvaluationResult
@@ -105,7 +106,7 @@ def _found(path: Path, modified_ns: int) -> Found | None:
     result = results.read(path)
     if result is None:
         return None
-    return Found(hashlib.sha256(result.model_dump_json().encode()).hexdigest()[:DIGEST_DIGITS], result)
+    return Found(blake3(result.model_dump_json().encode()).hexdigest()[:DIGEST_DIGITS], result)
 
 
 def inputs(run: RunFolder) -> dict[str, object]:

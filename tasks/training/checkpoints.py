@@ -1,7 +1,7 @@
 """Writing a run's state to disk and taking it up again, bit by bit.
 
 A checkpoint is a folder that gets its name when all of it is on disk: `model.safetensors` (what others
-load), `state.pt` (optimizer and random generators, for resuming) and `meta.json` with the SHA-256 of both.
+load), `state.pt` (optimizer and random generators, for resuming) and `meta.json` with the BLAKE3 of both.
 Nothing in it is a pickle that could run code: `state.pt` is read with `weights_only=True`.
 """
 
@@ -20,7 +20,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from tasks.core.errors import DataError, TarmacError
-from tasks.core.files import fsync_path, link_atomic, sha256_file, write_json
+from tasks.core.files import blake3_file, fsync_path, link_atomic, write_json
 from tasks.runs.checkpoints import META, Checkpoint, CheckpointMeta, is_sound, list_checkpoints, read_meta
 from tasks.runs.folder import RunFolder
 
@@ -100,11 +100,11 @@ def _random_state() -> dict[str, torch.Tensor]:
 
 
 def _settle(path: Path) -> str:
-    """Put the file on the disk, readable for all (safetensors writes for the owner only); its SHA-256."""
+    """Put the file on the disk, readable for all (safetensors writes for the owner only); its BLAKE3."""
     with path.open("rb") as file:
         os.fchmod(file.fileno(), 0o644)
         os.fsync(file.fileno())
-    return sha256_file(path)
+    return blake3_file(path)
 
 
 def _replace(draft: Path, final: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.core.files import sha256_file
+from tasks.core.files import blake3_file
 from tasks.dataset.build_info import recorded, sealed
 from tasks.dataset.manifest import SplitSummary, content_digest, read_manifest
 from tasks.dataset.shards import INDEX
@@ -161,7 +161,7 @@ def _forge_split(version: Path, folder: Path) -> list[dict[str, Any]]:
             index.append((number, start, stop - start, google_crc32c.value(data[start:stop])))
             keys.append(key)
         name = f"{split}/{tar.name}"
-        facts = {"sha256": sha256_file(tar), "bytes": len(data), "samples": len(spans)}
+        facts = {"sha256": blake3_file(tar), "bytes": len(data), "samples": len(spans)}
         rows.append({"name": name, "split": split, **facts})
     np.save(version / "index" / f"{split}.npy", np.array(index, INDEX))
     _forge_samples(version / "samples" / f"{split}.parquet", keys, [row[0] for row in index])

@@ -1,5 +1,4 @@
 import errno
-import hashlib
 import os
 import resource
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from tasks.dataset.tar.hashed_file import HashedFile
 
@@ -23,7 +23,7 @@ def test_what_is_appended_is_written_in_order_and_hashed(tmp_path: Path) -> None
         digest = file.finish()
     content = path.read_bytes()
     assert content == b"".join(bytes(piece) + b"|" for piece in PIECES)
-    assert hashlib.sha256(content).hexdigest() == digest
+    assert blake3(content).hexdigest() == digest
 
 
 def test_a_buffer_is_free_again_after_wait(tmp_path: Path) -> None:

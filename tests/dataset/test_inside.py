@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from tasks.core.files import sha256_file
+from tasks.core.files import blake3_file
 from tasks.dataset.shards import INDEX
 from tasks.dataset.tar.writer import END, ShardWriter
 from tasks.dataset.verify import inside as inside_module
@@ -84,7 +84,7 @@ def test_a_sound_shard_has_no_faults(tmp_path: Path, decodes: bool) -> None:
     task = own(tmp_path, pairs(50), decodes=decodes)
     found = inspect(task)
     assert not found.findings and not found.faults and not found.kinds and not found.undecoded
-    assert found.sha256 == sha256_file(tmp_path / NAME) and found.lost == range(50, 50)
+    assert found.sha256 == blake3_file(tmp_path / NAME) and found.lost == range(50, 50)
     assert found.size_bytes == (tmp_path / NAME).stat().st_size
     assert found.keys.tolist() == hashes([key for key, _ in pairs(50)])
     nobody_s = inspect(Task(task.folder, NAME, decodes=decodes))

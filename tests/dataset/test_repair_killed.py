@@ -73,13 +73,13 @@ def test_what_a_killed_repair_left_behind_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_waits_for_its_place_is_taken_and_one_that_is_torn_is_not(tmp_path: Path) -> None:
-    from tasks.core.files import sha256_file
+    from tasks.core.files import blake3_file
 
     built = damage.pictures(tmp_path)
     good = built.dataset / "repair/good"
     good.mkdir(parents=True)
-    built.tar(0).rename(good / f"{sha256_file(built.tar(0))}.tar")
-    torn = good / f"{sha256_file(built.tar(1))}.tar"
+    built.tar(0).rename(good / f"{blake3_file(built.tar(0))}.tar")
+    torn = good / f"{blake3_file(built.tar(1))}.tar"
     built.tar(1).rename(torn)
     damage.flip(torn)
     done = built.repair()

@@ -1,4 +1,3 @@
-import hashlib
 import io
 import tarfile
 from pathlib import Path
@@ -6,6 +5,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from tasks.dataset.shards import parse_key, parse_sample
 from tasks.dataset.tar.writer import JOINED, ShardWriter, header, parse_header
@@ -55,7 +55,7 @@ def test_spans_and_checksums_are_what_is_on_disk(tmp_path: Path) -> None:
         spans = [writer.add("a", {"txt": b"hello"}), writer.add("b", {"npy": large, "txt": b"x"})]
         digest = writer.finish()
     data = path.read_bytes()
-    assert hashlib.sha256(data).hexdigest() == digest
+    assert blake3(data).hexdigest() == digest
     assert len(data) == writer.size_bytes
     assert data.endswith(bytes(1024)) and len(data) % 512 == 0
     for span in spans:
@@ -96,7 +96,7 @@ def test_samples_of_all_sizes_stand_in_the_order_they_came(tmp_path: Path) -> No
         spans = [writer.add(f"s{number}", {"npy": content}) for number, content in enumerate(contents)]
         digest = writer.finish()
     data = path.read_bytes()
-    assert hashlib.sha256(data).hexdigest() == digest
+    assert blake3(data).hexdigest() == digest
     for number, (span, content) in enumerate(zip(spans, contents, strict=True)):
         bytes_of = data[span.offset : span.offset + span.length]
         assert (parse_key(bytes_of), parse_sample(bytes_of)) == (f"s{number}", {"npy": content})

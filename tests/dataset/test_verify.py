@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.core.files import sha256_file
+from tasks.core.files import blake3_file
 from tasks.core.findings import Finding
 from tasks.dataset import versions
 from tasks.dataset.build.run import build
@@ -269,7 +269,7 @@ def forge(version: Path, samples: list[tuple[str, dict[str, bytes]]], extra: byt
         spans = [writer.add(key, members) for key, members in samples]
         writer.finish()
     path.write_bytes(path.read_bytes() + extra)
-    sha256, size = sha256_file(path), path.stat().st_size
+    sha256, size = blake3_file(path), path.stat().st_size
     index = np.array([(0, span.offset, span.length, span.crc32c) for span in spans], INDEX)
     np.save(version / "index" / "train.npy", index)
     keys = [key for key, _ in samples]

@@ -6,13 +6,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import read_json, read_lines, sha256_file
+from tasks.core.files import blake3_file, read_json, read_lines
 from tasks.supervision import wandb_file
 
 
 def weights(run: Path) -> dict[str, str]:
     """SHA-256 of the model of every checkpoint."""
-    return {path.parent.name: sha256_file(path) for path in run.glob("checkpoints/step_*/model.safetensors")}
+    return {path.parent.name: blake3_file(path) for path in run.glob("checkpoints/step_*/model.safetensors")}
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

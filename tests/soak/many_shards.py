@@ -6,7 +6,6 @@ and the tables are those of a build.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import pyarrow as pa
+from blake3 import blake3
 
 from tasks.dataset.build_info import recorded, sealed
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
@@ -81,7 +81,7 @@ def _shard(version: Path, number: int, keys: list[str], image: bytes) -> tuple[A
     whole = b"".join([*data, END])
     name = f"{SPLIT}/{number:06d}.tar"
     (version / name).write_bytes(whole)
-    sha256 = hashlib.sha256(whole).hexdigest()
+    sha256 = blake3(whole).hexdigest()
     facts = {"sha256": sha256, "bytes": len(whole), "samples": len(keys), "input_digest": sha256}
     return index, {"name": name, "split": SPLIT, **facts}
 

@@ -8,8 +8,9 @@ of more than one shard.
 
 from __future__ import annotations
 
+from blake3 import blake3
+
 import errno
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -181,7 +182,7 @@ def _content_lines(table: Any) -> Iterator[str]:
 
 
 def _number(line: str) -> int:
-    return int.from_bytes(hashlib.sha256(line.encode()).digest(), "big")
+    return int.from_bytes(blake3(line.encode()).digest(), "big")
 
 
 def _manifest(config: Config, catalogue: Catalogue, draft: Draft) -> Manifest:

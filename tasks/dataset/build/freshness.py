@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.errors import DataError
-from tasks.core.files import read_json, sha256_file
+from tasks.core.files import read_json, blake3_file
 from tasks.core.schema import Config, Dataset
 from tasks.dataset import versions
 from tasks.dataset.build_info import BUILD, is_sealed
@@ -74,6 +74,6 @@ def _are_sound(version: Path, files: dict[str, Any]) -> bool:
         size = (version / name).stat().st_size
         if size != expected["bytes"]:
             return False
-        if size <= HASHED_BYTES and sha256_file(version / name) != expected["sha256"]:
+        if size <= HASHED_BYTES and blake3_file(version / name) != expected["sha256"]:
             return False
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import google_crc32c
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from tasks.core.files import CHUNK
@@ -61,7 +61,7 @@ class _Reader:
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor = descriptor
         self._size = size
-        self._digest = hashlib.sha256()
+        self._digest = blake3()
         self._read_bytes = 0
         self._is_whole = True
 

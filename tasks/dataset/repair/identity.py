@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.core.errors import DataError
-from tasks.core.files import sha256_file
+from tasks.core.files import blake3_file
 from tasks.dataset.manifest import NAME_DIGITS, VERSION_NAME, Manifest, read_manifest, version_name
 from tasks.dataset.repair.install import is_file
 from tasks.dataset.repair.place import Place
@@ -99,10 +99,10 @@ def is_as_stated(path: Path, stated: Stated) -> bool:
     """Whether a file has this size and SHA-256."""
     try:
         is_sized = is_file(path) and path.stat().st_size == stated.size_bytes
-        return is_sized and sha256_file(path) == stated.sha256
+        return is_sized and blake3_file(path) == stated.sha256
     except OSError:
         return False
 
 
 def state(path: Path) -> Stated:
-    return Stated(path.stat().st_size, sha256_file(path))
+    return Stated(path.stat().st_size, blake3_file(path))

@@ -6,7 +6,6 @@ SHA-256 before it gets a name that anybody takes it by.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO, Literal
 from uuid import uuid4
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from tasks.core.errors import TarmacError
@@ -104,7 +104,7 @@ def _joined(task: Mending, table: Any) -> Mended:
     own = _opened(task.damaged) if any(task.sound) else None
     new = None if table is None else tar_path(task.staging, task.sha256).open("rb")
     temporary = task.good.with_name(f".{task.good.name}.{uuid4().hex}")
-    digest = hashlib.sha256()
+    digest = blake3()
     try:
         with temporary.open("wb") as file:
             for (offset, length, _), is_sound in zip(task.spans.tolist(), task.sound, strict=True):

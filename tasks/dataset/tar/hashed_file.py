@@ -5,11 +5,12 @@ Hashing takes as long as all else that a shard's writer does, and leaves the int
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 
 class HashedFile:
@@ -17,7 +18,7 @@ class HashedFile:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
-        self._digest = hashlib.sha256()
+        self._digest = blake3()
         self._thread = ThreadPoolExecutor(1)
         self._hashing: Future[None] | None = None
 
@@ -36,7 +37,7 @@ class HashedFile:
             self._hashing.result()
 
     def finish(self) -> str:
-        """The SHA-256 in hexadecimal of all that was appended. Nothing is flushed to disk."""
+        """The BLAKE3 in hexadecimal of all that was appended. Nothing is flushed to disk."""
         self.wait()
         return self._digest.hexdigest()
 

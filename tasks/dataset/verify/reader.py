@@ -5,8 +5,9 @@ What is read is hashed at once, piece by piece, while it is still in the process
 
 from __future__ import annotations
 
-import hashlib
 from typing import BinaryIO
+
+from blake3 import blake3
 
 from tasks.dataset.tar.writer import BLOCK
 
@@ -35,7 +36,7 @@ class Reader:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._digest = hashlib.sha256()
+        self._digest = blake3()
         self._base = 0
         self.buffer = _buffer()
         self.view = memoryview(self.buffer)

@@ -65,9 +65,7 @@ def _difference(files: Beside, name: str, expected: Mapping[str, Any]) -> str | 
         return f"{size:,} bytes, {expected['bytes']:,} when it was built"
     sha256 = files.sha256(name)
     if sha256 != expected["sha256"]:
-        return (
-            f"its bytes are not those that were built: SHA-256 {sha256[:12]}, not {expected['sha256'][:12]}"
-        )
+        return f"its bytes are not those that were built: BLAKE3 {sha256[:12]}, not {expected['sha256'][:12]}"
     return None
 
 

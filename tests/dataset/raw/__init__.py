@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from PIL import Image
 
 from tasks.core.config import validate
@@ -105,7 +105,7 @@ def volume_config(folder: Path, output: Path, workers: int = 1, source: Any = No
 def contents(version: Path, without: tuple[str, ...] = VOLATILE) -> dict[str, str]:
     """The SHA-256 of every file of a version that must not depend on time, host or workers."""
     return {
-        path.relative_to(version).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        path.relative_to(version).as_posix(): blake3(path.read_bytes()).hexdigest()
         for path in sorted(version.rglob("*"))
         if path.is_file() and path.name not in without
     }
