@@ -19,7 +19,6 @@ from tasks.dataset.init import chat, image_folder, image_table, tars, volumes
 from tasks.dataset.init.evidence import Reading, listed, shown
 from tasks.dataset.init.inventory import READ, Inventory, shown_path, take
 from tasks.dataset.init.table_sets import Tables, look_at_tables
-from tasks.dataset.sources.columns import other_delimiter
 
 ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
 """Of readings that are as good and as large as each other, the one that tells more comes first."""
@@ -94,9 +93,7 @@ def _refused(inventory: Inventory, tables: Tables) -> Iterator[str]:
     yield from (f"{one.file} cannot be read: {one.why}" for one in tables.broken[:MOST_TOLD])
     for one in tables.sets[:MOST_TOLD]:
         names = list(one.profile.columns)
-        if sign := other_delimiter(names):
-            yield f"{one.files[0]}: {sign}"
-        elif doubt := image_table.header_doubt(inventory, one.profile):
+        if doubt := image_table.header_doubt(inventory, one.profile):
             yield doubt
         else:
             yield (

@@ -1,15 +1,19 @@
 """Rows of CSV, TSV, JSON lines and Parquet files, local or remote, as dictionaries with the line of each.
 
-Rows are streamed: a table of any length takes the memory of a short one. Bytes that are not UTF-8 are kept
-(as lone surrogates), so that one bad caption costs one sample and not the table. A table whose structure is
-broken, such as a CSV's quote that never ends, is an error: guessing where its rows end would lose samples
-silently. So is a cell or a line beyond all measure, which would not fit into memory.
+Rows are streamed: a table of any length takes the memory of a short one. A text file is UTF-8, or UTF-16
+where its byte order mark says so; bytes that are not UTF-8 are kept (as lone surrogates), so that one bad
+caption costs one sample and not the table. The cells of a CSV may also be separated by semicolons, tabs or
+bars, as spreadsheets and databases write them: its first line decides. A table whose structure is broken,
+such as a CSV's quote that never ends, is an error: guessing where its rows end would lose samples silently.
+So is a cell or a line beyond all measure, which would not fit into memory.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -32,8 +36,9 @@ MOST_COLUMNS = 10_000
 LONGEST_CELL = 16 << 20
 LONGEST_LINE = 64 << 20
 """In characters."""
+DELIMITERS = ",\t;|"
 csv.field_size_limit(LONGEST_CELL)
-_BYTE_ORDER_MARKS = ("\udcff\udcfe", "\udcfe\udcff")
+_QUOTED = re.compile('"[^"]*"?')
 
 
 @dataclass(frozen=True)
@@ -94,15 +99,35 @@ Open = Callable[[], BinaryIO]
 
 
 def _open_csv(place: str, opened: Open, wanted: object, image: object) -> Table:
-    text = _text(opened())
-    return _of_cells(place, text, _csv_rows(place, text, ","))
+    text = _text(place, opened)
+    delimiter = _delimiter(place, text, ",")
+    return _of_cells(place, text, _csv_rows(place, text, delimiter))
 
 
 def _open_tsv(place: str, opened: Open, wanted: object, image: object) -> Table:
-    with _text(opened()) as text:
+    text = _text(place, opened)
+    delimiter = _delimiter(place, text, "\t")
+    if delimiter == "\t":
         is_csv = tsv.is_csv(_lines(place, text))
-    text = _text(opened())
-    return _of_cells(place, text, _csv_rows(place, text, "\t") if is_csv else _tsv_rows(place, text))
+        text.close()
+        text = _text(place, opened)
+        if not is_csv:
+            return _of_cells(place, text, _tsv_rows(place, text))
+    return _of_cells(place, text, _csv_rows(place, text, delimiter))
+
+
+def _delimiter(place: str, text: TextIO, usual: str) -> str:
+    """What separates the cells of the first line: the usual sign, or another where that one is not there.
+
+    Signs within quotes do not count. Leaves the file at its beginning.
+    """
+    first = next((line for line in _lines(place, text) if line.strip()), "")
+    text.seek(0)
+    header = _QUOTED.sub("", first.rstrip("\r\n"))
+    if usual in header:
+        return usual
+    most = max(DELIMITERS, key=header.count)
+    return most if most in header else usual
 
 
 def _of_cells(place: str, text: TextIO, rows: Iterator[tuple[int, list[str]]]) -> Table:
@@ -166,7 +191,7 @@ def _open_jsonl(place: str, opened: Open, wanted: Collection[str] | None, image:
 
 
 def _jsonl_rows(place: str, opened: Open) -> Iterator[Row]:
-    with _text(opened(), "\n") as file:
+    with _text(place, opened, "\n") as file:
         for number, line in enumerate(_lines(place, file), 1):
             if number == 1:
                 _require_text(place, line[:2])
@@ -196,17 +221,32 @@ def _lines(place: str, file: TextIO) -> Iterator[str]:
             if len(line) == LONGEST_LINE:
                 raise DataError(f"{place}: a line of over {LONGEST_LINE:,} characters, as no table has it")
             yield line
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{place}: line {number + 1} and on is not {error.encoding}; save it as UTF-8"
+        ) from None
     except OSError as error:
         raise lost(place, error, f"line {number + 1} and on cannot be read") from None
 
 
 def _require_text(place: str, start: str) -> None:
-    """DataError when the first line was written in UTF-16, or the names of columns in no Unicode at all."""
-    if "\0" in start or start.startswith(_BYTE_ORDER_MARKS) or any("\udc80" <= c <= "\udcff" for c in start):
+    """DataError when the first line is UTF-16 without its mark, or no Unicode at all."""
+    if "\0" in start or any("\udc80" <= char <= "\udcff" for char in start):
         raise DataError(f"{place} is not UTF-8; save it as UTF-8")
 
 
-def _text(file: BinaryIO, newline: str = "") -> TextIO:
+def _text(place: str, opened: Open, newline: str = "") -> TextIO:
+    """The open file as text, in the encoding that its byte order mark names. Only UTF-16 that ends within a
+    character raises an error when it is read; what else is no Unicode comes as lone surrogates."""
+    file = opened()
+    try:
+        is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        file.seek(0)
+    except OSError as error:
+        file.close()
+        raise lost(place, error) from None
+    if is_utf16:
+        return io.TextIOWrapper(file, encoding="utf-16", errors="surrogatepass", newline=newline)
     return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
