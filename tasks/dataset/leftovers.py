@@ -10,7 +10,7 @@ import shutil
 import time
 from pathlib import Path
 
-from tasks.dataset.manifest import VERSION_NAME
+from tasks.dataset.layout import VERSION_NAME
 
 logger = logging.getLogger(__name__)
 DOOMED = ".pruned-"

@@ -7,7 +7,6 @@ is named by its digest.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,9 +15,8 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.core.errors import DataError
+from tasks.dataset.layout import MANIFEST, NAME_DIGITS
 
-NAME_DIGITS = 12
-VERSION_NAME = re.compile(rf"[0-9a-f]{{{NAME_DIGITS}}}")
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -50,7 +48,7 @@ class Manifest(BaseModel):
     name: str
     modality: str
     digest: str
-    """BLAKE3 of `content_lines`."""
+    """See `content_digest`."""
     splits: dict[str, SplitSummary]
     read: Count
     accepted: Count
@@ -72,8 +70,8 @@ class Manifest(BaseModel):
 
 
 def content_digest(shards: Iterable[tuple[str, str]]) -> str:
-    """BLAKE3 over the sorted lines `split/000000.tar sha256`, each ended by a newline."""
-    lines = sorted(f"{name} {sha256}\n" for name, sha256 in shards)
+    """BLAKE3 over the sorted lines `split/000000.tar blake3`, each ended by a newline."""
+    lines = sorted(f"{name} {seal}\n" for name, seal in shards)
     return blake3("".join(lines).encode()).hexdigest()
 
 
@@ -84,7 +82,7 @@ def version_name(manifest: bytes) -> str:
 
 def read_manifest(version: Path) -> Manifest:
     """The version's manifest; DataError when it is missing, torn, or of a newer format."""
-    path = version / "manifest.json"
+    path = version / MANIFEST
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -92,10 +90,11 @@ def read_manifest(version: Path) -> Manifest:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        raise DataError(f"{path} is damaged or newer than this program: {_worded(error)}") from None
+        raise DataError(f"{path} is damaged or newer than this program: {first_problem(error)}") from None
 
 
-def _worded(error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
+    """The first problem that pydantic found, with the field it is about."""
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     return f"{where}: {first['msg']}" if where else first["msg"]

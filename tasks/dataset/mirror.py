@@ -26,8 +26,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import write_json
 from tasks.core.progress import Progress, silent
 from tasks.core.stores import Unreachable
-from tasks.dataset.manifest import VERSION_NAME
-from tasks.dataset.versions import MIRRORED
+from tasks.dataset.layout import MIRRORED, VERSION_NAME
 
 TOGETHER = 4
 """Transfers at the same time."""
@@ -94,15 +93,15 @@ def publish(version: Path, mirror: str, keep: int, progress: Progress = silent) 
 
 
 def plan_transfers(
-    sizes: Mapping[str, int], shas: Mapping[str, str], there: Mapping[str, int], twins: Mapping[str, str]
+    sizes: Mapping[str, int], seals: Mapping[str, str], there: Mapping[str, int], twins: Mapping[str, str]
 ) -> list[Transfer]:
     """What the mirror lacks or may lack of a version, by the objects' names within it.
 
-    `sizes` and `there` are those of the version and of the mirror's copy of it, `shas` the known SHA-256 of
-    its objects, `twins` objects elsewhere in the bucket by their SHA-256.
+    `sizes` and `there` are those of the version and of the mirror's copy of it, `seals` the known BLAKE3 of
+    its objects, `twins` objects elsewhere in the bucket by their BLAKE3.
     """
     return [
-        Transfer(name, size, twins.get(shas.get(name, ""), ""))
+        Transfer(name, size, twins.get(seals.get(name, ""), ""))
         for name, size in sizes.items()
         if not name.endswith(".tar") or there.get(name) != size
     ]
@@ -180,7 +179,7 @@ class _Mirror:
                 )
 
     def _twins(self, version: str) -> dict[str, str]:
-        """Addresses of the current version's shards by SHA-256; none when they are this version's own."""
+        """Addresses of the current version's shards by BLAKE3; none when they are this version's own."""
         try:
             other = self._call("_cat_file", "current").decode().strip()
             if other == version:
@@ -188,12 +187,12 @@ class _Mirror:
             base = f"{self.address}/versions/{other}"
             content = pa.BufferReader(self._call("_cat_file", f"versions/{other}/{SHARDS}"))
             # Arrow's threads may let go of what Python lent them when the interpreter is ending.
-            table = pq.ParquetFile(content).read(["name", "sha256"], use_threads=False)
+            table = pq.ParquetFile(content).read(["name", "blake3"], use_threads=False)
         except (FileNotFoundError, UnicodeDecodeError, pa.ArrowException):
             return {}  # nothing was mirrored, or what was is damaged: all is uploaded
-        names, shas = (table.column(name).to_pylist() for name in ("name", "sha256"))
+        names, seals = (table.column(name).to_pylist() for name in ("name", "blake3"))
         there = self._sizes(other)
-        return {sha: f"{base}/{name}" for name, sha in zip(names, shas, strict=True) if name in there}
+        return {sha: f"{base}/{name}" for name, sha in zip(names, seals, strict=True) if name in there}
 
     def _prune(self, current: str, keep: int) -> list[str]:
         """Remove the oldest versions, their manifests first, so that none is there by half."""
@@ -231,6 +230,6 @@ def _files(version: Path) -> Iterator[Path]:
 
 
 def _shas(version: Path) -> dict[str, str]:
-    """The SHA-256 of the version's shards, by their names."""
-    table = pq.read_table(version / SHARDS, columns=["name", "sha256"])
-    return dict(zip(table.column("name").to_pylist(), table.column("sha256").to_pylist(), strict=True))
+    """The BLAKE3 of the version's shards, by their names."""
+    table = pq.read_table(version / SHARDS, columns=["name", "blake3"])
+    return dict(zip(table.column("name").to_pylist(), table.column("blake3").to_pylist(), strict=True))

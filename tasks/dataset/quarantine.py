@@ -21,8 +21,8 @@ from tasks.core.files import write_atomic
 from tasks.core.formats import counted
 from tasks.core.lease import Lease
 from tasks.core.quarantine import NAME, Entry, home, read, to_text
+from tasks.dataset.layout import shard_name
 from tasks.dataset.manifest import SplitSummary, read_manifest, version_name
-from tasks.dataset.shards import shard_name
 
 __all__ = [
     "BY_BYTES",

@@ -1,13 +1,16 @@
-"""Tables on disk: Parquet for whatever others read, Arrow files for our own sidecars.
+"""The tables of a version: Parquet for whatever others read, Arrow files for what only the next build reads.
 
-Both are written durably, and Parquet files are the same bytes for the same rows. Long tables are written
-piece by piece, so that none is ever held whole.
+`shards.parquet` seals every tar, `samples/<split>.parquet` has a row per sample in the order of the index,
+`rejects.parquet` a row per raw sample that was not taken, and `inputs.arrow` a record batch per shard. All
+are written durably and piece by piece, so that none is ever held whole, and Parquet files are the same bytes
+for the same rows.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +18,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.core.errors import DataError
+from tasks.dataset.layout import SHARDS
+
+SHARDS_SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        ("split", pa.string()),
+        ("blake3", pa.string()),
+        ("bytes", pa.int64()),
+        ("samples", pa.int64()),
+        ("input_digest", pa.string()),
+    ]
+)
+REJECTS_SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("key", "original_key", "reason", "detail", "source", "file")]
+)
+"""`source` is the place in the source that a person looks up, such as `captions.csv:17`."""
+DAMAGED = (OSError, pa.ArrowException, ValueError, KeyError, TypeError, MemoryError)
+"""Whatever Arrow raises for a file that is not as it was written."""
 ROW_GROUP = 1 << 13
 MOST_PIECES = 64
 """A table of one row takes thousands of bytes."""
@@ -86,7 +108,53 @@ def write_table(path: Path, table: Any) -> None:
 
 def read_table(path: Path) -> Any:
     """The whole table, its checksums compared; OSError or pyarrow.ArrowException as they come."""
-    return pq.ParquetFile(path, page_checksum_verification=True).read()
+    return pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
+
+
+def read_pieces(path: Path, columns: Sequence[str]) -> Iterator[Any]:
+    """These columns of a Parquet file as record batches, in order, their checksums compared; DataError when
+    it cannot be read."""
+    try:
+        # Without threads: Arrow's may outlive the file, and have aborted the interpreter at its end.
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield from file.iter_batches(ROW_GROUP, columns=list(columns), use_threads=False)
+    except DAMAGED as error:
+        problem = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise DataError(f"{path}: cannot be read ({problem}); see `tarmac verify`") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A row of `shards.parquet`: the tar's name in the version, its seal, and the digest of its inputs."""
+
+    name: str
+    split: str
+    blake3: str
+    bytes: int
+    samples: int
+    input_digest: str
+
+
+def read_shards(version: Path) -> list[ShardRecord]:
+    """The version's shards, split by split, in order; DataError when the table cannot be read."""
+    found: list[ShardRecord] = []
+    for piece in read_pieces(version / SHARDS, SHARDS_SCHEMA.names):
+        found += [ShardRecord(**row) for row in piece.to_pylist()]
+    return found
+
+
+def samples_schema(statistics: Mapping[str, Any]) -> Any:
+    """The columns of `samples/<split>.parquet`: `row` counts from 0 over the split's index, `shard` over its
+    shards; `statistics` are the modality's own columns with their Arrow types."""
+    columns = {
+        "key": pa.string(),
+        "original_key": pa.string(),
+        "shard": pa.uint32(),
+        "row": pa.uint64(),
+        "group": pa.string(),
+        **statistics,
+    }
+    return pa.schema(columns.items())
 
 
 class BatchWriter:

@@ -23,8 +23,22 @@ from tasks.core.files import (
 )
 from tasks.core.lease import Held, Lease
 from tasks.core.pins import drop_gone, pinned
+from tasks.dataset.layout import (
+    BUILD,
+    CURRENT,
+    INPUTS,
+    LEASE,
+    MANIFEST,
+    SHARDS,
+    VERSION_NAME,
+    VERSIONS,
+    current,
+    is_version,
+    resolve,
+    shard_name,
+)
 from tasks.dataset.leftovers import DOOMED, remove, sweep
-from tasks.dataset.manifest import VERSION_NAME, Manifest, read_manifest
+from tasks.dataset.manifest import Manifest, read_manifest
 
 __all__ = [
     "Manifest",
@@ -41,34 +55,8 @@ __all__ = [
     "spared",
 ]
 
-MARKS = ("manifest.json", "shards.parquet", "inputs.arrow")
+MARKS = (MANIFEST, SHARDS, INPUTS)
 """What lies in a version beside its splits; tars that others made have none of it."""
-MIRRORED = "mirror.json"
-"""In the dataset's folder: where the last version was copied to."""
-
-
-def current(dataset: Path) -> Path | None:
-    """The folder of the current version; None before the first one is published. UsageError where that
-    cannot be told."""
-    with unreadable_as_error(), ignore_missing():
-        version = dataset / os.readlink(dataset / "current")
-        return version if (version / "manifest.json").is_file() else None
-    return None
-
-
-def resolve(path: Path) -> Path:
-    """The version's folder of a dataset, its `current`, or a version wherever it lies; else UsageError."""
-    with unreadable_as_error():
-        if path.is_symlink():
-            path = path.parent / os.readlink(path)
-        if (path / "manifest.json").is_file():
-            return path
-        version = current(path)
-        is_folder = path.is_dir()
-    if version is None:
-        there = "holds no version of a dataset" if is_folder else "is no folder"
-        raise UsageError(f"{path} {there}; give DATASET or DATASET/versions/VERSION, or build it first")
-    return version
 
 
 def listed(dataset: Path) -> list[Path]:
@@ -76,14 +64,14 @@ def listed(dataset: Path) -> list[Path]:
     a version."""
     found: list[Path] = []
     with unreadable_as_error(), ignore_missing():
-        found = [entry for entry in (dataset / "versions").iterdir() if VERSION_NAME.fullmatch(entry.name)]
+        found = [entry for entry in (dataset / VERSIONS).iterdir() if VERSION_NAME.fullmatch(entry.name)]
     return sorted(found, key=lambda version: (_built(version), version.name), reverse=True)
 
 
 def _built(version: Path) -> tuple[float, int]:
     """When it was built, as build.json says, because a copy may give its files other times; the file's own
     time where that cannot be read, and between two of the same time."""
-    path = version / "build.json"
+    path = version / BUILD
     try:
         time_ns = path.stat().st_mtime_ns
     except OSError:
@@ -98,7 +86,7 @@ def _built(version: Path) -> tuple[float, int]:
 def has_its_tars(version: Path, manifest: Manifest) -> bool:
     """Whether every split has its tars, by name and total size, whatever else lies there; a quick look."""
     for split, summary in manifest.splits.items():
-        names = (f"{version}/{split}/{number:06d}.tar" for number in range(summary.shards))
+        names = (version / shard_name(split, number) for number in range(summary.shards))
         try:
             size_bytes = sum(os.stat(name).st_size for name in names)
         except OSError:
@@ -110,7 +98,7 @@ def has_its_tars(version: Path, manifest: Manifest) -> bool:
 
 def require_link(dataset: Path) -> None:
     """UsageError where `current` is a folder, which no rename of a link can replace."""
-    link = dataset / "current"
+    link = dataset / CURRENT
     if os.path.isdir(link) and not os.path.islink(link):
         raise UsageError(
             f"{link} is a folder where a link belongs, as a copy that follows links makes one; remove it"
@@ -125,7 +113,7 @@ def publish(dataset: Path, version: Path, keep: int) -> None:
     prunes.
     """
     require_link(dataset)
-    lease = Lease(dataset / "lease.json")
+    lease = Lease(dataset / LEASE)
     try:
         lease.acquire()
     except Held:
@@ -189,7 +177,7 @@ def _leased(dataset: Path) -> Iterator[None]:
     not be written or its `current` is no link."""
     require_link(dataset)
     try:
-        with disk_full_as_error(dataset), Lease(dataset / "lease.json"):
+        with disk_full_as_error(dataset), Lease(dataset / LEASE):
             yield
     except OSError as error:
         reason = error.strerror or error
@@ -197,12 +185,12 @@ def _leased(dataset: Path) -> Iterator[None]:
 
 
 def _switch(dataset: Path, version: Path) -> None:
-    if not (dataset / "versions" / version.name / "manifest.json").is_file():
+    if not is_version(dataset / VERSIONS / version.name):
         raise DataError(
             f"version {version.name} of {dataset} is not there any more (pruned or moved); "
             "build the dataset again, the current version stays as it was"
         )
-    link_atomic(dataset / "current", f"versions/{version.name}")
+    link_atomic(dataset / CURRENT, f"{VERSIONS}/{version.name}")
 
 
 def _prune(dataset: Path, keep: int) -> None:

@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
-from tasks.dataset.shards import parse_key, parse_sample, read_index, shard_name
+from tasks.dataset.index import read_index
+from tasks.dataset.layout import shard_name
+from tasks.dataset.tar.span import parse_key, parse_sample
 from tasks.loader.bad import BadSampleError, Defect, Reason
 
 OPEN_SHARDS = 64

@@ -27,7 +27,8 @@ import webdataset
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from tasks.dataset.shards import INDEX, index_path, shard_name
+from tasks.dataset.index import INDEX
+from tasks.dataset.layout import index_name, shard_name
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.loader import forkserver
 from tasks.loader.batches import train_batches
@@ -48,7 +49,7 @@ def version_of(version: Path, jpeg: Callable[[np.random.Generator], bytes]) -> l
     rng = np.random.default_rng(0)
     rows = []
     (version / "train").mkdir(parents=True)
-    index_path(version, "train").parent.mkdir()
+    (version / index_name("train")).parent.mkdir()
     for shard in range(SHARDS):
         with ShardWriter(version / shard_name("train", shard)) as writer:
             for number in range(SAMPLES):
@@ -56,7 +57,7 @@ def version_of(version: Path, jpeg: Callable[[np.random.Generator], bytes]) -> l
                 span = writer.add(f"s{shard}n{number}", {"jpg": jpeg(rng), "txt": caption})
                 rows.append((shard, span.offset, span.length, span.crc32c))
             writer.finish()
-    np.save(index_path(version, "train"), np.array(rows, INDEX))
+    np.save((version / index_name("train")), np.array(rows, INDEX))
     sizes = ", ".join(f'"{shard:06d}.tar": {SAMPLES}' for shard in range(SHARDS))
     (version / "train" / "sizes.json").write_text(f"{{{sizes}}}")
     return sorted((version / "train").glob("*.tar"))

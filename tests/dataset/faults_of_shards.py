@@ -158,7 +158,7 @@ SHARDS = [
     of_bytes("an empty shard", put.filled(b""), _CUT, _CUT),
     of_bytes("a shard without samples", put.filled(tampering.END), _CUT, on("", "shard.count"), _LOST),
     of_bytes("a record of zeros as shard", put.filled(bytes(10240)), _CUT, on("", "shard.count"), _LOST),
-    of_bytes("a text as shard", put.filled(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\n"),
+    of_bytes("a text as shard", put.filled(b"version https://git-lfs.github.com/spec/v1\noid blake3:4d7a2146\n"),
              _CUT, _CUT, _LOST),
     of_bytes("a large text as shard", put.filled(b"<html>404 Not Found</html>\n" * 2000),
              on("shard.checksum", "member.checksum"), on("shard.truncated", "shard.truncated|shard.checksum"),
@@ -254,7 +254,7 @@ def _tables() -> list[Fault]:
             of_file(f"{name} as garbage", lambda path: path.write_bytes(b"no table" * 99), **options),
         ]
     for name, column in (
-        *[("shards.parquet", column) for column in ("name", "split", "sha256", "bytes", "samples")],
+        *[("shards.parquet", column) for column in ("name", "split", "blake3", "bytes", "samples")],
         *[("samples/train.parquet", column) for column in ("key", "shard", "row")],
         *[("rejects.parquet", column) for column in ("key", "reason")],
     ):
@@ -268,7 +268,7 @@ def _tables() -> list[Fault]:
 
 TABLES = [
     *_tables(),
-    of_file("shards.parquet with another checksum", _first(sha256="0" * 64), also=_ALL_SHARDS),
+    of_file("shards.parquet with another checksum", _first(blake3="0" * 64), also=_ALL_SHARDS),
     of_file("shards.parquet with another size", _first(bytes=512), also=_ALL_SHARDS),
     of_file("shards.parquet with a negative size", _first(bytes=-5), also=_ALL_SHARDS),
     of_file("shards.parquet with another number", _first(samples=3), also=_ALL_SHARDS),

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.dataset.build_info import sealed
+from tasks.dataset.index import INDEX
+from tasks.dataset.layout import index_name, shard_name
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
-from tasks.dataset.shards import INDEX, index_path, shard_name
 from tasks.dataset.tables import write_table
 from tasks.dataset.tar.writer import ShardWriter
 
@@ -67,7 +68,7 @@ def write_version(
         format="tarmac/1",
         name="handmade",
         modality=modality,
-        digest=content_digest((one["name"], one["sha256"]) for one in shards),
+        digest=content_digest((one["name"], one["blake3"]) for one in shards),
         splits=summaries,
         read=seen + len(rejects),
         accepted=seen,
@@ -95,17 +96,17 @@ def _write_split(
             for row, (key, members) in enumerate(some, start):
                 span = writer.add(key, members)
                 index[row] = (number, span.offset, span.length, span.crc32c)
-            sha256 = writer.finish()
+            blake3 = writer.finish()
             made.append(
                 {
                     "name": name,
                     "split": split,
-                    "sha256": sha256,
+                    "blake3": blake3,
                     "bytes": writer.size_bytes,
                     "samples": len(some),
                 }
             )
-    path = index_path(version, split)
+    path = version / index_name(split)
     path.parent.mkdir(exist_ok=True)
     np.save(path, index)
     return made

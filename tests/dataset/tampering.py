@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 
 from tasks.core.files import blake3_file
 from tasks.dataset.build_info import recorded, sealed
+from tasks.dataset.index import INDEX
 from tasks.dataset.manifest import SplitSummary, content_digest, read_manifest
-from tasks.dataset.shards import INDEX
 from tasks.dataset.tables import write_table
 from tests.dataset.raw import shards
 
@@ -136,7 +136,7 @@ def forge_manifest(version: Path, rows: list[dict[str, Any]]) -> None:
             split: SplitSummary(shards=numbers[split], samples=count[split], bytes=size[split])
             for split in sorted(numbers)
         },
-        "digest": content_digest((row["name"], row["sha256"]) for row in rows),
+        "digest": content_digest((row["name"], row["blake3"]) for row in rows),
         "read": accepted + manifest.filtered + manifest.rejected,
         "accepted": accepted,
     }
@@ -161,7 +161,7 @@ def _forge_split(version: Path, folder: Path) -> list[dict[str, Any]]:
             index.append((number, start, stop - start, google_crc32c.value(data[start:stop])))
             keys.append(key)
         name = f"{split}/{tar.name}"
-        facts = {"sha256": blake3_file(tar), "bytes": len(data), "samples": len(spans)}
+        facts = {"blake3": blake3_file(tar), "bytes": len(data), "samples": len(spans)}
         rows.append({"name": name, "split": split, **facts})
     np.save(version / "index" / f"{split}.npy", np.array(index, INDEX))
     _forge_samples(version / "samples" / f"{split}.parquet", keys, [row[0] for row in index])

@@ -22,8 +22,10 @@ from tasks.dataset.build.listing import fingerprint, list_samples
 from tasks.dataset.build.run import PRELOAD, BuildResult, build, is_up_to_date
 from tasks.dataset.build.sidecar import first
 from tasks.dataset.build.staging import converted_shards
+from tasks.dataset.index import INDEX, read_index
 from tasks.dataset.keys import position
-from tasks.dataset.shards import INDEX, parse_key, parse_sample, read_index, shard_name
+from tasks.dataset.layout import shard_name
+from tasks.dataset.tar.span import parse_key, parse_sample
 from tests.dataset import raw
 
 COUNT = 150

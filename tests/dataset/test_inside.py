@@ -15,7 +15,7 @@ import pytest
 import xxhash
 
 from tasks.core.files import blake3_file
-from tasks.dataset.shards import INDEX
+from tasks.dataset.index import INDEX
 from tasks.dataset.tar.writer import END, ShardWriter
 from tasks.dataset.verify import inside as inside_module
 from tasks.dataset.verify import structure
@@ -37,9 +37,9 @@ def own(folder: Path, samples: Samples, **task: Any) -> Task:
     path.parent.mkdir(exist_ok=True)
     with ShardWriter(path) as writer:
         spans = [writer.add(key, members) for key, members in samples]
-        sha256 = writer.finish()
+        blake3 = writer.finish()
     rows = [(0, span.offset, span.length, span.crc32c) for span in spans]
-    shard = Shard(NAME, "train", sha256, writer.size_bytes, len(samples))
+    shard = Shard(NAME, "train", blake3, writer.size_bytes, len(samples))
     told = {"expected": shard, "index": np.array(rows, INDEX), "keys": [key for key, _ in samples]}
     return Task(str(folder), NAME, **{**told, "is_confirmed": True, "modality": "image_text", **task})
 
@@ -84,7 +84,7 @@ def test_a_sound_shard_has_no_faults(tmp_path: Path, decodes: bool) -> None:
     task = own(tmp_path, pairs(50), decodes=decodes)
     found = inspect(task)
     assert not found.findings and not found.faults and not found.kinds and not found.undecoded
-    assert found.sha256 == blake3_file(tmp_path / NAME) and found.lost == range(50, 50)
+    assert found.blake3 == blake3_file(tmp_path / NAME) and found.lost == range(50, 50)
     assert found.size_bytes == (tmp_path / NAME).stat().st_size
     assert found.keys.tolist() == hashes([key for key, _ in pairs(50)])
     nobody_s = inspect(Task(task.folder, NAME, decodes=decodes))
@@ -324,7 +324,7 @@ def test_an_unreadable_disk_is_told_with_what_is_lost(
     data = (tmp_path / NAME).read_bytes()
     monkeypatch.setattr(inside_module, "opened", lambda folder, name: Failing(data))
     found = inspect(task)
-    assert "Input/output error" in problem(found, "shard.checksum") and found.sha256 is None
+    assert "Input/output error" in problem(found, "shard.checksum") and found.blake3 is None
     assert codes(found) == {"shard.checksum"} and found.lost == range(1, 4)
 
 

@@ -18,13 +18,13 @@ from flows.cli import main
 from tasks.core.findings import Finding, Report
 from tasks.dataset import quarantine, versions
 from tasks.dataset.build.run import build
+from tasks.dataset.index import read_index
 from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
 from tasks.dataset.preview.codes import MEANINGS
 from tasks.dataset.preview.faults import EACH
 from tasks.dataset.preview.legible import legible
 from tasks.dataset.preview.salvage import find, read
 from tasks.dataset.preview.samples import SampleReader
-from tasks.dataset.shards import read_index
 from tasks.dataset.tar.writer import BLOCK, END, header, padding
 from tasks.dataset.verify.reporting import LEFT
 from tests.core.test_pages import Tags

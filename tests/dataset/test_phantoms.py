@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def digest(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()
+    return hashlib.blake3(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()
 
 
 def config(folder: Path, output: Path, *overrides: str) -> Config:
@@ -100,7 +100,7 @@ def members(version: Path) -> Iterator[tuple[str, str, bytes]]:
 
 def volumes(version: Path) -> dict[str, str]:
     return {
-        name: hashlib.sha256(content).hexdigest()
+        name: hashlib.blake3(content).hexdigest()
         for _, name, content in members(version)
         if name.endswith(".volume.b2nd")
     }

@@ -6,8 +6,8 @@ import pytest
 
 from tasks.dataset import quarantine, versions
 from tasks.dataset.build.run import build
+from tasks.dataset.index import read_index
 from tasks.dataset.quarantine import Entry
-from tasks.dataset.shards import read_index
 from tasks.dataset.verify.readiness import judge
 from tasks.dataset.verify.run import BadSample, verify
 from tests.dataset import raw

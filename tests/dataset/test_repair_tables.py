@@ -109,7 +109,7 @@ def test_shards_are_repaired_without_inputs_and_source_of_the_rest(built: Built,
     assert [one.file for one in done.failed] == ["inputs.arrow"] and not done.ok
     assert [one.way for one in done.shards] == ["converted", "converted"]
     contents = raw.contents(built.version, without=("build.json",))
-    assert contents == {name: sha256 for name, sha256 in built.whole.items() if name != "inputs.arrow"}
+    assert contents == {name: blake3 for name, blake3 in built.whole.items() if name != "inputs.arrow"}
 
 
 def test_a_table_of_another_version_is_copied(built: Built, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def changed(build: Path, how: str) -> None:
     elif how == "edited":
         facts |= {"host": 7, "engine": {"workers": "many"}, "built": None, "new": "1"}
     elif how == "a flipped checksum":
-        facts["files"]["index/val.npy"]["sha256"] = "0" * 64
+        facts["files"]["index/val.npy"]["blake3"] = "0" * 64
     elif how == "no record":
         facts["files"] = []
     build.write_text(json.dumps(facts))
@@ -248,7 +248,7 @@ def set_all(path: Path, name: str, value: Any) -> None:
 def test_a_record_that_is_wrong_does_not_spoil_what_is_sound(built: Built) -> None:
     build = built.version / "build.json"
     facts = read_json(build)
-    facts["files"]["index/train.npy"]["sha256"] = "0" * 64
+    facts["files"]["index/train.npy"]["blake3"] = "0" * 64
     facts["files"]["index/nowhere.npy"] = facts["files"].pop("samples/val.parquet")
     facts["files"]["../../../current"] = facts["files"]["shards.parquet"]
     build.write_text(json.dumps(sealed(facts)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from tasks.dataset.shards import parse_key, parse_sample
+from tasks.dataset.tar.span import parse_key, parse_sample
 from tasks.dataset.tar.writer import JOINED, ShardWriter, header, parse_header
 
 SAMPLES = {

@@ -17,8 +17,8 @@ from tasks.core.files import blake3_file
 from tasks.core.findings import Finding
 from tasks.dataset import versions
 from tasks.dataset.build.run import build
+from tasks.dataset.index import INDEX, read_index
 from tasks.dataset.manifest import Manifest, SplitSummary, content_digest
-from tasks.dataset.shards import INDEX, read_index
 from tasks.dataset.tar.writer import END, ShardWriter, padding
 from tasks.dataset.verify import run as verify_module
 from tasks.dataset.verify.run import verify
@@ -269,7 +269,7 @@ def forge(version: Path, samples: list[tuple[str, dict[str, bytes]]], extra: byt
         spans = [writer.add(key, members) for key, members in samples]
         writer.finish()
     path.write_bytes(path.read_bytes() + extra)
-    sha256, size = blake3_file(path), path.stat().st_size
+    blake3, size = blake3_file(path), path.stat().st_size
     index = np.array([(0, span.offset, span.length, span.crc32c) for span in spans], INDEX)
     np.save(version / "index" / "train.npy", index)
     keys = [key for key, _ in samples]
@@ -279,7 +279,7 @@ def forge(version: Path, samples: list[tuple[str, dict[str, bytes]]], extra: byt
     shard = {
         "name": "train/000000.tar",
         "split": "train",
-        "sha256": sha256,
+        "blake3": blake3,
         "bytes": size,
         "samples": len(keys),
     }
@@ -287,7 +287,7 @@ def forge(version: Path, samples: list[tuple[str, dict[str, bytes]]], extra: byt
     manifest = versions.read_manifest(version)
     update = {
         "splits": {"train": SplitSummary(shards=1, samples=len(keys), bytes=size)},
-        "digest": content_digest([("train/000000.tar", sha256)]),
+        "digest": content_digest([("train/000000.tar", blake3)]),
         "read": len(keys),
         "accepted": len(keys),
     }

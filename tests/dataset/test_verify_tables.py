@@ -18,7 +18,7 @@ import pytest
 
 from tasks.core.findings import Finding
 from tasks.dataset.build.run import build
-from tasks.dataset.shards import INDEX
+from tasks.dataset.index import INDEX
 from tasks.dataset.verify.beside import Beside
 from tasks.dataset.verify.index import IndexFile, Misfit
 from tasks.dataset.verify.run import verify
@@ -114,8 +114,8 @@ def rows_of(count: int) -> bytes:
         ("index/train.npy", b"\x93NUMPY\x02\x00" + struct.pack("<I", 0xFFFFFFF0) + bytes(99)),
         ("manifest.json", b"[" * 1_000_000),
         ("build.json", b"[" * 1_000_000),
-        ("build.json", b'{"files": {"../../../etc/passwd": {"bytes": 1, "sha256": "' + b"0" * 64 + b'"}}}'),
-        ("build.json", b'{"files": {"manifest.json": {"bytes": true, "sha256": null}}}'),
+        ("build.json", b'{"files": {"../../../etc/passwd": {"bytes": 1, "blake3": "' + b"0" * 64 + b'"}}}'),
+        ("build.json", b'{"files": {"manifest.json": {"bytes": true, "blake3": null}}}'),
         ("build.json", b'{"files": []}'),
         ("build.json", b'"\\ud800"'),
         ("val/sizes.json", b'{"\\ud800": 1}'),

@@ -13,6 +13,7 @@ from tasks.core.files import write_atomic
 from tasks.core.lease import Lease
 from tasks.dataset import quarantine, versions
 from tasks.dataset.build.run import build
+from tasks.dataset.layout import MIRRORED
 from tasks.dataset.leftovers import TEMPORARY
 from tasks.dataset.preview import page_path
 from tasks.dataset.quarantine import Entry
@@ -217,7 +218,7 @@ def test_every_temporary_name_is_one_that_a_sweep_knows(
     newest, older = versions.listed(output)[:2]
     versions.rollback(output, older.name)
     quarantine.add(output, [Entry(older.name, "train", "train/000000.tar", "x", "member.checksum")])
-    for path in (output / versions.MIRRORED, page_path(older), page_path(newest)):
+    for path in (output / MIRRORED, page_path(older), page_path(newest)):
         write_atomic(path, "")
     assert len(seen) >= 10
     assert [name for name in sorted(seen) if not TEMPORARY.fullmatch(name)] == []

@@ -12,7 +12,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import read_json, write_json
 from tasks.dataset import versions
 from tasks.dataset.build.run import build
-from tasks.dataset.shards import read_index
+from tasks.dataset.index import read_index
 from tasks.evaluation.fit import require_fit
 from tests.conftest import digits_config
 from tests.dataset import raw

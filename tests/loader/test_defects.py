@@ -9,7 +9,7 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.shards import read_index
+from tasks.dataset.index import read_index
 from tasks.loader import culprit
 from tasks.loader.bad import BadSampleError
 from tasks.loader.batches import split_batches

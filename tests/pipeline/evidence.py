@@ -11,7 +11,7 @@ from tasks.supervision import wandb_file
 
 
 def weights(run: Path) -> dict[str, str]:
-    """SHA-256 of the model of every checkpoint."""
+    """BLAKE3 of the model of every checkpoint."""
     return {path.parent.name: blake3_file(path) for path in run.glob("checkpoints/step_*/model.safetensors")}
 
 

@@ -16,8 +16,8 @@ from tasks.core.files import link_atomic
 from tasks.core.quarantine import Entry as Quarantined
 from tasks.core.quarantine import to_text
 from tasks.dataset.build.run import build
+from tasks.dataset.index import read_index
 from tasks.dataset.manifest import read_manifest
-from tasks.dataset.shards import read_index
 from tasks.loader.indexed import IndexedReader
 from tasks.reporting.accounts import read_account
 from tasks.reporting.gallery import read_items

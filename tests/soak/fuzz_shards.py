@@ -29,7 +29,7 @@ from PIL import Image
 
 from tasks.core.findings import Finding
 from tasks.dataset.build.run import build
-from tasks.dataset.shards import read_index
+from tasks.dataset.index import read_index
 from tests.dataset import raw, tampering
 from tests.dataset.judging import judged, told
 from tests.dataset.raw import shards

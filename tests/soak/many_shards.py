@@ -17,8 +17,8 @@ import pyarrow as pa
 from blake3 import blake3
 
 from tasks.dataset.build_info import recorded, sealed
+from tasks.dataset.index import INDEX
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
-from tasks.dataset.shards import INDEX
 from tasks.dataset.tables import TableWriter, write_table
 from tasks.dataset.tar.writer import END, header, padding
 from tests.dataset import raw
@@ -29,7 +29,7 @@ SHARDS = pa.schema(
     {
         "name": pa.string(),
         "split": pa.string(),
-        "sha256": pa.string(),
+        "blake3": pa.string(),
         "bytes": pa.int64(),
         "samples": pa.int64(),
         "input_digest": pa.string(),
@@ -81,8 +81,8 @@ def _shard(version: Path, number: int, keys: list[str], image: bytes) -> tuple[A
     whole = b"".join([*data, END])
     name = f"{SPLIT}/{number:06d}.tar"
     (version / name).write_bytes(whole)
-    sha256 = blake3(whole).hexdigest()
-    facts = {"sha256": sha256, "bytes": len(whole), "samples": len(keys), "input_digest": sha256}
+    seal = blake3(whole).hexdigest()
+    facts = {"blake3": seal, "bytes": len(whole), "samples": len(keys), "input_digest": seal}
     return index, {"name": name, "split": SPLIT, **facts}
 
 
@@ -111,7 +111,7 @@ def _describe(version: Path, rows: list[dict[str, Any]]) -> None:
         format="tarmac/1",
         name="many",
         modality="image_text",
-        digest=content_digest((row["name"], row["sha256"]) for row in rows),
+        digest=content_digest((row["name"], row["blake3"]) for row in rows),
         splits={SPLIT: summary},
         read=total,
         accepted=total,

@@ -13,8 +13,8 @@ from flows import listing
 from tasks.core.errors import DataError
 from tasks.core.files import read_lines
 from tasks.dataset import quarantine, versions
+from tasks.dataset.index import read_index
 from tasks.dataset.quarantine import Entry
-from tasks.dataset.shards import read_index
 from tasks.dataset.tables import read_table
 from tasks.loader.bad import BadSampleError
 from tasks.reporting.report import is_current, write_report

@@ -24,7 +24,8 @@ import pyarrow as pa
 
 from tasks.core.files import digest, fsync_path, write_atomic, write_json
 from tasks.core.schema import Config
-from tasks.dataset.build_info import BUILD, recorded, sealed
+from tasks.dataset.layout import BUILD
+from tasks.dataset.build_info import write_build_info
 from tasks.dataset.build import fingerprint
 from tasks.dataset.build import rejects
 from tasks.dataset.build.catalogue import Catalogue
@@ -38,11 +39,11 @@ from tasks.dataset.manifest import (
     SplitSummary,
     content_digest,
 )
-from tasks.dataset.shards import shard_name
+from tasks.dataset.layout import shard_name
 from tasks.dataset.tables import BatchWriter, TableWriter
 
 DRAFT = "draft"
-SHA256_RANGE = 1 << 256
+BLAKE3_RANGE = 1 << 256
 UNLINKABLE = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
 """The system links no file of another user, across file systems, or more often than it can count."""
 
@@ -50,7 +51,7 @@ SHARDS = pa.schema(
     [
         ("name", pa.string()),
         ("split", pa.string()),
-        ("sha256", pa.string()),
+        ("blake3", pa.string()),
         ("bytes", pa.int64()),
         ("samples", pa.int64()),
         ("input_digest", pa.string()),
@@ -76,10 +77,10 @@ class Draft:
     config_digest: str
     inputs: BatchWriter
     shards: TableWriter
-    sha256: list[tuple[str, str]] = field(default_factory=list)
+    blake3: list[tuple[str, str]] = field(default_factory=list)
     splits: dict[str, SplitSummary] = field(default_factory=dict)
     content: int = 0
-    """Sum of the SHA-256 of every sample's line, modulo 2^256: the same in any order of the samples."""
+    """Sum of the BLAKE3 of every sample's line, modulo 2^256: the same in any order of the samples."""
 
 
 def begin(config: Config, shards: Iterable[Shard], staging: Path) -> Draft:
@@ -110,7 +111,7 @@ def complete(
     manifest = _manifest(config, catalogue, draft)
     rejects.write(folder / "rejects.parquet", catalogue.rejects())
     write_atomic(folder / "manifest.json", manifest.to_bytes())
-    write_json(folder / BUILD, sealed({**facts, "files": recorded(folder)}))
+    write_build_info(folder, facts)
     for below in [entry for entry in folder.iterdir() if entry.is_dir()]:
         fsync_path(below)
     fsync_path(folder)
@@ -138,7 +139,7 @@ def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
             lines = list(_content_lines(table))
             draft.content += sum(_number(line) for line in lines)
             draft.shards.write(_shard_row(draft, name, split, table, lines))
-            draft.sha256.append((name, first(table, "sha256")))
+            draft.blake3.append((name, first(table, "blake3")))
             sizes.append(table.num_rows)
             size_bytes += first(table, "bytes")
     if sizes:
@@ -167,7 +168,7 @@ def _shard_row(draft: Draft, name: str, split: str, table: Any, lines: Sequence[
     row = {
         "name": name,
         "split": split,
-        "sha256": first(table, "sha256"),
+        "blake3": first(table, "blake3"),
         "bytes": first(table, "bytes"),
         "samples": table.num_rows,
         "input_digest": digest([draft.config_digest, *lines]),
@@ -190,14 +191,14 @@ def _manifest(config: Config, catalogue: Catalogue, draft: Draft) -> Manifest:
         format="tarmac/1",
         name=config.name,
         modality=draft.modality,
-        digest=content_digest(draft.sha256),
+        digest=content_digest(draft.blake3),
         splits=draft.splits,
         read=catalogue.read,
         accepted=sum(split.samples for split in draft.splits.values()),
         filtered=catalogue.filtered,
         rejects=catalogue.reasons(),
         source=SourceSummary(
-            kind=config.dataset.all_sources[0].kind, digest=f"{draft.content % SHA256_RANGE:064x}"
+            kind=config.dataset.all_sources[0].kind, digest=f"{draft.content % BLAKE3_RANGE:064x}"
         ),
         config_digest=draft.config_digest,
     )

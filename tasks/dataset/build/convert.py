@@ -93,7 +93,7 @@ def staged(staging: Path, leaf: str) -> Any | None:
         table = Batches(sidecar_path(staging, leaf))[0]
     except (OSError, pa.ArrowException, ValueError):
         return None
-    if first(table, "sha256") is None:
+    if first(table, "blake3") is None:
         return table
     tar = tar_path(staging, leaf)
     return table if tar.exists() and tar.stat().st_size == first(table, "bytes") else None
@@ -174,12 +174,12 @@ def _write(work: Converter, leaf: Leaf, entries: Sequence[Entry]) -> Any:
             outcomes = work.convert(writer, entries)
             writer.end()
             columns = columns_of(modality, outcomes)  # while the last bytes are hashed
-            sha256 = writer.finish()
+            blake3 = writer.finish()
         if writer.is_empty:
             table = sidecar(modality, leaf.digest, None, 0, columns)
         else:
             os.replace(temporary, tar_path(staging, leaf.digest))
-            table = sidecar(modality, leaf.digest, sha256, writer.size_bytes, columns)
+            table = sidecar(modality, leaf.digest, blake3, writer.size_bytes, columns)
         write_batch(temporary, table)
         os.replace(temporary, sidecar_path(staging, leaf.digest))
     except BaseException:

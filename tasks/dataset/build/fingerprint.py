@@ -87,7 +87,7 @@ def _without_paths(block: Any) -> Any:
 def members_digest(members: Members, *facts: str) -> Any:
     """A running 128-bit digest over raw members and what else tells two samples apart.
 
-    It tells changes, not forgeries: the shards have their SHA-256. (XXH3 takes a tenth of SHA-256's time.)
+    It tells changes, not forgeries: the shards have their BLAKE3. (XXH3 takes a tenth of BLAKE3's time.)
     """
     running = xxhash.xxh3_128("\0".join(facts).encode("utf-8", "surrogatepass"))
     for suffix in sorted(members):

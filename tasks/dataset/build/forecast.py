@@ -19,7 +19,7 @@ from tasks.core.files import read_json
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build_info import BUILD
+from tasks.dataset.layout import BUILD
 from tasks.dataset.build.catalogue import Catalogue
 from tasks.dataset.build.changes import since
 from tasks.dataset.build.check import check

@@ -2,19 +2,21 @@
 
 Kept apart from the build, because the answer must come fast and needs neither Pillow nor pyarrow. So tars are
 judged by number and size, and the files beside them by what build.json says of each: its size and, up to
-HASHED_BYTES, its SHA-256. Damage that keeps the size of a tar or of a larger file is for `verify` to find.
+HASHED_BYTES, its BLAKE3. Damage that keeps the size of a tar or of a larger file is for `verify` to find.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tasks.core.errors import DataError
-from tasks.core.files import read_json, blake3_file
+from tasks.core.files import blake3_file, read_json
 from tasks.core.schema import Config, Dataset
 from tasks.dataset import versions
-from tasks.dataset.build_info import BUILD, is_sealed
+from tasks.dataset.layout import MIRRORED
+from tasks.dataset.layout import BUILD
+from tasks.dataset.build_info import FileSeal, read_build_info
 from tasks.dataset.manifest import version_name
 
 HASHED_BYTES = 64_000_000
@@ -43,7 +45,7 @@ def _is_mirrored(dataset: Dataset, version: Path) -> bool:
     if dataset.mirror is None:
         return True
     try:
-        last = read_json(dataset.output / versions.MIRRORED)
+        last = read_json(dataset.output / MIRRORED)
         return bool(last == {"address": dataset.mirror.rstrip("/"), "version": version.name})
     except (OSError, ValueError):
         return False
@@ -56,24 +58,22 @@ def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
     HASHED_BYTES, and all tars, are compared by size only.
     """
     try:
-        build = read_json(version / BUILD)
+        build = read_build_info(version)
         manifest = versions.read_manifest(version)
         is_itself = version_name((version / "manifest.json").read_bytes()) == version.name
-        is_of_these = build["inputs_digest"] == inputs and build["private"] == dataset.private
-        if build["unread"] or not (is_itself and is_of_these and is_sealed(build)):
+        is_of_these = build.inputs_digest == inputs and build.private == dataset.private
+        if build.unread or not (is_itself and is_of_these and _are_sound(version, build.files)):
             return False
-        if not _are_sound(version, build["files"]):
-            return False
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, DataError):
+    except (OSError, DataError):
         return False
     return versions.has_its_tars(version, manifest)
 
 
-def _are_sound(version: Path, files: dict[str, Any]) -> bool:
-    for name, expected in files.items():
+def _are_sound(version: Path, files: Mapping[str, FileSeal]) -> bool:
+    for name, seal in files.items():
         size = (version / name).stat().st_size
-        if size != expected["bytes"]:
+        if size != seal.bytes:
             return False
-        if size <= HASHED_BYTES and blake3_file(version / name) != expected["sha256"]:
+        if size <= HASHED_BYTES and blake3_file(version / name) != seal.blake3:
             return False
     return True

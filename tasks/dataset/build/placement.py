@@ -17,7 +17,8 @@ from pathlib import Path
 from tasks.core.errors import UsageError
 from tasks.core.files import fsync_path
 from tasks.dataset import versions
-from tasks.dataset.build_info import BUILD, beside_the_tars
+from tasks.dataset.layout import BUILD
+from tasks.dataset.build_info import names_beside_tars
 from tasks.dataset.leftovers import DAMAGED
 from tasks.dataset.manifest import Manifest, version_name
 
@@ -76,7 +77,7 @@ def _refresh(draft: Path, version: Path) -> None:
         target = version / tar.relative_to(draft)
         if not _is_same_file(tar, target):
             os.replace(tar, target)
-    names = [*beside_the_tars(draft), BUILD]
+    names = [*names_beside_tars(draft), BUILD]
     for name in names:
         target = version / name
         if not _is_same_file(draft / name, target):

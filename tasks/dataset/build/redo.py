@@ -10,7 +10,7 @@ import pyarrow as pa
 from tasks.core.errors import DataError, UsageError
 from tasks.dataset.build.reuse import INPUTS
 from tasks.dataset.build.sidecar import first
-from tasks.dataset.shards import shard_name
+from tasks.dataset.layout import shard_name
 from tasks.dataset.splits import REST
 from tasks.dataset.tables import Batches
 

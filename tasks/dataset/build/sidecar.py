@@ -21,7 +21,7 @@ from tasks.dataset.tar.writer import Span
 LEAF_COLUMNS: Mapping[str, Any] = {
     "leaf": pa.string(),
     "tar": pa.string(),
-    "sha256": pa.string(),
+    "blake3": pa.string(),
     "bytes": pa.int64(),
 }
 SAMPLE_COLUMNS: Mapping[str, Any] = {
@@ -78,9 +78,9 @@ def columns_of(modality: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {name: pa.array(values, fields.field(name).type) for name, values in told.items()}
 
 
-def sidecar(modality: str, leaf: str, sha256: str | None, size_bytes: int, columns: Mapping[str, Any]) -> Any:
-    """The table of one shard; `sha256` is None where every sample was rejected and there is no tar."""
-    told = {"leaf": leaf, "tar": None, "sha256": sha256, "bytes": size_bytes}
+def sidecar(modality: str, leaf: str, blake3: str | None, size_bytes: int, columns: Mapping[str, Any]) -> Any:
+    """The table of one shard; `blake3` is None where every sample was rejected and there is no tar."""
+    told = {"leaf": leaf, "tar": None, "blake3": blake3, "bytes": size_bytes}
     count = len(columns["key"])
     facts = {name: pa.repeat(pa.scalar(told[name], kind), count) for name, kind in LEAF_COLUMNS.items()}
     return pa.table({**facts, **columns}, schema(modality))

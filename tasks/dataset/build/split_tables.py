@@ -15,14 +15,15 @@ from numpy.lib import format as npy
 
 from tasks.dataset.build.sidecar import schema
 from tasks.dataset.modalities import MODALITIES
-from tasks.dataset.shards import INDEX, index_path
+from tasks.dataset.layout import index_name
+from tasks.dataset.index import INDEX
 from tasks.dataset.tables import TableWriter
 
 
 @contextmanager
 def split_tables(version: Path, split: str, modality: str) -> Iterator[SplitTables]:
     """Both tables of a split, whole and on disk when the block ends well, closed in any case."""
-    path = index_path(version, split)
+    path = (version / index_name(split))
     samples = version / "samples" / f"{split}.parquet"
     for folder in (path.parent, samples.parent):
         folder.mkdir(exist_ok=True)

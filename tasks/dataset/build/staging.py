@@ -47,7 +47,7 @@ def staged_shard(staging: Path, leaf: Leaf) -> Shard:
     if table is None:
         raise DataError(f"a converted shard has gone from {staging}; build again")
     return Shard(
-        leaf.split, table, None if first(table, "sha256") is None else tar_path(staging, leaf.digest)
+        leaf.split, table, None if first(table, "blake3") is None else tar_path(staging, leaf.digest)
     )
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import google_crc32c
 
 from tasks.core.errors import DataError
-from tasks.dataset.shards import parse_key, parse_sample, read_index, shard_name
+from tasks.dataset.index import read_index
+from tasks.dataset.layout import shard_name
+from tasks.dataset.tar.span import parse_key, parse_sample
 from tasks.dataset.tar.writer import BLOCK, padding, parse_header
 
 LONGEST_TEXT = 1 << 20

@@ -25,12 +25,12 @@ class Copies:
             except (OSError, pa.ArrowException, KeyError, TypeError):
                 continue  # its own repair is for that
             for shard in shards:
-                if shard.sha256 in wanted:
-                    self._files.setdefault(shard.sha256, []).append(other / shard.name)
+                if shard.blake3 in wanted:
+                    self._files.setdefault(shard.blake3, []).append(other / shard.name)
 
     def find(self, shard: Built, known_bad: Collection[tuple[int, int]]) -> tuple[Path, str] | None:
         """A proven copy, and where it is from for a person; files with these inodes have been looked at."""
-        stated = Stated(shard.bytes, shard.sha256)
+        stated = Stated(shard.bytes, shard.blake3)
         for path, origin in self._candidates(shard):
             if is_file(path) and inode(path) not in known_bad and is_as_stated(path, stated):
                 return path, origin
@@ -38,14 +38,14 @@ class Copies:
 
     def to_mend(self, shard: Built, known_bad: Collection[tuple[int, int]]) -> Iterator[Path]:
         """The names in other versions whose file is damaged or gone, too."""
-        stated = Stated(shard.bytes, shard.sha256)
-        for path in self._files.get(shard.sha256, ()):
+        stated = Stated(shard.bytes, shard.blake3)
+        for path in self._files.get(shard.blake3, ()):
             if not is_file(path) or inode(path) in known_bad or not is_as_stated(path, stated):
                 yield path
 
     def _candidates(self, shard: Built) -> Iterator[tuple[Path, str]]:
-        for path in self._files.get(shard.sha256, ()):
+        for path in self._files.get(shard.blake3, ()):
             yield path, f"version {path.parents[1].name}"
         twin = self._place.again / "versions" / self._place.version.name
         yield twin / shard.name, "the build from the source"
-        yield self._place.good / f"{shard.sha256}.tar", "a repair before"
+        yield self._place.good / f"{shard.blake3}.tar", "a repair before"

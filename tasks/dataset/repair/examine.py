@@ -28,11 +28,11 @@ class Remains:
 
 @dataclass(frozen=True)
 class Examined:
-    """`sha256` is None for what cannot be read to its end; `inode` names the file under all its names.
+    """`blake3` is None for what cannot be read to its end; `inode` names the file under all its names.
     `is_closed` says that this user may not read it, sound as it may be."""
 
     path: Path
-    sha256: str | None
+    blake3: str | None
     size_bytes: int
     inode: tuple[int, int]
     sound: list[bool]
@@ -48,11 +48,11 @@ def examine(task: Remains) -> Examined:
             found = os.fstat(file.fileno())
             reader = _Reader(file.fileno(), found.st_size)
             sound = [reader.crc32c(*map(int, span[:2])) == span[2] for span in task.spans]
-            sha256 = reader.finish()
+            blake3 = reader.finish()
     except (OSError, ValueError) as error:
         is_closed = isinstance(error, PermissionError)
         return Examined(task.path, None, 0, (0, 0), lost, is_closed)
-    return Examined(task.path, sha256, found.st_size, (found.st_dev, found.st_ino), sound)
+    return Examined(task.path, blake3, found.st_size, (found.st_dev, found.st_ino), sound)
 
 
 class _Reader:
@@ -79,7 +79,7 @@ class _Reader:
         return running
 
     def finish(self) -> str | None:
-        """The SHA-256 of the whole file."""
+        """The BLAKE3 of the whole file."""
         try:
             for _ in self._chunks(self._read_bytes, self._size - self._read_bytes):
                 pass

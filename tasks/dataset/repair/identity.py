@@ -1,6 +1,6 @@
 """What proves a version's files: the folder's name the manifest, build.json's record all others but the tars.
 
-A name is 12 digits of the manifest's SHA-256. The record holds size and SHA-256 of each file; it is believed
+A name is 12 digits of the manifest's BLAKE3. The record holds size and BLAKE3 of each file; it is believed
 as long as it does not contradict itself, sealed or not, and what it says is still compared with what is made
 again. Without a record nothing vouches for inputs.arrow, which has to be made again.
 """
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from tasks.core.errors import DataError
 from tasks.core.files import blake3_file
-from tasks.dataset.manifest import NAME_DIGITS, VERSION_NAME, Manifest, read_manifest, version_name
+from tasks.dataset.layout import NAME_DIGITS, VERSION_NAME
+from tasks.dataset.manifest import Manifest, read_manifest, version_name
 from tasks.dataset.repair.install import is_file
 from tasks.dataset.repair.place import Place
 
@@ -25,14 +26,14 @@ _OF_SPLIT = ("index/{}.npy", "samples/{}.parquet", "{}/sizes.json")
 TABLE = re.compile("|".join(re.escape(name).replace(r"\{\}", _SPLIT) for name in (*_WHOLE, *_OF_SPLIT)))
 TAR = re.compile(rf"{_SPLIT}/\d{{6,}}\.tar")
 """Names that a repair may write to: nothing that a table says leads out of the version's folder."""
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
 
 class Stated(NamedTuple):
     """A file as build.json remembers it."""
 
     size_bytes: int
-    sha256: str
+    blake3: str
 
 
 Record = Mapping[str, Stated]
@@ -46,12 +47,12 @@ def read_record(place: Place, build: Mapping[str, Any]) -> Record | None:
     record = {}
     for name, stated in files.items():
         stated = stated if isinstance(stated, dict) else {}
-        size, sha256 = stated.get("bytes"), stated.get("sha256")
-        if not isinstance(size, int) or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        size, blake3 = stated.get("bytes"), stated.get("blake3")
+        if not isinstance(size, int) or not isinstance(blake3, str) or not _BLAKE3.fullmatch(blake3):
             return None
         if TABLE.fullmatch(name):
-            record[name] = Stated(size, sha256)
-    named = record[MANIFEST].sha256[:NAME_DIGITS]
+            record[name] = Stated(size, blake3)
+    named = record[MANIFEST].blake3[:NAME_DIGITS]
     return record if _folder_name(place) in (None, named) else None
 
 
@@ -61,7 +62,7 @@ def name_of(place: Place, record: Record | None) -> str | None:
     if name is not None:
         return name
     if record is not None:
-        return record[MANIFEST].sha256[:NAME_DIGITS]
+        return record[MANIFEST].blake3[:NAME_DIGITS]
     try:
         content = (place.version / MANIFEST).read_bytes()
         Manifest.model_validate_json(content)
@@ -96,10 +97,10 @@ def tables_of(version: Path, splits: Mapping[str, Any] | None) -> list[str]:
 
 
 def is_as_stated(path: Path, stated: Stated) -> bool:
-    """Whether a file has this size and SHA-256."""
+    """Whether a file has this size and BLAKE3."""
     try:
         is_sized = is_file(path) and path.stat().st_size == stated.size_bytes
-        return is_sized and blake3_file(path) == stated.sha256
+        return is_sized and blake3_file(path) == stated.blake3
     except OSError:
         return False
 

@@ -1,7 +1,7 @@
 """One damaged shard made whole, in a worker process: what is sound of it, the rest converted again.
 
 Samples that kept their bytes are copied, so that only the others need their source. The tar is proven by its
-SHA-256 before it gets a name that anybody takes it by.
+BLAKE3 before it gets a name that anybody takes it by.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Fault = Literal["unread", "rejected", "changed", "other"]
 
 @dataclass(frozen=True)
 class Mending:
-    """A shard of this SHA-256, to become `good`.
+    """A shard of this BLAKE3, to become `good`.
 
     `spans` are offset, length and CRC32C of each sample, `contents` the digests of their raw members (None
     where nobody knows), `sound` says which of them can be copied out of `damaged`. The others are the entries
@@ -37,7 +37,7 @@ class Mending:
     """
 
     name: str
-    sha256: str
+    blake3: str
     good: Path
     damaged: Path
     spans: NDArray[np.int64]
@@ -69,7 +69,7 @@ def mend(task: Mending) -> Mended:
         table = None
         if task.ordinal is not None:
             convert(Conversion(task.staging, task.rules, task.ordinal))
-            table = staged(task.staging, task.sha256)
+            table = staged(task.staging, task.blake3)
         faults = tuple(_faults(task, table))
         if faults:
             is_unread = any(kind == "unread" for _, kind, _ in faults)
@@ -102,7 +102,7 @@ def _joined(task: Mending, table: Any) -> Mended:
     """Write the tar from its own bytes and the staged ones, and prove it."""
     offsets = iter([] if table is None else table.column("offset").to_pylist())
     own = _opened(task.damaged) if any(task.sound) else None
-    new = None if table is None else tar_path(task.staging, task.sha256).open("rb")
+    new = None if table is None else tar_path(task.staging, task.blake3).open("rb")
     temporary = task.good.with_name(f".{task.good.name}.{uuid4().hex}")
     digest = blake3()
     try:
@@ -117,7 +117,7 @@ def _joined(task: Mending, table: Any) -> Mended:
             file.write(END)
             file.flush()
             os.fsync(file.fileno())
-        if digest.hexdigest() != task.sha256:
+        if digest.hexdigest() != task.blake3:
             return Mended(task.name, False, trouble="its samples are as they were, but not the tar of them")
         os.replace(temporary, task.good)
     finally:
@@ -125,7 +125,7 @@ def _joined(task: Mending, table: Any) -> Mended:
         for opened in (own, new):
             if opened is not None:
                 opened.close()
-        tar_path(task.staging, task.sha256).unlink(missing_ok=True)
+        tar_path(task.staging, task.blake3).unlink(missing_ok=True)
     return Mended(task.name, True)
 
 

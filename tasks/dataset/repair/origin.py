@@ -14,7 +14,8 @@ from tasks.core.files import digest, read_json
 from tasks.core.process import available_cores
 from tasks.core.schema import BuildEngine, Config, Dataset, Engines
 from tasks.dataset.build.fingerprint import CONVERTER, PLACES, config_digest, packages
-from tasks.dataset.build_info import BUILD, is_sealed
+from tasks.dataset.build_info import is_sealed
+from tasks.dataset.layout import BUILD
 from tasks.dataset.manifest import Manifest
 from tasks.dataset.repair.identity import read_proven_manifest, read_record
 from tasks.dataset.repair.place import Place

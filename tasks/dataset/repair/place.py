@@ -19,7 +19,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import FULL, ignore_missing, unreadable_as_error
 from tasks.core.lease import Held, Lease
 from tasks.dataset import versions
-from tasks.dataset.manifest import VERSION_NAME
+from tasks.dataset.layout import VERSION_NAME
 
 CLOSED = "cannot be read: Permission denied"
 
@@ -36,7 +36,7 @@ class Place:
 
     @property
     def good(self) -> Path:
-        """Tars that are proven or to be proven, by their SHA-256."""
+        """Tars that are proven or to be proven, by their BLAKE3."""
         return self.work / "good"
 
     @property

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from tasks.core.errors import DataError
 from tasks.dataset.build.reuse import INPUTS
 from tasks.dataset.build.sidecar import SAMPLE_COLUMNS, accepted, first
+from tasks.dataset.index import read_index
 from tasks.dataset.manifest import Manifest, content_digest
 from tasks.dataset.repair.examine import NOTHING
 from tasks.dataset.repair.identity import TAR
-from tasks.dataset.shards import read_index
 from tasks.dataset.tables import Batches, read_table
 from tasks.dataset.tar.writer import END
 
@@ -33,7 +33,7 @@ class Built:
     """A shard as it was built: a row of `shards.parquet`."""
 
     name: str
-    sha256: str
+    blake3: str
     bytes: int
     samples: int
 
@@ -44,7 +44,7 @@ class Built:
 
 def read_built(version: Path) -> list[Built]:
     """All shards in their order; OSError, pyarrow.ArrowException or KeyError of a damaged table."""
-    table = read_table(version / "shards.parquet").select(["name", "sha256", "bytes", "samples"])
+    table = read_table(version / "shards.parquet").select(["name", "blake3", "bytes", "samples"])
     return [Built(**row) for row in table.to_pylist() if TAR.fullmatch(row["name"])]
 
 
@@ -54,7 +54,7 @@ def read_recipes(version: Path, manifest: Manifest | None) -> Recipes:
         shards = read_built(version)
     except (OSError, pa.ArrowException, KeyError, TypeError) as error:
         raise DataError(f"shards.parquet is damaged ({error}), so nothing says what it was") from None
-    if manifest is None or content_digest((one.name, one.sha256) for one in shards) != manifest.digest:
+    if manifest is None or content_digest((one.name, one.blake3) for one in shards) != manifest.digest:
         raise DataError("manifest and shards.parquet do not agree, so nothing says what it was")
     return Recipes(version, {shard.name: shard for shard in shards})
 
@@ -83,7 +83,7 @@ class Recipes:
         if number is None:
             return None
         table = self._batches[number]
-        return accepted(table).select(list(COLUMNS)) if first(table, "sha256") == shard.sha256 else None
+        return accepted(table).select(list(COLUMNS)) if first(table, "blake3") == shard.blake3 else None
 
     def _of_index(self, shard: Built) -> Any:
         start = self._starts[shard.name]

@@ -8,7 +8,8 @@ from typing import Any
 
 from tasks.core.files import write_json
 from tasks.dataset.build.kept import kept
-from tasks.dataset.build_info import BUILD, sealed
+from tasks.dataset.build_info import sealed
+from tasks.dataset.layout import BUILD
 from tasks.dataset.repair import install
 from tasks.dataset.repair.identity import MANIFEST, Record, read_proven_manifest, state, tables_of
 from tasks.dataset.repair.origin import Origin
@@ -40,7 +41,7 @@ def remember(place: Place, origin: Origin, record: Record | None) -> Iterator[Do
     if not origin.is_sealed:
         known = {name: value for name, value in facts.items() if name not in CONFIGURED}
         facts = {**_facts(place, origin, manifest.filtered), **known, "filtered": manifest.filtered}
-    listed = {name: {"bytes": one.size_bytes, "sha256": one.sha256} for name, one in files.items()}
+    listed = {name: {"bytes": one.size_bytes, "blake3": one.blake3} for name, one in files.items()}
     _write(place, {**facts, "files": listed})
     yield Done(BUILD, "written again" + ("" if origin.build else "; its times are lost"))
 

@@ -115,7 +115,7 @@ class Round:
                 start = 1  # ranks count the samples from 1, split by split
                 for ordinal, name in enumerate(catalogue.splits()):
                     stop = start + len(names[name].needed)
-                    catalogue.add_leaves([Leaf(ordinal, name, start, stop, names[name].shard.sha256)])
+                    catalogue.add_leaves([Leaf(ordinal, name, start, stop, names[name].shard.blake3)])
                     ordinals[name] = ordinal
                     start = stop
         finally:
@@ -126,7 +126,7 @@ class Round:
         shard = plan.shard
         return Mending(
             shard.name,
-            shard.sha256,
+            shard.blake3,
             self._work.good(shard),
             self._work.path(shard),
             plan.spans,

@@ -1,7 +1,7 @@
 """A damaged version made whole again, from what is left of it, from its neighbours, from its source.
 
 Verify says what is damaged; only that is touched, and nothing takes its place that is not proven to be the
-same bytes: a tar by its SHA-256 in shards.parquet, tables by the manifest and build.json's record, the
+same bytes: a tar by its BLAKE3 in shards.parquet, tables by the manifest and build.json's record, the
 manifest by the version's name. Each file is renamed into place when it is proven, so a repair that is killed
 loses what it had in hand, and the next one goes on.
 """
@@ -19,7 +19,7 @@ from tasks.core.findings import Finding
 from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
 from tasks.dataset import quarantine
-from tasks.dataset.build_info import BUILD
+from tasks.dataset.layout import BUILD
 from tasks.dataset.repair.aside import Aside, set_aside
 from tasks.dataset.repair.beside import Tables
 from tasks.dataset.repair.identity import read_proven_manifest, read_record

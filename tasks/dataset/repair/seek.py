@@ -3,7 +3,7 @@
 A source is listed, as for a build, but only what is sought is kept, so repairing one sample of a large source
 takes neither a build's catalogue nor its room. Of a sequential source the containers that are remembered are
 read first, and no more once all is found. What has changed is taken as well: whether it gives the same bytes
-is for the SHA-256 to say.
+is for the BLAKE3 to say.
 """
 
 from __future__ import annotations

@@ -62,11 +62,11 @@ def repair_shards(
     as_built = {
         shard.name
         for shard in shards
-        if (found := seen.get(place.version / shard.name)) is not None and found.sha256 == shard.sha256
+        if (found := seen.get(place.version / shard.name)) is not None and found.blake3 == shard.blake3
     }
     closed = [shard for shard in shards if _is_closed(seen.get(place.version / shard.name))]
     damaged = [shard for shard in shards if shard.name not in as_built and shard not in closed]
-    copies = Copies(place, {shard.sha256 for shard in damaged})
+    copies = Copies(place, {shard.blake3 for shard in damaged})
     work = Work(place, origin, progress, copies, seen, len(damaged) + len(closed))
     for shard in closed:
         work.fail_for_host(shard, f"{CLOSED}; it stays as it is", opening(place.version))
@@ -111,10 +111,10 @@ def _map(
 def _link(work: Work, shards: Iterable[Built]) -> list[Built]:
     """Take what another file has; returns those that none has. All copies get a second name first, because
     one shard's file may be another's content."""
-    under = {one.sha256: path for path, one in work.seen.items()}
+    under = {one.blake3: path for path, one in work.seen.items()}
     found, left = [], []
     for shard in shards:
-        path = under.get(shard.sha256)
+        path = under.get(shard.blake3)
         copy = work.copies.find(shard, work.inodes) if path is None else None
         if path is not None:
             how = f"renamed back from {path.relative_to(work.place.version).as_posix()}"

@@ -37,7 +37,7 @@ class Work:
 
     def good(self, shard: Built) -> Path:
         """Where its proven tar waits for its place."""
-        return self.place.good / f"{shard.sha256}.tar"
+        return self.place.good / f"{shard.blake3}.tar"
 
     @cached_property
     def inodes(self) -> set[tuple[int, int]]:

@@ -75,7 +75,7 @@ class Header:
 
 
 class ShardWriter:
-    """Writes one tar and learns its SHA-256 and every sample's span on the way.
+    """Writes one tar and learns its BLAKE3 and every sample's span on the way.
 
     Small samples are copied into a buffer, which is hashed in the background while the caller reads and
     checks those of the next. Large ones are hashed when `add` returns, so no more than one of them is held.
@@ -115,7 +115,7 @@ class ShardWriter:
         self._is_ended = True
 
     def finish(self) -> str:
-        """The file's SHA-256 in hexadecimal, after its end, which is written unless it is there. Nothing is
+        """The file's BLAKE3 in hexadecimal, after its end, which is written unless it is there. Nothing is
         flushed to disk."""
         if not self._is_ended:
             self.end()

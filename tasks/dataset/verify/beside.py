@@ -47,7 +47,7 @@ class Beside:
         with self.open(name) as file:
             return file.seek(0, os.SEEK_END)
 
-    def sha256(self, name: str) -> str:
+    def blake3(self, name: str) -> str:
         with self.open(name) as file:
             return hashlib.file_digest(cast(Any, file), cast(Any, blake3)).hexdigest()
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from tasks.core.addresses import is_remote
 from tasks.core.findings import Finding
 from tasks.core.stores import NotRegular
-from tasks.dataset.shards import shard_name
+from tasks.dataset.layout import shard_name
 from tasks.dataset.tar.writer import END
 from tasks.dataset.verify.faults import REMAKE, RIGHTS, fault, where
 from tasks.dataset.verify.place import ends

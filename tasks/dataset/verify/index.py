@@ -10,7 +10,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from tasks.core.stores import Unreachable
-from tasks.dataset.shards import INDEX
+from tasks.dataset.index import INDEX
 from tasks.dataset.tar.writer import END
 from tasks.dataset.verify.beside import Beside
 from tasks.dataset.verify.recorded import told

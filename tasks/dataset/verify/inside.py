@@ -57,7 +57,7 @@ def _inspect(task: Task) -> Inside:
     modality = MODALITIES.get(task.modality or "")
     return Inside(
         task.name,
-        look.sha256,
+        look.blake3,
         look.size_bytes,
         list(faults_of_shard(task, look, spans, keys, rows)),
         _faults_of_samples(task, look, spans, keys, rows),
@@ -79,8 +79,8 @@ def _look(task: Task, spans: Spans | None, decoder: Decoder | None) -> Look | No
             members = Members(reader, is_own, decoder is not None, spans.end if spans else 0)
             walk = Walk(members, spans.starts if spans else (), is_own)
             samples.add_all(walk, decoder)
-            sha256, size_bytes = reader.finish()
-            return Look(samples, sha256, size_bytes, walk.cut, walk.first_gap, walk.gaps)
+            blake3, size_bytes = reader.finish()
+            return Look(samples, blake3, size_bytes, walk.cut, walk.first_gap, walk.gaps)
     except FileNotFoundError:
         return None
     except Unreachable:

@@ -18,8 +18,7 @@ from tasks.core.formats import counted
 from tasks.core.globs import first_mark
 from tasks.core.locations import split_location
 from tasks.core.stores import ABSENT, Store
-from tasks.dataset.build_info import BUILD
-from tasks.dataset.manifest import VERSION_NAME
+from tasks.dataset.layout import BUILD, VERSION_NAME
 from tasks.dataset.verify.lost import CURRENT, dataset_of, is_current, is_version_name, lost, misnamed
 from tasks.dataset.verify.named import named_tars
 from tasks.dataset.verify.place import KEY, TARS, UNREAD, listed, split_query, store_at, tars_in

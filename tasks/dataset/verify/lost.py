@@ -13,7 +13,8 @@ from tasks.core.addresses import is_remote
 from tasks.core.findings import Finding
 from tasks.core.stores import ABSENT
 from tasks.dataset import versions
-from tasks.dataset.manifest import VERSION_NAME, version_name
+from tasks.dataset.layout import VERSION_NAME
+from tasks.dataset.manifest import version_name
 from tasks.dataset.verify.faults import BUILD_AGAIN, RESEND, fault
 from tasks.dataset.verify.place import store_at
 from tasks.dataset.verify.recorded import MOST_JSON

@@ -39,7 +39,7 @@ class Outcome:
         """Bad samples of shards whose missing members are known later."""
         self.findings: list[Finding] = []
         self.copies: dict[str, str] = {}
-        self.sha256: dict[str, str] = {}
+        self.blake3: dict[str, str] = {}
         self.counts: dict[str, int] = {}
         """Of shards that no table tells of: the checksum, and the number of samples."""
         self.read = 0
@@ -53,7 +53,7 @@ class Outcome:
 
     def take(self, task: Task, inside: Inside) -> None:
         """What a look has brought."""
-        if inside.sha256 is None and not inside.findings:
+        if inside.blake3 is None and not inside.findings:
             self.findings.append(fault("shard.missing", REMAKE, where(task.name)))
             self.absent(task)
             return
@@ -65,10 +65,10 @@ class Outcome:
             self.findings.append(fault("shard.checksum", REMAKE, where(task.name), problem=problem))
             self._all_bad(task, "shard.checksum")
             return
-        if inside.sha256 is not None:
+        if inside.blake3 is not None:
             self.read += 1
             if task.expected is None:
-                self.sha256[task.name] = inside.sha256
+                self.blake3[task.name] = inside.blake3
                 self.counts[task.name] = len(inside.keys)
         self.samples += len(inside.keys)
         self.findings += inside.findings
@@ -99,10 +99,10 @@ class Outcome:
 
     def _copied(self, task: Task, inside: Inside) -> str | None:
         """The other shard whose content this one has: they were swapped or copied."""
-        if task.expected is None or inside.sha256 is None or inside.sha256 == task.expected.sha256:
+        if task.expected is None or inside.blake3 is None or inside.blake3 == task.expected.blake3:
             return None
         for split in self.shards.values():
-            number = split.number_of(inside.sha256)
+            number = split.number_of(inside.blake3)
             if number is not None:
                 return split.shard(number).name
         return None

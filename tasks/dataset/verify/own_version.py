@@ -128,5 +128,5 @@ def _lookup(version: Version) -> Lookup:
 
 def _has_digest(version: Version, outcome: Outcome) -> bool:
     """Whether the tars that were read are, all together, those of the manifest."""
-    digest = content_digest(outcome.sha256.items())
-    return bool(outcome.sha256) and version.manifest is not None and digest == version.manifest.digest
+    digest = content_digest(outcome.blake3.items())
+    return bool(outcome.blake3) and version.manifest is not None and digest == version.manifest.digest

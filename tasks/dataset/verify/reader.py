@@ -1,4 +1,4 @@
-"""A file's bytes in order, through one buffer that is used again, and their SHA-256.
+"""A file's bytes in order, through one buffer that is used again, and their BLAKE3.
 
 What is read is hashed at once, piece by piece, while it is still in the processor's cache.
 """
@@ -103,7 +103,7 @@ class Reader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def finish(self) -> tuple[str, int]:
-        """The whole file's SHA-256 and size, after what is left has been read."""
+        """The whole file's BLAKE3 and size, after what is left has been read."""
         while self.left or self.fill():
             self.at = self.end
         return self._digest.hexdigest(), self.offset

@@ -1,6 +1,6 @@
 """build.json's record of the files beside the tars, and which of them are still as they were built.
 
-Each is read whole and its SHA-256 compared, so that no changed bit of a table goes unseen, whatever it means.
+Each is read whole and its BLAKE3 compared, so that no changed bit of a table goes unseen, whatever it means.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 from tasks.core.process import available_cores
 from tasks.core.stores import Unreachable
-from tasks.dataset.build_info import BUILD, is_sealed
+from tasks.dataset.build_info import is_sealed
+from tasks.dataset.layout import BUILD
 from tasks.dataset.verify.beside import Beside
 from tasks.dataset.verify.faults import REMEMBER
 from tasks.dataset.verify.ledger import Ledger
@@ -21,7 +22,7 @@ from tasks.dataset.verify.ledger import Ledger
 MOST_JSON = 64_000_000
 """Bytes of a JSON file: sizes.json takes 25 for each shard."""
 _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
 
 def read_json(files: Beside, name: str) -> Any:
@@ -63,9 +64,9 @@ def _difference(files: Beside, name: str, expected: Mapping[str, Any]) -> str | 
     size = files.size(name)
     if size != expected["bytes"]:
         return f"{size:,} bytes, {expected['bytes']:,} when it was built"
-    sha256 = files.sha256(name)
-    if sha256 != expected["sha256"]:
-        return f"its bytes are not those that were built: BLAKE3 {sha256[:12]}, not {expected['sha256'][:12]}"
+    blake3 = files.blake3(name)
+    if blake3 != expected["blake3"]:
+        return f"its bytes are not those that were built: BLAKE3 {blake3[:12]}, not {expected['blake3'][:12]}"
     return None
 
 
@@ -100,4 +101,4 @@ def _is_entry(name: Any, entry: Any) -> bool:
     if not _NAME.fullmatch(name):
         return False
     is_size = isinstance(entry["bytes"], int) and not isinstance(entry["bytes"], bool)
-    return is_size and isinstance(entry["sha256"], str) and bool(_SHA256.fullmatch(entry["sha256"]))
+    return is_size and isinstance(entry["blake3"], str) and bool(_BLAKE3.fullmatch(entry["blake3"]))

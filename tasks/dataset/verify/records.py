@@ -21,7 +21,7 @@ class Task:
     """A shard to look into: `name` relative to `folder`, which is local or remote.
 
     `expected`, `index` and `keys` are the shard's rows of the tables, None where there is no such table.
-    `is_confirmed` says that index and keys are as they were built, by their checksums: a tar whose SHA-256 is
+    `is_confirmed` says that index and keys are as they were built, by their checksums: a tar whose BLAKE3 is
     right then has the spans and keys that they tell. `decodes` is the level full.
     """
 
@@ -60,7 +60,7 @@ class Kind:
 class Inside:
     """What was found in a shard.
 
-    `sha256` is the file's own, None when it could not be read. `findings` are of the shard as a whole,
+    `blake3` is the file's own, None when it could not be read. `findings` are of the shard as a whole,
     `faults` of its samples, all of them, in the order of the samples. `keys` holds the xxh3_64 of each key in
     the shard, once, in order: whatever is twice among all shards' is in two of them. `kinds` counts samples
     by the sorted suffixes of their members, where no modality tells which are required. `undecoded` are the
@@ -69,7 +69,7 @@ class Inside:
     """
 
     name: str
-    sha256: str | None = None
+    blake3: str | None = None
     size_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
     faults: list[SampleFault] = field(default_factory=list)

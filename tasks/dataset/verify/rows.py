@@ -44,7 +44,7 @@ class Rows:
         return None if row is None or row >= len(self._keys) else self._keys[row]
 
     def of_differing(self, rows: list[int], is_sound: bool) -> Iterator[SampleFault]:
-        """`is_sound` says that the tar's SHA-256 is the right one: then the index is wrong."""
+        """`is_sound` says that the tar's BLAKE3 is the right one: then the index is wrong."""
         code, remedy = ("index.mismatch", REBUILD) if is_sound else ("member.checksum", REMAKE)
         for row in rows:
             evidence = {"row": row, "problem": "CRC32C differs from the index"}

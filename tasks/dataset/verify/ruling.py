@@ -58,7 +58,7 @@ def _evidence(seen: Seen) -> Iterator[tuple[str, str]]:
         return
     samples = counted(seen.samples, "sample")
     if seen.has_tables and seen.read == seen.shards:
-        yield "shard.checksum", f"{every} have the SHA-256 of shards.parquet"
+        yield "shard.checksum", f"{every} have the BLAKE3 of shards.parquet"
         yield "member.checksum", f"{samples} are as they were built"
     elif seen.has_digest:
         yield "shard.checksum", "all tars together have the digest of the manifest: each is as it was built"

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from tasks.core.stores import Unreachable
+from tasks.dataset.layout import shard_name
 from tasks.dataset.manifest import Manifest, content_digest, version_name
 from tasks.dataset.modalities import MODALITIES
-from tasks.dataset.shards import shard_name
 from tasks.dataset.splits import FOLDERS
 from tasks.dataset.verify.beside import Beside
 from tasks.dataset.verify.faults import REBUILD, UPDATE
@@ -29,7 +29,7 @@ from tasks.dataset.verify.recorded import MOST_JSON, told
 
 MANIFEST, SHARDS = "manifest.json", "shards.parquet"
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ class Shard:
 
     name: str
     split: str
-    sha256: str
+    blake3: str
     bytes: int
     samples: int
 
 
 @dataclass(frozen=True)
 class SplitShards:
-    """The shards of a split in order: `sha256` as ASCII, `bytes` and `samples` as int64."""
+    """The shards of a split in order: `blake3` as ASCII, `bytes` and `samples` as int64."""
 
     split: str
-    sha256: NDArray[np.bytes_]
+    blake3: NDArray[np.bytes_]
     bytes: NDArray[np.int64]
     samples: NDArray[np.int64]
 
@@ -62,14 +62,14 @@ class SplitShards:
         return Shard(
             shard_name(self.split, number),
             self.split,
-            self.sha256[number].decode(),
+            self.blake3[number].decode(),
             int(self.bytes[number]),
             int(self.samples[number]),
         )
 
-    def number_of(self, sha256: str) -> int | None:
+    def number_of(self, blake3: str) -> int | None:
         """The first shard of this checksum."""
-        found = np.flatnonzero(self.sha256 == sha256.encode())
+        found = np.flatnonzero(self.blake3 == blake3.encode())
         return int(found[0]) if len(found) else None
 
     @property
@@ -135,7 +135,7 @@ def read_shards(files: Beside, manifest: Manifest | None, ledger: Ledger) -> Sha
 
     A table that was changed and is not the manifest's would accuse shards that are sound.
     """
-    columns = ("name", "split", "sha256", "bytes", "samples")
+    columns = ("name", "split", "blake3", "bytes", "samples")
     try:
         table = open_parquet(files, SHARDS, columns)
         shards = _by_split(pa.concat_tables(table.batches(*columns)))
@@ -159,11 +159,11 @@ def _by_split(table: Any) -> Shards:
         for number, name in enumerate(mine.column("name").to_pylist()):
             if name != shard_name(split, number):
                 raise Torn(f"{name} where {shard_name(split, number)} belongs")
-        sha256 = mine.column("sha256").to_pylist()
-        if not all(map(_SHA256.fullmatch, sha256)):
-            raise Torn(f"what it gives for a SHA-256 in {split} is none")
+        blake3 = mine.column("blake3").to_pylist()
+        if not all(map(_BLAKE3.fullmatch, blake3)):
+            raise Torn(f"what it gives for a BLAKE3 in {split} is none")
         sizes, samples = (_counts(mine, name) for name in ("bytes", "samples"))
-        shards[split] = SplitShards(split, np.array(sha256, "S64"), sizes, samples)
+        shards[split] = SplitShards(split, np.array(blake3, "S64"), sizes, samples)
     return shards
 
 
@@ -179,7 +179,7 @@ def _counts(table: Any, column: str) -> NDArray[np.int64]:
 
 def _compare(shards: Shards, manifest: Manifest, ledger: Ledger) -> bool:
     """Whether these are the manifest's shards, as far as its digest tells."""
-    is_same = content_digest((shard.name, shard.sha256) for shard in every(shards)) == manifest.digest
+    is_same = content_digest((shard.name, shard.blake3) for shard in every(shards)) == manifest.digest
     if not is_same:
         ledger.at_odds(SHARDS, MANIFEST, "the checksums of the shards are not those of the manifest's digest")
     if manifest.accepted != sum(int(split.samples.sum()) for split in shards.values()):

@@ -14,9 +14,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.dataset.layout import shard_name
 from tasks.dataset.manifest import content_digest, version_name
 from tasks.dataset.modalities import MODALITIES
-from tasks.dataset.shards import shard_name
 from tasks.dataset.verify.agreement import check_rejects, check_sizes, sizes_name
 from tasks.dataset.verify.beside import Beside
 from tasks.dataset.verify.files import Expected
@@ -90,7 +90,7 @@ class Version:
             return self._digest_name() != PurePath(self.folder).name
         if MANIFEST in self.ledger.confirmed or self.shards is None or self.manifest is None:
             return False
-        return content_digest((one.name, one.sha256) for one in every(self.shards)) != self.manifest.digest
+        return content_digest((one.name, one.blake3) for one in every(self.shards)) != self.manifest.digest
 
     @property
     def true_name(self) -> str | None:

@@ -26,7 +26,7 @@ class Look:
     `is_forbidden`, that is no fault of the tar."""
 
     samples: Collected
-    sha256: str | None
+    blake3: str | None
     size_bytes: int
     cut: Cut | None = None
     gap: Gap | None = None
@@ -40,7 +40,7 @@ class Look:
         return self.cut.offset if self.cut else self.size_bytes if self.error else None
 
     def is_as_expected(self, task: Task) -> bool:
-        return self.sha256 is not None and (task.expected is None or task.expected.sha256 == self.sha256)
+        return self.blake3 is not None and (task.expected is None or task.expected.blake3 == self.blake3)
 
 
 def faults_of_shard(
@@ -56,8 +56,8 @@ def faults_of_shard(
         whole = count - len(look.samples.torn)
         yield fault("shard.truncated", remedy, at, problem=str(look.cut), whole_samples=whole)
     evidence = _damage(look, differing)
-    if not look.is_as_expected(task) and task.expected and look.sha256 and (evidence or look.cut is None):
-        evidence |= {"sha256": look.sha256[:DIGITS], "expected": task.expected.sha256[:DIGITS]}
+    if not look.is_as_expected(task) and task.expected and look.blake3 and (evidence or look.cut is None):
+        evidence |= {"blake3": look.blake3[:DIGITS], "expected": task.expected.blake3[:DIGITS]}
     if evidence:
         yield fault("shard.checksum", remedy, at, **evidence)
     if task.expected is None or look.cut or look.gaps:

@@ -103,7 +103,7 @@ def volume_config(folder: Path, output: Path, workers: int = 1, source: Any = No
 
 
 def contents(version: Path, without: tuple[str, ...] = VOLATILE) -> dict[str, str]:
-    """The SHA-256 of every file of a version that must not depend on time, host or workers."""
+    """The BLAKE3 of every file of a version that must not depend on time, host or workers."""
     return {
         path.relative_to(version).as_posix(): blake3(path.read_bytes()).hexdigest()
         for path in sorted(version.rglob("*"))

@@ -1,0 +1,80 @@
+"""The index of a split: where each sample lies, one fixed-width row per sample, memory-mapped.
+
+24 bytes per sample keep 10^9 samples in one file that costs nothing to open. The order is that of the shards,
+so a row's number is the sample's number in the split.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import ArrayLike, NDArray
+
+from tasks.core.errors import DataError
+from tasks.dataset.layout import index_name
+
+INDEX = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc32c", "<u4")])
+"""A row per sample: the shard's number in the split, and the byte offset, byte length and CRC32C of the
+sample's whole span in the tar, from its first member's header to its last padding."""
+
+
+def read_index(version: Path, split: str) -> NDArray[np.void]:
+    """The split's index, memory-mapped, dtype INDEX; DataError naming the splits there are, or the damage."""
+    path = version / index_name(split)
+    if not path.exists():
+        names = ", ".join(sorted(entry.stem for entry in path.parent.glob("*.npy"))) or "none"
+        raise DataError(f"{version} has no split {split!r} (it has: {names}); see dataset.splits")
+    return open_index(path)
+
+
+def open_index(path: Path) -> NDArray[np.void]:
+    """An index file, memory-mapped, dtype INDEX; DataError when it is none."""
+    try:
+        index: NDArray[np.void] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # noqa: BLE001 - numpy raises whatever a torn header leads it to
+        raise DataError(f"{path}: is no index ({error}); build the dataset again") from None
+    if index.dtype != INDEX or index.ndim != 1:
+        raise DataError(f"{path}: is no index (dtype {index.dtype}); build the dataset again")
+    return index
+
+
+class IndexWriter:
+    """Writes an index shard by shard; the file is whole and on disk when the block ends well."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._file.write(_header(0))
+        self.rows = 0
+
+    def write(self, shard: int, offset: ArrayLike, length: ArrayLike, crc32c: ArrayLike) -> None:
+        """Append the samples of shard number `shard`: a value per sample in each of the three arrays."""
+        rows = np.empty(len(np.asarray(offset)), INDEX)
+        rows["shard"], rows["offset"], rows["length"], rows["crc32c"] = shard, offset, length, crc32c
+        self._file.write(rows.tobytes())
+        self.rows += len(rows)
+
+    def __enter__(self) -> IndexWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._file:
+            if kind is None:
+                self._file.seek(0)
+                self._file.write(_header(self.rows))
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+
+def _header(rows: int) -> bytes:
+    """The NPY header; its length does not depend on `rows`, as numpy leaves room for growth."""
+    file = io.BytesIO()
+    described = {"descr": npy.dtype_to_descr(INDEX), "fortran_order": False, "shape": (rows,)}
+    npy.write_array_header_1_0(file, described)
+    return file.getvalue()

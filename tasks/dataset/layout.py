@@ -1,0 +1,105 @@
+"""Where a dataset, its versions and their files lie, and which version a path means.
+
+    DATASET/ current -> versions/9c41…    quarantine.jsonl  pins/  lease.json  staging/ (of a build under way)
+        versions/9c41…/ manifest.json  build.json  shards.parquet  rejects.parquet  inputs.arrow
+             index/train.npy  samples/train.parquet  train/000000.tar …  train/sizes.json
+
+Every name of a file is written here once. Resolving reads links and looks for manifests, nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tasks.core.errors import UsageError
+from tasks.core.files import ignore_missing, unreadable_as_error
+from tasks.core.quarantine import home
+
+__all__ = [
+    "BUILD",
+    "CURRENT",
+    "INPUTS",
+    "LEASE",
+    "MANIFEST",
+    "MIRRORED",
+    "REJECTS",
+    "SHARDS",
+    "STAGING",
+    "VERSIONS",
+    "VERSION_NAME",
+    "current",
+    "home",
+    "index_name",
+    "is_version",
+    "resolve",
+    "samples_name",
+    "shard_name",
+    "sizes_name",
+]
+
+MANIFEST, SHARDS, REJECTS = "manifest.json", "shards.parquet", "rejects.parquet"
+BUILD, INPUTS = "build.json", "inputs.arrow"
+"""Of a version. INPUTS keeps what each shard was made of, for the next build."""
+CURRENT, VERSIONS, STAGING, LEASE = "current", "versions", "staging", "lease.json"
+MIRRORED = "mirror.json"
+"""Of a dataset. MIRRORED says where the last version was copied to."""
+NAME_DIGITS = 12
+VERSION_NAME = re.compile(rf"[0-9a-f]{{{NAME_DIGITS}}}")
+
+
+def shard_name(split: str, number: int) -> str:
+    """`train/000007.tar`, relative to the version's folder."""
+    return f"{split}/{number:06d}.tar"
+
+
+def sizes_name(split: str) -> str:
+    """The samples of each shard, as trainers read them: `train/sizes.json`."""
+    return f"{split}/sizes.json"
+
+
+def index_name(split: str) -> str:
+    """`index/train.npy`."""
+    return f"index/{split}.npy"
+
+
+def samples_name(split: str) -> str:
+    """`samples/train.parquet`."""
+    return f"samples/{split}.parquet"
+
+
+def is_version(path: Path) -> bool:
+    """Whether a folder is a version, wherever it lies."""
+    return (path / MANIFEST).is_file()
+
+
+def current(dataset: Path) -> Path | None:
+    """The folder of the current version; None before the first one is published. UsageError where that
+    cannot be read."""
+    version = linked(dataset)
+    return version if version is not None and is_version(version) else None
+
+
+def linked(dataset: Path) -> Path | None:
+    """The folder that `current` points at, even when it has lost its manifest; None where there is none.
+    UsageError where that cannot be read."""
+    with unreadable_as_error(), ignore_missing():
+        version = dataset / os.readlink(dataset / CURRENT)
+        return version if version.is_dir() else None
+    return None
+
+
+def resolve(path: Path) -> Path:
+    """The version's folder of a dataset, its `current`, or a version wherever it lies; else UsageError."""
+    with unreadable_as_error():
+        if path.is_symlink():
+            path = path.parent / os.readlink(path)
+        if is_version(path):
+            return path
+        version = current(path)
+        is_folder = path.is_dir()
+    if version is None:
+        problem = "holds no version of a dataset" if is_folder else "is no folder"
+        raise UsageError(f"{path} {problem}; give DATASET or DATASET/versions/VERSION, or build it first")
+    return version
