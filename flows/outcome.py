@@ -16,9 +16,9 @@ from tasks.core.config import dump
 from tasks.core.formats import counted, size
 from tasks.core.schema import Config
 from tasks.dataset.build.freshness import is_up_to_date
-from tasks.dataset.groups import reject_lines
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.quarantine import NAME, by_split, home, notice, of_version, read
+from tasks.dataset.rejects import reject_lines
 from tasks.reporting.left_out import left_out
 from tasks.reporting.report import is_current, read_headline
 from tasks.runs.folder import RunFolder

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from tasks.core.errors import TarmacError
 from tasks.core.formats import shorten
 from tasks.dataset.manifest import Manifest, read_manifest
-from tasks.dataset.meanings import MEANINGS
 from tasks.dataset.quarantine import Entry, told
+from tasks.dataset.rejects import MEANINGS
 from tasks.models.held_out import held_out
 from tasks.runs.data import version_path
 from tasks.runs.identity import DataRef

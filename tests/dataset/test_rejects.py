@@ -11,7 +11,6 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.dataset import versions
 from tasks.dataset.build import conversion
 from tasks.dataset.build.run import build, is_up_to_date
-from tasks.dataset.rejects import printable
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 
@@ -213,9 +212,3 @@ def test_a_lack_of_memory_ends_the_build_and_rejects_nothing(
         with pytest.raises(TarmacError, match=r"captions.csv:9: there is not enough memory"):
             build(config)
     assert build(config).accepted == 40
-
-
-def test_what_lets_one_read_an_address_stays_out_of_the_tables() -> None:
-    signed = 'no file: "https://user:pw@host/a.png?X-Amz-Signature=SECRET" s3://bucket/b'
-    assert printable(signed) == 'no file: "https://host/a.png" s3://bucket/b'
-    assert printable("gr\udcfcn ://") == "gr\\udcfcn ://"

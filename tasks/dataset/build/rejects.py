@@ -14,8 +14,7 @@ import pyarrow as pa
 from tasks.core.errors import DataError
 from tasks.dataset.build.catalogue import Catalogue
 from tasks.dataset.build.entries import Entry, Rejected
-from tasks.dataset.groups import reject_lines
-from tasks.dataset.rejects import TRANSIENT, printable
+from tasks.dataset.rejects import TRANSIENT, printable, reject_lines
 from tasks.dataset.tables import TableWriter
 
 __all__ = ["TRANSIENT", "Budget", "of_sidecar", "write"]

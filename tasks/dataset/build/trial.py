@@ -16,7 +16,7 @@ from tasks.dataset.build.listing import SPILL
 from tasks.dataset.build.pilot_task import PAGE, Pilot
 from tasks.dataset.build.shard_plan import Weighed
 from tasks.dataset.build.staging import converted_shards, note_rejects
-from tasks.dataset.groups import reject_lines
+from tasks.dataset.rejects import reject_lines
 from tasks.dataset.keys import position
 from tasks.dataset.preview import write_look
 from tasks.dataset.verify.run import verify

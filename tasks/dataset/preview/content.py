@@ -18,7 +18,6 @@ from tasks.core.errors import DataError
 from tasks.core.files import read_json
 from tasks.core.progress import Progress, silent
 from tasks.dataset import quarantine
-from tasks.dataset.groups import Group, counts_only, read_groups
 from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.preview import columns, plots
 from tasks.dataset.preview.checked import Checked, with_seen
@@ -31,6 +30,7 @@ from tasks.dataset.preview.legible import legible, without_folder
 from tasks.dataset.preview.samples import SampleReader
 from tasks.dataset.preview.tiles import SHOWN, Tile, tile
 from tasks.dataset.preview.tokens import CONTEXT, TITLE, TOKENIZED, UNIT, CountTokens, read_tokens
+from tasks.dataset.rejects import RejectGroup, count_groups, read_groups
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Content:
     why_none: str = ""
     """Why there is no manifest, and with it nothing but faults."""
     gallery: dict[str, list[Tile]] = field(default_factory=dict)
-    groups: Sequence[Group] = ()
+    groups: Sequence[RejectGroup] = ()
     charts: list[Drawing] = field(default_factory=list)
     rows: list[plots.Row] = field(default_factory=list)
     shard_charts: list[Drawing] = field(default_factory=list)
@@ -132,12 +132,9 @@ def _add_faults(content: Content, version: Path) -> None:
 
 
 def _add_rejects(content: Content, manifest: Manifest, version: Path) -> None:
-    counts = manifest.rejects
-    content.groups = counts_only(counts)
-    if content.private or not content.groups:
-        return
+    content.groups = count_groups(manifest.rejects)
     try:
-        content.groups = read_groups(version, counts)
+        content.groups = read_groups(version, manifest.rejects, bool(content.private))
     except DataError as error:
         content.missing.append(f"No examples of rejects are shown: {error}.")
 

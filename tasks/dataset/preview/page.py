@@ -10,7 +10,6 @@ from tasks.core.files import write_atomic
 from tasks.core.findings import Report
 from tasks.core.pages import render
 from tasks.core.progress import Progress, silent
-from tasks.dataset.groups import COMPARED
 from tasks.dataset.preview import plots
 from tasks.dataset.preview.checked import Checked, next_steps
 from tasks.dataset.preview.content import built, gather
@@ -57,7 +56,6 @@ def write_look(
         version=version.resolve().name,
         note=title_note,
         built=built(version),
-        sampled=COMPARED,
         shares=[name for name, _ in plots.SHARES],
         written=time.time(),
     )
