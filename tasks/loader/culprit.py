@@ -17,7 +17,7 @@ from pathlib import Path
 from tasks.core.errors import UsageError
 from tasks.dataset.formats import png
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.tar.writer import BLOCK, padding, parse_header
+from tasks.dataset.tar.format import BLOCK, padding, parse_header
 from tasks.dataset.verify.decoders import Unjudged, decoder_of
 
 
@@ -70,7 +70,7 @@ def in_span(span: bytes, key: str) -> tuple[str | None, str]:
             return _suffix(block, key), "its tar header is damaged"
         if header is None:
             return None, "zeros stand where a tar header belongs"
-        suffix = header.name.removeprefix(f"{key}.")
+        suffix = header.text.removeprefix(f"{key}.")
         start, stop = offset + BLOCK, offset + BLOCK + header.size
         offset = stop + padding(header.size)
         if any(span[stop:offset]):

@@ -14,7 +14,8 @@ from tasks.dataset.init.inventory import Inventory
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import object_of
 from tasks.dataset.sources.foreign_tar import Damage, TarReader
-from tasks.dataset.sources.grouping import BESIDE, split_name
+from tasks.dataset.tar.format import split_name
+from tasks.dataset.tar.reader import BESIDE
 
 SAMPLES = 100
 REMOTE_BYTES = 32 << 20

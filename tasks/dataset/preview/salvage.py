@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from tasks.dataset.tar.writer import BLOCK, Header, padding, parse_header
+from tasks.dataset.tar.format import BLOCK, REGULAR, Header, padding, parse_header
 
 MOST_STEPS = 1 << 16
 """Blocks that are stepped over in search of a header, in a shard."""
@@ -30,10 +30,10 @@ def find(shard: Path, keys: Collection[str]) -> dict[str, Places]:
     with shard.open("rb", buffering=BUFFER) as file:
         end = os.fstat(file.fileno()).st_size
         for header, start in _headers(file, end):
-            folder, slash, name = header.name.rpartition("/")
+            folder, slash, name = header.text.rpartition("/")
             key, _, suffix = name.partition(".")
             is_whole = start + header.size <= end and header.size <= MOST_BYTES
-            if folder + slash + key in keys and header.kind == "0" and is_whole:
+            if folder + slash + key in keys and header.kind in REGULAR and is_whole:
                 found.setdefault(folder + slash + key, {}).setdefault(suffix, (start, header.size))
     return dict(found)
 

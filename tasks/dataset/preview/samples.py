@@ -15,8 +15,8 @@ import google_crc32c
 from tasks.core.errors import DataError
 from tasks.dataset.index import read_index
 from tasks.dataset.layout import shard_name
+from tasks.dataset.tar.format import BLOCK, padding, parse_header
 from tasks.dataset.tar.span import parse_key, parse_sample
-from tasks.dataset.tar.writer import BLOCK, padding, parse_header
 
 LONGEST_TEXT = 1 << 20
 """Bytes of a caption that are looked at."""
@@ -81,7 +81,7 @@ class SampleReader:
                 if header is None:
                     return None
                 offset += BLOCK
-                if header.name.partition(".")[2] == "txt":
+                if header.text.partition(".")[2] == "txt":
                     text = os.pread(descriptor, min(header.size, LONGEST_TEXT), offset)
                     return text.decode("utf-8", "replace")
                 offset += header.size + padding(header.size)

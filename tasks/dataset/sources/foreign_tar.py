@@ -13,21 +13,21 @@ from typing import BinaryIO
 
 from tasks.core.files import CHUNK
 from tasks.dataset.tar.format import (
+    BLOCK,
     EXTENSIONS,
     LONG_NAME,
     PAX,
     REGULAR,
     Broken,
-    Head,
+    Header,
     compression_of,
     is_sparse,
-    parse_head,
+    padding,
+    parse_header,
     pax_records,
     pax_size,
 )
-from tasks.dataset.tar.writer import BLOCK, padding
 
-ZEROS = bytes(BLOCK)
 LONGEST_EXTENSION = 1 << 20
 """Bytes of the pax headers and GNU long names before one member, together."""
 LARGEST = 1 << 60
@@ -72,10 +72,10 @@ class TarReader:
             self._skip(self._left)
             start = self._offset
             block = self._header()
-            if block == ZEROS:
-                return self._end()
             try:
-                head = parse_head(block)
+                head = parse_header(block)
+                if head is None:
+                    return self._end()
                 if head.kind in EXTENSIONS:
                     extension |= self._extension(head, start)
                     continue
@@ -114,7 +114,7 @@ class TarReader:
                 at = chunk.find(MAGIC, at + 1)
             chunk = self._file.read(CHUNK)
 
-    def _member(self, head: Head, start: int, extension: dict[bytes, bytes]) -> Member | None:
+    def _member(self, head: Header, start: int, extension: dict[bytes, bytes]) -> Member | None:
         if head.kind in UNFOLLOWED:
             raise Damage(f"{UNFOLLOWED[head.kind]}, which is not read", start)
         size = pax_size(extension, head.size) if head.has_content else 0
@@ -126,7 +126,7 @@ class TarReader:
         oddity = "a sparse file" if is_sparse(extension) else head.oddity
         return Member(_text(extension.get(b"path") or head.name), size, self._offset, oddity)
 
-    def _extension(self, head: Head, start: int) -> dict[bytes, bytes]:
+    def _extension(self, head: Header, start: int) -> dict[bytes, bytes]:
         """What an extended header says of the next member."""
         self._extended += head.size
         if self._extended > LONGEST_EXTENSION:
@@ -173,10 +173,10 @@ class TarReader:
 
 def _name_of_regular(block: bytes) -> Iterator[str]:
     try:
-        head = parse_head(block)
+        head = parse_header(block)
     except Broken:
         return
-    if head.kind in REGULAR:
+    if head is not None and head.kind in REGULAR:
         yield _text(head.name)
 
 

@@ -16,10 +16,10 @@ from typing import Generic, TypeVar
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.foreign_tar import Damage, Member, TarReader
 from tasks.dataset.sources.roles import LARGEST_BYTES, Roles
+from tasks.dataset.tar.format import split_name
+from tasks.dataset.tar.reader import BESIDE
 
 MOST_MEMBERS = 10_000
-BESIDE = frozenset({"md5", "sha1", "sha256", "sha512", "crc32c", "idx", "index", "tar.idx", "tar.md5"})
-"""Suffixes of what tools put beside samples; where a key has nothing else, it is no sample."""
 
 Content = TypeVar("Content")
 
@@ -97,13 +97,6 @@ def _add(
     if group.size_bytes > LARGEST_BYTES:
         raise Reject("archive.bomb", f"its members have more than {LARGEST_BYTES:,} bytes")
     group.members[suffix] = load(suffix, member)
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """Key and suffix, the suffix in lower case: `a/b.Seg.png` -> (`a/b`, `seg.png`)."""
-    folder, slash, last = name.removeprefix("./").rpartition("/")
-    stem, _, suffix = last.partition(".")
-    return folder + slash + stem, suffix.lower()
 
 
 def _oddity(member: Member) -> str | None:

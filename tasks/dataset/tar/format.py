@@ -1,86 +1,136 @@
-"""One tar header of any format: ustar, GNU, pax, old V7; what cannot be followed is Broken.
+"""The tar format: headers of members, made for ustar and parsed of any kind.
 
-Lenient where other programs differ from each other, strict where a wrong guess would lose the way. Formats:
-POSIX.1-2001 pax and ustar, and GNU tar's manual, "Basic Tar Format".
+Parsing is lenient where tar programs differ from each other, and strict where a wrong guess would lose the
+way. Formats: POSIX.1-1988 ustar and POSIX.1-2001 pax (https://pubs.opengroup.org/onlinepubs/9699919799/
+utilities/pax.html, "ustar Interchange Format"), GNU tar's manual, "Basic Tar Format", and old V7 headers.
 """
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from tasks.dataset.tar.writer import BLOCK
-
+BLOCK = 512
+END = bytes(2 * BLOCK)
+LARGEST = 8**11 - 1
+"""Bytes of content that eleven octal digits can announce."""
 REGULAR = ("0", "\0", "7")
-KINDS = {"1": "a hard link", "2": "a symbolic link", "3": "a device", "4": "a device", "6": "a pipe"}
+ODDITIES = {"1": "a hard link", "2": "a symbolic link", "3": "a device", "4": "a device", "6": "a pipe"}
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-FOLDERS = "5D"
-PAX, PAX_GLOBAL, LONG_NAME = "x", "g", "L"
+PAX, PAX_GLOBAL, LONG_NAME, SPARSE = "x", "g", "L", "S"
 EXTENSIONS = frozenset(PAX + PAX_GLOBAL + LONG_NAME + "KVX")
-"""Entries that tell about others: also GNU's long link names and volume names, and Solaris's pax headers."""
-SPARSE = "S"
-LONGEST_NUMBER = 20
-HALF = BLOCK // 2
-POSITIVE = bytes(range(128))
-"""Of signed bytes."""
+"""Kinds of entries that describe others: also GNU's long link names and volume names, and Solaris's pax."""
 
-Told = Mapping[bytes, bytes]
+Buffer: TypeAlias = Any
+"""bytes or a numpy array of uint8; mypy knows no common type of the two before Python 3.12."""
+Members = Mapping[str, Buffer]
+"""A sample's members by suffix."""
+Records = Mapping[bytes, bytes]
 """Pax records by key."""
+
+_LONGEST_NUMBER = 20
+_POSITIVE = bytes(range(128))
+_BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2
+_AFTER_SIZE = b"0" * 11 + b"\0"
+_TAIL = b"0" + bytes(100) + b"ustar\0" + b"00" + bytes(64) + b"0000000\0" * 2 + bytes(155 + 12)
+_CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_AFTER_SIZE) + sum(b" " * 8) + sum(_TAIL)
+_pack = struct.Struct("100s24s12s12s8s356s").pack
+_unpack = struct.Struct("100s24x12s12x8sc100x6s82x155s12x").unpack
 
 
 class Broken(ValueError):
-    """A block that is no header."""
+    """A block that is no tar header, or one whose size makes no sense."""
 
 
-class Head(NamedTuple):
-    """`has_map` says that blocks with a GNU sparse file's map follow."""
+class Header(NamedTuple):
+    """One entry: its name, the bytes of its content, and tar's letter for its kind.
 
-    kind: str
+    `has_map` says that blocks with the map of a GNU sparse file follow.
+    """
+
     name: bytes
     size: int
-    has_map: bool
+    kind: str = "0"
+    has_map: bool = False
+
+    @property
+    def text(self) -> str:
+        """The name as text."""
+        return self.name.decode("utf-8", "surrogateescape")
 
     @property
     def oddity(self) -> str | None:
-        """What else it is than a plain file."""
+        """What else than a plain file the entry is."""
         if self.kind in REGULAR:
             return None
-        return "a sparse file" if self.kind == SPARSE else KINDS.get(self.kind, f"of kind {self.kind!r}")
+        return "a sparse file" if self.kind == SPARSE else ODDITIES.get(self.kind, f"of kind {self.kind!r}")
 
     @property
     def has_content(self) -> bool:
-        return self.kind not in KINDS and self.kind != "5"
+        return self.kind not in ODDITIES and self.kind != "5"
 
     @property
     def is_folder(self) -> bool:
-        return self.kind in FOLDERS or (self.kind == "\0" and self.name.endswith(b"/"))
+        return self.kind in "5D" or (self.kind == "\0" and self.name.endswith(b"/"))
 
 
-def parse_head(block: bytes) -> Head:
-    """The header in a block that is not all zeros; Broken unless its checksum holds, over unsigned bytes or,
-    as old programs had it, signed ones."""
-    field = block[148:156]
-    stored = _octal(field)
-    total = byte_sum(block) - sum(field) + 8 * 32
+def padding(size: int) -> int:
+    """Zero bytes between a member of `size` bytes and the next header."""
+    return -size % BLOCK
+
+
+def span_bytes(sizes: list[int]) -> int:
+    """Bytes that a sample takes in a tar whose members have these sizes."""
+    return sum(BLOCK + size + padding(size) for size in sizes)
+
+
+def header(name: str, size: int) -> bytes:
+    """The 512-byte ustar header of a regular file, mode 0644, owner 0, time 0.
+
+    ValueError beyond ustar's limits. Nothing in it depends on time, host or user, and Python's tarfile takes
+    longer for it than the rest of a small sample takes.
+    """
+    encoded = name.encode("ascii")
+    if len(encoded) > 100 or size > LARGEST:
+        raise ValueError(f"{name}: {size} bytes do not fit a ustar header")
+    length = b"%011o\0" % size
+    checksum = b"%06o\0 " % (_CONSTANT_SUM + sum(encoded + length))
+    return _pack(encoded, _BEFORE_SIZE, length, _AFTER_SIZE, checksum, _TAIL)
+
+
+def parse_header(block: bytes) -> Header | None:
+    """The entry that a 512-byte block announces; None for a block of zeros, Broken for anything else.
+
+    Its checksum must hold, over unsigned bytes or, as old programs had it, signed ones.
+    """
+    if len(block) != BLOCK:
+        raise Broken(f"{len(block)} bytes where a tar header of {BLOCK} belongs")
+    name, size_field, sum_field, letter, magic, prefix = _unpack(block)
+    stored = _octal(sum_field)
+    total = _byte_sum(block) - sum(sum_field) + 8 * 32
     if stored != total:
-        negative = len(block.translate(None, POSITIVE)) - len(field.translate(None, POSITIVE))
+        if not stored and not any(block):
+            return None
+        negative = len(block.translate(None, _POSITIVE)) - len(sum_field.translate(None, _POSITIVE))
         if stored is None or stored != total - 256 * negative:
             raise Broken("no sound tar header")
-    kind = chr(block[156])
-    name = block[:100].partition(b"\0")[0]
-    if block[257:263] == b"ustar\0" and block[345]:
-        name = block[345:500].partition(b"\0")[0] + b"/" + name
-    return Head(kind, name, _size(block[124:136]), kind == SPARSE and block[482] != 0)
+    name = name.partition(b"\0")[0]
+    if magic == b"ustar\0" and prefix[0]:
+        name = prefix.partition(b"\0")[0] + b"/" + name
+    kind = letter.decode("latin-1")
+    return Header(name, _size(size_field), kind, kind == SPARSE and block[482] != 0)
 
 
-def byte_sum(block: bytes) -> int:
-    """The sum of a block's 512 bytes: Adler-32 holds it, less 1, for as many as stay below its modulus."""
-    return (zlib.adler32(block[:HALF]) & 0xFFFF) + (zlib.adler32(block[HALF:]) & 0xFFFF) - 2
+def _byte_sum(block: bytes) -> int:
+    """The sum of the 512 bytes. Adler-32 holds the sum of 256 bytes, plus 1, without its modulus."""
+    half = BLOCK // 2
+    return (zlib.adler32(block[:half]) & 0xFFFF) + (zlib.adler32(block[half:]) & 0xFFFF) - 2
 
 
 def _size(field: bytes) -> int:
-    """Octal digits, or in base 256 what has more than these can say."""
+    """Octal digits, or base 256 for what these cannot say."""
     if not field[0] & 0x80:
         size = _octal(field)
         if size is None:
@@ -101,7 +151,7 @@ def pax_records(content: bytes) -> dict[bytes, bytes]:
     records = {}
     at = 0
     while at < len(content) and content[at]:
-        length = content[at : at + LONGEST_NUMBER].partition(b" ")[0]
+        length = content[at : at + _LONGEST_NUMBER].partition(b" ")[0]
         end = at + (int(length) if length.isdigit() else 0)
         key, mark, value = content[at + len(length) + 1 : end - 1].partition(b"=")
         if not mark or end > len(content) or content[end - 1] != 10:
@@ -111,20 +161,27 @@ def pax_records(content: bytes) -> dict[bytes, bytes]:
     return records
 
 
-def pax_size(told: Told, size: int) -> int:
-    """The size that pax records tell, or `size`."""
-    value = told.get(b"size", b"")
+def pax_size(records: Records, size: int) -> int:
+    """The size that pax records give, else `size`."""
+    value = records.get(b"size", b"")
     if not value:
         return size
-    if not value.isdigit() or len(value) > LONGEST_NUMBER:
+    if not value.isdigit() or len(value) > _LONGEST_NUMBER:
         raise Broken("a pax header with no sound size")
     return int(value)
 
 
-def is_sparse(told: Told) -> bool:
-    return any(key.startswith(b"GNU.sparse") for key in told)
+def is_sparse(records: Records) -> bool:
+    return any(key.startswith(b"GNU.sparse") for key in records)
 
 
 def compression_of(start: bytes) -> str | None:
-    """The program by which a whole tar was compressed, told by its first bytes."""
+    """The program that compressed a whole tar, known by its first bytes."""
     return next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Key and suffix by webdataset's rule, the suffix in lower case: `a/b.Seg.png` -> (`a/b`, `seg.png`)."""
+    folder, slash, last = name.removeprefix("./").rpartition("/")
+    stem, _, suffix = last.partition(".")
+    return folder + slash + stem, suffix.lower()

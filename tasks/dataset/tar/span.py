@@ -7,7 +7,7 @@ check of its own.
 
 from __future__ import annotations
 
-from tasks.dataset.tar.writer import BLOCK
+from tasks.dataset.tar.format import BLOCK
 
 
 def parse_sample(span: bytes) -> dict[str, bytes]:

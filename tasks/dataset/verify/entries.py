@@ -16,10 +16,10 @@ from tasks.dataset.tar.format import (
     PAX,
     PAX_GLOBAL,
     Broken,
-    Head,
+    Header,
     compression_of,
     is_sparse,
-    parse_head,
+    parse_header,
     pax_records,
     pax_size,
 )
@@ -88,7 +88,8 @@ class Entries:
                 between = "ends without end blocks" if reader.offset else "holds nothing"
                 raise Cut("ends within a header" if block else between, reader.offset)
             try:
-                head = parse_head(block)
+                head = parse_header(block)
+                assert head is not None
                 reader.skip(BLOCK)
             except Broken as error:
                 compression = compression_of(block) if not reader.offset else None
@@ -101,7 +102,7 @@ class Entries:
             except Broken as error:
                 return Gap(str(error), start, reader.offset)
 
-    def _entry(self, head: Head, told: dict[bytes, bytes], start: int) -> Entry:
+    def _entry(self, head: Header, told: dict[bytes, bytes], start: int) -> Entry:
         oddity = "a sparse file" if is_sparse(told) else head.oddity
         size = pax_size(told, head.size) if head.has_content else 0
         name = told.get(b"GNU.sparse.name") or told.get(b"path") or head.name
@@ -111,7 +112,7 @@ class Entries:
             self._reader.skip(BLOCK)
         return Entry(name, size, start, oddity, head.is_folder)
 
-    def _extension(self, head: Head, extended: int) -> dict[bytes, bytes]:
+    def _extension(self, head: Header, extended: int) -> dict[bytes, bytes]:
         """What the records tell of the next entry; Broken where there is too much of it, all passed."""
         reader = self._reader
         is_read = extended <= LONGEST_EXTENSION and head.kind in (PAX, PAX_GLOBAL, LONG_NAME)

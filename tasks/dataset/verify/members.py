@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tasks.dataset.sources.grouping import split_name
-from tasks.dataset.tar.writer import padding
+from tasks.dataset.tar.format import padding, split_name
 from tasks.dataset.verify.entries import Cut, Entries, Entry, Gap
 from tasks.dataset.verify.reader import BUFFER, Reader
 from tasks.dataset.verify.structure import Run, run_of

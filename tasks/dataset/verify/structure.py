@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.dataset.tar.format import Broken, parse_head
+from tasks.dataset.tar.format import Broken, parse_header
 from tasks.dataset.tar.writer import BLOCK, padding
 from tasks.dataset.verify.reader import Reader
 
@@ -168,7 +168,6 @@ def next_header(buffer: bytearray, at: int, end: int) -> int | None:
 
 def is_header(block: bytes) -> bool:
     try:
-        parse_head(block)
+        return parse_header(block) is not None
     except Broken:
         return False
-    return True

@@ -11,7 +11,7 @@ from itertools import compress, islice, pairwise
 from operator import ne
 from typing import NamedTuple
 
-from tasks.dataset.sources.grouping import BESIDE
+from tasks.dataset.tar.reader import BESIDE
 from tasks.dataset.verify.entries import Cut, Gap
 from tasks.dataset.verify.members import Member, Members
 from tasks.dataset.verify.structure import Run

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
+from tasks.dataset.tar.format import header, parse_header
 from tasks.dataset.tar.span import parse_key, parse_sample
-from tasks.dataset.tar.writer import JOINED, ShardWriter, header, parse_header
+from tasks.dataset.tar.writer import GATHERED, ShardWriter
 
 SAMPLES = {
     "b": {"txt": b"text", "png": b"\x89PNG" * 300},
@@ -50,7 +51,7 @@ def test_the_bytes_are_those_of_ustar() -> None:
 
 def test_spans_and_checksums_are_what_is_on_disk(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
-    large = np.arange(JOINED, dtype=np.uint8)
+    large = np.arange(GATHERED, dtype=np.uint8)
     with ShardWriter(path) as writer:
         spans = [writer.add("a", {"txt": b"hello"}), writer.add("b", {"npy": large, "txt": b"x"})]
         digest = writer.finish()
@@ -76,7 +77,7 @@ def test_a_torn_span_is_refused(shard: Path) -> None:
 def test_parse_header_refuses_what_is_none() -> None:
     good = header("a.txt", 3)
     parsed = parse_header(good)
-    assert parsed is not None and (parsed.name, parsed.size, parsed.kind) == ("a.txt", 3, "0")
+    assert parsed is not None and (parsed.text, parsed.size, parsed.kind) == ("a.txt", 3, "0")
     assert parse_header(bytes(512)) is None
     flipped = bytearray(good)
     flipped[0] ^= 1
@@ -85,11 +86,11 @@ def test_parse_header_refuses_what_is_none() -> None:
             parse_header(bad)
     info = tarfile.TarInfo("folder/" * 20 + "a.txt")
     parsed = parse_header(io.BytesIO(info.tobuf(tarfile.USTAR_FORMAT)).read(512))
-    assert parsed is not None and parsed.name == info.name
+    assert parsed is not None and parsed.text == info.name
 
 
 def test_samples_of_all_sizes_stand_in_the_order_they_came(tmp_path: Path) -> None:
-    sizes = [10, JOINED // 3, JOINED, 700, 2 * JOINED, JOINED // 2, JOINED // 2, 5]
+    sizes = [10, GATHERED // 3, GATHERED, 700, 2 * GATHERED, GATHERED // 2, GATHERED // 2, 5]
     contents = [np.random.default_rng(number).bytes(size) for number, size in enumerate(sizes)]
     path = tmp_path / "x.tar"
     with ShardWriter(path) as writer:
@@ -103,7 +104,7 @@ def test_samples_of_all_sizes_stand_in_the_order_they_came(tmp_path: Path) -> No
         assert google_crc32c.value(bytes_of) == span.crc32c
 
 
-@pytest.mark.parametrize("size", [100, JOINED // 2, 2 * JOINED])
+@pytest.mark.parametrize("size", [100, GATHERED // 2, 2 * GATHERED])
 def test_a_full_disk_reaches_the_caller(size: int) -> None:
     with pytest.raises(OSError, match="No space left"), ShardWriter(Path("/dev/full")) as writer:
         for number in range(5):
