@@ -26,7 +26,7 @@ def stated_samples(store: Store, tar: str, query: str = "") -> tuple[int, str] |
             count = read(store, name + query)
         except Unreachable:
             raise
-        except Exception:  # noqa: BLE001, S112 - a file of another form, or a torn one, states nothing
+        except Exception:  # noqa: BLE001 - a file of another form, or a torn one, states nothing
             continue
         if count is not None:
             return count, name
@@ -45,5 +45,6 @@ def _statuses(store: Store, name: str) -> int | None:
     import pyarrow as pa  # here, because few tars are cut
     import pyarrow.parquet as pq
 
-    statuses = pq.read_table(pa.BufferReader(content), columns=["status"], use_threads=False)["status"]
-    return sum(status == "success" for status in statuses.to_pylist())
+    table = pq.read_table(pa.BufferReader(content), columns=["status"], use_threads=False)
+    statuses: list[str | None] = table["status"].to_pylist()
+    return statuses.count("success")
