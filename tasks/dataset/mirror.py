@@ -26,7 +26,8 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import write_json
 from tasks.core.progress import Progress, silent
 from tasks.core.stores import Unreachable
-from tasks.dataset.layout import MIRRORED, VERSION_NAME
+from tasks.dataset.layout import CURRENT, MANIFEST, MIRRORED, SHARDS, VERSION_NAME
+from tasks.dataset.tables import read_shards
 
 TOGETHER = 4
 """Transfers at the same time."""
@@ -35,7 +36,6 @@ SLOWEST = 100_000
 PART = 16 << 20
 """Bytes of an upload's part, of which two are in memory."""
 NOTE = "bytes mirrored"
-MANIFEST, SHARDS = "manifest.json", "shards.parquet"
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Mirror:
     def current(self) -> str | None:
         """The name of the mirror's current version."""
         try:
-            content: bytes = self._call("_cat_file", "current")
+            content: bytes = self._call("_cat_file", CURRENT)
         except FileNotFoundError:
             return None
         return content.decode(errors="replace").strip()
@@ -123,7 +123,12 @@ class _Mirror:
     def publish(self, version: Path, keep: int, progress: Progress) -> Mirrored:
         sizes = {path.relative_to(version).as_posix(): path.stat().st_size for path in _files(version)}
         there = self._sizes(version.name)
-        plan = plan_transfers(sizes, _shas(version), there, self._twins(version.name))
+        plan = plan_transfers(
+            sizes,
+            {shard.name: shard.blake3 for shard in read_shards(version)},
+            there,
+            self._twins(version.name),
+        )
         whole, done = sum(one.size for one in plan), 0
         for group in (
             [one for one in plan if one.name != MANIFEST],
@@ -133,7 +138,7 @@ class _Mirror:
                 done += size
                 progress(done, whole, NOTE)
         self._require(version.name, sizes)
-        self._call("_pipe_file", "current", version.name.encode())
+        self._call("_pipe_file", CURRENT, version.name.encode())
         copied = sum(bool(one.twin) for one in plan)
         write_json(version.parents[1] / MIRRORED, {"address": self.address, "version": version.name})
         pruned = self._prune(version.name, keep)
@@ -181,7 +186,7 @@ class _Mirror:
     def _twins(self, version: str) -> dict[str, str]:
         """Addresses of the current version's shards by BLAKE3; none when they are this version's own."""
         try:
-            other = self._call("_cat_file", "current").decode().strip()
+            other = self._call("_cat_file", CURRENT).decode().strip()
             if other == version:
                 return {}
             base = f"{self.address}/versions/{other}"
@@ -227,9 +232,3 @@ class _Mirror:
 
 def _files(version: Path) -> Iterator[Path]:
     return (path for path in sorted(version.rglob("*")) if path.is_file())
-
-
-def _shas(version: Path) -> dict[str, str]:
-    """The BLAKE3 of the version's shards, by their names."""
-    table = pq.read_table(version / SHARDS, columns=["name", "blake3"])
-    return dict(zip(table.column("name").to_pylist(), table.column("blake3").to_pylist(), strict=True))

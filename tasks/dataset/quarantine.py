@@ -21,7 +21,7 @@ from tasks.core.files import write_atomic
 from tasks.core.formats import counted
 from tasks.core.lease import Lease
 from tasks.core.quarantine import NAME, Entry, home, read, to_text
-from tasks.dataset.layout import shard_name
+from tasks.dataset.layout import MANIFEST, samples_name, shard_name
 from tasks.dataset.manifest import SplitSummary, read_manifest, version_name
 
 __all__ = [
@@ -96,7 +96,7 @@ def of_version(version: Path, entries: Iterable[Entry]) -> list[Entry]:
     """Those that are about this version, named by its folder or by its manifest's content."""
     names = {version.resolve().name}
     with contextlib.suppress(OSError):
-        names.add(version_name((version / "manifest.json").read_bytes()))
+        names.add(version_name((version / MANIFEST).read_bytes()))
     return [entry for entry in entries if entry.version in names]
 
 
@@ -153,20 +153,16 @@ def _find(version: Path, split: str, wanted: set[tuple[str, str]]) -> dict[int, 
     """The shard and key of each row that is wanted."""
     import pyarrow as pa  # here, because loader workers import this and most datasets have no quarantine
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
-    path = version / "samples" / f"{split}.parquet"
+    from tasks.dataset.tables import read_pieces
+
     keys = pa.array(sorted({key for _, key in wanted}))
     found = {}
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(columns=["key", "shard", "row"]):
-                for hit in batch.filter(pc.is_in(batch.column("key"), value_set=keys)).to_pylist():
-                    sample = shard_name(split, hit["shard"]), hit["key"]
-                    if sample in wanted:
-                        found[int(hit["row"])] = sample
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); see `tarmac verify {version}`") from None
+    for piece in read_pieces(version / samples_name(split), ("key", "shard", "row")):
+        for row in piece.filter(pc.is_in(piece.column("key"), value_set=keys)).to_pylist():
+            sample = shard_name(split, row["shard"]), row["key"]
+            if sample in wanted:
+                found[int(row["row"])] = sample
     return found
 
 

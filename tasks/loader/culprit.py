@@ -54,7 +54,9 @@ def _keys(path: Path, group: int) -> list[str]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        keys: list[str] = file.read_row_group(group, columns=["key"]).column("key").to_pylist()
+        keys: list[str] = (
+            file.read_row_group(group, columns=["key"], use_threads=False).column("key").to_pylist()
+        )
         return keys
 
 

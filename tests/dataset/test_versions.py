@@ -14,9 +14,9 @@ from tasks.core.lease import Lease
 from tasks.dataset import quarantine, versions
 from tasks.dataset.build.run import build
 from tasks.dataset.layout import MIRRORED
-from tasks.dataset.leftovers import TEMPORARY
 from tasks.dataset.preview import page_path
 from tasks.dataset.quarantine import Entry
+from tasks.dataset.versions import TEMPORARY
 from tests.dataset import raw
 from tests.disks import small_disk
 

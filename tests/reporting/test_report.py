@@ -368,5 +368,7 @@ def test_an_account_of_private_data_holds_no_examples(run: RunFolder) -> None:
     (ref,) = record.load(run).data
     (shown,) = read_account(ref, private=False).rejects
     (hidden,) = read_account(ref, private=True).rejects
-    assert shown.examples[0][0] == "images/broken.png" and "captions.csv" in shown.examples[0][1]
-    assert (hidden.reason, hidden.count, hidden.examples) == ("image.not_an_image", 1, ())
+    example = shown.causes[0].examples[0]
+    assert example.original_key == "images/broken.png" and "captions.csv" in example.source
+    assert (hidden.reason, hidden.count) == ("image.not_an_image", 1)
+    assert not any(cause.examples for cause in hidden.causes) and "broken" not in str(hidden)

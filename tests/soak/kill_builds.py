@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build.run import build
-from tasks.dataset.leftovers import TEMPORARY
+from tasks.dataset.versions import TEMPORARY
 from tests.dataset import raw
 
 SAMPLES = 240

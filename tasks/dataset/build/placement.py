@@ -19,7 +19,7 @@ from tasks.core.files import fsync_path
 from tasks.dataset import versions
 from tasks.dataset.layout import BUILD
 from tasks.dataset.build_info import names_beside_tars
-from tasks.dataset.leftovers import DAMAGED
+from tasks.dataset.versions import DAMAGED
 from tasks.dataset.manifest import Manifest, version_name
 
 
