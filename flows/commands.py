@@ -15,8 +15,8 @@ from flows.output import print_json, say
 from flows.parameters import Overrides, configured
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.formats import counted
-from tasks.core.locations import require_room
+from tasks.core.files import require_writable
+from tasks.core.units import counted
 
 
 def run(arguments: Namespace) -> int:
@@ -30,7 +30,7 @@ def run(arguments: Namespace) -> int:
     done = None if arguments.fresh else outcome.of_finished(settings)
     if done is not None:
         return outcome.show_up_to_date(done, began, arguments.json)
-    require_room(settings.runs, "runs")
+    require_writable(settings.runs, "runs")
     stages = start.flow("pipeline", arguments, settings)
     return outcome.show(settings, stages, began, arguments.json)
 
@@ -42,7 +42,7 @@ def train(arguments: Namespace) -> int:
     settings = configured(Path(arguments.config), Overrides(set=arguments.set))
     if settings.train is None:
         raise UsageError(f"{arguments.config}: train: is required and missing")
-    require_room(settings.runs, "runs")
+    require_writable(settings.runs, "runs")
     began = time.monotonic()
     stages = start.flow("train", arguments, settings)
     return outcome.show(settings, stages, began, arguments.json)
@@ -101,7 +101,7 @@ def status(arguments: Namespace) -> int:
 
 def cancel(arguments: Namespace) -> int:
     """Stop a run at its next step."""
-    from tasks.core.lease import holder_of
+    from tasks.core.lock import holder_of
     from tasks.runs.folder import find
     from tasks.runs.record import OVER
     from tasks.supervision.launch import cancel as ask

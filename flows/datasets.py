@@ -23,7 +23,7 @@ from flows.parameters import Overrides, configured
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.files import disk_full_as_error
-from tasks.core.formats import counted
+from tasks.core.units import counted
 from tasks.dataset.quarantine import by_split
 
 KEPT = 3

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.core.formats import count, counted, duration, size
-from tasks.core.locations import require_room
+from tasks.core.files import require_writable
+from tasks.core.units import count, counted, duration, size
 from tasks.dataset.quarantine import NAME, Entry, home, notice, of_version, read
 from tasks.runs.doubts import doubts, doubts_of
 
@@ -88,7 +88,7 @@ def training_left(settings: Any, version: str | None) -> TrainingLeft | None:
     if settings.train is None:
         return None
     if version is None:
-        require_room(settings.runs, "runs")
+        require_writable(settings.runs, "runs")
         told = f"{settings.train.recipe}, after the build{_place()}"
         return TrainingLeft(told, doubts=tuple(doubts_of(settings)))
     from tasks.core.config import dump
@@ -101,7 +101,7 @@ def training_left(settings: Any, version: str | None) -> TrainingLeft | None:
     run, resolved = locate(settings, folder), resolve(settings, folder)
     doubted = tuple(doubts(resolved, folder))
     if not run.record.exists():
-        require_room(settings.runs, "runs")
+        require_writable(settings.runs, "runs")
         return TrainingLeft(f"a new run, {run.name}{_place()}", doubts=doubted)
     require_checkpoints(run, resolved)
     seen = look(run)

@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.output import print_json
 from tasks.core.errors import DataError, UsageError
-from tasks.core.formats import count, size, when
+from tasks.core.units import count, size, when
 
 
 def show_history(dataset: Path, as_json: bool) -> int:

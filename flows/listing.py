@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tasks.core.errors import UsageError
-from tasks.core.formats import counted, duration
+from tasks.core.units import counted, duration
 from tasks.supervision.status import EvaluationStatus, RunStatus, list_status
 
 RUNS = "runs"

@@ -13,8 +13,8 @@ from typing import Any
 from flows.output import print_json
 from tasks.core import screen
 from tasks.core.config import dump
-from tasks.core.formats import counted, size
 from tasks.core.schema import Config
+from tasks.core.units import counted, size
 from tasks.dataset.build.freshness import is_up_to_date
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.quarantine import NAME, by_split, home, notice, of_version, read

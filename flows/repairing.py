@@ -15,8 +15,7 @@ from flows.output import print_json, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding
-from tasks.core.formats import counted
-from tasks.core.units import format_duration
+from tasks.core.units import counted, format_duration
 
 SHOWN = 20
 """Lines of a kind; the rest is counted."""

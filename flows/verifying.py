@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from flows.output import print_json, say
-from tasks.core import addresses, screen
+from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding, Report
-from tasks.core.formats import counted
-from tasks.core.units import format_duration
+from tasks.core.stores import is_remote, redact
+from tasks.core.units import counted, format_duration
 
 SHOWN = 20
 """Findings of a code; the rest is counted."""
@@ -96,8 +96,8 @@ def _named(place: str) -> str:
     """What was judged: of a dataset the version, of an address no more than may be told."""
     from tasks.dataset import versions
 
-    if addresses.is_remote(place):
-        return addresses.shown(place)
+    if is_remote(place):
+        return redact(place)
     try:
         return str(versions.resolve(Path(place)))
     except UsageError:

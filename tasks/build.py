@@ -12,8 +12,8 @@ from pydantic_core import to_jsonable_python
 
 from tasks.core import child
 from tasks.core.errors import DataError
-from tasks.core.formats import counted
 from tasks.core.schema import Config
+from tasks.core.units import counted
 from tasks.dataset import versions
 from tasks.stage import StageResult, is_transient, shown, tell
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.core.formats import counted
+from tasks.core.units import counted
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, is_transient, shown

@@ -24,8 +24,8 @@ from prefect.tasks import Task
 
 from tasks.core import screen
 from tasks.core.child import Killed
-from tasks.core.formats import counted
-from tasks.core.progress import Progress
+from tasks.core.screen import Progress
+from tasks.core.units import counted
 
 ARTIFACT_INTERVAL_S = 1.0
 LEFT_ALONE_S = 300.0

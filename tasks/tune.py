@@ -8,9 +8,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.core import child
-from tasks.core.formats import counted
-from tasks.core.lease import Held, Lease
+from tasks.core.lock import Held, Lease
 from tasks.core.schema import Config, Loader
+from tasks.core.units import counted
 from tasks.loader.settings import LoaderSettings, read_settings, write_settings
 from tasks.runs.folder import RunFolder
 from tasks.stage import Shown, StageResult, is_transient, shown

@@ -11,7 +11,7 @@ import pytest
 
 from tasks import stage, tune
 from tasks.core import child
-from tasks.core.lease import Lease
+from tasks.core.lock import Lease
 from tasks.loader.settings import LoaderSettings, write_settings
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult

@@ -28,7 +28,7 @@ from pydantic_core import to_jsonable_python
 
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.process import child_environment
-from tasks.core.progress import Progress, silent
+from tasks.core.screen import Progress, no_progress
 
 ERRORS = {kind.__name__: kind for kind in (TarmacError, UsageError, DataError)}
 PROGRESS_INTERVAL_S = 0.2
@@ -42,7 +42,7 @@ class Killed(TarmacError):
 def call(
     target: str,
     arguments: Mapping[str, Any],
-    on_progress: Progress = silent,
+    on_progress: Progress = no_progress,
     log: Path | None = None,
 ) -> Any:
     """Run `package.module:function` with JSON arguments in a child process and return its JSON result.

@@ -23,8 +23,7 @@ from tasks.core.errors import DataError, TarmacError, UsageError
 
 CHUNK = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)
-"""What the system says where there is no folder or link of this name."""
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)
 
 
 def fsync_path(path: Path) -> None:
@@ -138,22 +137,39 @@ def digest(value: Any) -> str:
     return blake3(text.encode()).hexdigest()
 
 
+def code_digest() -> str:
+    """12 digits of the BLAKE3 of the library's own sources: two processes with the same digest do the same
+    to the same input."""
+    root = Path(__file__).resolve().parents[1]
+    total = blake3()
+    for path in sorted(root.rglob("*.py")):
+        total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:12]
+
+
 @contextlib.contextmanager
 def disk_full_as_error(folder: Path) -> Iterator[None]:
-    """DataError that says so where a write into `folder`, or SQLite's, found no room."""
+    """Turn a disk-full error, SQLite's too, into a DataError that names `folder`."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
-        is_full = isinstance(error, OSError) and error.errno in FULL
-        if is_full or "disk is full" in str(error):
-            fix = "make room and run again: what is done is kept"
-            raise DataError(f"the disk of {folder} is full; {fix}") from error
-        raise
+        if not is_disk_full(error):
+            raise
+        raise DataError(
+            f"the disk of {folder} is full; make room and run again: what is done is kept"
+        ) from error
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the file system, or SQLite on it, had no room left for a write."""
+    if isinstance(error, sqlite3.OperationalError):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in FULL
 
 
 @contextlib.contextmanager
 def unreadable_as_error(kind: type[TarmacError] = UsageError) -> Iterator[None]:
-    """An error of that kind that names the file where rights or a disk keep it from being read."""
+    """Turn an OSError into an error of this kind that names the file and the fix."""
     try:
         yield
     except OSError as error:
@@ -163,9 +179,20 @@ def unreadable_as_error(kind: type[TarmacError] = UsageError) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ignore_missing() -> Iterator[None]:
-    """Leave the block where a file is not there; any other OSError is raised."""
+    """Leave the block where a file is missing; any other OSError is raised."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _ABSENT:
+        if error.errno not in _MISSING:
             raise
+
+
+def require_writable(folder: Path, config_key: str) -> None:
+    """UsageError naming `config_key` where no such folder can be made or written into."""
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise UsageError(f"{config_key}: {path} may not be written into; give another folder")
+            return
+        if path.exists():
+            raise UsageError(f"{config_key}: {path} is a file; give a folder")

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from tasks.core import charts
-from tasks.core.formats import FILTERS
+from tasks.core.units import FILTERS
 
 
 def render(template: str, **values: Any) -> str:

@@ -1,13 +1,16 @@
 """Remote stores (`s3://`, `gs://`, `https://`) through fsspec.
 
 A file read in order fetches each byte once, a block ahead of its reader. Every request has a time limit and
-is tried again when that may help, so a dead server is an error within minutes and never a hang. Endpoints and
-credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …), never from a config.
+is tried again where that may help, so a dead server is an error within minutes and never a hang. Endpoints
+and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …), never from a config.
+What a server or client library says may hold an address with its signature, or a key's id: every error is
+worded here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import io
 import time
@@ -18,29 +21,39 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
 from tasks.core import web
-from tasks.core.addresses import host_of, is_remote, is_web
 from tasks.core.errors import UsageError
-from tasks.core.remote_errors import failure
-from tasks.core.remote_file import BLOCK, RemoteFile
-from tasks.core.stores import ABSENT, NotRegular, Stat, Unreachable, read_at_most
+from tasks.core.files import FULL
+from tasks.core.stores import (
+    ABSENT,
+    NotRegular,
+    Stat,
+    Unreachable,
+    host_of,
+    is_remote,
+    is_web,
+    read_at_most,
+    redact,
+)
 
+BLOCK = 4 << 20
+"""Bytes of a request."""
 PROBE = 1 << 16
 """Bytes of the request that finds out whether a web server gives parts of files."""
 CONNECT_S = 10
 STALL_S = 30
-"""Without a single byte; the request is given up."""
+"""A request that gets no byte for this long is given up."""
 REQUEST_S = 300
 LISTING_S = 3600
 """Of a whole folder; each of its pages may take as long as a request."""
 TRIES = 3
 PAUSE_S = 0.5
-"""Before the second try; twice as long before each further one."""
+"""Before the second try; it doubles before each further one."""
 TOGETHER = 32
 """Requests for sizes and tags at the same time."""
 HOPELESS = 8
-"""Failures of a host in a row."""
+"""Failures in a row after which a host is not asked for the other files."""
 
-NEEDS = {
+PACKAGES = {
     "s3": ("s3fs", "tarmac[remote]"),
     "gs": ("gcsfs", "tarmac[gs]"),
     "http": ("aiohttp", "tarmac[remote]"),
@@ -48,45 +61,33 @@ NEEDS = {
 }
 TAGS = ("ETag", "etag", "md5Hash", "Content-MD5", "LastModified", "Last-Modified", "mtime")
 
+REFUSED = {
+    "ExpiredToken": "the credentials have expired",
+    "InvalidAccessKeyId": "the credentials are not known to the store",
+    "InvalidToken": "the credentials are not known to the store",
+    "SignatureDoesNotMatch": "the secret key does not fit the access key",
+    "RequestTimeTooSkewed": "this machine's clock is wrong",
+}
+TEMPORARY = {
+    *("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout"),
+    *("429", "500", "502", "503", "504"),
+}
+"""Codes of answers that may change when a request is tried again."""
+NO_CREDENTIALS = (
+    "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3_ANON=true for a "
+    "public bucket"
+)
 
-def filesystem(location: str, config_key: str) -> Any:
-    """fsspec's file system of an address, without caches; UsageError when its package is not installed."""
-    scheme = location.partition("://")[0]
-    package, extra = NEEDS[scheme]
-    if importlib.util.find_spec(package) is None:
-        raise UsageError(f"{config_key}: {scheme}:// needs the package {package}: pip install '{extra}'")
-    import fsspec
-
-    options: dict[str, Any] = {"use_listings_cache": False}
-    if scheme == "s3":
-        limits = {"connect_timeout": CONNECT_S, "read_timeout": STALL_S, "retries": {"total_max_attempts": 1}}
-        options["config_kwargs"] = limits
-    elif scheme != "gs":
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=STALL_S)
-        options |= {"client_kwargs": {"timeout": timeout}, "headers": {"Accept-Encoding": "identity"}}
-    made = fsspec.filesystem(scheme, **options)
-    made.retries = 1  # `call` tries again, and knows when that cannot help
-    return made
-
-
-def call(
-    fs: Any, function: Callable[..., Any], *arguments: Any, where: str, limit_s: float = 0, **named: Any
-) -> Any:
-    """The result of one of fsspec's coroutines, tried again where that may help; OSError about `where`."""
-    from fsspec.asyn import sync
-
-    for attempt in range(TRIES):
-        if attempt:
-            time.sleep(PAUSE_S * 2 ** (attempt - 1))
-        try:
-            return sync(fs.loop, function, *arguments, timeout=limit_s or REQUEST_S, **named)
-        except Exception as error:  # noqa: BLE001 - clients raise what they like; all of it becomes an OSError
-            failed, may_pass = failure(error, where)
-        if not may_pass:
-            break
-    raise failed
+# Classes of client libraries, which are imported only where they are used.
+_INVALID_URL = {"aiohttp.client_exceptions.InvalidURL"}
+_BROKEN_ANSWER = {"aiohttp.http_exceptions.HttpProcessingError"}
+_CREDENTIALS = {
+    "botocore.exceptions.NoCredentialsError",
+    "botocore.exceptions.PartialCredentialsError",
+    "botocore.exceptions.CredentialRetrievalError",
+    "google.auth.exceptions.GoogleAuthError",
+}
+_TIMEOUT = {"botocore.exceptions.ConnectTimeoutError", "botocore.exceptions.ReadTimeoutError"}
 
 
 class RemoteStore:
@@ -109,7 +110,7 @@ class RemoteStore:
         return f"{self.location}/{file.replace('#', '%23') if self._is_web else file}".rstrip("/")
 
     def stat(self, file: str) -> Stat:
-        """What `entries` or `look_ahead` has just learnt is told once, then the store is asked."""
+        """An answer that `entries` or `look_ahead` has just got is used once, then the store is asked."""
         known = self._known.pop(file, None)
         path = self.path(file)
         try:
@@ -120,13 +121,12 @@ class RemoteStore:
             return ABSENT
 
     def look_ahead(self, files: Sequence[str]) -> None:
-        """Ask about many files at once, for the calls of `stat` that follow, failures too: what may pass is
-        tried again here, all of it together."""
+        """Ask about many files at once. Failures are kept for `stat` to raise; those that may pass are tried
+        again here, all together."""
         self._known = {}
         waiting = list(files)
         for attempt in range(TRIES):
-            if attempt:
-                time.sleep(PAUSE_S * 2 ** (attempt - 1))
+            _pause(attempt)
             found = call(self._fs, self._infos, waiting, where=self.location, limit_s=LISTING_S)
             again = []
             for file, info in zip(waiting, found, strict=True):
@@ -141,7 +141,6 @@ class RemoteStore:
                 return
 
     async def _infos(self, files: Sequence[str]) -> list[dict[str, Any] | BaseException]:
-        """Of each file; a host that fails HOPELESS times in a row is not asked for the others."""
         limit = asyncio.Semaphore(TOGETHER)
         failed: Counter[str] = Counter()
 
@@ -160,6 +159,10 @@ class RemoteStore:
 
         return await asyncio.gather(*map(one, files), return_exceptions=True)
 
+    async def _info(self, path: str) -> dict[str, Any]:
+        found: dict[str, Any] = await (web.info(self._fs, path) if self._is_web else self._fs._info(path))
+        return found
+
     def open(self, file: str, in_order: bool = True) -> BinaryIO:
         """Not `in_order`: nothing is read ahead, for a reader that seeks."""
         opened = self._opened(self.path(file), BLOCK if in_order else PROBE if self._is_web else 0)
@@ -171,7 +174,7 @@ class RemoteStore:
             return read_at_most(cast(BinaryIO, opened), most)
 
     def _opened(self, path: str, ahead: int, most: int | None = None) -> Any:
-        """A RemoteFile with its first bytes, or all of a file whose server gives no parts."""
+        """A RemoteFile with its first bytes, or the whole file where its server gives no parts."""
         content, size = b"", -1
         if self._is_web:
             content, size, whole = call(self._fs, web.begin, self._fs, path, ahead, most, where=path)
@@ -229,9 +232,161 @@ class RemoteStore:
             yield from (below + name for name in files)
             waiting += [below + name for name in reversed(folders)]
 
-    async def _info(self, path: str) -> dict[str, Any]:
-        found: dict[str, Any] = await (web.info(self._fs, path) if self._is_web else self._fs._info(path))
-        return found
+
+class RemoteFile(io.RawIOBase):
+    """A remote file that is fetched in parts: one request per block, except for the bytes of its beginning
+    that were read `ahead`."""
+
+    def __init__(self, fetch: Callable[[str, int, int], bytes], path: str, size: int, ahead: bytes) -> None:
+        self._fetch, self._path, self._size, self._ahead = fetch, path, size, ahead
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        start = self._position
+        end = min(start + len(view), self._size)
+        while self._position < end:
+            content = self._next(min(end, self._position + BLOCK))
+            at = self._position - start
+            view[at : at + len(content)] = content
+            self._position += len(content)
+        return max(self._position - start, 0)
+
+    def readall(self) -> bytes:
+        """The inherited one asks for 8 KiB at a time. This one takes memory for what arrives, whatever size
+        the store has claimed."""
+        pieces = []
+        while self._position < self._size:
+            pieces.append(self._next(min(self._size, self._position + BLOCK)))
+            self._position += len(pieces[-1])
+        return b"".join(pieces)
+
+    def _next(self, end: int) -> bytes:
+        """At least one byte from the position on, and none at or after `end`."""
+        if self._position < len(self._ahead):
+            return self._ahead[self._position : end]
+        self._ahead = b""
+        content = self._fetch(self._path, self._position, end)
+        if len(content) != end - self._position:
+            raise OSError(errno.EIO, "the file has changed while it was read", redact(self._path))
+        return content
+
+
+def filesystem(location: str, config_key: str) -> Any:
+    """fsspec's file system of an address, without caches; UsageError where its package is not installed."""
+    scheme = location.partition("://")[0]
+    package, extra = PACKAGES[scheme]
+    if importlib.util.find_spec(package) is None:
+        raise UsageError(f"{config_key}: {scheme}:// needs the package {package}: pip install '{extra}'")
+    import fsspec
+
+    options: dict[str, Any] = {"use_listings_cache": False}
+    if scheme == "s3":
+        limits = {"connect_timeout": CONNECT_S, "read_timeout": STALL_S, "retries": {"total_max_attempts": 1}}
+        options["config_kwargs"] = limits
+    elif scheme != "gs":
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=STALL_S)
+        options |= {"client_kwargs": {"timeout": timeout}, "headers": {"Accept-Encoding": "identity"}}
+    made = fsspec.filesystem(scheme, **options)
+    made.retries = 1  # `call` tries again, and knows when that cannot help
+    return made
+
+
+def call(
+    fs: Any, function: Callable[..., Any], *arguments: Any, where: str, limit_s: float = 0, **named: Any
+) -> Any:
+    """The result of one of fsspec's coroutines, tried again where that may help; OSError about `where`."""
+    from fsspec.asyn import sync
+
+    for attempt in range(TRIES):
+        _pause(attempt)
+        try:
+            return sync(fs.loop, function, *arguments, timeout=limit_s or REQUEST_S, **named)
+        except Exception as error:  # noqa: BLE001 - clients raise what they like; all of it becomes an OSError
+            failed, may_pass = failure(error, where)
+        if not may_pass:
+            break
+    raise failed
+
+
+def _pause(attempt: int) -> None:
+    if attempt:
+        time.sleep(PAUSE_S * 2 ** (attempt - 1))
+
+
+def failure(error: BaseException, location: str) -> tuple[OSError, bool]:
+    """The error as the OSError that a local file would give, and whether another try may help."""
+    where, code = redact(location), _code(error)
+    if isinstance(error, NotRegular | web.WrongAnswer):
+        return error, False
+    if isinstance(error, UnicodeError) or _is_a(error, _INVALID_URL):
+        return NotRegular("no valid address"), False
+    if isinstance(error, OSError) and error.errno in FULL:
+        return OSError(error.errno, f"{error.strerror}, where temporary files are kept", where), False
+    if code in REFUSED:
+        return Unreachable(errno.EACCES, REFUSED[code], where), False
+    if _is_a(error, _CREDENTIALS):
+        return Unreachable(errno.EACCES, NO_CREDENTIALS, where), False
+    if code == "NoSuchBucket":
+        return Unreachable(errno.ENOENT, "there is no such bucket", where), False
+    if isinstance(error, FileNotFoundError) or code in ("404", "410"):
+        return FileNotFoundError(errno.ENOENT, "no such file", where), False
+    if isinstance(error, PermissionError) or code in ("401", "403"):
+        return PermissionError(errno.EACCES, "access is denied", where), False
+    if code and code not in TEMPORARY:
+        return OSError(errno.EIO, f"the store answers {code}", where), False
+    reason = f"the store answers {code}" if code else _described(error)
+    return Unreachable(errno.EIO, f"{reason}; check the network and run again", where), True
+
+
+def _described(error: BaseException) -> str:
+    if _is_broken(error):
+        return "the connection broke"
+    if isinstance(error, TimeoutError) or _is_a(error, _TIMEOUT):
+        return "the store does not answer in time"
+    return f"the store cannot be reached, or the connection broke ({type(error).__name__})"
+
+
+def _code(error: BaseException | None) -> str:
+    """The store's own code of the error, such as `NoSuchBucket` or `503`; "" where it gave none."""
+    while error is not None and not _is_broken(error):
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        status = getattr(error, "status", None) or getattr(error, "code", None)
+        if isinstance(status, int):
+            return str(status)
+        error = error.__cause__
+    return ""
+
+
+def _is_broken(error: BaseException | None) -> bool:
+    """Whether an answer arrived in part. aiohttp's errors then carry a status of its own making."""
+    while error is not None:
+        if _is_a(error, _BROKEN_ANSWER):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _is_a(error: BaseException, names: set[str]) -> bool:
+    """Whether the error is of one of these classes, without an import of their module."""
+    return any(f"{kind.__module__}.{kind.__qualname__}" in names for kind in type(error).__mro__)
 
 
 def _stat(info: Mapping[str, Any]) -> Stat:

@@ -1,30 +1,41 @@
-"""What a person sees in the terminal: a line a stage, a bar while it runs.
+"""What a person sees in the terminal: a line per stage, and a bar while it runs.
 
-On a terminal a running stage shows a bar that vanishes when it ends; elsewhere (a log, a pipe) it shows a
+On a terminal a running stage shows a bar that vanishes when it ends; elsewhere (a log, a pipe) it prints a
 plain line now and then. Everything goes to standard error, so that standard output stays free for results.
+The library reports its progress as often as it likes, through a `Progress` that its caller gives it; whoever
+shows it (this module, Prefect) limits the rate.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
-
-from tasks.core.progress import Progress
 from tasks.core.units import format_duration
+
+if TYPE_CHECKING:  # rich takes a while to import, and the library needs none of it
+    from rich.console import Console
+
+Progress = Callable[[int, int, str], None]
+"""Takes the work done so far, the total (0 if unknown), and what is counted, such as `samples`."""
 
 PLAIN_INTERVAL_S = 10.0
 QUIET_S = 2.0
+"""A stage that ends sooner prints no plain line before its summary."""
 WIDTH = 62
+
+
+def no_progress(done: int, total: int, note: str) -> None:
+    """The `Progress` that shows nothing."""
 
 
 def console() -> Console:
     """The console of messages; plain text where there is no terminal."""
+    from rich.console import Console
+
     return Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
 
@@ -37,12 +48,12 @@ def running(stage: str) -> Iterator[Progress]:
 
 
 def finished(stage: str, summary: str, seconds: float, mark: str = "✓") -> None:
-    """The line that stays: what the stage did, and how long it took."""
+    """Print the line that stays: what the stage did, and how long it took."""
     console().print(f"{mark} {stage:<9} {summary:<{WIDTH}} {format_duration(seconds):>7}", markup=False)
 
 
 def passing(text: str) -> None:
-    """A line for whoever waits at a terminal, which the next one overwrites; nothing elsewhere."""
+    """Show a line at a terminal, which the next one overwrites; nothing elsewhere."""
     shown = console()
     if shown.is_terminal:
         shown.file.write(f"  {text}…\r")
@@ -50,12 +61,15 @@ def passing(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """A line that a person should read, whatever else goes on."""
+    """Print a line that a person should read, whatever else goes on."""
     console().print(f"! {text}", markup=False)
 
 
 @contextmanager
 def _bar(screen: Console, stage: str) -> Iterator[Progress]:
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
     columns = (TextColumn("  {task.description:<9}"), BarColumn(), TextColumn("{task.fields[note]}"))
     with Bars(*columns, TimeElapsedColumn(), console=screen, transient=True) as bars:
         task = bars.add_task(stage, total=None, note="")
@@ -80,7 +94,7 @@ def _lines(screen: Console, stage: str) -> Iterator[Progress]:
 
 
 def _counted(done: int, total: int, note: str) -> str:
-    """`5,000/20,000 samples`, or `5,000 samples listed` where nobody knows yet how many there will be."""
+    """`5,000/20,000 samples`, or `5,000 samples listed` where the total is not known yet."""
     if total:
         return f"{done:,}/{total:,} {note}"
     return f"{done:,} {note}" if done else note

@@ -1,23 +1,129 @@
-"""Folders of raw data, on this machine or remote, behind one small contract.
+"""Folders of raw data, on this machine or remote, behind one small contract; and the locations of files.
 
-Local files are opened by the system's own calls, which cost a tenth of fsspec's; remote ones by fsspec. A
-store never writes; a name never runs anything. Listing holds the names of one folder at a time.
+A location is a path or an address such as `s3://bucket/folder`. Who may read a file is often said in its
+address (a user and password, or a signature in the query), so people see, and samples are named by, addresses
+without these. Local files are opened by the system's own calls, which cost a tenth of fsspec's; remote ones
+by `tasks.core.remote`. A store never writes, and a name never runs anything.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from typing import BinaryIO, NamedTuple, Protocol
+from urllib.parse import parse_qsl, urlsplit
 
-from tasks.core.errors import DataError
-from tasks.core.globs import is_hidden
+from tasks.core.errors import DataError, UsageError
+from tasks.core.schema.block import REMOTE_SCHEMES
+
+_PARTS = re.compile(r"([a-z0-9]+)://(?:[^/?#]*@)?([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s\[\]:@]+)(?::\d{0,5})?")
+_SIGNATURE = re.compile(
+    r"x-(amz|goog|oss|cos|ms)-.*|(aws|oss)accesskeyid|googleaccessid|key-pair-id|policy|expires?|signature"
+    r"|(access_?|auth_?|api_?|security_?)?token|(access|api)_?key|password|secret|hmac|jwt|hdnts|hdnea",
+    re.IGNORECASE,
+)
+"""Query parameters by which storage services and content networks know who may read. A change of any other is
+taken for another file, so this lists only names that can mean nothing else."""
+_SIGNED_BY = {
+    "sig": re.compile(r"sig|s[eiprstv]|srt|spr|sip|sdd|sk(oid|tid|[estv])"),
+    "hm": re.compile(r"hm|ex|is"),
+    "oh": re.compile(r"oh|oe"),
+}
+"""Azure's, Discord's and Facebook's: the parameters that belong to a signature where the key is present."""
 
 
-class Stat(NamedTuple):  # of every sample one is made, in half the time that a frozen dataclass takes
-    """Size in bytes, and a text that changes when the content does: time of change, or entity tag."""
+def is_remote(location: str) -> bool:
+    return "://" in location and location.partition("://")[0] in REMOTE_SCHEMES
+
+
+def is_web(location: str) -> bool:
+    """Whether `?` begins a query, as in addresses of web servers; in the name of an object it is a letter."""
+    return location.startswith(("https://", "http://"))
+
+
+def is_valid(address: str) -> bool:
+    """Whether an address names a host, or a bucket, at all."""
+    if not is_web(address):
+        return bool(_BUCKET.fullmatch(address.partition("://")[2].partition("/")[0]))
+    found = _PARTS.fullmatch(address)
+    if found is None or not _HOST.fullmatch(found[2]):
+        return False
+    try:
+        return bool(urlsplit(address).hostname) and (urlsplit(address).port or 0) >= 0
+    except ValueError:
+        return False
+
+
+def host_of(address: str) -> str:
+    """Scheme and host, or bucket: `https://h/x?y` -> `https://h`."""
+    scheme, _, rest = address.partition("://")
+    return f"{scheme}://{rest.partition('?')[0].partition('/')[0]}"
+
+
+def redact(location: str) -> str:
+    """The location for a person: without user, password and query. Never raises."""
+    found = _PARTS.fullmatch(location) if is_remote(location) else None
+    return location if found is None else f"{found[1]}://{found[2]}{found[3]}"
+
+
+def address_key(address: str) -> str:
+    """The address as a sample's key: redacted, with a digest of those query parameters that name the file.
+
+    So `get?id=1` and `get?id=2` are two files, while an address that was signed anew keeps its key.
+    """
+    found = _PARTS.fullmatch(address)
+    if found is None or not is_web(address):
+        return address
+    pairs = parse_qsl(found[4] or "", keep_blank_values=True)
+    signatures = [_SIGNATURE, *(_SIGNED_BY[name] for name, _ in pairs if name in _SIGNED_BY)]
+    naming = [pair for pair in pairs if not any(one.fullmatch(pair[0]) for one in signatures)]
+    if not naming:
+        return redact(address)
+    digest = blake2b(repr(naming).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{redact(address)}?{digest}"
+
+
+def split_location(location: str) -> tuple[str, str]:
+    """Folder and name of a file's location: `s3://b/x/t.csv` -> (`s3://b/x`, `t.csv`).
+
+    The query of an address belongs to the name.
+    """
+    end = location.find("?") if is_web(location) else -1
+    cut = location.rfind("/", 0, end if end >= 0 else None)
+    return (location[:cut] or "/" if cut >= 0 else "."), location[cut + 1 :]
+
+
+def without_query(location: str) -> str:
+    """The location without the query of an address: its end is the file's suffix."""
+    return location.partition("?")[0] if is_web(location) else location
+
+
+def absolute_location(location: str) -> str:
+    """The location as it reads from any working directory."""
+    return location if is_remote(location) else os.path.abspath(location)
+
+
+def join_location(folder: str, file: str) -> str:
+    """A file's location in a folder; a remote or absolute `file` stands for itself."""
+    return file if is_remote(file) or file.startswith("/") else f"{folder.rstrip('/')}/{file}"
+
+
+def is_hidden(file: str) -> bool:
+    """Whether the file, or a folder on the way to it, is no data: `.git/x`, `__MACOSX/._a.jpg`."""
+    if "." not in file and "_" not in file:
+        return False
+    return any(part.startswith(".") or part == "__MACOSX" for part in file.split("/"))
+
+
+class Stat(NamedTuple):  # made for every sample, in half the time of a frozen dataclass
+    """Size in bytes, and a stamp that changes when the content does: modification time, or entity tag."""
 
     size: int
     stamp: str
@@ -26,28 +132,45 @@ class Stat(NamedTuple):  # of every sample one is made, in half the time that a 
 ABSENT = Stat(-1, "")
 
 AHEAD = 1 << 18
-"""Bytes of a file that are asked for before it has shown that it has more."""
+"""Bytes of a file that are read before it has shown that it has more."""
 
 
 class NotRegular(OSError):
-    """A pipe, socket, device or folder where a file belongs, or no name that a file can have."""
+    """A pipe, socket, device or folder in a file's place, or a name that no file can have."""
 
 
 class Unreachable(DataError, OSError):
-    """The store itself does not answer, or refuses everything: no fault of one sample.
+    """The store itself does not answer, or refuses everything: it says nothing about a sample.
 
-    It ends a build, because taking it for bad samples would publish a dataset that lacks them.
+    It ends a build: counting the samples behind it as bad would publish a dataset that lacks them.
     """
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
 
 
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
+"""What the system says of data that are missing or are not what they were."""
+
+
+def is_environment_error(error: BaseException | None) -> bool:
+    """Whether the error, or one that it came of, says something about this machine or a store (no room, no
+    rights, a failing disk, no answer) and hence nothing about the data."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno not in _GONE:
+            if error.errno is not None or isinstance(error, Unreachable):
+                return True
+        elif isinstance(error, MemoryError | sqlite3.OperationalError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 class Store(Protocol):
     """A folder. Files are named relative to it, `/` between their parts."""
 
     location: str
-    """As a person would write it, absolute."""
+    """The folder as a person would write it, absolute."""
 
     def stat(self, file: str) -> Stat:
         """ABSENT when there is no such file, or it cannot be looked at; Unreachable."""
@@ -65,10 +188,10 @@ class Store(Protocol):
         """
 
     def look_ahead(self, files: Sequence[str]) -> None:
-        """`stat` will be called for these files; a remote store asks about many at once."""
+        """Announce calls of `stat` for these files; a remote store asks about all of them at once."""
 
     def entries(self, folder: str = "") -> tuple[list[str], list[str]]:
-        """Names of the folders and of the files right in a folder, in order; OSError."""
+        """Names of the folders and of the files directly in a folder, sorted; OSError."""
 
     def files(self) -> Iterator[str]:
         """Every file below, folder by folder in the order of their names; OSError."""
@@ -94,14 +217,14 @@ def _device(path: str) -> int:
 
 
 _SYSTEM = {_device("/proc"), _device("/sys"), _device("/dev")} - {-1, _device("/"), _device("/dev/shm")}
-"""Where there are no data but what the system says of itself, such as a process's environment."""
+"""Devices whose files the system makes up, such as a process's environment."""
 
 
 class LocalStore:
-    """A folder of this machine. An absolute name is taken as it is.
+    """A folder of this machine. An absolute name stands for itself.
 
-    Links may lead anywhere, as whole collections are kept as links into a cache; but not to files that the
-    system makes up (`/proc/self/environ`), which would bring a machine's secrets into the data.
+    Links may lead anywhere, since whole collections are kept as links into a cache, but not to files that the
+    system makes up (`/proc/self/environ`): they would bring a machine's secrets into the data.
     """
 
     def __init__(self, location: str) -> None:
@@ -128,7 +251,7 @@ class LocalStore:
             content = os.read(descriptor, wanted)
             if len(content) == size < wanted:
                 return content
-            with open(descriptor, "rb", closefd=False) as rest:  # it is larger, or changes right now
+            with open(descriptor, "rb", closefd=False) as rest:  # larger, or it is changing right now
                 return content + read_at_most(rest, most - len(content)) if len(content) <= most else content
         finally:
             os.close(descriptor)
@@ -154,10 +277,10 @@ class LocalStore:
         return sorted(folders), sorted(files)
 
     def files(self) -> Iterator[str]:
-        """Links to folders are followed unless they are hidden, but each folder is listed once: at its own
-        place where it has one."""
+        """Follow links to folders unless they are hidden, but list each folder once: in its own place if it
+        has one."""
         root = self._identity("")
-        seen = {root}  # of folders that were reached over links only; those are few
+        seen = {root}  # only folders reached through links, which are few
         waiting = [("", False)]
         while waiting:
             folder, is_linked = waiting.pop()
@@ -177,11 +300,11 @@ class LocalStore:
                     seen.add(identity)
                 inside.append((below + name, is_link or is_linked))
             waiting += reversed(inside)
-        if self._identity("") != root:  # no longer mounted: what was listed is not all
+        if self._identity("") != root:  # unmounted meanwhile: the list is not complete
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.location)
 
     def _has_its_place(self, link: str) -> bool:
-        """Whether what a link leads to lies in this store, visible, so that it is listed there."""
+        """Whether a link leads to a visible folder of this store, which is then listed there."""
         base = os.path.realpath(self.location) + "/"
         target = os.path.realpath(self.path(link))
         return target.startswith(base) and not is_hidden(target.removeprefix(base))
@@ -198,3 +321,18 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         if error.errno == errno.ELOOP:
             return False
         raise
+
+
+def open_store(location: str, config_key: str = "dataset.source.path") -> Store:
+    """The store of a folder; nothing is touched yet.
+
+    UsageError naming `config_key` for an invalid address and, at first use, where the package for its scheme
+    is not installed.
+    """
+    if not is_remote(location):
+        return LocalStore(location)
+    if not is_valid(location):
+        raise UsageError(f"{config_key}: {redact(location)} is no valid address")
+    from tasks.core.remote import RemoteStore  # fsspec takes a while to import
+
+    return RemoteStore(location, config_key)

@@ -1,8 +1,8 @@
-"""Web servers as stores: what fsspec's own client leaves out.
+"""Requests to web servers, in place of those of fsspec's own client.
 
-It takes any failure of a look for a missing file, a server that ignores ranges costs it the whole file a
-block, and it takes whatever a server sends. Here a failure keeps its kind, a file without parts goes once
-through a temporary file, and no more is taken than was asked for.
+That one takes any failed look-up for a missing file, reads the whole file for every block from a server that
+ignores ranges, and accepts whatever a server sends. Here a failure keeps its kind, a file without ranges goes
+once through a temporary file, and no more is read than was asked for.
 """
 
 from __future__ import annotations
@@ -11,32 +11,35 @@ import errno
 import tempfile
 from typing import Any, BinaryIO
 
-from tasks.core.remote_errors import WrongAnswer
 from tasks.core.stores import NotRegular
 
 IN_MEMORY = 8 << 20
-"""Larger files of servers that give no parts wait on disk for their reader."""
+"""Bytes; larger files of servers that give no parts wait on disk for their reader."""
 CHUNK = 1 << 20
 TAGS = ("ETag", "Content-MD5", "Last-Modified")
 NOT_BY_HEAD = (400, 401, 403, 405, 501)
 """Answers of servers that allow GET alone, as signed addresses do."""
 
 
+class WrongAnswer(OSError):
+    """A server that answers, but not what it was asked for; asking again would not help."""
+
+
 async def info(fs: Any, url: str) -> dict[str, Any]:
-    """Size and tags as fsspec tells them; a page that lists a folder is a directory."""
+    """Size and tags in fsspec's terms; a page that lists a folder is a directory."""
     session = await fs.set_session()
     async with session.head(_encoded(fs, url), allow_redirects=True, **fs.kwargs) as answer:
         if answer.status not in NOT_BY_HEAD:
-            return _told(answer, url)
+            return _described(answer, url)
     async with session.get(_encoded(fs, url), **_with_range(fs, 0, 1)) as answer:
-        return _told(answer, url)
+        return _described(answer, url)
 
 
 async def begin(
     fs: Any, url: str, count: int, most: int | None = None
 ) -> tuple[bytes | None, int, BinaryIO | None]:
-    """The first `count` bytes and the file's size, or from a server that gives no parts the whole file, but
-    no more than `most` + 1 bytes of it."""
+    """The first `count` bytes and the file's size; from a server that gives no parts the whole file, or a
+    little more than `most` bytes of it."""
     session = await fs.set_session()
     async with session.get(_encoded(fs, url), **_with_range(fs, 0, count)) as answer:
         if answer.status == 416:
@@ -86,7 +89,7 @@ def _with_range(fs: Any, start: int, end: int) -> dict[str, Any]:
     return {**fs.kwargs, "headers": headers}
 
 
-def _told(answer: Any, url: str) -> dict[str, Any]:
+def _described(answer: Any, url: str) -> dict[str, Any]:
     answer.raise_for_status()
     is_folder = answer.url.path.endswith("/") and not url.endswith("/")
     tags = {tag: answer.headers[tag] for tag in TAGS if tag in answer.headers}
@@ -94,7 +97,7 @@ def _told(answer: Any, url: str) -> dict[str, Any]:
 
 
 def _size(answer: Any) -> int:
-    """-1 when the server does not tell."""
+    """In bytes; -1 where the server does not say."""
     whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
     if whole.isdecimal():
         return int(whole)

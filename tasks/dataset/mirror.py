@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import write_json
-from tasks.core.progress import Progress, silent
+from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import Unreachable
 from tasks.dataset.layout import CURRENT, MANIFEST, MIRRORED, SHARDS, VERSION_NAME
 from tasks.dataset.tables import read_shards
@@ -81,7 +81,7 @@ def _told(mirror: str) -> Iterator[None]:
         raise DataError(f"dataset.mirror: {error.filename or mirror}: {error.strerror or error}") from None
 
 
-def publish(version: Path, mirror: str, keep: int, progress: Progress = silent) -> Mirrored:
+def publish(version: Path, mirror: str, keep: int, progress: Progress = no_progress) -> Mirrored:
     """Bring the version to the mirror, make it current there, and prune all but the newest `keep`.
 
     UsageError for a mirror that cannot be written, DataError when the store refuses or does not answer; what

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
 from tasks.core.files import write_atomic
-from tasks.core.formats import counted
-from tasks.core.lease import Lease
+from tasks.core.lock import Lease
 from tasks.core.quarantine import NAME, Entry, home, read, to_text
+from tasks.core.units import counted
 from tasks.dataset.layout import MANIFEST, samples_name, shard_name
 from tasks.dataset.manifest import SplitSummary, read_manifest, version_name
 

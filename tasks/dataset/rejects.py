@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tasks.core.addresses import named
 from tasks.core.errors import DataError
-from tasks.core.formats import shorten
+from tasks.core.stores import address_key
+from tasks.core.units import shorten
 
 Reason = Literal[
     "source.unreadable",
@@ -187,7 +187,7 @@ def printable(text: str) -> str:
     """The text as tables and pages may hold it: what is not valid Unicode (bytes that were not UTF-8) written
     out as escapes, addresses without what lets one read them."""
     if "://" in text:
-        text = _ADDRESS.sub(lambda found: named(found[0]), text)
+        text = _ADDRESS.sub(lambda found: address_key(found[0]), text)
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,7 +1,7 @@
 """The versions of a dataset: which is current, the switch to another, and which may go.
 
 A version is complete and never changes, so a reader of one is not disturbed by a build or a switch. A run
-that uses one pins it (`tasks.core.pins`), and a pinned version is never pruned.
+that uses one pins it (`tasks.core.lock`), and a pinned version is never pruned.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from tasks.core.files import (
     read_json,
     unreadable_as_error,
 )
-from tasks.core.lease import Held, Lease
-from tasks.core.pins import drop_gone, pinned
+from tasks.core.lock import Held, Lease, drop_stale_pins, pinned
 from tasks.dataset.layout import (
     BUILD,
     CURRENT,
@@ -215,7 +214,7 @@ def _prune(dataset: Path, keep: int) -> None:
     if now is None:
         return
     since = _built(now)
-    drop_gone(dataset)
+    drop_stale_pins(dataset)
     for version in _beyond(dataset, keep):
         if _built(version) > since or version.name in pinned(dataset):  # a run may have pinned it just now
             continue

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from tasks.core.errors import UsageError
 from tasks.core.process import available_cores
-from tasks.core.progress import Progress, silent
 from tasks.core.quarantine import NAME, home, read
 from tasks.core.schema import Config
+from tasks.core.screen import Progress, no_progress
 from tasks.loader import forkserver
 from tasks.loader.settings import LoaderSettings, Measurement
 from tasks.models.recipes import load, module_of
@@ -29,7 +29,7 @@ PREFETCH = 2
 
 
 def tune(
-    config: Config, version: Path, progress: Progress = silent, quarantine: Path | None = None
+    config: Config, version: Path, progress: Progress = no_progress, quarantine: Path | None = None
 ) -> LoaderSettings:
     """Loader settings for training on `version`, with the reason and whatever was measured for it.
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from tasks.core.errors import DataError
-from tasks.core.formats import counted
+from tasks.core.units import counted
 from tasks.evaluation.results import Prediction
 
 Embeddings = NDArray[np.float32]

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.formats import counted
 from tasks.core.quarantine import Entry
 from tasks.core.schema import Config
+from tasks.core.units import counted
 from tasks.dataset.quarantine import rows
 from tasks.dataset.versions import read_manifest
 from tasks.evaluation import evaluators

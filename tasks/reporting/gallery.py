@@ -14,8 +14,8 @@ from pathlib import Path
 from PIL import Image
 
 from tasks.core.errors import DataError
-from tasks.core.formats import shorten
 from tasks.core.pages import image_uri
+from tasks.core.units import shorten
 from tasks.dataset.formats.images import MEMBERS as IMAGE_MEMBERS
 from tasks.evaluation.results import Prediction
 from tasks.loader.bad import BadSampleError

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.core.formats import counted
 from tasks.core.schema import Config
+from tasks.core.units import counted
 from tasks.evaluation.expected import expected
 from tasks.reporting.evidence import Evidence
 from tasks.runs.data import version_path

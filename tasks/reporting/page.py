@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.core.errors import TarmacError
-from tasks.core.formats import count, counted
 from tasks.core.pages import render
 from tasks.core.quarantine import NAME
+from tasks.core.units import count, counted
 from tasks.evaluation import results
 from tasks.reporting.accounts import Account, read_account
 from tasks.reporting.evidence import Evidence

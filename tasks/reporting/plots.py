@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.core.charts import Chart, Interval, Point, Series
-from tasks.core.formats import count, number, percent
+from tasks.core.units import count, number, percent
 
 MOST_POINTS = 150
 """Points a line may have; more cannot be told apart at the width of a chart."""

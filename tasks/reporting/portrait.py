@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.core.formats import count, counted, duration, percent, when
+from tasks.core.units import count, counted, duration, percent, when
 from tasks.runs.folder import RunFolder
 from tasks.runs.record import Attempt, RunRecord
 

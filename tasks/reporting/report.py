@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from tasks.core.files import write_atomic
-from tasks.core.progress import Progress, silent
+from tasks.core.screen import Progress, no_progress
 from tasks.reporting.evidence import collect, inputs_digest
 from tasks.reporting.scores import Headline, headline_of
 from tasks.runs.folder import RunFolder
@@ -22,7 +22,7 @@ HEAD_BYTES = 4096
 """How far into the page its digest stands at most."""
 
 
-def write_report(run: RunFolder, progress: Progress = silent) -> Path:
+def write_report(run: RunFolder, progress: Progress = no_progress) -> Path:
     """Write `report.html` of a run and return its path; OSError when the folder cannot be written."""
     # Imported here, because what draws a page loads in a second and `is_current` must answer at once.
     from tasks.reporting.page import compose

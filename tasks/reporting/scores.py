@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks.core.charts import Chart
-from tasks.core.formats import count, number
 from tasks.core.schema import Config
+from tasks.core.units import count, number
 from tasks.evaluation.results import EvaluationResult
 from tasks.reporting.plots import Score, evaluation_chart
 

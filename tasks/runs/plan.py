@@ -16,11 +16,10 @@ from tasks.core import config as configs
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import fsync_path, write_atomic
-from tasks.core.lease import Held, Lease
-from tasks.core.locations import absolute_location
-from tasks.core.pins import pin
+from tasks.core.lock import Held, Lease, pin
 from tasks.core.quarantine import Entry, to_text
 from tasks.core.schema import Config, Train
+from tasks.core.stores import absolute_location
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints, newest_sound
 from tasks.runs.data import data_of, dataset_of, train_samples

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from tasks.core.code import code_digest
+from tasks.core.files import code_digest
 
 __all__ = ["PACKAGES", "code_digest", "differences", "versions"]
 

@@ -23,7 +23,7 @@ from tasks.core import config as configs
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import append_line, disk_full_as_error, link_atomic, write_json
 from tasks.core.findings import Finding
-from tasks.core.lease import Lease
+from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.core.schema import Train
 from tasks.runs import ledger, metrics, phases, provenance, record

@@ -14,7 +14,7 @@ from typing import Literal
 
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_json, write_atomic, write_json
-from tasks.core.lease import Lease, holder_of
+from tasks.core.lock import Lease, holder_of
 from tasks.core.schema import Config
 from tasks.evaluation import results
 from tasks.evaluation.results import EvaluationResult

@@ -16,7 +16,7 @@ from typing import Any
 
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_json, write_json
-from tasks.core.lease import Held, Lease
+from tasks.core.lock import Held, Lease
 from tasks.runs import metrics, record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder

@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import read_json
-from tasks.core.lease import Lease, holder_of
+from tasks.core.lock import Lease, holder_of
 from tasks.core.process import Identity, child_environment, kill_tree
 from tasks.evaluation import results
 from tasks.evaluation.results import EvaluationResult

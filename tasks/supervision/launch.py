@@ -15,7 +15,7 @@ from typing import Literal
 
 from tasks.core.errors import DataError
 from tasks.core.files import write_atomic
-from tasks.core.lease import HEARTBEAT_S, STALE_S, Held, Holder, Lease
+from tasks.core.lock import HEARTBEAT_S, STALE_S, Held, Holder, Lease
 from tasks.runs import jobs, provenance, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError
-from tasks.core.lease import holder_of
+from tasks.core.lock import holder_of
 from tasks.core.schema import Config
 from tasks.evaluation import results
 from tasks.runs import ledger, metrics, phases, record

@@ -19,8 +19,8 @@ import psutil
 
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_json, write_json
-from tasks.core.formats import shorten
 from tasks.core.process import Identity, kill_tree
+from tasks.core.units import shorten
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import EVAL_AXIS, TRAIN_AXIS

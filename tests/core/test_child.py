@@ -14,8 +14,8 @@ import pytest
 
 from tasks.core import child
 from tasks.core.errors import DataError, TarmacError, UsageError
-from tasks.core.progress import Progress
 from tasks.core.schema import Splits
+from tasks.core.screen import Progress
 
 HERE = "tests.core.test_child"
 

@@ -5,8 +5,8 @@ import jinja2
 import pytest
 
 from tasks.core import pages
-from tasks.core.formats import SPACE, count, counted, duration, number, percent, shorten, size, when
 from tasks.core.pages import image_uri, render
+from tasks.core.units import SPACE, count, counted, duration, number, percent, shorten, size, when
 
 HOSTILE = "</p></style><script>alert(1)</script>\"'<img src=x onerror=alert(2)>"
 

@@ -14,9 +14,20 @@ import pytest
 
 from tasks.core import remote
 from tasks.core.errors import UsageError
-from tasks.core.globs import is_hidden
-from tasks.core.locations import base_of, expand, open_store, split_location
-from tasks.core.stores import ABSENT, AHEAD, LocalStore, NotRegular, Unreachable
+from tasks.core.patterns import base_folder, expand
+from tasks.core.stores import (
+    ABSENT,
+    AHEAD,
+    LocalStore,
+    NotRegular,
+    Unreachable,
+    address_key,
+    is_hidden,
+    is_valid,
+    open_store,
+    redact,
+    split_location,
+)
 from tests.web import endless_server, failing_server, web_server
 
 
@@ -65,7 +76,7 @@ def test_a_file_a_folder_and_patterns(folder: Path, pattern: str, files: list[st
 
 
 @pytest.mark.parametrize("last", [3, 11])
-def test_a_gap_in_a_range_is_named(folder: Path, last: int) -> None:
+def test_a_gap_in_a_range_is_address_key(folder: Path, last: int) -> None:
     """Few members are looked for one by one, many in a list of their folder."""
     (folder / "train/000001.TAR").rename(folder / "train/000001.tar")
     for number in range(3, last + 1):
@@ -98,13 +109,13 @@ def test_a_relative_pattern_starts_at_the_working_folder(
     monkeypatch.chdir(folder / "train")
     assert expand("*.tar", (".tar",)) == [f"{folder}/train/000000.tar", f"{folder}/train/000002.tar"]
     assert expand("../val", (".tar",)) == [f"{folder}/val/000000.tar"]
-    assert base_of("*.tar") == base_of("000000.tar") == base_of(".") == f"{folder}/train"
+    assert base_folder("*.tar") == base_folder("000000.tar") == base_folder(".") == f"{folder}/train"
 
 
 def test_a_name_that_looks_like_a_pattern_is_a_file_when_there_is_one(tmp_path: Path) -> None:
     (tmp_path / "x[1]{a,b}.tar").write_bytes(b"")
     assert found(tmp_path, "x[1]{a,b}.tar") == ["x[1]{a,b}.tar"]
-    assert base_of(f"{tmp_path}/x[1]{{a,b}}.tar") == str(tmp_path)
+    assert base_folder(f"{tmp_path}/x[1]{{a,b}}.tar") == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +129,7 @@ def test_a_name_that_looks_like_a_pattern_is_a_file_when_there_is_one(tmp_path: 
     ],
 )
 def test_the_folder_in_front_of_a_pattern(location: str, base: str) -> None:
-    assert base_of(location) == base
+    assert base_folder(location) == base
 
 
 @pytest.mark.parametrize("name", ["raw[1]", "r{a,b}", "what?", "all*"])
@@ -126,7 +137,7 @@ def test_a_folder_that_looks_like_a_pattern_is_a_folder_when_there_is_one(tmp_pa
     (tmp_path / name).mkdir()
     (tmp_path / name / "x.tar").write_bytes(b"")
     assert found(tmp_path, name) == [f"{name}/x.tar"]
-    assert base_of(f"{tmp_path}/{name}") == f"{tmp_path}/{name}"
+    assert base_folder(f"{tmp_path}/{name}") == f"{tmp_path}/{name}"
 
 
 def test_a_question_mark_in_a_local_name_begins_no_query(tmp_path: Path) -> None:
@@ -460,3 +471,58 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(monkeypatch: pytest.
     assert str(caught.value) == (
         "dataset.source.path: s3:// needs the package s3fs: pip install 'tarmac[remote]'"
     )
+
+
+SIGNED = "https://me:secret@h:8080/a/b.png?X-Amz-Signature=secret&X-Amz-Date=1"
+
+
+@pytest.mark.parametrize(
+    ("location", "seen"),
+    [
+        (SIGNED, "https://h:8080/a/b.png"),
+        ("http://[bad/x.png?secret", "http://[bad/x.png"),
+        ("http://u:secret@[::1]:99999/x\n#secret", "http://[::1]:99999/x\n"),
+        ("s3://b/x.png?secret", "s3://b/x.png"),
+        ("http://", "http://"),
+        ("/data/what?.csv", "/data/what?.csv"),
+    ],
+)
+def test_what_is_shown_holds_no_secret_and_is_always_something(location: str, seen: str) -> None:
+    assert redact(location) == seen
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        SIGNED.replace("secret", "other").replace("Date=1", "Date=2"),
+        "https://h:8080/a/b.png?AWSAccessKeyId=A&Signature=s%2Fs&Expires=1",
+        "https://h:8080/a/b.png?sv=2024&se=2025-01-01&sr=b&sp=r&skoid=1&sig=x%3D",
+        "https://h:8080/a/b.png?ex=1&is=2&hm=3",
+        "https://h:8080/a/b.png",
+    ],
+)
+def test_an_address_that_is_signed_anew_names_the_same(signed: str) -> None:
+    assert address_key(SIGNED) == address_key(signed) == "https://h:8080/a/b.png"
+
+
+def test_a_query_that_says_which_file_it_is_still_does() -> None:
+    names = {address_key(f"https://h/get?id={n}&token=secret") for n in range(3)}
+    assert len(names) == 3 and not any("secret" in name or "id" in name for name in names)
+    assert address_key("https://h/get?st=1") != address_key("https://h/get?st=2")
+    assert address_key("s3://b/what?.png") == "s3://b/what?.png"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://[bad/x", "http:///x", "s3:///x", "http://h:99999/x", "http://a b/x", "s3://a b/x", "https://"],
+)
+def test_an_address_without_a_host_or_bucket_is_none(address: str) -> None:
+    assert not is_valid(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://h", "https://u:p@h.x:80/y?z#w", "http://[::1]:1/x", "s3://b.c-d/x y", "http://münchen.de/"],
+)
+def test_an_address_with_one_is_one(address: str) -> None:
+    assert is_valid(address)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.lease import Lease
+from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build.run import BuildResult, build

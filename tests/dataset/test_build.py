@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.lease import Lease
+from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build.convert import Conversion, convert, write_rules

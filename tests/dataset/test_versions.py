@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tasks.core import pins
+from tasks.core import lock
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import write_atomic
-from tasks.core.lease import Lease
+from tasks.core.lock import Lease
 from tasks.dataset import quarantine, versions
 from tasks.dataset.build.run import build
 from tasks.dataset.layout import MIRRORED
@@ -278,7 +278,7 @@ def test_a_pin_ends_with_its_run(output: Path, tmp_path: Path) -> None:
     all_names, runs = names(output), tmp_path / "runs"
     (runs / "kept").mkdir(parents=True)
     for number, run in enumerate((runs / "gone", runs / "kept", tmp_path / "unmounted/runs/x"), 1):
-        pins.pin(output, run.name, all_names[number], run)
+        lock.pin(output, run.name, all_names[number], run)
     (output / "pins/elsewhere").write_text(f"{all_names[2]}\n{runs}/gone\nanother host\n")
     (output / "pins/older").write_text(f"{all_names[4]}\n")
     (output / "pins/.kept.abcd_123.tmp").write_text(f"{all_names[1]}\n")

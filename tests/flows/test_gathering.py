@@ -13,7 +13,7 @@ from flows import cli, outcome
 from tasks import gather, stage
 from tasks.core import config as configs
 from tasks.core.errors import UsageError
-from tasks.core.lease import Lease, holder_of
+from tasks.core.lock import Lease, holder_of
 from tasks.runs.folder import RunFolder
 from tasks.supervision import gathering, wandb_file
 from tests.supervision import fakes

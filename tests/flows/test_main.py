@@ -16,7 +16,7 @@ import pytest
 
 from flows import cli, datasets
 from flows.output import say
-from tasks.core.lease import Lease
+from tasks.core.lock import Lease
 from tasks.runs import record
 from tasks.runs.record import State
 from tests.supervision.fakes import make_run

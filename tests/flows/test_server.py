@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from flows import environment, server, start, temporary_server
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.lease import Lease
+from tasks.core.lock import Lease
 from tests.supervision.fakes import make_run
 
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from tasks.core.formats import SPACE
+from tasks.core.units import SPACE
 from tasks.reporting.portrait import portrait
 from tasks.runs.folder import RunFolder
 from tasks.runs.identity import DataRef

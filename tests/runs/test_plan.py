@@ -12,8 +12,7 @@ import pytest
 from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.files import write_json
-from tasks.core.lease import Lease
-from tasks.core.pins import pinned
+from tasks.core.lock import Lease, pinned
 from tasks.core.schema import Config
 from tasks.runs import record
 from tasks.runs.data import data_of, version_path

@@ -17,7 +17,7 @@ import pytest
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import read_json, write_atomic
-from tasks.core.lease import Lease
+from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.runs import metrics, record
 from tasks.runs.folder import RunFolder

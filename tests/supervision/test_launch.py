@@ -15,7 +15,7 @@ import pytest
 from flows import listing
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json, write_json
-from tasks.core.lease import HEARTBEAT_S, STALE_S, Lease
+from tasks.core.lock import HEARTBEAT_S, STALE_S, Lease
 from tasks.core.process import Identity
 from tasks.runs import record
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row

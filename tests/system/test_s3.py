@@ -17,9 +17,9 @@ import pytest
 
 from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
-from tasks.core.locations import expand, open_store
+from tasks.core.patterns import expand
 from tasks.core.schema import Config
-from tasks.core.stores import ABSENT, Unreachable
+from tasks.core.stores import ABSENT, Unreachable, open_store
 from tasks.dataset import mirror, versions
 from tasks.dataset.build.run import build
 from tasks.dataset.rejects import Reject

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 
 from distributed import CancelledError, Client, Future, KilledWorker
 
-from tasks.core.code import code_digest
 from tasks.core.errors import TarmacError, UsageError
+from tasks.core.files import code_digest
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

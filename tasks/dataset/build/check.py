@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tasks.core.addresses import is_remote
+from tasks.core.stores import is_remote
 from tasks.core.errors import UsageError
-from tasks.core.locations import base_of, means, require_room
+from tasks.core.patterns import base_folder, would_match
+from tasks.core.files import require_writable
 from tasks.core.schema import Dataset, ShardsSource
 from tasks.core.schema import Source as SourceConfig
 from tasks.dataset import splits, versions
@@ -29,7 +30,7 @@ WORKED_IN = ("staging", "versions", "repair")
 def check(dataset: Dataset) -> list[Source]:
     """The config's sources, ready to be listed; UsageError for a config that does not fit them."""
     splits.check(dataset.splits)
-    require_room(dataset.output, "dataset.output")
+    require_writable(dataset.output, "dataset.output")
     versions.require_link(dataset.output)
     _require_known_sizes(dataset)
     MODALITIES[dataset.modality].check(dataset)
@@ -71,12 +72,12 @@ def _require_apart(dataset: Dataset) -> None:
 def lies_inside(output: str | Path, path: str) -> bool:
     """Whether a source's path, a local one, would mean files of a dataset in `output`."""
     folder = os.path.realpath(output)
-    return any(means(path, f"{folder}/{name}") for name in MADE)
+    return any(would_match(path, f"{folder}/{name}") for name in MADE)
 
 
 def beside(path: str) -> str:
     """A folder for a dataset that lies in no source of this path: absolute where the path is."""
-    folder = f"{base_of(path)}-tarmac"
+    folder = f"{base_folder(path)}-tarmac"
     return folder if os.path.isabs(path) else os.path.relpath(folder)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.core.engines import map_groups
-from tasks.core.progress import Progress
+from tasks.core.screen import Progress
 from tasks.core.schema import Config
 from tasks.dataset.build.convert import Conversion, convert
 from tasks.dataset.build.pilot_task import Trial

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tasks.core.errors import DataError
 from tasks.core.files import read_json
-from tasks.core.progress import Progress, silent
+from tasks.core.screen import Progress, no_progress
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.layout import BUILD
@@ -73,7 +73,7 @@ class Forecast:
     work: Work | None
 
 
-def forecast(config: Config, progress: Progress = silent) -> Forecast:
+def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
     """UsageError and DataError as the build would raise them."""
     sources = check(config.dataset)
     before = versions.current(config.dataset.output)

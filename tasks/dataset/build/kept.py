@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tasks.core.addresses import is_remote, shown
+from tasks.core.stores import is_remote, redact
 from tasks.core.schema import Dataset
 from tasks.dataset.build.rules import rules_of
 
@@ -28,7 +28,7 @@ def _without_secrets(value: Any, key: str, cut: list[str]) -> Any:
         return {name: _without_secrets(entry, f"{key}.{name}", cut) for name, entry in value.items()}
     if isinstance(value, list):
         return [_without_secrets(entry, f"{key}[{number}]", cut) for number, entry in enumerate(value)]
-    if isinstance(value, str) and is_remote(value) and shown(value) != value:
+    if isinstance(value, str) and is_remote(value) and redact(value) != value:
         cut.append(key)
-        return shown(value)
+        return redact(value)
     return value

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tasks.core.errors import DataError
 from tasks.core.files import digest
-from tasks.core.progress import Progress, silent
+from tasks.core.screen import Progress, no_progress
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT, Stat
 from tasks.dataset import filters, splits
@@ -44,7 +44,7 @@ COMMIT_S = 5.0
 """A killed listing loses at most what it read since this much."""
 
 
-def fingerprint(config: Config, progress: Progress = silent) -> str:
+def fingerprint(config: Config, progress: Progress = no_progress) -> str:
     """The digest that `list_samples` would note, found without keeping anything or reading a sequential
     source; UsageError for a config that does not fit, DataError for a source that cannot be listed."""
     running = Fingerprint(config)
@@ -61,7 +61,7 @@ def fingerprint(config: Config, progress: Progress = silent) -> str:
 
 
 def list_samples(
-    config: Config, staging: Path, progress: Progress = silent, *, anew: bool = False
+    config: Config, staging: Path, progress: Progress = no_progress, *, anew: bool = False
 ) -> Catalogue:
     """The catalogue of all sources, listed and sorted; what a killed build had read of sequential sources is
     not read again, unless `anew`. Its fact `inputs` is the digest of all that was listed. UsageError and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.core.locations import absolute_location
+from tasks.core.stores import absolute_location
 from tasks.core.schema import Dataset
 
 

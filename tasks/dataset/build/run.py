@@ -18,8 +18,8 @@ from pathlib import Path
 from tasks.core.engines.local import warm_up
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import FULL, disk_full_as_error
-from tasks.core.lease import Held, Lease
-from tasks.core.progress import Progress, silent
+from tasks.core.lock import Held, Lease
+from tasks.core.screen import Progress, no_progress
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build import assemble
@@ -91,7 +91,7 @@ class Asked:
 
 def build(
     config: Config,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
     *,
     rehash: bool = False,
     accept_loss: bool = False,

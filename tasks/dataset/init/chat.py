@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.core.formats import count, counted, percent
+from tasks.core.units import count, counted, percent
 from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key
 from tasks.dataset.init.inventory import Inventory, suffix_of
 from tasks.dataset.init.profile import Profile

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from tasks.core.formats import shorten
+from tasks.core.units import shorten
 
 LOOKED_AT = 20
 """Files, or cells, of a kind that are looked at where looking costs little."""

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from posixpath import splitext
 from typing import Any
 
-from tasks.core.formats import count, counted, percent
 from tasks.core.stores import Unreachable
+from tasks.core.units import count, counted, percent
 from tasks.dataset.init.evidence import (
     LOOKED_AT,
     Grade,

@@ -6,9 +6,8 @@ import posixpath
 import re
 from collections.abc import Iterable, Sequence
 
-from tasks.core.addresses import is_remote
-from tasks.core.formats import count
-from tasks.core.stores import ABSENT
+from tasks.core.stores import ABSENT, is_remote
+from tasks.core.units import count
 from tasks.dataset.init.evidence import Grade, Key, Reading, listed, shard_key, shown, splits_key
 from tasks.dataset.init.inventory import IMAGE_SUFFIXES, Inventory, suffix_of
 from tasks.dataset.init.profile import MOST_DISTINCT, Column, Profile

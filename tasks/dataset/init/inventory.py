@@ -11,13 +11,20 @@ from functools import cached_property
 from itertools import islice
 from pathlib import PurePosixPath
 
-from tasks.core.addresses import is_remote
 from tasks.core.errors import UsageError
-from tasks.core.formats import count, counted
-from tasks.core.globs import first_mark, is_hidden
-from tasks.core.locations import base_of, expand, open_store, split_location
+from tasks.core.patterns import base_folder, expand, pattern_start
 from tasks.core.schema.source import TABLES
-from tasks.core.stores import ABSENT, LocalStore, Store, Unreachable
+from tasks.core.stores import (
+    ABSENT,
+    LocalStore,
+    Store,
+    Unreachable,
+    is_hidden,
+    is_remote,
+    open_store,
+    split_location,
+)
+from tasks.core.units import count, counted
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.sources.files import COMPRESSED
 
@@ -112,14 +119,14 @@ class _ChangingFolder(LocalStore):
 
 def take(location: str) -> Inventory:
     """List a folder, a file or a pattern; UsageError when it is not there."""
-    if not is_remote(location) and not os.path.exists(location) and first_mark(location) is None:
+    if not is_remote(location) and not os.path.exists(location) and pattern_start(location) is None:
         raise UsageError(f"PATH: there is no file or folder {shown_path(location)}")
     try:
         if _is_file(location):
             folder, name = split_location(location)
             store = open_store(folder, "PATH")
             return Inventory(config_path(store.location, name), store, [name], False, False)
-        if first_mark(location) is not None and not os.path.isdir(location):
+        if pattern_start(location) is not None and not os.path.isdir(location):
             return _of_pattern(location)
         return _of_folder(open_store(location, "PATH") if is_remote(location) else _ChangingFolder(location))
     except Unreachable:
@@ -133,7 +140,7 @@ def _is_file(location: str) -> bool:
     if not is_remote(location):
         return os.path.isfile(location)
     folder, name = split_location(location)
-    if first_mark(location) is not None or not name.partition("?")[0].lower().endswith(_KNOWN):
+    if pattern_start(location) is not None or not name.partition("?")[0].lower().endswith(_KNOWN):
         return False
     return open_store(folder, "PATH").stat(name) != ABSENT
 
@@ -147,11 +154,11 @@ def _of_folder(store: Store) -> Inventory:
 
 
 def _of_pattern(location: str) -> Inventory:
-    store = open_store(base_of(location), "PATH")
+    store = open_store(base_folder(location), "PATH")
     base = store.location.rstrip("/") + "/"
     found = expand(location, _KNOWN, "PATH")
     if isinstance(store, LocalStore):
-        beginning = location[: first_mark(location)].rpartition("/")[0]
+        beginning = location[: pattern_start(location)].rpartition("/")[0]
         rest = location[len(beginning) :].lstrip("/") if beginning else location
         given = config_path(store.location, rest)
     else:

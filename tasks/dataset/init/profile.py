@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from tasks.core.addresses import is_remote
 from tasks.core.errors import TarmacError
-from tasks.core.locations import join_location
-from tasks.core.stores import Unreachable
+from tasks.core.stores import Unreachable, is_remote, join_location
 from tasks.dataset.init.evidence import LOOKED_AT, shown, spread
 from tasks.dataset.init.inventory import IMAGE_SUFFIXES, Inventory, suffix_of
 from tasks.dataset.sources.parquet import Row

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from tasks.core.errors import UsageError
-from tasks.core.globs import first_mark
-from tasks.core.locations import absolute_location, split_location
+from tasks.core.patterns import pattern_start
+from tasks.core.stores import absolute_location, split_location
 from tasks.dataset.init import chat, image_folder, image_table, tars, volumes
 from tasks.dataset.init.evidence import Reading, listed, shown
 from tasks.dataset.init.inventory import READ, Inventory, shown_path, take
@@ -61,7 +61,7 @@ def survey(location: str) -> Survey:
 
 def name_of(location: str) -> str:
     """A config's name out of the place's: `data/raw/digits` and `digits.csv` -> `digits`."""
-    mark = first_mark(location)
+    mark = pattern_start(location)
     last = split_location(location[:mark])[0] if mark is not None else location
     last = last.rstrip("/").rpartition("/")[2]
     stem = re.sub(r"\.(csv|tsv|jsonl|ndjson|parquet|tar)\Z", "", last, flags=re.IGNORECASE)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from tasks.core.formats import count, counted
+from tasks.core.units import count, counted
 from tasks.dataset.init.evidence import spread
 from tasks.dataset.init.inventory import Inventory, config_path
 from tasks.dataset.init.profile import MOST_ROWS, Broken, Profile, merged, profile

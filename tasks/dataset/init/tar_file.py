@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.core.addresses import is_remote
-from tasks.core.stores import Unreachable
+from tasks.core.stores import Unreachable, is_remote
 from tasks.dataset.init.evidence import LOOKED_AT, shown
 from tasks.dataset.init.inventory import Inventory
 from tasks.dataset.rejects import Reject

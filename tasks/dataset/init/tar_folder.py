@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.core.formats import percent
 from tasks.core.stores import Unreachable
+from tasks.core.units import percent
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.init.evidence import shown, spread

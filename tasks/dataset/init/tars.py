@@ -7,7 +7,7 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from tasks.core.formats import counted
+from tasks.core.units import counted
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key
 from tasks.dataset.init.inventory import Inventory, config_path

@@ -8,9 +8,8 @@ from itertools import islice
 from typing import Literal
 
 from tasks.core.errors import TarmacError
-from tasks.core.formats import count
-from tasks.core.locations import join_location
-from tasks.core.stores import Unreachable
+from tasks.core.stores import Unreachable, join_location
+from tasks.core.units import count
 from tasks.dataset.init.evidence import listed, shown, spread
 from tasks.dataset.init.inventory import Inventory, suffix_of
 from tasks.dataset.init.profile import Broken, Column, Profile, profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tasks.core.formats import count, counted
+from tasks.core.units import count, counted
 from tasks.dataset.init import patients
 from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key
 from tasks.dataset.init.inventory import NIFTI_SUFFIXES, Inventory

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasks.core.findings import Finding, Report
-from tasks.core.formats import count, counted
+from tasks.core.units import count, counted
 from tasks.dataset.preview.advice import Step, steps
 from tasks.dataset.preview.codes import MEANINGS
 from tasks.dataset.preview.tiles import Tile

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
-from tasks.core.progress import Progress, silent
+from tasks.core.screen import Progress, no_progress
 from tasks.dataset.preview.histogram import Histogram
 
 BATCH = 1 << 16
@@ -87,7 +87,7 @@ class Shards:
 
 
 def read_columns(
-    version: Path, splits: Mapping[str, int], modality: str, progress: Progress = silent
+    version: Path, splits: Mapping[str, int], modality: str, progress: Progress = no_progress
 ) -> list[Column]:
     """The numeric columns of all splits; DataError when a table cannot be read."""
     found: dict[str, dict[str, Histogram]] = {}

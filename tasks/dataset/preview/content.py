@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.core.bars import Drawing
+from tasks.core.charts import BarLayout
 from tasks.core.errors import DataError
 from tasks.core.files import read_json
-from tasks.core.progress import Progress, silent
+from tasks.core.screen import Progress, no_progress
 from tasks.dataset import quarantine
 from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.preview import columns, plots
@@ -44,9 +44,9 @@ class Content:
     """Why there is no manifest, and with it nothing but faults."""
     gallery: dict[str, list[Tile]] = field(default_factory=dict)
     groups: Sequence[RejectGroup] = ()
-    charts: list[Drawing] = field(default_factory=list)
+    charts: list[BarLayout] = field(default_factory=list)
     rows: list[plots.Row] = field(default_factory=list)
-    shard_charts: list[Drawing] = field(default_factory=list)
+    shard_charts: list[BarLayout] = field(default_factory=list)
     no_tokens: str = ""
     missing: list[str] = field(default_factory=list)
     checked: Checked | None = None
@@ -61,7 +61,7 @@ class Content:
 def gather(
     version: Path,
     count_tokens: CountTokens | None,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
     checked: Checked | None = None,
 ) -> Content:
     """Everything on the page, read from the version's folder."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.findings import Finding, Severity
-from tasks.core.formats import count
 from tasks.core.quarantine import home
+from tasks.core.units import count
 from tasks.dataset.preview.advice import Step
 from tasks.dataset.preview.checked import Checked, by_code, next_steps
 from tasks.dataset.preview.codes import MEANINGS, NOT_READ, READ, UNKNOWN, Meaning

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tasks.core.formats import shorten
+from tasks.core.units import shorten
 from tasks.dataset.rejects import printable
 
 ROOM = 4

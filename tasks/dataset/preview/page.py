@@ -9,7 +9,7 @@ from pathlib import Path
 from tasks.core.files import write_atomic
 from tasks.core.findings import Report
 from tasks.core.pages import render
-from tasks.core.progress import Progress, silent
+from tasks.core.screen import Progress, no_progress
 from tasks.dataset.preview import plots
 from tasks.dataset.preview.checked import Checked, next_steps
 from tasks.dataset.preview.content import built, gather
@@ -37,7 +37,7 @@ def write_look(
     title_note: str = "",
     *,
     count_tokens: CountTokens | None = None,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
     checked: Checked | None = None,
 ) -> Look:
     """Write the page of a version to `out`; OSError when it cannot be written.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.core.bars import Bars, Drawing, draw
-from tasks.core.formats import count, counted, number, percent
+from tasks.core.charts import BarLayout, Bars, layout_bars
+from tasks.core.units import count, counted, number, percent
 from tasks.dataset.preview.columns import Column, Shards
 from tasks.dataset.preview.histogram import Histogram, View
 
@@ -31,7 +31,7 @@ def histogram_chart(
     thing: str = "sample",
     lines: Sequence[tuple[str, float]] = (),
     note: str = "",
-) -> Drawing | None:
+) -> BarLayout | None:
     """The distribution of a number; None where all are the same, since that is a sentence."""
     if not values.total or values.lowest == values.highest:
         return None
@@ -44,7 +44,7 @@ def histogram_chart(
     notes = [text for text in (note, _tails(view, values)) if text]
     if "median" not in [label for label, _ in lines]:
         lines = [("median", middle), *lines]
-    return draw(
+    return layout_bars(
         Bars(
             title,
             described,
@@ -60,7 +60,7 @@ def histogram_chart(
     )
 
 
-def token_chart(title: str, unit: str, values: Histogram, context: int) -> Drawing | None:
+def token_chart(title: str, unit: str, values: Histogram, context: int) -> BarLayout | None:
     """Lengths of captions beside what the text encoder reads; what lies beyond is cut off in training."""
     if not values.total:
         return None
@@ -71,7 +71,7 @@ def token_chart(title: str, unit: str, values: Histogram, context: int) -> Drawi
     return histogram_chart(title, unit, values, "caption", [(f"CLIP reads {context}", context)], note)
 
 
-def shard_charts(shards: Shards) -> list[Drawing]:
+def shard_charts(shards: Shards) -> list[BarLayout]:
     """Samples and bytes a shard: a bar each while they can be told apart, then how they are distributed."""
     megabytes = [size / 1e6 for size in shards.bytes]
     if not shards.is_complete:
@@ -88,11 +88,11 @@ def shard_charts(shards: Shards) -> list[Drawing]:
     ]
     edges = [place - 0.5 for place in range(len(shards.names) + 1)]
 
-    def chart(title: str, unit: str, heights: Sequence[float]) -> Drawing | None:
+    def chart(title: str, unit: str, heights: Sequence[float]) -> BarLayout | None:
         if not heights:
             return None
         told = f"{title}: {counted(len(heights), 'shard')}, {number(min(heights))} to {number(max(heights))}."
-        return draw(
+        return layout_bars(
             Bars(title, told, "shards in order", unit, edges, heights, shards.names, starts, is_whole=True)
         )
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tasks.core.errors import DataError
-from tasks.core.formats import NOTHING, shorten
+from tasks.core.units import NOTHING, shorten
 from tasks.dataset.formats.images import MEMBERS
 from tasks.dataset.formats.volumes.geometry import Spacing
 from tasks.dataset.preview.choice import spread

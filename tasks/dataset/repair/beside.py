@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.core.errors import TarmacError
-from tasks.core.progress import Progress
+from tasks.core.screen import Progress
 from tasks.dataset.build.reuse import INPUTS
 from tasks.dataset.layout import BUILD
 from tasks.dataset.repair import install, twin

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.core.addresses import is_remote, shown
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import FULL, ignore_missing, unreadable_as_error
-from tasks.core.lease import Held, Lease
+from tasks.core.lock import Held, Lease
+from tasks.core.stores import is_remote, redact
 from tasks.dataset import versions
 from tasks.dataset.layout import VERSION_NAME
 
@@ -113,7 +113,7 @@ def _refuse(place: Place) -> Callable[[OSError], None]:
 def find(path: str | Path) -> Place:
     """The place of a dataset's current version, or of a version; UsageError for what is neither."""
     if is_remote(str(path)):
-        raise UsageError(f"DATASET: {shown(str(path))} is remote; repair it on the machine that built it")
+        raise UsageError(f"DATASET: {redact(str(path))} is remote; repair it on the machine that built it")
     target = Path(path).resolve()
     with unreadable_as_error():
         if not _is_version(target):

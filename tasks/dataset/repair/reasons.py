@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tasks.core.formats import counted
+from tasks.core.units import counted
 from tasks.dataset.repair.mend import Fault, Mended
 from tasks.dataset.repair.origin import Origin
 from tasks.dataset.verify.faults import plain

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.core.engines.local import map_here
-from tasks.core.formats import counted
+from tasks.core.units import counted
 from tasks.dataset.build.catalogue import NAME, Catalogue, Leaf
 from tasks.dataset.build.convert import write_rules
 from tasks.dataset.build.listing import SPILL

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from tasks.core.errors import DataError
 from tasks.core.files import disk_full_as_error
 from tasks.core.findings import Finding
-from tasks.core.progress import Progress, silent
 from tasks.core.schema import Config
+from tasks.core.screen import Progress, no_progress
 from tasks.dataset import quarantine
 from tasks.dataset.layout import BUILD
 from tasks.dataset.repair.aside import Aside, set_aside
@@ -57,7 +57,7 @@ class Repaired:
 def repair(
     path: str | Path,
     level: Level = "default",
-    progress: Progress = silent,
+    progress: Progress = no_progress,
     *,
     config: Config | None = None,
     quarantines: bool = False,

@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from tasks.core.errors import TarmacError
-from tasks.core.progress import Progress
 from tasks.core.schema import Dataset
+from tasks.core.screen import Progress
 from tasks.core.stores import ABSENT, Stat
 from tasks.dataset import filters
 from tasks.dataset.build.entries import Entry

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tasks.core.engines.local import map_here
-from tasks.core.progress import Progress
+from tasks.core.screen import Progress
 from tasks.dataset.repair import install
 from tasks.dataset.repair.copies import Copies
 from tasks.dataset.repair.examine import Examined, Remains, examine

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import pyarrow.parquet as pq
 
-from tasks.core.progress import Progress
+from tasks.core.screen import Progress
 from tasks.dataset.build import assemble
 from tasks.dataset.build.catalogue import Catalogue
 from tasks.dataset.build.entries import Rejected

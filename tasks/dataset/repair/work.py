@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from tasks.core.progress import Progress
+from tasks.core.screen import Progress
 from tasks.dataset.repair import install
 from tasks.dataset.repair.copies import Copies
 from tasks.dataset.repair.examine import Examined

@@ -20,9 +20,9 @@ from functools import cached_property
 from itertools import islice
 
 from tasks.core.errors import DataError
-from tasks.core.locations import absolute_location, base_of, expand, join_location, open_store
+from tasks.core.patterns import base_folder, expand
 from tasks.core.schema import ChatSource, Dataset
-from tasks.core.stores import ABSENT, Stat, Store, Unreachable
+from tasks.core.stores import ABSENT, Stat, Store, Unreachable, absolute_location, join_location, open_store
 from tasks.dataset import filters
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.rejects import TRANSIENT, Reason, Reject
@@ -102,7 +102,7 @@ class ChatRows:
 
     @cached_property
     def _store(self) -> Store:
-        return open_store(base_of(self._config.path), f"{self._config_key}.path")
+        return open_store(base_folder(self._config.path), f"{self._config_key}.path")
 
     @cached_property
     def _images(self) -> Located:

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import BinaryIO
 
 from tasks.core.errors import UsageError
-from tasks.core.locations import base_of, expand, join_location, open_store
-from tasks.core.stores import Stat, Store, Unreachable
+from tasks.core.patterns import base_folder, expand
+from tasks.core.stores import Stat, Store, Unreachable, join_location, open_store
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 AT_ONCE = 1000
@@ -26,7 +26,7 @@ class Files:
 
     @cached_property
     def store(self) -> Store:
-        return open_store(base_of(self._given), self._config_key)
+        return open_store(base_folder(self._given), self._config_key)
 
     @cached_property
     def names(self) -> list[str]:

@@ -17,11 +17,9 @@ from posixpath import splitext
 from typing import Any
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.globs import is_hidden
-from tasks.core.locations import open_store
 from tasks.core.schema import Dataset
 from tasks.core.schema.source import ImageFolderSource
-from tasks.core.stores import ABSENT, Stat, Store, Unreachable
+from tasks.core.stores import ABSENT, Stat, Store, Unreachable, is_hidden, open_store
 from tasks.dataset.formats import images
 from tasks.dataset.keys import key_of
 from tasks.dataset.rejects import Reason, Reject

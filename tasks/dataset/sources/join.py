@@ -18,12 +18,11 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from typing import BinaryIO
 
-from tasks.core.addresses import is_remote
 from tasks.core.errors import DataError
 from tasks.core.files import CHUNK
-from tasks.core.locations import join_location
 from tasks.core.schema import Join
 from tasks.core.schema.source import TABLES
+from tasks.core.stores import is_remote, join_location
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.columns import require
 from tasks.dataset.sources.fields import look_up, object_of

@@ -11,9 +11,20 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterable
 
-from tasks.core.addresses import host_of, is_remote, is_valid, is_web, named, shown
-from tasks.core.locations import join_location, open_store
-from tasks.core.stores import ABSENT, Stat, Store, Unreachable
+from tasks.core.stores import (
+    ABSENT,
+    Stat,
+    Store,
+    Unreachable,
+    address_key,
+    host_of,
+    is_remote,
+    is_valid,
+    is_web,
+    join_location,
+    open_store,
+    redact,
+)
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.base import read_file
 
@@ -49,9 +60,9 @@ class Located:
     def told(self, name: str) -> str:
         """The name as people may see it: without the signature or password that an address may hold."""
         if is_remote(name):
-            return named(name)
+            return address_key(name)
         if self._is_web and "?" in name:
-            return named(self._base + name).removeprefix(shown(self._base))
+            return address_key(self._base + name).removeprefix(redact(self._base))
         return name
 
     def address(self, name: str) -> str:

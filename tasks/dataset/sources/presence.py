@@ -10,9 +10,8 @@ import os
 import socket
 from types import TracebackType
 
-from tasks.core.addresses import is_remote
 from tasks.core.errors import DataError
-from tasks.core.stores import Store
+from tasks.core.stores import Store, is_remote
 from tasks.dataset.rejects import Reject
 
 DOUBTFUL = ("member.missing", "source.unreadable")

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from tasks.core.locations import absolute_location
 from tasks.core.schema import Dataset, ShardsSource
 from tasks.core.schema.source import PLACE
-from tasks.core.stores import Stat
+from tasks.core.stores import Stat, absolute_location
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.base import Container, Item
 from tasks.dataset.sources.fields import as_member, look_up, object_of

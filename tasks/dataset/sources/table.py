@@ -3,7 +3,7 @@
 Images with paths are read whenever their sample is wanted; a table of bytes is read once, in its own order.
 
 An address may hold a signature or a password. It stands whole in an item's `content` alone, which nobody
-sees; everywhere else, keys included, it stands without (`tasks.core.addresses.named`).
+sees; everywhere else, keys included, it stands without (`tasks.core.stores.address_key`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from tasks.core.addresses import is_remote, named
 from tasks.core.errors import DataError
-from tasks.core.locations import base_of, expand, join_location, open_store
+from tasks.core.patterns import base_folder, expand
 from tasks.core.schema import Dataset, TableSource
-from tasks.core.stores import Stat, Store
+from tasks.core.stores import Stat, Store, address_key, is_remote, join_location, open_store
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.base import Container, Item
@@ -56,7 +55,7 @@ class TableImages:
 
     @cached_property
     def location(self) -> str:
-        return base_of(self._config.path)
+        return base_folder(self._config.path)
 
     @property
     def is_sequential(self) -> bool:
@@ -173,7 +172,7 @@ class TableImages:
         if row.fault is not None:
             return Item(place, place, table, {}, "", ("source.unreadable", row.fault))
         image, path = embedded(row.fields.get(self._config.image))
-        path = named(path) if path is not None and is_remote(path) else path
+        path = address_key(path) if path is not None and is_remote(path) else path
         fields = {**row.fields, self._config.image: path}
         try:
             beside = self._beside(json.loads(row_text(fields)))
@@ -201,7 +200,7 @@ class TableImages:
         values = [fields.get(name) for name in self._keys]
         if any(value is None or value == "" or value != value for value in values):
             return ""  # NaN is how data frames write that there is none
-        return "/".join(named(text) if is_remote(text) else text for text in map(str, values))
+        return "/".join(address_key(text) if is_remote(text) else text for text in map(str, values))
 
     @property
     def _no_key(self) -> tuple[Reason, str]:

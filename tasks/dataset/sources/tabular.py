@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, TextIO
 
-from tasks.core.addresses import shown
 from tasks.core.errors import DataError, UsageError
-from tasks.core.locations import open_store, path_of, split_location
-from tasks.core.stores import Unreachable
+from tasks.core.stores import Unreachable, open_store, redact, split_location, without_query
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import parquet, tsv
 from tasks.dataset.sources.fields import parse_json
@@ -73,8 +71,8 @@ def open_table(
     Columns of bytes are left out, but for `image`. The columns of JSON lines are those of all rows; with
     `wanted` names, no more rows are looked at than it takes to find these.
     """
-    place = shown(str(location))
-    suffix = PurePath(path_of(str(location))).suffix.lower()
+    place = redact(str(location))
+    suffix = PurePath(without_query(str(location))).suffix.lower()
     reader = FORMATS.get(suffix)
     if reader is None:
         raise UsageError(f"{config_key}: {place} is none of {', '.join(FORMATS)}; convert it to one")

@@ -10,12 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tasks.core.addresses import is_remote
 from tasks.core.errors import DataError, UsageError
-from tasks.core.globs import is_hidden
-from tasks.core.locations import open_store
 from tasks.core.schema import Dataset, VolumeSource
-from tasks.core.stores import Stat, Unreachable
+from tasks.core.stores import Stat, Unreachable, is_hidden, is_remote, open_store
 from tasks.dataset.formats.volumes import geometry, npy, stored
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.base import Container, Item

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from tasks.core.addresses import is_remote
 from tasks.core.errors import DataError
-from tasks.core.locations import expand, join_location, split_location
+from tasks.core.patterns import expand
 from tasks.core.schema import Labels, Metadata, Reports, VolumeSource
+from tasks.core.stores import is_remote, join_location, split_location
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.columns import require

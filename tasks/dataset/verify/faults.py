@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.core.findings import Finding
-from tasks.core.formats import shorten
+from tasks.core.units import shorten
 
 REBUILD = "tarmac repair DATASET makes it again from the source; only what is damaged is redone"
 REMAKE = "tarmac repair DATASET makes this shard again from the source; all others stay as they are"

@@ -6,9 +6,8 @@ import errno
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from tasks.core.addresses import is_remote
 from tasks.core.findings import Finding
-from tasks.core.stores import NotRegular
+from tasks.core.stores import NotRegular, is_remote
 from tasks.dataset.layout import shard_name
 from tasks.dataset.tar.writer import END
 from tasks.dataset.verify.faults import REMAKE, RIGHTS, fault, where

@@ -6,9 +6,9 @@ import os
 import shlex
 from collections.abc import Iterator
 
-from tasks.core.addresses import is_remote
 from tasks.core.findings import Finding
-from tasks.core.formats import counted
+from tasks.core.stores import is_remote
+from tasks.core.units import counted
 from tasks.dataset.verify import foreign
 from tasks.dataset.verify.beside import Beside
 from tasks.dataset.verify.faults import AGAIN, plain

@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from tasks.core.addresses import is_remote, is_web, shown
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding
-from tasks.core.formats import counted
-from tasks.core.globs import first_mark
-from tasks.core.locations import split_location
-from tasks.core.stores import ABSENT, Store
+from tasks.core.patterns import pattern_start
+from tasks.core.stores import ABSENT, Store, is_remote, is_web, redact, split_location
+from tasks.core.units import counted
 from tasks.dataset.layout import BUILD, VERSION_NAME
 from tasks.dataset.verify.lost import CURRENT, dataset_of, is_current, is_version_name, lost, misnamed
 from tasks.dataset.verify.named import named_tars
@@ -60,7 +58,7 @@ def locate(path: str | os.PathLike[str]) -> Place:
         raise UsageError(f"{KEY}: {given.partition('://')[0]}:// is not read; give a path, s3:// or https://")
     if not is_remote(given) and os.path.isdir(given):
         return _folder(os.path.abspath(given), given)
-    if first_mark(split_query(given)[0]) is not None or split_query(given)[0].endswith((*TARS, *UNREAD)):
+    if pattern_start(split_query(given)[0]) is not None or split_query(given)[0].endswith((*TARS, *UNREAD)):
         base, tars, absent = named_tars(given)
         return Place(base, False, tars=tars, absent=absent)
     if is_remote(given):
@@ -79,7 +77,7 @@ def _folder(folder: str, given: str) -> Place:
         return _of_web(store, folder)
     folders, files = listed(store)
     if not folders and not files and is_remote(folder):
-        raise UsageError(f"{KEY}: there is nothing at {shown(folder)}")
+        raise UsageError(f"{KEY}: there is nothing at {redact(folder)}")
     if MANIFEST in files:
         return _version(folder, given)
     if CURRENT in (*folders, *files) or "versions" in folders:
@@ -90,7 +88,9 @@ def _folder(folder: str, given: str) -> Place:
         return _version(folder, given)
     tars = tars_in(folder)
     if not tars:
-        raise UsageError(f"{KEY}: {shown(given)} holds no dataset and no tar{_below(folder, given, folders)}")
+        raise UsageError(
+            f"{KEY}: {redact(given)} holds no dataset and no tar{_below(folder, given, folders)}"
+        )
     return Place(folder, False, tars=tars, is_folder=True)
 
 
@@ -190,5 +190,5 @@ def _of_web(store: Store, folder: str) -> Place:
         return Place(f"{folder}/versions/{name}", True)
     raise UsageError(
         f"{KEY}: a web server gives no list of its files; name the tars, such as "
-        f"{shown(folder)}/{{000000..000042}}.tar"
+        f"{redact(folder)}/{{000000..000042}}.tar"
     )

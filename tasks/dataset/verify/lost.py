@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.core.addresses import is_remote
 from tasks.core.findings import Finding
-from tasks.core.stores import ABSENT
+from tasks.core.stores import ABSENT, is_remote
 from tasks.dataset import versions
 from tasks.dataset.layout import VERSION_NAME
 from tasks.dataset.manifest import version_name

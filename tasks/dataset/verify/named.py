@@ -6,10 +6,17 @@ import os
 from collections.abc import Sequence
 from itertools import groupby
 
-from tasks.core.addresses import is_remote, is_valid, is_web, shown
 from tasks.core.errors import UsageError
-from tasks.core.globs import choices, glob_in
-from tasks.core.locations import absolute_location, expand, join_location, split_location
+from tasks.core.patterns import expand, expand_braces, wildcard_in
+from tasks.core.stores import (
+    absolute_location,
+    is_remote,
+    is_valid,
+    is_web,
+    join_location,
+    redact,
+    split_location,
+)
 from tasks.dataset.verify.place import KEY, TARS, UNREAD, sizes_of, split_query, tars_in
 
 FEW = 8
@@ -22,7 +29,7 @@ def named_tars(given: str) -> tuple[str, dict[str, int], list[str]]:
     UsageError when none is there, or when a name is that of something else.
     """
     pattern, query = split_query(given)
-    promised = [pattern] if not is_remote(given) and os.path.exists(pattern) else choices(pattern, KEY)
+    promised = [pattern] if not is_remote(given) and os.path.exists(pattern) else expand_braces(pattern, KEY)
     if "{" in query:
         raise UsageError(f"{KEY}: a pattern in the query of an address says nothing about files; name them")
     found: dict[str, int] = {}
@@ -35,18 +42,18 @@ def named_tars(given: str) -> tuple[str, dict[str, int], list[str]]:
                 found[one] = size
     if not found:
         raise UsageError(
-            f"{KEY}: there is no {shown(pattern)}; give a folder of tars, or a pattern of those there are"
+            f"{KEY}: there is no {redact(pattern)}; give a folder of tars, or a pattern of those there are"
         )
     base = _common([*found, *absent])
     if is_remote(given) and not is_valid(base):
-        raise UsageError(f"{KEY}: {shown(pattern)} names more than one bucket or host; give one at a time")
+        raise UsageError(f"{KEY}: {redact(pattern)} names more than one bucket or host; give one at a time")
     sizes = {one.removeprefix(base).lstrip("/"): size for one, size in found.items()}
     return base + query, sizes, [one.removeprefix(base).lstrip("/") for one in absent]
 
 
 def _looked_up(folder: str, members: Sequence[str], query: str) -> list[tuple[str, int | None]]:
     """The location and size of each tar that these mean, None for the size of one that is not there."""
-    wild = [one for one in members if glob_in(one) is not None and not (_is_local_file(one))]
+    wild = [one for one in members if wildcard_in(one) is not None and not (_is_local_file(one))]
     if is_web(folder) and wild:
         raise UsageError(f"{KEY}: a web server gives no list of its files; name them with {{000000..000042}}")
     plain = [one for one in members if one not in set(wild)]
@@ -81,7 +88,7 @@ def _inside(location: str) -> list[tuple[str, int | None]]:
     """The tars of a folder that a pattern names."""
     inside = {} if os.path.isfile(location) else tars_in(location)
     if not inside:
-        raise UsageError(f"{KEY}: {shown(location)} is none of {', '.join(TARS)}, nor a folder of them")
+        raise UsageError(f"{KEY}: {redact(location)} is none of {', '.join(TARS)}, nor a folder of them")
     return [(join_location(location, name), size) for name, size in inside.items()]
 
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 
-from tasks.core.addresses import is_remote, is_web
 from tasks.core.findings import Finding
+from tasks.core.stores import is_remote, is_web
 from tasks.dataset.manifest import content_digest
 from tasks.dataset.tables import give_memory_back
 from tasks.dataset.verify.beside import Beside

@@ -13,12 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import BinaryIO
 
-from tasks.core.addresses import is_web, shown
 from tasks.core.errors import UsageError
 from tasks.core.files import CHUNK
-from tasks.core.globs import is_hidden
-from tasks.core.locations import open_store
-from tasks.core.stores import ABSENT, LocalStore, Store, Unreachable
+from tasks.core.stores import ABSENT, LocalStore, Store, Unreachable, is_hidden, is_web, open_store, redact
 from tasks.dataset.verify.gunzip import Gunzipped
 
 KEY = "DATASET"
@@ -122,10 +119,10 @@ def listed(store: Store, folder: str = "") -> tuple[list[str], list[str]]:
     except Unreachable:
         raise
     except FileNotFoundError:
-        place = shown(f"{store.location}/{folder}".rstrip("/"))
+        place = redact(f"{store.location}/{folder}".rstrip("/"))
         raise UsageError(f"{KEY}: there is nothing at {place}") from None
     except OSError as error:
-        place = shown(f"{store.location}/{folder}".rstrip("/"))
+        place = redact(f"{store.location}/{folder}".rstrip("/"))
         raise UsageError(f"{KEY}: {place} cannot be listed: {error.strerror or error}") from None
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.core.findings import Report
-from tasks.core.progress import Progress, silent
+from tasks.core.screen import Progress, no_progress
 from tasks.dataset import quarantine
 from tasks.dataset.verify.run import BadSample, verify
 
 
-def judge(version: Path, progress: Progress = silent) -> Report:
+def judge(version: Path, progress: Progress = no_progress) -> Report:
     """Verify's report on the version's folder, at the default level. Findings are warnings where every sample
     that is bad is set aside, because training leaves those out. Errors as `verify`; DataError for a torn
     quarantine."""

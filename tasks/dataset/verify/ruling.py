@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.core.formats import counted
+from tasks.core.units import counted
 from tasks.dataset.verify.records import Task
 
 Level = Literal["quick", "default", "full"]

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from tasks.core.addresses import is_remote
 from tasks.core.engines.local import map_here, map_in_threads
 from tasks.core.findings import Finding, Report
 from tasks.core.process import available_cores
-from tasks.core.progress import Progress, silent
+from tasks.core.screen import Progress, no_progress
+from tasks.core.stores import is_remote
 from tasks.dataset.verify import foreign_tars, own_version
 from tasks.dataset.verify.beside import Beside
 from tasks.dataset.verify.inside import inspect
@@ -40,7 +40,7 @@ MOST_THREADS = 4
 def verify(
     path: Path | str,
     level: Level = "default",
-    progress: Progress = silent,
+    progress: Progress = no_progress,
     *,
     on_bad: Callable[[BadSample], None] | None = None,
 ) -> Report:

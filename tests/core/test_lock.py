@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core import lease as lease_module
+from tasks.core import lock
 from tasks.core.errors import UsageError
 from tasks.core.files import read_json, write_json
-from tasks.core.lease import STALE_S, Held, Lease, holder_of
+from tasks.core.lock import STALE_S, Held, Lease, holder_of
 from tasks.dataset.build.run import build
 from tests.dataset import raw
 
 HOLDER = (
-    "import sys, time; from pathlib import Path; from tasks.core.lease import Lease\n"
+    "import sys, time; from pathlib import Path; from tasks.core.lock import Lease\n"
     "Lease(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(60)\n"
 )
 UNSHARED = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -181,7 +181,7 @@ def test_the_heart_beats_on_after_a_read_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "lease.json"
-    monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)
     with Lease(path), caplog.at_level(logging.WARNING):
         value = read_json(path)
 
@@ -200,7 +200,7 @@ def test_the_heart_stops_when_the_lease_is_anothers_or_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
 ) -> None:
     path = tmp_path / "lease.json"
-    monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.3)
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.3)
     lease = Lease(path)
     lease.acquire()
     if is_gone:
