@@ -48,8 +48,7 @@ def test_a_bucket_gives_the_same_samples(
         )
         pairs = zip(*(list(source.items(next(source.containers()))) for source in (here, there)), strict=True)
         for mine, its in pairs:
-            assert mine == its
-            assert there.stat(its.file).size == here.stat(mine.file).size
+            assert mine._replace(stat=mine.stat.size) == its._replace(stat=its.stat.size)
             assert there.stored_bytes(its.file, 1, its.content) == here.stored_bytes(
                 mine.file, 1, mine.content
             )

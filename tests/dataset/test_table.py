@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,12 +14,12 @@ import pytest
 from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config, Splits
-from tasks.core.stores import ABSENT
+from tasks.core.stores import ABSENT, LocalStore
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import tabular
-from tasks.dataset.sources.base import Item
-from tasks.dataset.sources.cells import text_of
+from tasks.dataset.sources.base import Absent, Item
+from tasks.dataset.sources.fields import text_of
 from tasks.dataset.sources.table import TableImages
 from tasks.dataset.sources.tabular import open_table
 from tasks.dataset.splits import group_of
@@ -423,13 +423,12 @@ def test_images_may_be_addresses(tmp_path: Path, gives_parts: bool, monkeypatch:
         raw.write_table(tmp_path, [(name, "x", "") for name in names])
         there, missing, unreachable = listed(source(tmp_path / "captions.csv"))
         table = source(tmp_path / "captions.csv")
-        assert table.stat(there.file).size == len(raw.png(0)) and table.stat(there.file).stamp
+        assert there.stat.size == len(raw.png(0)) and there.stat.stamp and missing.stat == ABSENT
         assert table.read(there.file, there.content)["image"] == raw.png(0)
-        assert table.stat(missing.file) == table.stat(unreachable.file) == ABSENT
-        for item, reason in ((missing, "member.missing"), (unreachable, "source.unreadable")):
-            with pytest.raises(Reject) as caught:
-                table.read(item.file, item.content)
-            assert caught.value.reason == reason
+        assert unreachable.fault == ("source.unreadable", "its server does not answer")
+        assert unreachable.may_pass and missing.fault is None
+        with pytest.raises(Absent):
+            table.read(missing.file, missing.content)
 
 
 @pytest.mark.parametrize("gives_parts", [True, False])
@@ -483,7 +482,7 @@ def test_an_address_that_is_none_costs_its_own_row(tmp_path: Path) -> None:
     raw.write_table(tmp_path, [(address, "x", "") for address in BAD_ADDRESSES])
     table = source(tmp_path / "captions.csv")
     for item in listed(table):
-        assert table.stat(item.file) == ABSENT
+        assert item.stat == ABSENT
         with pytest.raises(Reject, match=r"^member\.missing: no valid address$"):
             table.read(item.file, item.content)
 
@@ -512,7 +511,7 @@ def told_of_two_pictures(config: Config) -> list[str]:
     for container in table.containers():
         for number, item in enumerate(table.items(container)):
             told += [container.name, item.place, item.original_key, item.file]
-            assert table.stat(item.file).size == len(raw.png(number))
+            assert item.stat.size == len(raw.png(number))
             assert worker.read(item.file, item.content)["image"] == raw.png(number)
     assert len(told) == 8
     return told
@@ -540,13 +539,15 @@ def test_a_server_that_is_gone_is_not_waited_for_row_by_row(
     monkeypatch.setattr(time, "sleep", pauses.append)
     raw.write_table(tmp_path, [(f"http://127.0.0.1:1/{n}.png", "x", "") for n in range(1000)])
     table = source(tmp_path / "captions.csv")
-    items = [(item, table.stat(item.file)) for c in table.containers() for item in table.items(c)]
-    assert {stat for _, stat in items} == {ABSENT} and len(items) == 1000
+    items = listed(table)
+    silent = ("source.unreadable", "its server does not answer")
+    assert {(item.fault, item.may_pass) for item in items} == {(silent, True)} and len(items) == 1000
     assert len(pauses) == remote.TRIES - 1
     worker = source(tmp_path / "captions.csv")
-    for item, _ in items:
+    for n in range(1000):
+        row = {"file": f"http://127.0.0.1:1/{n}.png", "caption": "x", "label": ""}
         with pytest.raises(Reject, match=r"^source\.unreadable: its server does not answer$"):
-            worker.read(item.file, item.content)
+            worker.read(row["file"], json.dumps(row))
     assert len(pauses) <= 4 * (remote.TRIES - 1)
 
 
@@ -557,7 +558,7 @@ def test_long_cells_are_read_and_endless_ones_are_named(
     path.write_text("file,caption\na.png," + "x" * 500_000 + "\n")
     assert [len(item.fields["caption"]) for item in listed(source(path))] == [500_000]
     path.write_text('file,caption\na.png,"' + ("x" * 1000 + "\n") * 17_000)
-    with pytest.raises(DataError, match=r"t\.csv:2: a cell of more than .* quotes"):
+    with pytest.raises(DataError, match=r"t\.csv:2: .*mend the quotes of this row"):
         listed(source(path))
 
 
@@ -605,14 +606,33 @@ def test_a_number_that_is_none_is_no_key_and_no_group(tmp_path: Path) -> None:
         group_of(rules, second.fields)
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_no_table_stays_open_for_its_head(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_table_is_opened_once_and_closed_after_its_listing(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path, kind)
+    opened: list[str] = []
+    plain = LocalStore.open
+
+    def counted(store: LocalStore, file: str, *arguments: Any, **named: Any) -> BinaryIO:
+        opened.append(file)
+        return plain(store, file, *arguments, **named)
+
+    monkeypatch.setattr(LocalStore, "open", counted)
     table = source(path)
     table.columns()
-    assert not table.is_sequential
+    assert not table.is_sequential and listed(table)
+    assert opened == [path.name]
     links = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
     assert str(path) not in links
+
+
+def test_a_table_that_was_replaced_since_its_head_was_read_is_opened_again(tmp_path: Path) -> None:
+    table = source(raw.write_table(tmp_path, [("a.png", "before", "")]))
+    table.columns()
+    raw.write_table(tmp_path / "new", [("a.png", "afterwards", ""), ("b.png", "more", "")])
+    os.replace(tmp_path / "new" / "captions.csv", tmp_path / "captions.csv")
+    assert [item.fields["caption"] for item in listed(table)] == ["afterwards", "more"]
 
 
 def test_white_space_around_a_caption_is_no_part_of_it(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError
+from tasks.core.stores import ABSENT, Stat
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Item, Source, open_sources
-from tasks.dataset.sources.names import Names
+from tasks.dataset.sources.lookup import FileList
 from tests.dataset import raw
 from tests.dataset.raw import chat, nifti, npz, table
 
@@ -71,13 +72,13 @@ def test_files_of_one_name_are_told_apart_by_their_folders(alike: Path) -> None:
 
 def test_a_report_of_a_name_that_two_files_have_is_nobodys(alike: Path) -> None:
     reports(alike, "ct.npz,whose?,", "other.npz,mine,")
-    why = "report.missing: 2 files share the name ct, which is all that reports.csv tells of them"
+    why = "report.missing: 2 files share its name, which is all that reports.csv has of them"
     for file in ("p1/ct.npz", "p2/ct.npz"):
         assert told(alike, file, labels=None) == why
     assert told(alike, "p2/other.npz", labels=None) == "mine"
     reports(alike, "p1/ct.npz,first,", "p2/ct.npz,second,")
     (alike / "labels.csv").write_text("VolumeName,effusion\nct,1\n")
-    assert told(alike, "p1/ct.npz").startswith("labels.missing: 2 files share the name ct")
+    assert told(alike, "p1/ct.npz").startswith("labels.missing: 2 files share its name")
 
 
 def test_a_file_in_the_sources_own_folder_is_no_exception(alike: Path) -> None:
@@ -92,16 +93,16 @@ def test_a_file_in_the_sources_own_folder_is_no_exception(alike: Path) -> None:
 
 def test_files_of_one_name_are_counted_in_time_that_grows_with_them() -> None:
     begin = time.monotonic()
-    names = Names(f"{number}/ct.npz" for number in range(50_000))
-    assert {names.sharing(file) for file in names} == {50_000}
+    files = FileList((f"{number}/ct.npz", ABSENT) for number in range(50_000))
+    assert {files.sharing(file) for file, _ in files} == {50_000}
     assert time.monotonic() - begin < 5
 
 
 def test_files_keep_their_order_and_their_bytes() -> None:
-    files = ["b/x.npz", "a\udcfc.npz", "x.nii.gz"]
-    names = Names(files)
-    assert list(names) == files
-    assert [names.sharing(file) for file in files] == [2, 1, 2]
+    files = [("b/x.npz", Stat(1, "a")), ("a\udcfc.npz", ABSENT), ("x.nii.gz", Stat(3, ""))]
+    listed = FileList(files)
+    assert list(listed) == files
+    assert [listed.sharing(file) for file, _ in files] == [2, 1, 2]
 
 
 def write_labels(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -61,7 +61,7 @@ def read_all(config: Config) -> list[dict[str, Any]]:
     members = []
     for item in items_of(source):
         assert item.fault is None
-        assert source.is_sequential or source.stat(item.file) != ABSENT
+        assert source.is_sequential or item.stat != ABSENT
         members.append(dict(item.members or worker.read(item.file, item.content)))
     return members
 

@@ -14,7 +14,7 @@ from tasks.core.schema import Source as SourceConfig
 from tasks.dataset import splits, versions
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.sources import Source, open_sources
-from tasks.dataset.sources.columns import require
+from tasks.dataset.sources.tabular import require
 
 MADE = (
     "versions/0/train/000000.tar",

@@ -22,7 +22,6 @@ import pyarrow as pa
 from tasks.core.errors import TarmacError
 from tasks.core.files import digest, disk_full_as_error, write_atomic
 from tasks.core.schema import Dataset
-from tasks.core.stores import ABSENT
 from tasks.dataset.build.catalogue import NAME, Leaf, reading
 from tasks.dataset.build.entries import Entry
 from tasks.dataset.build.fingerprint import members_digest
@@ -39,7 +38,7 @@ from tasks.dataset.build.sidecar import (
 from tasks.dataset.build.spill import read_spilled
 from tasks.dataset.rejects import TRANSIENT, Reject, printable
 from tasks.dataset.modalities import MODALITIES, Modality
-from tasks.dataset.sources import Source, of_files, open_sources
+from tasks.dataset.sources import Absent, Source, of_files, open_sources
 from tasks.dataset.tables import Batches, write_batch
 from tasks.dataset.tar.writer import Members, ShardWriter
 
@@ -115,9 +114,8 @@ class Converter:
         source = of_files(self.sources[entry.source])
         try:
             return source.read(entry.file, entry.content)
-        except Reject as reject:
-            was_there = reject.reason == "member.missing" and entry.size >= 0
-            if was_there and source.stat(entry.file) == ABSENT:
+        except Absent:
+            if entry.size >= 0:
                 raise Reject(TRANSIENT, "was there when it was listed") from None
             raise
 

@@ -20,7 +20,7 @@ from tasks.core.errors import DataError
 from tasks.core.files import digest
 from tasks.core.screen import Progress, no_progress
 from tasks.core.schema import Config
-from tasks.core.stores import ABSENT, Stat
+from tasks.core.stores import Stat
 from tasks.dataset import filters, splits
 from tasks.dataset.build.catalogue import NAME, SCHEMA, Catalogue
 from tasks.dataset.build.check import check
@@ -54,7 +54,7 @@ def fingerprint(config: Config, progress: Progress = no_progress) -> str:
                 running.add_container(index, container)
                 continue
             for number, item in enumerate(source.items(container)):
-                running.add_item(source, item, of_files(source).stat(item.file))
+                running.add_item(source, item, item.stat)
                 if number % AT_ONCE == 0:
                     progress(number, 0, NOTE)
     return running.hexdigest()
@@ -180,7 +180,6 @@ class _Lister:
         self, index: int, source: Source, container: Container, numbers: Iterator[int], running: Fingerprint
     ) -> bool:
         """Note the samples of a container, and that it is done; whether there were any."""
-        files = None if source.is_sequential else of_files(source)
         rules = self.config.dataset.filter
         listed: list[Weighed[Entry]] = []
         rejected: list[Rejected] = []
@@ -188,16 +187,14 @@ class _Lister:
         number = None
         for item in source.items(container):
             number = next(numbers)
-            stat = ABSENT
-            if files is not None:
-                stat = files.stat(item.file)
-                running.add_item(files, item, stat)
+            if not source.is_sequential:
+                running.add_item(source, item, item.stat)
             try:
                 if item.fault is not None:
                     unread += item.may_pass
                     raise Reject(*item.fault)
                 if filters.passes(rules, item.fields):
-                    listed.append(self._entry(index, source, number, item, stat))
+                    listed.append(self._entry(index, source, number, item))
                 else:
                     filtered += 1
             except Reject as reject:
@@ -217,13 +214,13 @@ class _Lister:
         listed.clear()
         rejected.clear()
 
-    def _entry(self, index: int, source: Source, number: int, item: Item, stat: Stat) -> Weighed[Entry]:
+    def _entry(self, index: int, source: Source, number: int, item: Item) -> Weighed[Entry]:
         rules = self.config.dataset
         key = key_of(item.original_key)
         group = splits.group_of(rules.splits, item.fields)
         split = splits.split_of(rules.splits, key, group, item.fields)
         place = position(key)
-        spilled = None
+        stat, spilled = item.stat, None
         weight = 1
         if item.members is not None:
             stat = _stat_of(item.members)

@@ -12,8 +12,7 @@ from tasks.dataset.init.inventory import Inventory, suffix_of
 from tasks.dataset.init.profile import Profile
 from tasks.dataset.init.table_sets import Tables, TableSet
 from tasks.dataset.modalities.conversations import RATINGS
-from tasks.dataset.sources.chat import SUFFIXES
-from tasks.dataset.sources.chat_row import RATED
+from tasks.dataset.sources.chat import RATED, SUFFIXES
 
 SUGGESTED = 3
 OTHER_TURNS = ({"from", "value"}, {"role", "content"})

@@ -25,7 +25,7 @@ from tasks.dataset.init.inventory import IMAGE_SUFFIXES, Inventory, suffix_of
 from tasks.dataset.init.roles import CAPTIONS
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.base import read_file
+from tasks.dataset.sources.files import read_file
 from tasks.dataset.sources.image_folder import UNSTORABLE
 
 FEWEST = 0.1

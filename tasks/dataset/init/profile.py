@@ -16,7 +16,7 @@ from tasks.core.errors import TarmacError
 from tasks.core.stores import Unreachable, is_remote, join_location
 from tasks.dataset.init.evidence import LOOKED_AT, shown, spread
 from tasks.dataset.init.inventory import IMAGE_SUFFIXES, Inventory, suffix_of
-from tasks.dataset.sources.parquet import Row
+from tasks.dataset.sources.fields import Row
 from tasks.dataset.sources.tabular import open_table
 
 MOST_ROWS = 20_000

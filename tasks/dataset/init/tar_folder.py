@@ -18,7 +18,7 @@ from tasks.dataset.init.inventory import Inventory
 from tasks.dataset.init.roles import CAPTIONS
 from tasks.dataset.init.tar_file import Looked, look_at_tar
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.base import read_file
+from tasks.dataset.sources.files import read_file
 
 MOST_FOLDERS = 8
 TARS = 3

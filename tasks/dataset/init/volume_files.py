@@ -15,7 +15,7 @@ from tasks.dataset.formats.volumes.hounsfield import implausible
 from tasks.dataset.formats.volumes.stored import require_package
 from tasks.dataset.init.evidence import listed, shown, spread
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources import archive
+from tasks.dataset.sources import npz
 
 HEADERS = 12
 VOXELS = 2
@@ -60,7 +60,7 @@ class Looks:
 def look_at_npz(store: Store, files: Sequence[str]) -> Looks:
     looks = Looks()
     for file in spread(files, HEADERS):
-        arrays = _tried(looks, file, lambda file=file: archive.headers(store, file))  # type: ignore[misc]
+        arrays = _tried(looks, file, lambda file=file: npz.headers(store, file))  # type: ignore[misc]
         if arrays is None:
             continue
         looks.arrays.append(tuple(arrays))
@@ -75,8 +75,8 @@ def npz_voxels(store: Store, files: Sequence[str], array: str | None, looks: Loo
     """Add what the voxels of a few files say."""
     for file in spread(files, VOXELS):
         try:
-            if archive.peek(store, file, array).size_bytes <= LARGEST_BYTES:
-                looks.stored.append(implausible(npy.parse(archive.read_npy(store, file, array, None))))
+            if npz.peek(store, file, array).size_bytes <= LARGEST_BYTES:
+                looks.stored.append(implausible(npy.parse(npz.read_npy(store, file, array, None))))
         except Reject:
             continue  # counted among the broken when its header was looked at, or torn further on
 
@@ -84,11 +84,11 @@ def npz_voxels(store: Store, files: Sequence[str], array: str | None, looks: Loo
 def look_at_nifti(store: Store, files: Sequence[str]) -> Looks:
     """Headers of some, voxels of the first two that can be read."""
     require_package("nibabel", "PATH: looking into NIfTI files")
-    from tasks.dataset.sources import nifti_file
+    from tasks.dataset.sources import nifti
 
     looks = Looks()
     for file in spread(files, HEADERS):
-        head = _tried(looks, file, lambda file=file: nifti_file.peek(store, file))  # type: ignore[misc]
+        head = _tried(looks, file, lambda file=file: nifti.peek(store, file))  # type: ignore[misc]
         if head is None:
             continue
         x, y, z = head.shape
@@ -99,7 +99,7 @@ def look_at_nifti(store: Store, files: Sequence[str]) -> Looks:
         except Reject as reject:
             looks.doubts.append(f"{shown(file)}: {reject.detail}")
         if len(looks.stored) < VOXELS and prod(head.shape) * head.dtype.itemsize <= LARGEST_BYTES:
-            read = _tried(looks, file, lambda file=file: nifti_file.read(store, file), again=True)  # type: ignore[misc]
+            read = _tried(looks, file, lambda file=file: nifti.read(store, file), again=True)  # type: ignore[misc]
             if read is not None:
                 looks.stored.append(implausible(read[1]))
                 looks.rescaled.append(implausible(read[1].astype("float32") * head.slope + head.intercept))

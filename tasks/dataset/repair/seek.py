@@ -136,7 +136,7 @@ class _Seeker:
         if not filters.passes(self._dataset.filter, item.fields):
             self.found.lost.setdefault(key, "dataset.filter leaves it out now")
             return
-        stat = _stat(source, item)
+        stat = _stat(item)
         if stat == ABSENT and wanted.size != ABSENT.size:
             self._lose(key, *_why_absent(source, item))
             return
@@ -184,9 +184,9 @@ def _why_absent(source: Source, item: Item) -> tuple[str, str]:
     return "", "its file is gone"
 
 
-def _stat(source: Source, item: Item) -> Stat:
+def _stat(item: Item) -> Stat:
     if item.members is None:
-        return of_files(source).stat(item.file)
+        return item.stat
     return Stat(
         sum(len(content) for content in item.members.values()), members_digest(item.members).hexdigest()
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasks.core.schema import Dataset
-from tasks.dataset.sources.base import Container, Item, Source, of_files
+from tasks.dataset.sources.base import Absent, Container, Item, Source, of_files
 from tasks.dataset.sources.chat import ChatRows
 from tasks.dataset.sources.image_folder import ImageFolder
 from tasks.dataset.sources.nifti import NiftiVolumes
@@ -14,7 +14,7 @@ from tasks.dataset.sources.npz import NpzVolumes
 from tasks.dataset.sources.shards import Shards
 from tasks.dataset.sources.table import TableImages
 
-__all__ = ["SOURCES", "Container", "Item", "Source", "of_files", "open_sources"]
+__all__ = ["SOURCES", "Absent", "Container", "Item", "Source", "of_files", "open_sources"]
 
 SOURCES: Mapping[str, Callable[[Any, Dataset, str], Source]] = {
     "chat": ChatRows,

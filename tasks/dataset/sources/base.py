@@ -1,30 +1,26 @@
 """What every source of raw samples does: list them, and hand over one's raw members.
 
-A source is of one of two kinds. Where a sample has files of its own, listing opens none of them: finding out
-what has changed costs a `stat` a sample, and `read` fetches one sample whenever it is wanted. Where samples
-come with their bytes out of containers (tars, Parquet with images, remote archives), listing them reads each
-container once, in order, and hands the members over on the way.
+A source is of one of two kinds. Where a sample has files of its own, listing opens none of them: each is
+looked at once, and `read` fetches one sample whenever it is wanted. Where samples come with their bytes out
+of containers (tars, Parquet with images), listing reads each container once, in order, and hands the members
+over on the way. One listing has all that a build needs: to find out what has changed, to plan shards, to
+convert.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
-from tasks.core.stores import NotRegular, Stat, Store, Unreachable
+from tasks.core.stores import ABSENT, Stat
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.tar.writer import Members
-
-NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO)
-"""A name too long, links in a circle, a socket: as true at the next try, unlike other errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What samples are listed from: a table, a folder, a tar. `stat` tells whether it has changed."""
+    """What samples are listed from: a table, a folder, a tar. `stat` changes when the container does."""
 
     name: str
     stat: Stat
@@ -33,25 +29,30 @@ class Container:
 class Item(NamedTuple):  # made in a third of the time that a frozen dataclass takes
     """One raw sample as listed.
 
-    `place` is where a person finds it (`captions.csv:17`), `file` its file as `Source.stat` and
-    `Source.read` take it, `fields` what filters and splits may look at, `content` the rest as JSON text.
-    `members` are the raw members, of a sequential source only. `fault` is set on what cannot be taken, such
-    as a torn row.
+    `place` is where a person finds it (`captions.csv:17`), `file` its file as `FileSource.read` takes it,
+    `fields` what filters and splits may use, `content` the rest as JSON text.
     """
 
     place: str
     original_key: str
     file: str
     fields: Mapping[str, Any]
-    content: str
-    fault: tuple[Reason, str] | None = None
+    content: str = ""
+    stat: Stat = ABSENT
+    """Of a sample with files of its own: their size and stamp together, ABSENT where one is not there."""
     members: Members | None = None
+    """The raw members, where they come with the listing."""
+    fault: tuple[Reason, str] | None = None
+    """Why the sample cannot be taken, as far as the listing knows, such as a torn row."""
     may_pass: bool = False
-    """Of a fault: whether it may be gone at the next try, as a disk's or a server's trouble may."""
+    """Of a fault: whether the next try may succeed, as after a disk's or a server's trouble."""
+    more_lost: bool = False
+    """Of a fault: an unknown number of further samples of its container is lost with it."""
 
 
 class Source(Protocol):
-    """One source of the config. Constructing it touches no file."""
+    """One source of the config. Constructing it touches no file; whoever lists it more than once opens it
+    more than once."""
 
     @property
     def location(self) -> str:
@@ -72,16 +73,21 @@ class Source(Protocol):
 
 
 class FileSource(Source, Protocol):
-    """A source whose samples have files of their own, looked at and read one by one."""
-
-    def stat(self, file: str) -> Stat:
-        """Of an item's file, or of all its files together; ABSENT."""
+    """A source whose samples have files of their own, read one by one."""
 
     def read(self, file: str, content: str) -> Members:
-        """One sample's raw members by suffix; Reject when it cannot be taken."""
+        """One sample's raw members by suffix; Absent when a file is not there, Reject when the sample cannot
+        be taken for another reason."""
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
-        """At most how many bytes of a tar the sample takes as it is, for a file of `size` bytes."""
+        """At most how many bytes of a tar the sample takes as it is, for files of `size` bytes."""
+
+
+class Absent(Reject):
+    """A file of a sample is not there. Whether it was when the sample was listed, the item's `stat` knows."""
+
+    def __init__(self, detail: str = "no such file") -> None:
+        super().__init__("member.missing", detail)
 
 
 def of_files(source: Source) -> FileSource:
@@ -90,43 +96,6 @@ def of_files(source: Source) -> FileSource:
     return cast(FileSource, source)
 
 
-def open_file(store: Store, file: str, in_order: bool = True) -> BinaryIO:
-    """A regular file, open for reading as `Store.open` does; Reject when it is absent or cannot be opened."""
-    try:
-        return store.open(file, in_order)
-    except (OSError, ValueError) as error:
-        raise _rejected(error) from None
-
-
-def read_file(store: Store, file: str, limit: int) -> bytes:
-    """A regular file's content; Reject when it is absent, unreadable, or larger than `limit` bytes."""
-    content = read_start(store, file, limit)
-    if len(content) > limit:
-        raise Reject("image.too_large", f"more than {limit:,} bytes, as no image within the limits has")
-    return content
-
-
-def read_start(store: Store, file: str, most: int) -> bytes:
-    """A regular file's content, or its first `most` + 1 bytes; Reject when it is absent or unreadable."""
-    try:
-        return store.read(file, most)
-    except (OSError, ValueError) as error:
-        raise _rejected(error) from None
-
-
-def _rejected(error: OSError | ValueError) -> Reject:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return Reject("member.missing", "no such file")
-    if isinstance(error, NotRegular):
-        return Reject("member.missing", str(error))
-    if not isinstance(error, OSError):
-        return Reject("member.missing", "no file can have such a name")
-    if error.errno in NO_FILE:
-        return Reject("member.missing", os.strerror(error.errno))
-    return unreadable(error)
-
-
-def unreadable(error: OSError) -> Reject:
-    if isinstance(error, Unreachable):
-        raise error  # the source is gone, not one sample
-    return Reject("source.unreadable", error.strerror or type(error).__name__)
+def fault_of(reject: Reject) -> tuple[Reason, str]:
+    """The reject as an item holds it."""
+    return reject.reason, reject.detail

@@ -14,24 +14,31 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 from itertools import islice
+from typing import Any
 
 from tasks.core.errors import DataError
-from tasks.core.patterns import base_folder, expand
 from tasks.core.schema import ChatSource, Dataset
-from tasks.core.stores import ABSENT, Stat, Store, Unreachable, absolute_location, join_location, open_store
+from tasks.core.stores import ABSENT, Stat, Unreachable, absolute_location
 from tasks.dataset import filters
 from tasks.dataset.formats.images import largest_bytes
+from tasks.dataset.modalities.conversations import (
+    RATINGS,
+    Conversation,
+    check_images,
+    parse,
+    require_pairs,
+    select,
+)
 from tasks.dataset.rejects import TRANSIENT, Reason, Reject
-from tasks.dataset.sources.base import Container, Item
-from tasks.dataset.sources.chat_row import RATED, SUBSET, interpret
-from tasks.dataset.sources.columns import require
-from tasks.dataset.sources.located import Located
-from tasks.dataset.sources.presence import Needed
-from tasks.dataset.sources.tabular import Row, Table, open_table
+from tasks.dataset.sources.base import Container, Item, fault_of
+from tasks.dataset.sources.fields import Row, is_nothing, to_json
+from tasks.dataset.sources.files import Files, LinkedFiles, SourceCheck
+from tasks.dataset.sources.tabular import Table, open_table, require
 from tasks.dataset.tar.writer import BLOCK, Members, span_bytes
 
 logger = logging.getLogger(__name__)
@@ -39,6 +46,9 @@ logger = logging.getLogger(__name__)
 SUFFIXES = (".parquet", ".jsonl", ".ndjson")
 AT_ONCE = 256
 """Rows whose images are asked for together, where each costs a turn of the network."""
+RATED = {name: f"{name}_ratings" for name in RATINGS}
+"""The column with each kind of rating."""
+SUBSET = "subset"
 
 
 @dataclass(frozen=True)
@@ -50,11 +60,12 @@ class _Head:
 
 
 class ChatRows:
-    """A row a sample: its images and its turns, with their ratings and all further columns."""
+    """A sample per row: its images and its turns, with their ratings and all further columns."""
 
     def __init__(self, config: ChatSource, dataset: Dataset, config_key: str) -> None:
         self._config = config
         self._config_key = config_key
+        self._files = Files(config.path, SUFFIXES, f"{config_key}.path")
         self._filter = dataset.filter
         self._limit = largest_bytes(dataset.image)
         named = (config.images, config.texts, config.key, dataset.splits.group_by, dataset.splits.column)
@@ -73,8 +84,8 @@ class ChatRows:
         return self._head.columns
 
     def containers(self) -> Iterator[Container]:
-        for file in self._files:
-            yield Container(file, self._store.stat(file))
+        for file, stat in self._files.stats():
+            yield Container(file, stat)
 
     def items(self, container: Container) -> Iterator[Item]:
         items = self._rows(container.name)
@@ -82,17 +93,10 @@ class ChatRows:
             yield from items
             return
         while some := list(islice(items, AT_ONCE)):
-            self._images.look_ahead([image for item in some for image in _images_of(item.file)])
-            yield from some
-
-    def stat(self, file: str) -> Stat:
-        found = [self._images.stat(image) for image in _images_of(file)]
-        if ABSENT in found:
-            return ABSENT
-        return Stat(sum(stat.size for stat in found), " ".join(stat.stamp for stat in found))
+            yield from self._with_stats(some)
 
     def read(self, file: str, content: str) -> Members:
-        with Needed(self._store):
+        with SourceCheck(self._files.store):
             images = [self._images.read(image, self._limit) for image in _images_of(file)]
         return _members(content.encode(), images)
 
@@ -101,32 +105,35 @@ class ChatRows:
         return span_bytes([len(content.encode())]) + max(size, 0) + 2 * BLOCK * len(_images_of(file))
 
     @cached_property
-    def _store(self) -> Store:
-        return open_store(base_folder(self._config.path), f"{self._config_key}.path")
+    def _images(self) -> LinkedFiles:
+        return LinkedFiles(self._files.store, f"{self._config_key}.path")
 
-    @cached_property
-    def _images(self) -> Located:
-        return Located(self._store, f"{self._config_key}.path")
-
-    @cached_property
-    def _files(self) -> Sequence[str]:
-        """Relative to the store."""
-        found = expand(self._config.path, SUFFIXES, f"{self._config_key}.path")
-        return [file.removeprefix(f"{self._store.location.rstrip('/')}/") for file in found]
+    def _with_stats(self, items: Sequence[Item]) -> Iterator[Item]:
+        """The items of files, their images looked at together."""
+        images = [_images_of(item.file) for item in items]
+        stats = iter(self._images.stats([image for some in images for image in some]))
+        for item, some in zip(items, images, strict=True):
+            found = list(islice(stats, len(some)))
+            silent = next((stat for stat in found if isinstance(stat, Reject)), None)
+            if silent is not None:
+                yield item._replace(fault=item.fault or fault_of(silent), may_pass=item.fault is None)
+            else:
+                yield item._replace(stat=_together([stat for stat in found if isinstance(stat, Stat)]))
 
     @cached_property
     def _head(self) -> _Head:
         columns: dict[str, None] = {}
         binary: set[str] = set()
         faults = []
-        for file in self._files:
+        for file in self._files.names:
             try:
                 table = self._open(file, self._wanted)
             except Unreachable:
                 raise
             except DataError as error:
-                faults.append(f"{file}: {self._why(file, error)}")
+                faults.append(str(error))
                 continue
+            table.close()
             columns |= dict.fromkeys(table.columns)
             binary |= table.binary
         if faults and not columns:
@@ -139,13 +146,10 @@ class ChatRows:
         readable = [name for name in columns if name not in binary]
         return _Head([SUBSET, *rated, *readable], self._config.images in binary)
 
-    def _open(self, file: str, wanted: Collection[str]) -> Table:
-        location = join_location(self._store.location, file)
-        return open_table(location, f"{self._config_key}.path", wanted, self._config.images)
-
-    def _why(self, file: str, error: Exception) -> str:
-        """The error, the same wherever the source lies."""
-        return str(error).replace(join_location(self._store.location, file), file)
+    def _open(self, file: str, wanted: Collection[str] | None) -> Table:
+        """Errors name the file as it is named within the source, wherever that lies."""
+        key = f"{self._config_key}.path"
+        return open_table(self._files.location(file), key, wanted, self._config.images, place=file)
 
     def _rows(self, file: str) -> Iterator[Item]:
         table, line = None, 0
@@ -179,38 +183,36 @@ class ChatRows:
 
     def _lost(self, file: str, read: int, count: int | None, error: DataError) -> Iterator[Item]:
         """What became of the rows after the first `read`, of `count` or nobody knows how many."""
-        why = self._why(file, error)
-        fault: tuple[Reason, str] = ("source.unreadable", why)
+        fault: tuple[Reason, str] = ("source.unreadable", str(error))
         if count is None:
-            logger.warning("%s: %s is left out: %s", self._config_key, file, why)
+            logger.warning("%s: %s is left out: %s", self._config_key, file, error)
             name = file.rpartition(".")[0]
-            yield Item(name, name, file, {}, "", fault)
+            yield Item(name, name, file, {}, fault=fault, more_lost=True)
             return
         logger.warning(
-            "%s: %s: %s of %s rows are left out: %s", self._config_key, file, count - read, count, why
+            "%s: %s: %s of %s rows are left out: %s", self._config_key, file, count - read, count, error
         )
         for place in (f"{file}:{row}" for row in range(read + 1, count + 1)):
-            yield Item(place, place, "", {}, "", fault)
+            yield Item(place, place, "", {}, fault=fault)
 
     def _item(self, file: str, row: Row) -> Item:
         place = f"{file}:{row.line}"
         if row.fault is not None:
-            return Item(place, place, "", {}, "", ("source.unreadable", row.fault))
+            return Item(place, place, "", {}, fault=("source.unreadable", row.fault))
         sample = interpret(row.fields, _subset_of(file), self._config, self._filter)
         key = sample.original_key or place
         folder = file.rpartition("/")[0]
         images = [self._images.name(one, folder) if isinstance(one, str) else one for one in sample.images]
         named = file if self.is_sequential else _joined([one for one in images if isinstance(one, str)])
+        item = Item(place, key, named, sample.fields, fault=sample.fault)
         if sample.fault is not None or not filters.passes(self._filter, sample.fields):
-            return Item(place, key, named, sample.fields, "", sample.fault)
+            return item
         if not self.is_sequential:
-            return Item(place, key, named, sample.fields, sample.document.decode())
+            return item._replace(content=sample.document.decode())
         try:
-            members = _members(sample.document, [self._bytes(image) for image in images])
+            return item._replace(members=_members(sample.document, map(self._bytes, images)))
         except Reject as reject:
-            fault, may_pass = (reject.reason, reject.detail), reject.reason == TRANSIENT
-            return Item(place, key, named, sample.fields, "", fault, may_pass=may_pass)
-        return Item(place, key, named, sample.fields, "", members=members)
+            return item._replace(fault=fault_of(reject), may_pass=reject.reason == TRANSIENT)
 
     def _bytes(self, image: bytes | str) -> bytes:
         return self._images.read(image, self._limit) if isinstance(image, str) else image
@@ -236,5 +238,99 @@ def _images_of(file: str) -> list[str]:
     return [file] if file else []
 
 
-def _members(document: bytes, images: Sequence[bytes]) -> Members:
+def _together(stats: Sequence[Stat]) -> Stat:
+    """Of all images of a sample; ABSENT where one is not there."""
+    if ABSENT in stats:
+        return ABSENT
+    return Stat(sum(stat.size for stat in stats), " ".join(stat.stamp for stat in stats))
+
+
+def _members(document: bytes, images: Iterable[bytes]) -> Members:
     return {"json": document} | {f"{number:03d}": image for number, image in enumerate(images)}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRow:
+    """A row understood. An image is its bytes or its path; `document` is the sample's `json` member.
+
+    `original_key` is empty where the row's fault leaves none. Without a turn left `document` is empty, and a
+    rule of the filter on `fields` is not met.
+    """
+
+    original_key: str
+    fields: Mapping[str, Any]
+    document: bytes = b""
+    images: list[bytes | str] = field(default_factory=list)
+    fault: tuple[Reason, str] | None = None
+
+
+def interpret(row: Mapping[str, Any], subset: str, config: ChatSource, rules: Mapping[str, Any]) -> ChatRow:
+    """Understand a row of a subset; `rules` are the dataset's filter."""
+    taken = {config.images, config.texts, *RATED.values()}
+    further = {name: value for name, value in row.items() if name not in taken}
+    facts = {SUBSET: subset, **json.loads(json.dumps(further, default=str))}
+    key = ""
+    try:
+        images = _images(None if config.images is None else row.get(config.images))
+        key = _key(row, subset, config, images)
+        require_pairs(row.get(config.texts))
+        conversation = parse(row.get(config.texts), {name: row.get(column) for name, column in RATED.items()})
+        check_images(conversation, len(images))
+        left = select(
+            conversation, lambda name, rating: name not in rules or filters.meets(rules[name], rating)
+        )
+        fields = facts | _ratings(left, rules, facts)
+        if left is None:
+            return ChatRow(key, fields)
+        document = {**facts, "messages": left.turns, "ratings": left.ratings}
+        return ChatRow(key, fields, to_json(document), images)
+    except Reject as reject:
+        return ChatRow(key, facts, fault=fault_of(reject))
+
+
+def _images(value: Any) -> list[bytes | str]:
+    entries = value if isinstance(value, list) else [] if value is None else [value]
+    return [_image(number, entry) for number, entry in enumerate(entries, 1)]
+
+
+def _image(number: int, entry: Any) -> bytes | str:
+    if isinstance(entry, dict):
+        entry = entry.get("bytes") or entry.get("path")
+    if isinstance(entry, bytes) or (isinstance(entry, str) and entry):
+        return entry
+    raise Reject("chat.images", f"image {number} is neither bytes nor a path")
+
+
+def _key(row: Mapping[str, Any], subset: str, config: ChatSource, images: list[bytes | str]) -> str:
+    """By the key's column, else by what is said about which images, wherever the row stands."""
+    if config.key is not None:
+        value = row.get(config.key)
+        if is_nothing(value):
+            raise Reject("source.unreadable", f"column {config.key} holds no key")
+        return f"{subset}/{value}"
+    running = blake2b(json.dumps(row.get(config.texts), sort_keys=True, default=str).encode(), digest_size=16)
+    for image in images:
+        content = image if isinstance(image, bytes) else image.encode("utf-8", "surrogatepass")
+        running.update(len(content).to_bytes(8, "big"))
+        running.update(content)
+    return f"{subset}-{running.hexdigest()}"
+
+
+def _ratings(left: Conversation | None, rules: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A conversation's ratings as the general filter sees them: the lowest of the turns that are left.
+
+    Those turns have met the rules, so the lowest does. Without a turn left there is none, which meets no
+    rule; turns that are not rated are kept, so what the rule asks for stands for them. A column of a rating's
+    name is a rating of the whole conversation, unless its turns are rated as well.
+    """
+    if left is None:
+        return dict.fromkeys(name for name in RATINGS if name in rules)
+    lowest: dict[str, Any] = {}
+    for name in RATINGS:
+        rated = [rating for rating in left.ratings.get(name, ()) if rating is not None]
+        if rated:
+            lowest[name] = min(rated)
+        elif name in rules and name not in facts:
+            rule = rules[name]
+            lowest[name] = rule[0] if isinstance(rule, list) and rule else rule
+    return lowest

@@ -23,9 +23,9 @@ from tasks.core.stores import ABSENT, Stat, Store, Unreachable, is_hidden, open_
 from tasks.dataset.formats import images
 from tasks.dataset.keys import key_of
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.base import Container, Item, read_file, read_start
-from tasks.dataset.sources.cells import text_of, to_json
-from tasks.dataset.sources.presence import Needed
+from tasks.dataset.sources.base import Container, Item
+from tasks.dataset.sources.fields import text_of, to_json
+from tasks.dataset.sources.files import SourceCheck, read_file, read_start, stats_of
 from tasks.dataset.tar.writer import Members, span_bytes
 
 IMAGES = frozenset(f".{suffix}" for suffix in images.SUFFIXES)
@@ -38,22 +38,21 @@ JSON_GROWTH = 5
 
 
 class ImageFolder:
-    """An image a sample."""
+    """A sample per image."""
+
+    is_sequential = False
 
     def __init__(self, config: ImageFolderSource, dataset: Dataset, config_key: str) -> None:
         self._config = config
         self._config_key = config_key
         self._suffix = "" if config.captions == "folder" else f".{config.captions}"
+        self._looked_at = (IMAGES | UNREAD | {self._suffix}) - {""}
         self._limit = images.largest_bytes(dataset.image)
         self._unstorable = UNSTORABLE if dataset.image.encode == "keep" else frozenset()
 
     @property
     def location(self) -> str:
         return self._store.location
-
-    @property
-    def is_sequential(self) -> bool:
-        return False
 
     def columns(self) -> Sequence[str]:
         """`folder`: the first on the way to the image, such as `train`. `label`: the one it lies in."""
@@ -73,10 +72,12 @@ class ImageFolder:
         yield Container(".", Stat(0, ""))
 
     def items(self, container: Container) -> Iterator[Item]:
-        files = (file for file in self._store.files() if not is_hidden(file))
+        found = (file for file in self._store.files() if not is_hidden(file))
+        files = (file for file in found if splitext(file)[1].lower() in self._looked_at)
+        by_folder = groupby(stats_of(self._store, files), key=lambda one: one[0].rpartition("/")[0])
         try:
-            for folder, names in groupby(files, key=lambda file: file.rpartition("/")[0]):
-                yield from self._pairs(folder, names)
+            for folder, its_files in by_folder:
+                yield from self._pairs(folder, its_files)
         except Unreachable:
             raise
         except OSError as error:
@@ -85,17 +86,9 @@ class ImageFolder:
                 "and run again, the current version stays as it was"
             ) from None
 
-    def stat(self, file: str) -> Stat:
-        """Of image and caption file together: a changed caption is a changed sample."""
-        image = self._store.stat(file)
-        if not self._suffix or image == ABSENT:
-            return image
-        caption = self._caption_beside(file)
-        return Stat(image.size + max(caption.size, 0), f"{image.stamp} {caption.size} {caption.stamp}")
-
     def read(self, file: str, content: str) -> Members:
         beside = json.loads(content)
-        with Needed(self._store):
+        with SourceCheck(self._store):
             members = self._from_file(beside["file"]) if self._suffix else _from_label(beside)
             return {**members, "image": read_file(self._store, file, self._limit)}
 
@@ -104,69 +97,66 @@ class ImageFolder:
             return span_bytes([max(size, 0), len(content), len(content)])
         if self._suffix == ".txt":
             return span_bytes([max(size, 0), 512])
-        caption = max(self._caption_beside(file).size, 0)
-        return span_bytes([max(size, 0), JSON_GROWTH * caption, 512])
+        return span_bytes([max(size, 0), JSON_GROWTH * json.loads(content)["bytes"], 512])
 
     @cached_property
     def _store(self) -> Store:
         return open_store(self._config.path, f"{self._config_key}.path")
 
-    def _pairs(self, folder: str, files: Iterable[str]) -> Iterator[Item]:
+    def _pairs(self, folder: str, files: Iterable[tuple[str, Stat]]) -> Iterator[Item]:
         """A folder's images in the order of their names, then those in formats that are not read, then the
         captions that have none."""
-        found: list[str] = []
+        found: dict[str, Stat] = {}
         unread: list[str] = []
-        captions = {}
-        for file in files:
+        captions: dict[str, tuple[str, Stat]] = {}
+        for file, stat in files:
             name, suffix = splitext(file)
             suffix = suffix.lower()
             if suffix in IMAGES:
-                found.append(file)
+                found[file] = stat
             elif suffix in UNREAD:
                 unread.append(file)
-            elif suffix == self._suffix:
-                captions[name] = file
+            else:
+                captions[name] = file, stat
         paired = set(map(_stem, found))
         for image in self._without_twins(found):
-            yield self._item(folder, image, captions.get(_stem(image)))
+            yield self._item(folder, image, found[image], captions.get(_stem(image)))
         for image in unread:
             if _stem(image) not in paired:
                 what = f"{splitext(image)[1].lower()} is not read; convert it"
-                yield _lost(image, folder, ("image.undecodable", what))
+                yield _faulty(image, folder, ("image.undecodable", what))
         paired |= set(map(_stem, unread))
-        for name, caption in captions.items():
+        for name, (caption, _) in captions.items():
             if name not in paired:
-                yield _lost(caption, folder, ("member.missing", "no image beside this caption"))
+                yield _faulty(caption, folder, ("member.missing", "no image beside this caption"))
 
-    def _without_twins(self, found: Sequence[str]) -> list[str]:
+    def _without_twins(self, found: Iterable[str]) -> list[str]:
         """Without those that cannot be stored as they are where the same image lies beside and can."""
         lesser = {image for image in found if splitext(image)[1].lower() in self._unstorable}
         stored = {_stem(image) for image in found if image not in lesser}
         return [image for image in found if image not in lesser or _stem(image) not in stored]
 
-    def _item(self, folder: str, image: str, caption: str | None) -> Item:
+    def _item(self, folder: str, image: str, stat: Stat, caption: tuple[str, Stat] | None) -> Item:
         fields = _fields(folder)
-        content: dict[str, Any] = {"file": caption}
-        fault: tuple[Reason, str] | None = None
-        if not self._suffix:
+        if self._suffix:
+            if caption is None:
+                return _faulty(image, folder, ("caption.missing", f"no {self._suffix} file beside it"))
+            file, its_stat = caption
+            size = max(its_stat.size, 0)
+            if stat != ABSENT:  # a changed caption is a changed sample
+                stat = Stat(stat.size + size, f"{stat.stamp} {its_stat.size} {its_stat.stamp}")
+            content: dict[str, Any] = {"file": file, "bytes": size}
+        elif not folder:
+            return _faulty(image, folder, ("caption.missing", "lies in no folder that names its class"))
+        else:
             content = {"label": fields["label"], "caption": self._sentence(image, fields["label"])}
-            if not folder:
-                fault = ("caption.missing", "lies in no folder that names its class")
-        elif caption is None:
-            fault = ("caption.missing", f"no {self._suffix} file beside it")
-        return Item(image, image, image, fields, "" if fault else json.dumps(content), fault)
+        return Item(image, image, image, fields, json.dumps(content), stat)
 
     def _sentence(self, image: str, label: str) -> str:
         """The template that the sample draws by its key, filled."""
         drawn = blake2b(key_of(image).encode(), digest_size=8, person=b"tarmac-sentence").digest()
         templates = self._config.templates
         return templates[int.from_bytes(drawn, "big") % len(templates)].replace("{}", label)
-
-    def _caption_beside(self, image: str) -> Stat:
-        name = _stem(image)
-        spellings = (self._suffix, self._suffix.upper(), self._suffix.capitalize())
-        found = (self._store.stat(name + suffix) for suffix in spellings)
-        return next((stat for stat in found if stat != ABSENT), ABSENT)
 
     def _from_file(self, file: str) -> dict[str, bytes]:
         content = self._text(file)
@@ -195,8 +185,8 @@ def _stem(file: str) -> str:
     return splitext(file)[0]
 
 
-def _lost(file: str, folder: str, fault: tuple[Reason, str]) -> Item:
-    return Item(file, file, file, _fields(folder), "", fault)
+def _faulty(file: str, folder: str, fault: tuple[Reason, str]) -> Item:
+    return Item(file, file, file, _fields(folder), fault=fault)
 
 
 def _fields(folder: str) -> dict[str, str]:

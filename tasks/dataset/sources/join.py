@@ -22,16 +22,15 @@ from tasks.core.errors import DataError
 from tasks.core.files import CHUNK
 from tasks.core.schema import Join
 from tasks.core.schema.source import TABLES
-from tasks.core.stores import is_remote, join_location
+from tasks.core.stores import is_remote
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.columns import require
 from tasks.dataset.sources.fields import look_up, object_of
-from tasks.dataset.sources.files import Files, lost
+from tasks.dataset.sources.files import Files, unreachable
 from tasks.dataset.sources.foreign_tar import Member, TarReader
 from tasks.dataset.sources.grouping import groups
 from tasks.dataset.sources.lookup import Lookup
 from tasks.dataset.sources.roles import FIELD, Roles
-from tasks.dataset.sources.tabular import Table, open_table
+from tasks.dataset.sources.tabular import Table, open_table, require
 
 
 class Partners(ABC):
@@ -99,7 +98,7 @@ class TableRows(Partners):
         return {self._roles.described: self._find(container, key).encode()}
 
     def _open(self, file: str) -> Table:
-        table = open_table(join_location(self.files.store.location, file), f"{self._config_key}.path")
+        table = open_table(self.files.location(file), f"{self._config_key}.path")
         require(f"{self._config_key}.key", str(self._config.key), table.columns, stem(file))
         return table
 
@@ -183,7 +182,7 @@ class TarMembers(Partners):
         try:
             yield
         except OSError as error:
-            raise lost(join_location(self.files.store.location, file), error) from None
+            raise unreachable(self.files.location(file), error) from None
 
     def _copied(self, file: str) -> BinaryIO:
         """The tar, open on this machine's disk; copied to there once when it is remote."""

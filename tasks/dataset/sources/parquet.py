@@ -10,24 +10,17 @@ writers (Spark, Impala) do not say that a column's bytes are UTF-8.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from tasks.core.errors import DataError
 from tasks.core.stores import Unreachable
-from tasks.dataset.sources.files import lost
+from tasks.dataset.sources.fields import Row
+from tasks.dataset.sources.files import unreachable
 
 BUFFER = 4 << 20
 """Bytes read ahead of each column."""
 BATCH_BYTES = 16 << 20
 BATCH_ROWS = 4096
-
-
-class Row(NamedTuple):  # a million of them are made in half the time that a frozen dataclass takes
-    """One row: where it begins (line, or row of a Parquet file, from 1), and its fields or its fault."""
-
-    line: int
-    fields: dict[str, Any]
-    fault: str | None = None
 
 
 class _Torn:
@@ -127,7 +120,7 @@ def _rows(
 
 def _lost(error: Exception, place: str, what: str) -> Unreachable | None:
     """The error where disk or server is to blame; Arrow calls damage an OSError too, but gives no number."""
-    return lost(place, error, what) if isinstance(error, OSError) and error.errno is not None else None
+    return unreachable(place, error, what) if isinstance(error, OSError) and error.errno is not None else None
 
 
 def _row(line: int, names: Sequence[str], cells: Sequence[Any], used: Collection[str] | None) -> Row:

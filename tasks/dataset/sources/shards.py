@@ -16,7 +16,7 @@ from tasks.core.schema import Dataset, ShardsSource
 from tasks.core.schema.source import PLACE
 from tasks.core.stores import Stat, absolute_location
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.base import Container, Item
+from tasks.dataset.sources.base import Container, Item, fault_of
 from tasks.dataset.sources.fields import as_member, look_up, object_of
 from tasks.dataset.sources.files import Files
 from tasks.dataset.sources.foreign_tar import TarReader
@@ -72,14 +72,14 @@ class Shards:
     def items(self, container: Container) -> Iterator[Item]:
         for group in self._groups(self._files, container.name):
             place = f"{container.name}:{group.key}"
-            item = Item(place, group.key or container.name, container.name, {}, "", group.fault)
+            item = Item(place, group.key or container.name, container.name, {}, fault=group.fault)
             if group.fault is not None:
                 yield item
                 continue
             try:
                 yield self._item(container.name, group, item)
             except Reject as reject:
-                yield _faulty(item, reject)
+                yield item._replace(fault=fault_of(reject))
 
     def _groups(self, files: Files, file: str) -> Iterator[Group[bytes]]:
         with files.opened(file) as opened:
@@ -103,7 +103,7 @@ class Shards:
         present = {name: value for name, value in used.items() if value is not None}
         if self._config.key == PLACE:
             key = f"{container.removesuffix('.tar')}/{key}"
-        return Item(item.place, key, item.file, present, "", None, members)
+        return Item(item.place, key, item.file, present, members=members)
 
     def _fields(self, found: Mapping[str, bytes]) -> dict[str, Any]:
         return object_of(found[self._roles.described]) if self._roles.described in found else {}
@@ -154,10 +154,6 @@ def _key(value: Any, origin: str) -> str:
     if value is None or value == "" or isinstance(value, dict | list):
         raise Reject("source.unreadable", f"{origin} holds no key")
     return str(value)
-
-
-def _faulty(item: Item, reject: Reject) -> Item:
-    return Item(item.place, item.original_key, item.file, {}, "", (reject.reason, reject.detail))
 
 
 def _check_text(members: Mapping[str, bytes]) -> None:

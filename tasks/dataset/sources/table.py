@@ -11,21 +11,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
 from tasks.core.errors import DataError
-from tasks.core.patterns import base_folder, expand
+from tasks.core.patterns import base_folder
 from tasks.core.schema import Dataset, TableSource
-from tasks.core.stores import Stat, Store, address_key, is_remote, join_location, open_store
+from tasks.core.stores import Stat, address_key, is_remote
 from tasks.dataset.formats.images import largest_bytes
+from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.base import Container, Item
-from tasks.dataset.sources.cells import content_key, embedded, row_text, text_of, to_json
-from tasks.dataset.sources.columns import require
-from tasks.dataset.sources.located import Located
-from tasks.dataset.sources.presence import Needed
-from tasks.dataset.sources.tabular import SUFFIXES, Row, Table, open_table
+from tasks.dataset.sources.base import Container, Item, fault_of
+from tasks.dataset.sources.fields import Row, is_nothing, row_text, text_of, to_json
+from tasks.dataset.sources.files import Files, LinkedFiles, SourceCheck
+from tasks.dataset.sources.tabular import SUFFIXES, Table, open_table, require
 from tasks.dataset.tar.writer import Members, span_bytes
 
 AT_ONCE = 256
@@ -36,11 +36,12 @@ _PATH_WITHOUT_BYTES = (
 
 
 class TableImages:
-    """A row a sample. The row but image and caption becomes the `json` member."""
+    """A sample per row. The row but image and caption becomes the `json` member."""
 
     def __init__(self, config: TableSource, dataset: Dataset, config_key: str) -> None:
         self._config = config
         self._config_key = config_key
+        self._files = Files(config.path, SUFFIXES, f"{config_key}.path")
         self._limit = largest_bytes(dataset.image)
         self._keys = [config.key] if isinstance(config.key, str) else config.key or []
         roles = {"image": [config.image], "caption": [config.caption], "key": self._keys}
@@ -49,9 +50,7 @@ class TableImages:
         self._asked += [(f"dataset.splits.{key}", name) for key, name in splits.items() if name is not None]
         self._asked += [("dataset.filter", name) for name in dataset.filter]
         self._wanted = {name for _, name in self._asked}
-        self._addresses: dict[
-            str, str
-        ] = {}  # whole ones, by item's file, while the items at hand are looked at
+        self._unread: tuple[Table, Stat] | None = None
 
     @cached_property
     def location(self) -> str:
@@ -64,9 +63,9 @@ class TableImages:
     def columns(self) -> Sequence[str]:
         """Of the first table; of JSON lines also of further ones, while a column is looked for."""
         columns = dict.fromkeys(self._first.columns)
-        tables = islice(self._tables if self._first.columns_vary else (), 1, None)
-        while not self._wanted <= columns.keys() and (name := next(tables, None)) is not None:
-            table = self._open(name)
+        tables = islice(self._tables.values() if self._first.columns_vary else (), 1, None)
+        while not self._wanted <= columns.keys() and (file := next(tables, None)) is not None:
+            table = self._open(file)
             table.close()
             columns.update(dict.fromkeys(table.columns))
         for key, name in self._asked:
@@ -74,37 +73,26 @@ class TableImages:
         return list(columns)
 
     def containers(self) -> Iterator[Container]:
-        for name, table in self._tables.items():
-            yield Container(name, self._store.stat(table))
+        names = {file: name for name, file in self._tables.items()}
+        for file, stat in self._files.stats():
+            yield Container(names[file], stat)
 
     def items(self, container: Container) -> Iterator[Item]:
-        table = self._open(container.name)
+        file = self._tables[container.name]
+        table = self._opened(file, container.stat)
         self._require_sameness(table)
         if self.is_sequential:
             yield from (self._item_of_bytes(container.name, row) for row in table.rows)
         else:
-            folder = container.name.rpartition("/")[0]
-            items = (self._item_of_path(container.name, folder, row) for row in table.rows)
-            while some := self._next(items):
-                yield from some
-        if self._store.stat(self._tables[container.name]) != container.stat:
+            while rows := list(islice(table.rows, AT_ONCE)):
+                yield from self._items_of_paths(container.name, file.rpartition("/")[0], rows)
+        if self._files.store.stat(file) != container.stat:
             raise DataError(f"{table.location} has changed while it was read; run again")
-
-    def _next(self, items: Iterator[Item]) -> list[Item]:
-        self._addresses = {}
-        some = list(islice(items, AT_ONCE))
-        self._images.look_ahead(
-            self._addresses.get(item.file, item.file) for item in some if item.fault is None
-        )
-        return some
-
-    def stat(self, file: str) -> Stat:
-        return self._images.stat(self._addresses.get(file, file))
 
     def read(self, file: str, content: str) -> Members:
         row = json.loads(content)
         written = row[self._config.image]
-        with Needed(self._store):
+        with SourceCheck(self._files.store):
             beside = self._beside(row)
             image = self._images.read(written if is_remote(written) else file, self._limit)
         return {**beside, "image": image}
@@ -114,30 +102,35 @@ class TableImages:
         return span_bytes([max(size, 0), len(content), 0, 512])
 
     @cached_property
-    def _store(self) -> Store:
-        return open_store(self.location, f"{self._config_key}.path")
-
-    @cached_property
-    def _images(self) -> Located:
-        return Located(self._store, f"{self._config_key}.path")
+    def _images(self) -> LinkedFiles:
+        return LinkedFiles(self._files.store, f"{self._config_key}.path")
 
     @cached_property
     def _tables(self) -> dict[str, str]:
         """Relative to the location, by the names that people see."""
-        found = expand(self._config.path, SUFFIXES, f"{self._config_key}.path")
-        tables = [table.removeprefix(self.location).lstrip("/") for table in found]
-        return {self._images.told(table): table for table in tables}
+        return {self._images.public_name(file): file for file in self._files.names}
 
     @cached_property
     def _first(self) -> Table:
-        """What its head tells; its rows are not for reading."""
-        table = self._open(next(iter(self._tables)))
-        table.close()
+        """What its head tells. It stays open for the listing that follows."""
+        file = self._files.names[0]
+        stat = self._files.store.stat(file)
+        table = self._open(file)
+        self._unread = table, stat
         return table
 
-    def _open(self, name: str) -> Table:
-        location = join_location(self.location, self._tables[name])
+    def _open(self, file: str) -> Table:
+        location = self._files.location(file)
         return open_table(location, f"{self._config_key}.path", self._wanted, self._config.image)
+
+    def _opened(self, file: str, stat: Stat) -> Table:
+        """The table, its rows not read yet; the first one is not opened twice unless it has changed."""
+        if file == self._files.names[0] and self._unread is not None:
+            (table, its_stat), self._unread = self._unread, None
+            if stat == its_stat:
+                return table
+            table.close()
+        return self._open(file)
 
     def _require_sameness(self, table: Table) -> None:
         """One table of several must not quietly give samples without what the others have."""
@@ -149,29 +142,40 @@ class TableImages:
         for key, name in () if table.columns_vary else self._asked:
             require(key, name, table.columns, table.name)
 
-    def _item_of_path(self, table: str, folder: str, row: Row) -> Item:
-        place = f"{table}:{row.line}"
-        fields = row.fields
-        if row.fault is not None:
-            return Item(place, place, "", {}, "", ("source.unreadable", row.fault))
-        written = fields.get(self._config.image)
-        if not isinstance(written, str) or not written:
-            return Item(place, place, "", fields, "", ("member.missing", "the row names no image"))
-        name = self._images.name(written, folder)
-        file = self._images.told(name)
+    def _items_of_paths(self, table: str, folder: str, rows: Sequence[Row]) -> Iterator[Item]:
+        """Samples of the rows, their images looked at together."""
+        named_images = [self._image_of(row, folder) for row in rows]
+        stats = iter(self._images.stats([name for name in named_images if name]))
+        for row, name in zip(rows, named_images, strict=True):
+            place = f"{table}:{row.line}"
+            if row.fault is not None:
+                yield Item(place, place, "", {}, fault=("source.unreadable", row.fault))
+            elif not name:
+                yield Item(place, place, "", row.fields, fault=("member.missing", "the row names no image"))
+            else:
+                yield self._item_of_path(place, row.fields, name, next(stats))
+
+    def _image_of(self, row: Row, folder: str) -> str:
+        """The name of the row's image; "" when it has none."""
+        written = row.fields.get(self._config.image)
+        return self._images.name(written, folder) if isinstance(written, str) and written else ""
+
+    def _item_of_path(self, place: str, fields: dict[str, Any], name: str, stat: Stat | Reject) -> Item:
+        file = self._images.public_name(name)
         if file != name:
-            self._addresses[file] = self._images.address(name)
-            fields = {**fields, self._config.image: self._addresses[file]}
+            fields = {**fields, self._config.image: self._images.address(name)}
         original_key = self._key(fields) if self._keys else file
         if not original_key:
-            return Item(place, place, file, fields, "", self._no_key)
-        return Item(place, original_key, file, fields, row_text(fields))
+            return Item(place, place, file, fields, fault=self._no_key)
+        if isinstance(stat, Reject):
+            return Item(place, original_key, file, fields, fault=fault_of(stat), may_pass=True)
+        return Item(place, original_key, file, fields, row_text(fields), stat)
 
     def _item_of_bytes(self, table: str, row: Row) -> Item:
         place = original_key = f"{table}:{row.line}"
         if row.fault is not None:
-            return Item(place, place, table, {}, "", ("source.unreadable", row.fault))
-        image, path = embedded(row.fields.get(self._config.image))
+            return Item(place, place, table, {}, fault=("source.unreadable", row.fault))
+        image, path = _embedded(row.fields.get(self._config.image))
         path = address_key(path) if path is not None and is_remote(path) else path
         fields = {**row.fields, self._config.image: path}
         try:
@@ -180,12 +184,12 @@ class TableImages:
                 raise Reject("member.missing", _PATH_WITHOUT_BYTES if path else "the row holds no image")
             if len(image) > self._limit:
                 raise Reject("image.too_large", f"{len(image):,} bytes, as no image within the limits has")
-            original_key = self._key(fields) if self._keys else content_key(path, image, beside["txt"])
+            original_key = self._key(fields) if self._keys else _content_key(path, image, beside["txt"])
             if not original_key:
                 raise Reject(*self._no_key)
         except Reject as reject:
-            return Item(place, original_key or place, table, fields, "", (reject.reason, reject.detail))
-        return Item(place, original_key, table, fields, "", members={**beside, "image": image})
+            return Item(place, original_key or place, table, fields, fault=fault_of(reject))
+        return Item(place, original_key, table, fields, members={**beside, "image": image})
 
     def _beside(self, row: dict[str, Any]) -> dict[str, bytes]:
         """The members but the image; Reject."""
@@ -198,11 +202,29 @@ class TableImages:
     def _key(self, fields: Mapping[str, Any]) -> str:
         """What the key's columns hold; "" when one of them holds nothing."""
         values = [fields.get(name) for name in self._keys]
-        if any(value is None or value == "" or value != value for value in values):
-            return ""  # NaN is how data frames write that there is none
+        if any(map(is_nothing, values)):
+            return ""
         return "/".join(address_key(text) if is_remote(text) else text for text in map(str, values))
 
     @property
     def _no_key(self) -> tuple[Reason, str]:
         what = "column" if len(self._keys) == 1 else "one of the columns"
         return "source.unreadable", f"{what} {', '.join(self._keys)} holds no key"
+
+
+def _embedded(cell: Any) -> tuple[bytes | None, str | None]:
+    """Bytes and path of an image's cell: bytes, or Hugging Face's `{bytes, path}`."""
+    content = cell.get("bytes") if isinstance(cell, dict) else cell
+    path = cell.get("path") if isinstance(cell, dict) else None
+    return (content if isinstance(content, bytes) else None), (path if isinstance(path, str) else None)
+
+
+def _content_key(path: str | None, image: bytes, text: bytes) -> str:
+    """The same wherever the row stands, so that rows put in before it change no key; equal rows share one.
+
+    The path alone would not do: it may repeat (a row a question about an image), and some sets name every
+    image alike.
+    """
+    running = blake2b(image, digest_size=10)
+    running.update(len(image).to_bytes(8, "big") + text)
+    return f"{stem(path)}-{running.hexdigest()}" if path else running.hexdigest()

@@ -6,15 +6,21 @@ caption costs one sample and not the table. The cells of a CSV may also be separ
 bars, as spreadsheets and databases write them: its first line decides. A table whose structure is broken,
 such as a CSV's quote that never ends, is an error: guessing where its rows end would lose samples silently.
 So is a cell or a line beyond all measure, which would not fit into memory.
+
+Most TSV files are written without any quotes, those of data frames with CSV's. To the former a quote is text,
+to the latter it may open a cell that goes on over further lines. By the rules of CSV alone a caption that
+starts with a lone quote would swallow the rows after it, and nobody would know. So a TSV is read by these
+rules only where they fit all of it; else every line is a row.
 """
 
 from __future__ import annotations
 
 import codecs
 import csv
+import difflib
 import io
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, TextIO
@@ -22,12 +28,9 @@ from typing import BinaryIO, TextIO
 from tasks.core.errors import DataError, UsageError
 from tasks.core.stores import Unreachable, open_store, redact, split_location, without_query
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources import parquet, tsv
-from tasks.dataset.sources.fields import parse_json
-from tasks.dataset.sources.files import lost
-from tasks.dataset.sources.parquet import Row
-
-__all__ = ["SUFFIXES", "Row", "Table", "open_table"]
+from tasks.dataset.sources import parquet
+from tasks.dataset.sources.fields import Row, parse_json
+from tasks.dataset.sources.files import unreachable
 
 MOST_COLUMNS = 10_000
 """A file of JSON lines with more different names is no table."""
@@ -55,23 +58,24 @@ class Table:
     """For whoever reads no rows; reading them to their end closes the file too."""
 
     @property
-    def path(self) -> PurePath:
-        return PurePath(self.location)
-
-    @property
     def name(self) -> str:
-        return self.path.name
+        return PurePath(self.location).name
 
 
 def open_table(
-    location: str | Path, config_key: str, wanted: Collection[str] | None = None, image: str | None = None
+    location: str | Path,
+    config_key: str,
+    wanted: Collection[str] | None = None,
+    image: str | None = None,
+    place: str = "",
 ) -> Table:
-    """Open a table by its suffix; UsageError naming `config_key` when that is no table.
+    """Open a table by its suffix; UsageError naming `config_key` when that is no table, DataError when it
+    cannot be read as one. Errors call it `place`, which is its location unless given.
 
     Columns of bytes are left out, but for `image`. The columns of JSON lines are those of all rows; with
     `wanted` names, no more rows are looked at than it takes to find these.
     """
-    place = redact(str(location))
+    place = place or redact(str(location))
     suffix = PurePath(without_query(str(location))).suffix.lower()
     reader = FORMATS.get(suffix)
     if reader is None:
@@ -93,23 +97,31 @@ def open_table(
         raise UsageError(f"{config_key}: {place} cannot be read: {error.strerror or error}") from None
 
 
+def require(config_key: str, name: str, columns: Sequence[str], where: str) -> None:
+    """UsageError that names the nearest column when `name` is none of `columns`."""
+    if name in columns:
+        return
+    nearest = difflib.get_close_matches(name, columns, n=1, cutoff=0)
+    meant = f"did you mean {nearest[0]!r}?" if nearest else "there are none"
+    listed = ", ".join(columns[:12]) + (", …" if len(columns) > 12 else "")
+    raise UsageError(f"{config_key}: {where} has no column {name!r}; {meant} (columns: {listed})")
+
+
 Open = Callable[[], BinaryIO]
 
 
 def _open_csv(place: str, opened: Open, wanted: object, image: object) -> Table:
     text = _text(place, opened)
-    delimiter = _delimiter(place, text, ",")
-    return _of_cells(place, text, _csv_rows(place, text, delimiter))
+    return _of_cells(place, text, _csv_rows(place, text, _delimiter(place, text, ",")))
 
 
 def _open_tsv(place: str, opened: Open, wanted: object, image: object) -> Table:
     text = _text(place, opened)
     delimiter = _delimiter(place, text, "\t")
     if delimiter == "\t":
-        is_csv = tsv.is_csv(_lines(place, text))
-        text.close()
-        text = _text(place, opened)
-        if not is_csv:
+        is_quoted = _is_quoted(_lines(place, text))
+        text.seek(0)
+        if not is_quoted:
             return _of_cells(place, text, _tsv_rows(place, text))
     return _of_cells(place, text, _csv_rows(place, text, delimiter))
 
@@ -151,23 +163,60 @@ def _csv_rows(place: str, text: TextIO, delimiter: str) -> Iterator[tuple[int, l
                     yield line, cells
                 line = reader.line_num + 1
         except csv.Error as error:
-            if "field limit" in str(error):
-                raise DataError(
-                    f"{place}:{line}: a cell of more than {LONGEST_CELL:,} characters; mend the quotes of "
-                    "this row, or keep such texts in files of their own"
-                ) from None
-            raise DataError(f"{place}:{line}: {error}; mend the quotes of this row") from None
+            raise DataError(
+                f"{place}:{line}: {error}; mend the quotes of this row, and keep texts of more than "
+                f"{LONGEST_CELL:,} characters in files of their own"
+            ) from None
+
+
+def _is_quoted(lines: Iterator[str]) -> bool:
+    """Whether CSV's rules give every row as many cells as the first, and no cell that would swallow rows."""
+    width = 0
+    try:
+        for cells in csv.reader(lines, delimiter="\t", strict=True):
+            width = width or len(cells)
+            if cells and (len(cells) != width or any("\t" in cell and "\n" in cell for cell in cells)):
+                return False
+    except csv.Error:
+        return False
+    return True
 
 
 def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
     with text as file:
-        for line, cells in tsv.rows_of_lines(_lines(place, file)):
+        for line, cells in _rows_of_lines(_lines(place, file)):
             if max(map(len, cells)) > LONGEST_CELL:
                 raise DataError(
                     f"{place}:{line}: a cell of more than {LONGEST_CELL:,} characters; keep such texts in "
                     "files of their own"
                 )
             yield line, cells
+
+
+def _rows_of_lines(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """The number of each line that is not blank, from 1, and its cells, the first ones being the header.
+
+    Quotes are CSV's in a line that they make a whole row, or that is none without them either; else text.
+    """
+    width = 0
+    for number, line in enumerate(lines, 1):
+        if not (text := line.rstrip("\r\n")):
+            continue
+        cells = text.split("\t")
+        if '"' in text:
+            unquoted = _unquoted(text)
+            if unquoted is not None and (len(unquoted) == width or len(cells) != width):
+                cells = unquoted
+        width = width or len(cells)
+        yield number, cells
+
+
+def _unquoted(line: str) -> list[str] | None:
+    """The line's cells by CSV's rules; None where its quotes break them."""
+    try:
+        return next(csv.reader([line], delimiter="\t", strict=True))
+    except csv.Error:
+        return None
 
 
 def _csv_row(line: int, columns: list[str], cells: list[str]) -> Row:
@@ -178,23 +227,31 @@ def _csv_row(line: int, columns: list[str], cells: list[str]) -> Row:
 
 
 def _open_jsonl(place: str, opened: Open, wanted: Collection[str] | None, image: object) -> Table:
+    text = _text(place, opened, "\n")
     columns: dict[str, None] = {}
-    for row in _jsonl_rows(place, opened):
+    for row in _jsonl_rows(place, text):
         columns.update(dict.fromkeys(row.fields))
         if len(columns) > MOST_COLUMNS:
             raise DataError(f"{place}:{row.line}: more than {MOST_COLUMNS:,} names of columns so far")
         if wanted is not None and columns.keys() >= set(wanted):
             break
-    return Table(place, list(columns), _jsonl_rows(place, opened), columns_vary=True)
+    text.seek(0)
+    return Table(
+        place, list(columns), _closing(text, _jsonl_rows(place, text)), columns_vary=True, close=text.close
+    )
 
 
-def _jsonl_rows(place: str, opened: Open) -> Iterator[Row]:
-    with _text(place, opened, "\n") as file:
-        for number, line in enumerate(_lines(place, file), 1):
-            if number == 1:
-                _require_text(place, line[:2])
-            if line.strip():
-                yield _jsonl_row(number, line)
+def _closing(text: TextIO, rows: Iterator[Row]) -> Iterator[Row]:
+    with text:
+        yield from rows
+
+
+def _jsonl_rows(place: str, text: TextIO) -> Iterator[Row]:
+    for number, line in enumerate(_lines(place, text), 1):
+        if number == 1:
+            _require_text(place, line[:2])
+        if line.strip():
+            yield _jsonl_row(number, line)
 
 
 def _jsonl_row(number: int, line: str) -> Row:
@@ -224,7 +281,7 @@ def _lines(place: str, file: TextIO) -> Iterator[str]:
             f"{place}: line {number + 1} and on is not {error.encoding}; save it as UTF-8"
         ) from None
     except OSError as error:
-        raise lost(place, error, f"line {number + 1} and on cannot be read") from None
+        raise unreachable(place, error, f"line {number + 1} and on cannot be read") from None
 
 
 def _require_text(place: str, start: str) -> None:
@@ -242,7 +299,7 @@ def _text(place: str, opened: Open, newline: str = "") -> TextIO:
         file.seek(0)
     except OSError as error:
         file.close()
-        raise lost(place, error) from None
+        raise unreachable(place, error) from None
     if is_utf16:
         return io.TextIOWrapper(file, encoding="utf-16", errors="surrogatepass", newline=newline)
     return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)

@@ -1,33 +1,56 @@
-"""A folder with a volume a file, and tables of what is known about each; formats add how a file is read."""
+"""A folder with a volume per file, and the tables of what is known about each; formats add how a file is
+read.
+
+Reports, labels and the scanner's metadata are found by the name of the file. The tables are joined on disk,
+so that any number of volumes takes no memory. A row names a file without suffix: by its path within the
+source, or as CT-RATE's tables do by the last part of it alone, which then must be the name of one file only.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import posixpath
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.schema import Dataset, VolumeSource
-from tasks.core.stores import Stat, Unreachable, is_hidden, is_remote, open_store
+from tasks.core.patterns import expand
+from tasks.core.schema import Dataset, Labels, Metadata, Reports, VolumeSource
+from tasks.core.stores import (
+    Stat,
+    Unreachable,
+    is_hidden,
+    is_remote,
+    join_location,
+    open_store,
+    split_location,
+)
 from tasks.dataset.formats.volumes import geometry, npy, stored
-from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.base import Container, Item
-from tasks.dataset.sources.names import Names
-from tasks.dataset.sources.presence import Needed
-from tasks.dataset.sources.volume_tables import VolumeTables, labels_of, report_of, spacing_in
+from tasks.dataset.keys import stem
+from tasks.dataset.rejects import Reason, Reject
+from tasks.dataset.sources.base import Container, Item, fault_of
+from tasks.dataset.sources.files import SourceCheck, stats_of
+from tasks.dataset.sources.lookup import FileList, Lookup, name_of
+from tasks.dataset.sources.tabular import SUFFIXES, Table, open_table, require
 from tasks.dataset.tar.writer import Buffer, Members, span_bytes
 
 JSON_BYTES = 2048
-JSON_BYTES_A_CHUNK = 12
+JSON_BYTES_PER_CHUNK = 12
 """A CRC32C in decimal with its comma and space."""
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+NOT_GIVEN = "Not given."
+"""How CT-RATE writes that a report lacks a part; CT-CLIP leaves it out as well."""
+
+TableConfig = Reports | Labels | Metadata
 
 
 class VolumeFolder(ABC):
-    """A file a sample; its report, labels and fields come from the tables and its path."""
+    """A sample per file; its report, labels and fields come from the tables and its path."""
 
     suffixes: ClassVar[tuple[str, ...]]
     is_sequential = False
@@ -63,18 +86,18 @@ class VolumeFolder(ABC):
     def items(self, container: Container) -> Iterator[Item]:
         self.columns()
         tables = VolumeTables(self._tables, self.location, self._config_key)
-        files = Names(self._files())
+        files = FileList(stats_of(self._store, self._files()))
         found = False
-        for file in files:
+        for file, stat in files:
             found = True
             matches = {field: pattern.search(file) for field, pattern in self._patterns.items()}
             fields = {field: match.group(1) if match else None for field, match in matches.items()}
             try:
                 about = tables.rows(file, files.sharing(file))
             except Reject as reject:
-                yield Item(file, file, file, fields, "", (reject.reason, reject.detail))
+                yield Item(file, file, file, fields, stat=stat, fault=fault_of(reject))
                 continue
-            yield Item(file, file, file, fields, json.dumps({"fields": fields, **about}))
+            yield Item(file, file, file, fields, json.dumps({"fields": fields, **about}), stat)
         if not found:
             kinds = " or ".join(self.suffixes)
             raise DataError(f"{self._config_key}.path: {self._tables.path} holds no {kinds} file")
@@ -92,16 +115,13 @@ class VolumeFolder(ABC):
                 f"{self._config_key}.path: {self._tables.path} cannot be listed: {problem}"
             ) from None
 
-    def stat(self, file: str) -> Stat:
-        return self._store.stat(file)
-
     def read(self, file: str, content: str) -> Members:
         beside = json.loads(content)
         report = report_of(beside["report"], self._tables.reports.path)
         facts: dict[str, Any] = {"volume_name": os.path.basename(file), **beside["fields"]}
         if self._tables.labels is not None:
             facts["labels"] = labels_of(beside["labels"], self._tables.labels.path)
-        with Needed(self._store):
+        with SourceCheck(self._store):
             voxels, known = self._voxels(file, beside)
         facts |= known
         try:
@@ -118,7 +138,7 @@ class VolumeFolder(ABC):
         except Exception:  # noqa: BLE001 - whatever is wrong with the file is its reject when it is read
             return span_bytes([max(size, 0), beside, beside])
         chunks = math.prod(-(-side // part) for side, part in zip(shape, stored.CHUNK, strict=True))
-        checksums = JSON_BYTES_A_CHUNK * max(chunks, shape[0])
+        checksums = JSON_BYTES_PER_CHUNK * max(chunks, shape[0])
         return span_bytes([stored.most_bytes(shape, self._rules.encode), beside, beside + checksums])
 
     def _stored_shape(self, file: str, rows: Mapping[str, list[str]]) -> geometry.Shape:
@@ -133,3 +153,165 @@ class VolumeFolder(ABC):
             raise ValueError(f"{shape} will be rejected")
         z, y, x = geometry.plan((depth, height, width), geometry.spacing_of(spacing), self._rules)
         return z.stored, y.stored, x.stored
+
+
+class VolumeTables:
+    """The tables of one source, read once; `rows` gives what they say about a volume."""
+
+    def __init__(self, config: VolumeSource, root: str, config_key: str) -> None:
+        self._root = root
+        self._config_key = config_key
+        report = _Rows(self._reports(config.reports), config.reports, "report.missing")
+        self._tables: dict[str, _Rows] = {"report": report}
+        if config.labels is not None:
+            self._tables["labels"] = _Rows(self._labels(config.labels), config.labels, "labels.missing")
+        if config.metadata is not None:
+            rows = self._metadata(config.metadata, getattr(config, "rescale", None))
+            self._tables["metadata"] = _Rows(rows, config.metadata, "volume.spacing")
+
+    def rows(self, file: str, sharing: int) -> dict[str, list[str]]:
+        """The distinct rows about a volume by role, none where a table leaves it out; `sharing` files have
+        its name. Reject where a table does not tell them apart."""
+        return {role: table.about(file, sharing) for role, table in self._tables.items()}
+
+    def _reports(self, config: Reports) -> Iterator[tuple[str, str]]:
+        for file, row in self._read(config, "reports", {"text": config.text}):
+            parts = [_text(row.get(column)) for column in config.text]
+            yield file, " ".join(part for part in parts if part)
+
+    def _labels(self, config: Labels) -> Iterator[tuple[str, str]]:
+        """Rows with every label that any of the tables has, null where the row itself has none."""
+        tables = self._opened(config, "labels", None)
+        names = dict.fromkeys(chain.from_iterable(table.columns for table in tables))
+        names.pop(config.key, None)
+        for file, row in self._read(config, "labels", {}):
+            yield file, json.dumps({name: row.get(name) for name in names}, default=str)
+
+    def _metadata(self, config: Metadata, rescale: str | None) -> Iterator[tuple[str, str]]:
+        """Rows with the columns that will be looked at, so that others may change as they like."""
+        names = ["spacing_xy", "spacing_z", *(["slope", "intercept"] if rescale == "metadata" else [])]
+        options = {option: [getattr(config, option)] for option in names}
+        used = list(chain.from_iterable(options.values()))
+        for file, row in self._read(config, "metadata", options):
+            yield file, json.dumps({name: row.get(name) for name in used}, default=str)
+
+    def _read(
+        self, config: TableConfig, role: str, options: Mapping[str, Sequence[str]]
+    ) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The rows that name a file, with its name; `options` are the columns that must be there, by the
+        config's key that names them."""
+        options = {"key": [config.key], **options}
+        for table in self._opened(config, role, list(chain.from_iterable(options.values()))):
+            for option, names in options.items():
+                for name in names:
+                    require(f"{self._config_key}.{role}.{option}", name, table.columns, table.name)
+            for row in table.rows:
+                if row.fault is not None:
+                    raise DataError(f"{table.location}:{row.line}: {row.fault}")
+                if row.fields.get(config.key) is not None:
+                    yield str(row.fields[config.key]), row.fields
+
+    def _opened(self, config: TableConfig, role: str, wanted: Sequence[str] | None) -> Iterator[Table]:
+        key = f"{self._config_key}.{role}.path"
+        for location in expand(join_location(self._root, config.path), SUFFIXES, key):
+            yield open_table(location, key, wanted)
+
+
+class _Rows:
+    """What one table says, by file."""
+
+    def __init__(self, rows: Iterable[tuple[str, str]], config: TableConfig, missing: Reason) -> None:
+        self._table = table_name(config.path)
+        self._missing = missing
+        self._has_paths = False
+        self._lookup = Lookup(self._by_name(rows))
+
+    def _by_name(self, rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+        for file, row in rows:
+            name = stem(posixpath.normpath(file))
+            self._has_paths = self._has_paths or "/" in name
+            yield name, row
+
+    def about(self, file: str, sharing: int) -> list[str]:
+        if self._has_paths:
+            found = self._lookup[stem(file)]
+            if found:
+                return found
+        name = name_of(file)
+        found = self._lookup[name]
+        if found and sharing > 1:
+            raise Reject(
+                self._missing,
+                f"{sharing:,} files share its name, and {self._table} has no path to tell them apart",
+            )
+        return found
+
+
+def table_name(path: str) -> str:
+    """A table's name for details of rejects, which are the same wherever it lies."""
+    return split_location(path.partition("?")[0] if is_remote(path) else path.rstrip("/"))[1]
+
+
+def _text(value: Any) -> str:
+    """A cell; NaN is how data frames write a missing text."""
+    text = "" if value is None or value != value else str(value).strip()
+    return "" if text == NOT_GIVEN else text
+
+
+def report_of(rows: Sequence[str], table: str) -> str:
+    """The one report; Reject when there is none, or more than one."""
+    return _the_one(rows, table, "report.missing")
+
+
+def labels_of(rows: Sequence[str], table: str) -> dict[str, float]:
+    """Every label as a number; Reject when the row or one of its cells is missing."""
+    numbers = {}
+    for name, value in json.loads(_the_one(rows, table, "labels.missing")).items():
+        number = _number(value)
+        if number is None:
+            problem = "no value" if value is None else f"{value!r} is no number"
+            raise Reject("labels.missing", f"{name}: {problem}")
+        numbers[name] = int(number) if number.is_integer() else number
+    return numbers
+
+
+def spacing_in(rows: Sequence[str], config: Metadata) -> tuple[float, float, float]:
+    """(z, row, column) in mm, as DICOM's SliceThickness and PixelSpacing name them; Reject when unknown."""
+    row = _row(rows, config)
+    in_plane = [float(number) for number in NUMBER.findall(str(row.get(config.spacing_xy)))]
+    z = _number(row.get(config.spacing_z))
+    if z is None or len(in_plane) not in (1, 2):
+        cells = {name: row.get(name) for name in (config.spacing_z, config.spacing_xy)}
+        raise Reject("volume.spacing", f"{cells} in {table_name(config.path)}")
+    return z, in_plane[0], in_plane[-1]
+
+
+def rescale_in(rows: Sequence[str], config: Metadata) -> tuple[float, float]:
+    """Slope and intercept; Reject when they are not there."""
+    row = _row(rows, config)
+    slope, intercept = (_number(row.get(name)) for name in (config.slope, config.intercept))
+    if slope is None or intercept is None or slope == 0:
+        cells = {name: row.get(name) for name in (config.slope, config.intercept)}
+        problem = "so there is nothing to rescale by"
+        raise Reject("volume.hu_range", f"{cells} in {table_name(config.path)}, {problem}")
+    return slope, intercept
+
+
+def _row(rows: Sequence[str], config: Metadata) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_the_one(rows, config.path, "volume.spacing"))
+    return found
+
+
+def _the_one(rows: Sequence[str], table: str, missing: Reason) -> str:
+    if len(rows) != 1:
+        told = f"{len(rows)} different rows" if rows else "no row"
+        raise Reject(missing, f"{told} in {table_name(table)}")
+    return rows[0]
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
