@@ -72,7 +72,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(alike: Path) -> None:
 
 def test_a_report_of_a_name_that_two_files_have_is_nobodys(alike: Path) -> None:
     reports(alike, "ct.npz,whose?,", "other.npz,mine,")
-    why = "report.missing: 2 files share its name, which is all that reports.csv has of them"
+    why = "report.missing: 2 files share its name, and reports.csv has no path to tell them apart"
     for file in ("p1/ct.npz", "p2/ct.npz"):
         assert told(alike, file, labels=None) == why
     assert told(alike, "p2/other.npz", labels=None) == "mine"
