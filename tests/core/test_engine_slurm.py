@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tasks.core.engines import map_groups, shares
-from tasks.core.engines.plan import Call, Plan
-from tasks.core.engines.shares import Share, Tally
-from tasks.core.engines.slurm_job import _done, silence_s
+from tasks.core.engines import map_groups, slurm
+from tasks.core.engines.slurm import Share, Tally
+from tasks.core.engines.slurm_job import Call, Plan, _done, silence_s
 from tasks.core.engines.slurm_queue import Queue
 from tasks.core.errors import UsageError
 from tasks.core.files import append_line
@@ -177,7 +176,7 @@ def test_a_call_travels_as_json(tmp_path: Path) -> None:
 
 
 def test_a_job_counts_as_lost_only_after_its_last_rows_had_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "GRACE_S", 10.0)
+    monkeypatch.setattr(slurm, "GRACE_S", 10.0)
     share = Share(0, left=3)
     share.begin("17_0")
     assert share.state("PENDING", 0.0) == "waiting"

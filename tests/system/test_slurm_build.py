@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tasks.core.engines import map_groups, shares, slurm, slurm_queue
+from tasks.core.engines import map_groups, slurm, slurm_queue
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.schema.engine import Engines
 from tasks.dataset.build.run import build
@@ -70,7 +70,7 @@ def impatient(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", str(lab / "slurm.conf"))
     monkeypatch.setattr(slurm, "QUEUE_POLL_S", 0.3)
     monkeypatch.setattr(slurm, "POLL_S", 0.1)
-    monkeypatch.setattr(shares, "GRACE_S", 1.0)
+    monkeypatch.setattr(slurm, "GRACE_S", 1.0)
 
 
 def engines(**build: Any) -> Engines:

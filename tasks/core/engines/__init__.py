@@ -1,8 +1,7 @@
-"""Maps an idempotent function over groups of work, wherever the config says: here, on Slurm, on Dask.
+"""Maps an idempotent function over groups of work where the config says: on this machine, Slurm or Dask.
 
-Nothing here decides what the work is or where its result lies: the function leaves that on disk, on a file
-system that all workers share, and returns a small value that says what it did. Hence work that was lost
-with its worker is simply done again, and a result that arrives twice counts once.
+The function leaves its result on a file system that all workers share and returns a small value that says
+what it did. So work that was lost with its worker is done again, and a result that arrives twice counts once.
 """
 
 from __future__ import annotations
@@ -15,16 +14,14 @@ from tasks.core.engines.local import map_here
 from tasks.core.errors import UsageError
 from tasks.core.schema.engine import Engines
 
-__all__ = ["Say", "map_groups", "map_here", "unheard"]
+__all__ = ["map_groups", "map_here"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Say = Callable[[str], None]
-"""Takes a line for whoever watches, such as `waiting in the queue: 4 jobs (Resources)`."""
 
 
-def unheard(text: str) -> None:
-    """The listener for those who have none."""
+def _no_message(text: str) -> None:
+    """The `say` that shows nothing."""
 
 
 def map_groups(
@@ -33,7 +30,7 @@ def map_groups(
     engines: Engines,
     *,
     folder: Path,
-    say: Say = unheard,
+    say: Callable[[str], None] = _no_message,
 ) -> Generator[Result, None, None]:
     """Yield `function(item)` for every item, in order of completion, as `engine.build` says.
 
@@ -41,11 +38,12 @@ def map_groups(
     `functools.partial` of one that gives further keyword arguments; for Slurm all of these travel as JSON, so
     pydantic must know their types. `items` are never held: this machine and Dask take them a few ahead of
     the workers, Slurm writes them to `folder` first (a `range` as its bounds). `folder` is on a file system
-    that every worker sees; the job logs lie there, and whoever calls removes it.
+    that every worker sees; the job logs lie there, and the caller removes it. `say` takes lines for whoever
+    watches, such as `waiting in the queue: 4 jobs (Resources)`.
 
     An error of `function` is raised here and ends the map, and so does closing this generator: Slurm's jobs
-    are cancelled, work in hand elsewhere is finished. TarmacError when work has lost its worker three times,
-    or when nobody answers; UsageError when the engine cannot be used as configured.
+    are cancelled, work in hand elsewhere is finished. TarmacError when work has lost its worker three times
+    or the cluster does not answer; UsageError when the engine cannot be used as configured.
     """
     settings = engines.for_build()
     folder = folder.absolute()

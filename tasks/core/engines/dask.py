@@ -1,10 +1,12 @@
-"""A map on a Dask cluster that somebody else runs; its address is all that is known of it.
+"""A map on a Dask cluster that somebody else runs and of which only the address is known.
 
-Dask moves values as pickles between processes that trust each other, and does the work of a lost worker
-again by itself (`distributed.scheduler.allowed-failures`, 3). What it cannot know is checked by the workers
-before their first item: that they run this very code, and that they see the same folder. An item travels as
-bytes that only the task itself opens: a Dask worker that cannot import what it is sent ends, and would take
-other people's work with it; and so the scheduler needs no Tarmac.
+Dask moves values as pickles between processes that trust each other, and repeats the work of a lost worker by
+itself (`distributed.scheduler.allowed-failures`, 3). Each worker checks before its first item that it runs
+this very code, with the packages that shape a shard's bytes in the same versions, and that it sees the same
+folder: Dask's own version check knows neither the code nor workers that join later. An item travels as bytes
+that only the task itself unpickles, because a Dask worker that cannot import what it is sent ends, and takes
+other people's work with it; so the scheduler needs no Tarmac either. Results are taken from a queue and not
+from `as_completed`, which blocks without a limit and would hide that the scheduler or all workers are gone.
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 CONNECT_S = 10
 LOST_S = 60.0
-"""How long a scheduler may be gone before the map is given up."""
+"""How long a scheduler may be unreachable before the map is given up."""
 LOOK_S = 2.0
 AHEAD = 2
-"""Items a thread of the cluster that are in flight."""
+"""Items in flight per thread of the cluster."""
 FEWEST = 8
-"""In flight while no worker is there yet, so that a cluster that grows with its work sees some."""
+"""Items in flight even without workers, so that a cluster that grows with its queue sees some."""
 STORED_BY = ("blosc2", "numpy", "pillow", "pyarrow")
 """Packages whose versions can change the bytes of a shard."""
 
 CODE = code_digest()
-"""Of the code that this process imported; a worker that has run for weeks has old code in memory."""
+"""Taken at import: a worker that has run for weeks has old code in memory."""
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """What a worker must have: a file that it sees, and the same versions of everything in `versions`."""
+    """What a worker needs: sight of the file `proof`, and these versions of code and packages."""
 
     proof: Path
     versions: tuple[tuple[str, str], ...]
@@ -70,8 +72,8 @@ def map_on_dask(
     expected.proof.touch()
     try:
         with _connected(address) as client:
-            sealed = (pickle.dumps(_Sealed(function, expected, item)) for item in items)
-            yield from _Window(client, address, say).results(sealed)
+            packed = (pickle.dumps(_PackedItem(function, expected, item)) for item in items)
+            yield from _Window(client, address, say).results(packed)
     finally:
         expected.proof.unlink(missing_ok=True)
 
@@ -103,10 +105,10 @@ class _Window:
         self._answered = time.monotonic()
         self._looked = -LOOK_S
 
-    def results(self, sealed: Iterator[bytes]) -> Iterator[Any]:
+    def results(self, packed: Iterator[bytes]) -> Iterator[Any]:
         running: set[Future[Any]] = set()
         name = f"tarmac-{secrets.token_hex(4)}"
-        numbered = enumerate(sealed)
+        numbered = enumerate(packed)
         try:
             while True:
                 self._look()
@@ -127,14 +129,14 @@ class _Window:
                 future.cancel()
 
     def _look(self) -> None:
-        """Fit the window to the cluster, every LOOK_S seconds; TarmacError once its scheduler is lost."""
+        """Every LOOK_S seconds, fit the window to the cluster; TarmacError once its scheduler is lost."""
         now = time.monotonic()
         if now - self._looked < LOOK_S:
             return
         self._looked = now
         try:
             threads = self._threads()
-        except OSError:  # a timeout is one, too
+        except OSError:  # timeouts included
             threads = None
         if threads is None:
             if now - self._answered > LOST_S or self._client.status == "closed":
@@ -146,7 +148,7 @@ class _Window:
             self._say(f"waiting for workers of the Dask cluster at {self._address}")
 
     def _threads(self) -> int | None:
-        """Of all workers; None while the client is not connected."""
+        """The threads of all workers; None while the client is not connected."""
         if self._client.status != "running" or self._client.scheduler is None:
             return None
         ask = self._client.scheduler.ncores
@@ -166,7 +168,7 @@ class _Window:
         except KilledWorker as error:
             raise TarmacError(
                 f"Dask workers died over the same work, the last at {error.last_worker.address}; "
-                "is memory short? Their logs tell; give them more of it, or fewer threads"
+                "is memory short? See their logs; give them more memory, or fewer threads"
             ) from None
         except (CancelledError, TimeoutError):
             raise self._gone() from None
@@ -181,8 +183,8 @@ class _Window:
 
 
 @dataclass(frozen=True)
-class _Sealed:
-    """An item that is done by being unpickled."""
+class _PackedItem:
+    """Function and item; unpickling it in a worker does the work."""
 
     function: Callable[[Any], Any]
     expected: _Expected
@@ -200,7 +202,7 @@ def _do(function: Callable[[Item], Result], expected: _Expected, item: Item) -> 
 
 @functools.lru_cache(maxsize=8)
 def _check(expected: _Expected) -> None:
-    """UsageError when this worker may not take part; once a worker and map."""
+    """UsageError where this worker does not meet what is expected; checked once per worker and map."""
     for name, wanted in expected.versions:
         found = _versions().get(name, "none")
         if found != wanted:

@@ -1,9 +1,9 @@
-"""The process pool of this machine, and threads for work that leaves the interpreter to others.
+"""Maps on this machine: a process pool, and threads for work that releases the interpreter's lock.
 
-The pool starts its processes by forkserver, never by fork of a threaded process, and without the caller's
-main module: they have no use for it, and a script that builds outside `if __name__ == "__main__"` would build
-in every one of them. A worker that is killed does not fail the map: its item, which is idempotent, is done
-again by a new pool, up to TRIES times.
+The pool starts its processes by forkserver, never by a fork of the threaded caller, and without the caller's
+main module: a script that builds outside `if __name__ == "__main__"` would build again in each of them. A
+killed worker does not fail the map: its item, which is idempotent, is done again by a new pool, up to TRIES
+times.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Result = TypeVar("Result")
 TRIES = 3
 _BLAS = "OPENBLAS_NUM_THREADS"
 LEAVES_S = 1.0
-"""A thread on a local disk is done with what it has in hand; one that waits for a dead store never is."""
+"""How long a closed map waits for its threads: on a local disk they end soon, on a dead store never."""
 
 
 class _Process(ForkServerProcess):
-    """Is told of no main module, which it would import."""
+    """A process that does not import the caller's main module."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
@@ -54,7 +54,7 @@ class _Context(ForkServerContext):
 
 @dataclass
 class _Work(Generic[Item]):
-    """An item, and how often its worker was lost."""
+    """An item, and how many workers were lost over it."""
 
     item: Item
     losses: int = 0
@@ -93,13 +93,11 @@ def map_in_threads(
     """Yield `function(item)` for every item, in their order.
 
     At most twice as many items as threads are taken from `items` ahead of the results. An error of `function`
-    is raised here. Closing this generator, or Ctrl-C, waits LEAVES_S at most: what is in hand then goes on to
-    its end, or to that of the process, so `function` should change nothing.
+    is raised here. Closing this generator, or Ctrl-C, waits at most LEAVES_S: work in hand then goes on until
+    it or the process ends, so `function` should change nothing.
     """
     asked: SimpleQueue[tuple[Future[Result], Item] | None] = SimpleQueue()
-    workers = [
-        threading.Thread(target=_work_off, args=(function, asked), daemon=True) for _ in range(threads)
-    ]
+    workers = [threading.Thread(target=_serve, args=(function, asked), daemon=True) for _ in range(threads)]
     for worker in workers:
         worker.start()
     running: deque[Future[Result]] = deque()
@@ -117,11 +115,11 @@ def map_in_threads(
         for _ in workers:
             asked.put(None)
         ends = time.monotonic() + LEAVES_S
-        for worker in workers:  # a thread that the interpreter's end meets in C++ takes the process down
+        for worker in workers:  # a thread inside C++ when the interpreter ends would crash it
             worker.join(max(0.0, ends - time.monotonic()))
 
 
-def _work_off(
+def _serve(
     function: Callable[[Item], Result], asked: SimpleQueue[tuple[Future[Result], Item] | None]
 ) -> None:
     while (work := asked.get()) is not None:
@@ -134,10 +132,10 @@ def _work_off(
 
 
 def warm_up(module: str) -> None:
-    """Start the process that workers are forked from; it imports `module` while other work goes on.
+    """Start the server process that workers are forked from; it imports `module` while the caller goes on.
 
-    Unless the environment says otherwise, matrices are multiplied by one thread there: the workers share the
-    cores already, and OpenBLAS's threads burn time before they go to sleep.
+    OpenBLAS gets one thread per worker unless the environment says otherwise: the workers share the cores
+    already, and its threads spin before they sleep.
     """
     _Context().set_forkserver_preload([module])
     is_set = _BLAS in os.environ
@@ -163,7 +161,7 @@ def _drain(
     running: dict[Future[Result], _Work[Item]],
     ahead: int,
 ) -> Iterator[Result]:
-    """Keep `ahead` items in the pool: enough to keep it busy, few enough to leave little after a failure."""
+    """Keep `ahead` items in the pool: enough to keep it busy, few enough to lose little by a failure."""
     while True:
         while len(running) < ahead:
             work = again.popleft() if again else next(fresh, None)
@@ -185,7 +183,7 @@ def _drain(
 
 
 def _is_broken(future: Future[Result]) -> bool:
-    """Those whose worker was lost come last, so that no finished result is lost with them."""
+    """The sort key that puts lost workers last, so that finished results are yielded first."""
     return isinstance(future.exception(), BrokenProcessPool)
 
 

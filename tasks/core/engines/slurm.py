@@ -1,8 +1,9 @@
-"""A map as an array of Slurm jobs, watched from the process that started it.
+"""A map as an array of Slurm jobs, watched by the process that started it.
 
-Truth is fused from what the jobs append to their files and from what squeue has; submitit's own states say
-nothing without Slurm's accounting. The starter only submits, reads and touches a heartbeat: the work, and
-the memory it takes, is the jobs'. When the starter ends the jobs are cancelled; when it dies they notice.
+What is done is known from the rows that the jobs append to their files, and what lives from squeue;
+submitit's own states mean nothing without Slurm's accounting. The starter only submits, reads and writes a
+heartbeat: the work, and the memory it takes, is the jobs'. When the starter ends it cancels the jobs; when it
+dies they notice. `Share` and `Tally` decide what becomes of a share from values alone, without any I/O.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tasks.core.child import ERRORS
 from tasks.core.engines.local import TRIES
-from tasks.core.engines.plan import Call, Plan
-from tasks.core.engines.shares import Share, Tally
+from tasks.core.engines.slurm_job import Call, Plan
 from tasks.core.engines.slurm_queue import Queue, Queued, ending, log_of, require_slurm
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_lines
@@ -31,12 +32,15 @@ Result = TypeVar("Result")
 JOBS = 4
 BEAT_S = 5.0
 SILENCE_S = 60.0
-"""A job ends itself when its starter has been silent this long."""
+"""A job ends itself after this long without a sign of its starter."""
 POLL_S = 0.5
 QUEUE_POLL_S = 10.0
 UNKNOWN_S = 600.0
-"""How long Slurm may leave squeue unanswered while no result arrives."""
+"""How long squeue may go unanswered while no result arrives."""
+GRACE_S = 10.0
+"""How long the last rows of a job may take to appear after the job has left the queue."""
 LOG_LINES = 5
+State = Literal["waiting", "running", "spent", "lost"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +72,14 @@ def map_on_slurm(
 
 @contextlib.contextmanager
 def _heartbeat(path: Path) -> Iterator[None]:
-    """Rewrite `path` every few seconds, from a thread: whoever takes the results may take his time."""
+    """Rewrite `path` every few seconds from a thread, since the consumer of the results may be slow."""
     over = threading.Event()
 
     def beat() -> None:
         while not over.wait(BEAT_S):
             try:
                 path.write_text(".")
-            except OSError as error:  # the next one may succeed; the jobs bear a few that are missing
+            except OSError as error:  # the next one may succeed; the jobs tolerate a few missing ones
                 logger.warning("%s: %s", path, error)
 
     path.write_text(".")
@@ -90,10 +94,84 @@ def _heartbeat(path: Path) -> Iterator[None]:
 
 
 def _waiting(reasons: list[str]) -> str:
-    """How many jobs wait, and what most of them wait for, in Slurm's words."""
+    """How many jobs wait, and the reason of most of them in Slurm's words."""
     jobs = "1 job" if len(reasons) == 1 else f"{len(reasons)} jobs"
     [(reason, _)] = Counter(reasons).most_common(1)
     return f"waiting in the queue: {jobs}" + (f" ({reason})" if reason != "None" else "")
+
+
+@dataclass
+class Share:
+    """One share and the current attempt at it."""
+
+    number: int
+    left: int
+    """Items without a result."""
+    attempt: int = 0
+    job: str = ""
+    begun: set[int] = field(default_factory=set)
+    """Items that this attempt has begun and not finished."""
+    ended: str | None = None
+    results: int = 0
+    """Results of this attempt."""
+    fruitless: int = 0
+    """Attempts in a row that ended without a result."""
+    gone_since: float | None = None
+
+    def begin(self, job: str) -> None:
+        self.job = job
+        self.begun, self.ended, self.results, self.gone_since = set(), None, 0, None
+
+    def hear(self, row: dict[str, Any]) -> None:
+        """Take a row of this attempt's job; the tally counts the results."""
+        if "begun" in row:
+            self.begun.add(row["begun"])
+        elif "item" in row:
+            self.begun.discard(row["item"])
+            self.results += 1
+        elif "end" in row:
+            self.ended = row["end"]
+
+    def state(self, queued: str | None, now: float) -> State:
+        """`queued` is the job's state in the queue, None when the queue does not have the job.
+
+        A job that stopped for its time limit is spent; one that vanished with work left is lost.
+        """
+        if self.ended == "time":
+            return "spent"
+        if queued is not None:
+            self.gone_since = None
+            return "waiting" if queued == "PENDING" else "running"
+        if self.gone_since is None:
+            self.gone_since = now
+        return "lost" if now - self.gone_since >= GRACE_S else "running"
+
+
+class Tally:
+    """Which items are done, and how often an item or a share was lost."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self._done = bytearray(count)
+        self._losses: dict[int, int] = {}
+
+    def is_new(self, item: int) -> bool:
+        """Count a result; False for one that is counted already, where an item was done twice."""
+        if self._done[item]:
+            return False
+        self._done[item] = True
+        self._losses.pop(item, None)
+        self.left -= 1
+        return True
+
+    def is_hopeless(self, share: Share) -> bool:
+        """Count the end of a share's attempt; True once TRIES of them ended over the same item, or one after
+        the other without any result."""
+        share.fruitless = 0 if share.results else share.fruitless + 1
+        in_hand = [item for item in share.begun if not self._done[item]]
+        for item in in_hand:
+            self._losses[item] = self._losses.get(item, 0) + 1
+        return share.fruitless >= TRIES or any(self._losses[item] >= TRIES for item in in_hand)
 
 
 class _Watch:
@@ -110,11 +188,11 @@ class _Watch:
         self._answered = self._progressed = self._looked = time.monotonic()
 
     def results(self) -> Iterator[Any]:
-        """The results' JSON values; submits, and submits again what was lost."""
+        """The results' JSON values; submits all shares, and again what is lost."""
         self._submit(self._shares)
         while self._tally.left:
             has_news = False
-            for share in self._open():
+            for share in self._unfinished():
                 for value in self._news(share):
                     has_news = True
                     yield value
@@ -122,9 +200,9 @@ class _Watch:
                 self._look()
                 self._looked = time.monotonic()
             if not has_news:
-                time.sleep(POLL_S)  # nothing tells of a file's growth on another machine
+                time.sleep(POLL_S)  # no event reports the growth of a file on another machine
 
-    def _open(self) -> list[Share]:
+    def _unfinished(self) -> list[Share]:
         return [share for share in self._shares if share.left]
 
     def _submit(self, shares: list[Share]) -> None:
@@ -134,7 +212,7 @@ class _Watch:
         self._answered = self._looked = time.monotonic()
 
     def _news(self, share: Share) -> Iterator[Any]:
-        """New results of a share, of earlier attempts too: those may have been slow to appear."""
+        """New results of a share, also of earlier attempts, whose rows may appear late."""
         for attempt in range(share.attempt + 1):
             path = self._plan.rows_of(share.number, attempt)
             rows, self._offsets[path] = read_lines(path, self._offsets.get(path, 0))
@@ -167,7 +245,7 @@ class _Watch:
             return
         self._answered = now
         waiting: list[Queued] = []
-        shares = self._open()
+        shares = self._unfinished()
         for share in shares:
             queued = seen.get(share.job)
             state = share.state(queued.state if queued else None, now)
@@ -179,7 +257,7 @@ class _Watch:
             self._say(_waiting([queued.reason for queued in waiting]))
 
     def _again(self, share: Share, is_lost: bool) -> None:
-        """Submit what an ended job has left; TarmacError when that has been tried often enough."""
+        """Submit what an ended job has left over; TarmacError when that has been tried often enough."""
         how = (ending(share.job) if is_lost else "") or ("TIMEOUT" if share.ended == "time" else "vanished")
         if self._tally.is_hopeless(share):
             raise TarmacError(self._hopeless(share, how))

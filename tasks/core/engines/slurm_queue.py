@@ -1,8 +1,8 @@
-"""Slurm's commands: submitting through submitit, asking what is queued, cancelling.
+"""Slurm's commands: submit through submitit, list what is queued, cancel.
 
-submitit writes the script and calls sbatch; of a job's state it knows nothing without Slurm's accounting, so
+submitit writes the script and calls sbatch; it does not know a job's state without Slurm's accounting, so
 squeue is asked instead. Jobs are found by their name, which is unique to a map: an id can be lost between
-sbatch and its reader, and comes again when the controller loses its state.
+sbatch and its reader, and is given again when the controller loses its state.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tasks.core.engines.plan import Plan
-from tasks.core.engines.slurm_job import enter
+from tasks.core.engines.slurm_job import Plan, enter
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.schema.engine import BuildEngine
 
@@ -31,12 +30,12 @@ ANSWER_S = 30
 CANCEL_S = 60
 SETTLE_S = 15
 SIGNAL_DELAY_S = 90
-"""A job hears of its time limit this long before it is ended, or at half time if that is later."""
+"""A job is warned this long before its time limit, or at half time if that is later."""
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A job that Slurm has in its queue: its state, such as PENDING, and what it waits for."""
+    """A job in Slurm's queue: its state, such as PENDING, and the reason why it waits."""
 
     state: str
     reason: str
@@ -58,7 +57,7 @@ class Queue:
         executor = submitit.SlurmExecutor(plan.logs, max_num_timeout=0)
         executor.update_parameters(**parameters(engine, self.name))
         shares, tries = zip(*attempts, strict=True)
-        said = io.StringIO()  # submitit prints what sbatch says, beside raising it
+        said = io.StringIO()  # submitit prints what sbatch says as well as raising it
         with _outside_any_job(), contextlib.redirect_stderr(said):
             try:
                 jobs = executor.map_array(enter, [str(plan.folder)] * len(shares), shares, tries)
@@ -68,7 +67,7 @@ class Queue:
         return [str(job.job_id) for job in jobs]
 
     def look(self) -> Mapping[str, Queued] | None:
-        """What of the map is queued or running, by job id; None when Slurm does not answer."""
+        """The map's queued and running jobs by id; None when Slurm does not answer."""
         answer = _ask(["squeue", "-h", "-r", *self._mine, "-o", "%i|%T|%r"])
         if answer is None:
             return None
@@ -82,7 +81,7 @@ class Queue:
             time.sleep(0.5)
 
     def cancel(self) -> None:
-        """Cancel whatever is left, and wait until it is gone; jobs that Slurm cannot reach end themselves."""
+        """Cancel what is left and wait until it is gone; jobs that Slurm cannot reach end by themselves."""
         deadline = time.monotonic() + CANCEL_S
         while self.look() != {} and time.monotonic() < deadline:
             _ask(["scancel", *self._mine])
@@ -105,10 +104,10 @@ def require_slurm() -> None:
 
 
 def parameters(engine: BuildEngine, name: str) -> dict[str, Any]:
-    """The settings in submitit's words.
+    """The settings as submitit's parameters.
 
-    srun is told the cores again: since Slurm 22.05 it does not take them from the job. A limit of None keeps
-    submitit from its own default of five minutes, and the accounting key from its `submitit`.
+    srun gets the number of cores as well: since Slurm 22.05 it does not take it from the job. A time of None
+    keeps submitit from its own default of five minutes, a wckey of None from its default `submitit`.
     """
     cpus = engine.cpus or engine.workers or 1
     limit_s = engine.time
@@ -131,14 +130,14 @@ def parameters(engine: BuildEngine, name: str) -> dict[str, Any]:
 
 
 def ending(job: str) -> str:
-    """How Slurm says that a job ended, such as TIMEOUT or OUT_OF_MEMORY; empty when it has forgotten."""
+    """Slurm's final state of a job, such as TIMEOUT or OUT_OF_MEMORY; empty when it has forgotten the job."""
     answer = _ask(["scontrol", "show", "job", "-o", job]) or ""
     found = re.search(r"\bJobState=(\w+)", answer)
     return found.group(1) if found else ""
 
 
 def log_of(plan: Plan, job: str) -> Path:
-    """Where submitit lets a job print to."""
+    """The file that submitit sends a job's output to."""
     return plan.logs / f"{job}_0_log.out"
 
 
