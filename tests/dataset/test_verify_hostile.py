@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 
 from tasks.dataset.build.run import build
+from tasks.dataset.formats.checks import DECODERS, MOST_UNPACKED
 from tasks.dataset.tar.writer import END, header
-from tasks.dataset.verify.decoders import DECODERS, MOST_UNPACKED
 from tasks.dataset.verify.inside import Inside, Task, inspect
 from tasks.dataset.verify.records import BadSample
 from tasks.dataset.verify.run import verify

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.core.errors import UsageError
-from tasks.dataset.formats.volumes import npy
+from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.frame import (
     CHUNK_HEADER,
     FIXED_HEADER,

@@ -13,7 +13,7 @@ from tasks.core.schema import VolumeRules
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import Axis, pad_fraction, plan, spacing_of
 from tasks.dataset.formats.volumes.hounsfield import implausible, quantiles
-from tasks.dataset.formats.volumes.prepare import prepare
+from tasks.dataset.formats.volumes.resample import prepare
 from tasks.dataset.rejects import Reject
 from tests.dataset import ct_clip, raw
 
@@ -183,8 +183,8 @@ def test_the_same_volume_gives_the_same_bytes_in_any_process(before: str) -> Non
 
 PREPARE = """
 import hashlib
-from tests.dataset import raw
-from tests.dataset.test_volume_rules import prepared, rules
+from tests.dataset import ct_clip, raw
+from tests.dataset.formats.test_volumes import prepared, rules
 wanted = rules(window=[-1000, 1000], spacing_mm=[1.5, 0.75, 0.75], shape=[16, 24, 24])
 found = prepared(raw.volume(3, (11, 33, 35)) * 1.1, (2.5, 0.6, 0.7), wanted)
 print(hashlib.blake3(found.tobytes()).hexdigest()[:16])
