@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tasks.dataset.formats import zips
 from tasks.dataset.rejects import Reject
-from tasks.dataset.tar.writer import Buffer
+from tasks.dataset.tar.format import Buffer
 
 MAGIC = npy.MAGIC_PREFIX
 LARGEST_BYTES = 4 << 30

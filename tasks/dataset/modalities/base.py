@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tasks.core.schema import Dataset
 from tasks.dataset.rejects import Reason
-from tasks.dataset.tar.writer import Buffer, Members
+from tasks.dataset.tar.format import Buffer, Members
 
 Required = tuple[tuple[str, ...], ...]
 """Sets of members, of each of which a sample must have one."""

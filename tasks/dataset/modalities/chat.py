@@ -19,7 +19,7 @@ from tasks.dataset.formats.checks import is_blank
 from tasks.dataset.modalities.base import Fault, Modality, Taken
 from tasks.dataset.modalities.image_text import judge_image, judge_json
 from tasks.dataset.rejects import Reject
-from tasks.dataset.tar.writer import Members
+from tasks.dataset.tar.format import Members
 
 RATINGS = ("relevance", "image_correspondence", "visual_dependency", "formatting")
 """What a turn may be rated for; a raw row names them `relevance_ratings` and so on."""

@@ -13,7 +13,7 @@ from tasks.dataset.formats import images
 from tasks.dataset.formats.checks import is_blank
 from tasks.dataset.modalities.base import Fault, Modality, Taken
 from tasks.dataset.rejects import Reject
-from tasks.dataset.tar.writer import Members
+from tasks.dataset.tar.format import Members
 
 
 def take(raw: Members, dataset: Dataset) -> Taken:

@@ -32,7 +32,7 @@ from tasks.dataset.formats.checks import is_blank
 from tasks.dataset.modalities import image_text
 from tasks.dataset.modalities.base import Fault, Modality, Taken, missing
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.tar.writer import Members
+from tasks.dataset.tar.format import Members
 
 logger = logging.getLogger(__name__)
 

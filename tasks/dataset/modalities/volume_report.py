@@ -21,7 +21,7 @@ from tasks.dataset.formats.volumes.stored import StoredVolume
 from tasks.dataset.modalities.base import Fault, Modality, Taken
 from tasks.dataset.modalities.image_text import judge_json, judge_text
 from tasks.dataset.rejects import Reject
-from tasks.dataset.tar.writer import Members
+from tasks.dataset.tar.format import Members
 
 CHECKSUMS = "chunk_crc32c"
 DIFFERS = f"its chunks differ from {CHECKSUMS} in json"

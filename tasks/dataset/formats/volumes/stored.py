@@ -31,7 +31,7 @@ from tasks.dataset.formats.volumes.frame import (
 )
 from tasks.dataset.formats.volumes.geometry import Shape
 from tasks.dataset.rejects import Reject
-from tasks.dataset.tar.writer import Buffer
+from tasks.dataset.tar.format import Buffer
 
 B2ND, NPY = "volume.b2nd", "volume.npy"
 MEMBERS = (B2ND, NPY)
