@@ -1,198 +1,240 @@
-"""The commands on datasets and raw data, one function a name; each returns its exit code.
-
-All but `build` call the library directly, because a person waits for them.
-"""
+"""The commands that make and keep versions of a dataset: `build` and `versions`."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
-from argparse import Namespace
-from collections.abc import Iterator
-from dataclasses import asdict
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from flows import looking, start, verifying
-from flows.forecasting import build_lines, left_out, training_left
-from flows.history import show_history
-from flows.output import print_json, say
-from flows.parameters import Overrides, configured
-from tasks.core import screen
-from tasks.core.errors import UsageError
-from tasks.core.files import disk_full_as_error
-from tasks.core.units import counted
-from tasks.dataset.quarantine import by_split
+from cyclopts import Parameter
+
+from flows.arguments import AsJson, Changes, ConfigFile
+from flows.output import near, print_result, say
+from tasks.core.errors import DataError, UsageError
+from tasks.core.units import count, counted, size, when
+
+if TYPE_CHECKING:
+    from tasks.core.schema import Config
+    from tasks.dataset.manifest import Manifest
 
 KEPT = 3
-"""Versions that a prune keeps unless it is told a number."""
+"""Versions that a prune keeps unless it is given a number."""
+CHANGED = ("previous", "gained", "lost", "released", "shards", "shards_rewritten")
+"""What `build --json` takes over from the stage."""
 
 
-def build(arguments: Namespace) -> int:
-    """Raw data to a verified version."""
-    from flows import outcome
+def build(
+    config: ConfigFile,
+    /,
+    *,
+    changes: Changes = None,
+    rehash: Annotated[
+        bool, Parameter(help="Compare the content of all raw files, not only their sizes and times.")
+    ] = False,
+    accept_loss: Annotated[
+        bool, Parameter(help="Publish a version that has lost more than 5 % of the samples.")
+    ] = False,
+    shard: Annotated[str, Parameter(help="Convert this shard again: 7, or val/000003.", metavar="N")] = "",
+    no_wait: Annotated[
+        bool, Parameter(help="Fail when somebody else is building the dataset, instead of waiting.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Turn raw data into verified shards with a manifest.
+
+    Only shards whose samples changed are written. The new version becomes the
+    current one after it is verified. Every raw sample is accounted for:
+    read = accepted + filtered + rejected.
+
+    For example:
+      tarmac build configs/photos.yaml
+      tarmac build configs/photos.yaml --set dataset.shard.samples=512
+    """
+    from flows import start
+    from flows.parameters import Overrides, configured
     from tasks.dataset.build.freshness import is_up_to_date
 
-    settings = configured(Path(arguments.config), Overrides(set=arguments.set))
+    overrides = Overrides(set=changes or [])
+    settings = configured(config, overrides)
     began = time.monotonic()
-    asks = arguments.rehash or arguments.shard
-    version = None if asks else is_up_to_date(settings)
+    version = None if rehash or shard else is_up_to_date(settings)
     if version is not None:
-        return outcome.show_dataset(settings, version, began, arguments.json)
-    stages = start.flow("build", arguments, settings)
-    version = Path(stages[0]["details"]["version"])
-    return outcome.show_dataset(settings, version, began, arguments.json, built=stages[0]["details"])
+        return _show_build(settings, version, None, time.monotonic() - began, as_json)
+    stages = start.flow(
+        "flows.build:build_flow",
+        settings.runs,
+        config=config,
+        overrides=overrides,
+        rehash=rehash,
+        accept_loss=accept_loss,
+        shard=shard,
+        wait=not no_wait,
+    )
+    built = stages[0]["details"]
+    return _show_build(settings, Path(built["version"]), built, time.monotonic() - began, as_json)
 
 
-def plan(arguments: Namespace) -> int:
-    """What a run would do; writes nothing."""
-    from tasks.dataset.build.forecast import forecast
+def _show_build(
+    settings: Config, version: Path, built: Mapping[str, Any] | None, seconds: float, as_json: bool
+) -> int:
+    """Print the result of a build; `built` is what its stage reports, None when nothing was to be done."""
+    from tasks.core import screen
+    from tasks.dataset import quarantine
+    from tasks.dataset.manifest import read_manifest
 
-    settings = configured(Path(arguments.config), Overrides(set=arguments.set))
-    if settings.schedule is not None and find_spec("prefect") is not None:  # which plans need not have
-        from flows.offers import of_config
-
-        of_config(settings, Path(arguments.config))
-    with screen.running("plan") as progress:
-        told = forecast(settings, progress)
-    training = training_left(settings, told.up_to_date)
-    if arguments.json:
-        skipped = by_split(left_out(settings, told.up_to_date))
-        plans = {
-            "build": asdict(told),
-            "left_out": skipped,
-            "train": training.told if training else None,
-            "doubts": training.doubts if training else [],
-        }
-        return print_json({"ok": True, "findings": [], **plans})
-    lines = list(build_lines(settings, told))
-    if training is not None:
-        lines.append(f"train     {training.told}")
-        lines += [f"!         {doubt}" for doubt in training.doubts]
-    if told.work is not None and told.work.stops is not None:
-        lines.append("nothing was written")
-    elif told.up_to_date is None or (training is not None and training.is_left):
-        command = ["tarmac", "run" if training else "build", arguments.config]
-        changes = [part for pair in arguments.set for part in ("--set", pair)]
-        lines.append(f"nothing was written; to do it: {shlex.join([*command, *changes])}")
-    sys.stdout.write("\n".join(lines) + "\n")
-    return 0
-
-
-def init(arguments: Namespace) -> int:
-    """Look at raw data, say what is there, and write a config for it."""
-    from tasks.dataset.init import config_text, survey
-    from tasks.dataset.init.evidence import shown
-
-    seen = survey(arguments.data)
-    path = Path(arguments.out or f"configs/{seen.name}.yaml")
-    text = config_text(seen)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"--out: {path} is there and stays as it is; give another path with --out") from None
-    except OSError as error:
-        raise UsageError(f"--out: {path} cannot be written ({error.strerror}); give another PATH") from None
-    if arguments.json:
-        readings = [reading.as_json() for reading in seen.readings]
-        files = {shown(suffix): number for suffix, number in sorted(seen.inventory.counts.items())}
-        return print_json(
-            {"ok": True, "findings": [], "config": str(path), "files": files, "readings": readings}
+    manifest = read_manifest(version)
+    entries = quarantine.read(quarantine.home(version) / quarantine.NAME)
+    left_out = quarantine.of_version(version, entries)
+    if as_json:
+        return print_result(
+            up_to_date=built is None or built["up_to_date"],
+            version=version.name,
+            path=str(version),
+            **manifest.model_dump(mode="json", include={"read", "accepted", "filtered", "rejects", "splits"}),
+            left_out=quarantine.by_split(left_out),
+            **{name: built[name] for name in CHANGED if built is not None},
+            seconds=round(seconds, 2),
         )
-    sys.stdout.write("\n".join(_survey_lines(seen, path)) + "\n")
-    return 0
+    if built is None:
+        screen.finished("build", f"up to date: version {version.name}", seconds)
+    notice = quarantine.notice(version, left_out)
+    return say("\n".join(_build_lines(settings, version, manifest, built, notice)))
 
 
-def _survey_lines(seen: Any, path: Path) -> Iterator[str]:
-    from tasks.dataset.init.evidence import shown
+def _build_lines(
+    settings: Config, version: Path, manifest: Manifest, built: Mapping[str, Any] | None, notice: str | None
+) -> Iterator[str]:
+    from tasks.dataset.rejects import reject_lines
 
-    yield shown(f"{seen.inventory.given}: {seen.inventory.described}", 300)
-    width = max(9, *(len(what) for what, _ in seen.best.seen))
-    yield from (f"  {what:<{width}} {shown(evidence, 300)}" for what, evidence in seen.best.seen)
-    yield from (f"! {shown(warning, 300)}" for warning in seen.best.warnings)
-    for other in seen.readings[1:]:
-        yield f"  {'or':<{width}} {other.kind}: {other.what}, {counted(other.samples, 'sample')}"
-    yield f"✓ {path}: {seen.best.what}"
-    yield f"  {'next':<{width}} tarmac plan {shlex.quote(str(path))}"
-    yield f"  {'':<{width}} tarmac build {shlex.quote(str(path))}"
-
-
-def verify(arguments: Namespace) -> int:
-    """Is a dataset sound?"""
-    return verifying.verify(arguments)
-
-
-def repair(arguments: Namespace) -> int:
-    """Make a damaged dataset sound again."""
-    from flows.repairing import repair as mend
-
-    return mend(arguments)
-
-
-def look(arguments: Namespace) -> int:
-    """A page of a dataset's version."""
-    return looking.look(arguments)
-
-
-def versions(arguments: Namespace) -> int:
-    """A dataset's history."""
-    from tasks.dataset import versions as history
-
-    dataset, keep = Path(arguments.dataset), arguments.keep
-    if arguments.version is not None and arguments.action != "rollback":
-        fix = "; it keeps the newest --keep N" if arguments.action == "prune" else ""
-        raise UsageError(f"VERSION: {arguments.action} takes none, and {arguments.version!r} is given{fix}")
-    if keep is not None and arguments.action != "prune":
-        raise UsageError(f"--keep: {arguments.action} removes no version; it is for prune")
-    if arguments.action == "rollback":
-        if arguments.version is None:
-            raise UsageError("VERSION: rollback needs the version to go back to; see tarmac versions DATASET")
-        version = history.rollback(dataset, arguments.version)
-        if arguments.json:
-            return print_json({"ok": True, "findings": [], "current": version.name})
-        sys.stdout.write(f"✓ current is {version.name}; a build of changed sources makes a new version\n")
-        return 0
-    if arguments.action == "prune":
-        keep = KEPT if keep is None else keep
-        if keep < 1:
-            raise UsageError("--keep: at least 1, the current version")
-        removed = history.prune(dataset, keep)
-        if arguments.json:
-            return print_json({"ok": True, "findings": [], "removed": removed})
-        sys.stdout.write(f"✓ removed {', '.join(removed) or 'nothing'}\n")
-        for name, why in history.spared(dataset, keep).items():
-            sys.stdout.write(f"  {name} stays: {why}\n")
-        return 0
-    return show_history(dataset, arguments.json)
+    share = f" ({manifest.rejected / manifest.read:.1%}, budget {settings.dataset.reject_budget:.1%})"
+    yield (
+        f"{manifest.read:,} read = {manifest.accepted:,} accepted + {manifest.filtered:,} filtered "
+        f"+ {manifest.rejected:,} rejected{share if manifest.rejected else ''}"
+    )
+    yield from reject_lines(version, manifest.rejects, settings.dataset.private)
+    for name, split in manifest.splits.items():
+        samples, shards = counted(split.samples, "sample"), counted(split.shards, "shard")
+        yield f"  {name:<8} {samples} in {shards}, {size(split.bytes)}"
+    if notice:
+        yield f"! {notice}"
+    if built is not None:
+        was = built["previous"]
+        is_new = was not in (None, version.name)
+        change = f" (was {was}: +{built['gained']:,} −{built['lost']:,})" if is_new else ""
+        written = f"{built['shards_rewritten']} of {built['shards']} shards written"
+        yield f"✓ version {version.name}{change}; {written}"
+    yield f"  data     {near(settings.dataset.output / 'current')}"
+    yield f"  look     tarmac look {near(settings.dataset.output)}"
+    if "train" not in manifest.splits:
+        yield "! no split is named train, which a training needs: see dataset.splits"
+    if manifest.rejected:
+        where = near(version / "rejects.parquet")
+        yield f"  rejects  {where}; mend the sources and run again: only these are redone"
 
 
-def example(arguments: Namespace) -> int:
-    """A small raw dataset to start from."""
-    from tasks.dataset import examples
+def versions(
+    dataset: Annotated[Path, Parameter(help="The folder of a dataset.")],
+    action: Annotated[
+        Literal["list", "rollback", "prune"], Parameter(help="What to do (default: list).")
+    ] = "list",
+    version: Annotated[
+        str | None, Parameter(help="Of rollback: the version to go back to, or the start of its name.")
+    ] = None,
+    /,
+    *,
+    keep: Annotated[
+        int | None, Parameter(help="Of prune: how many versions to keep (default: 3).", metavar="N")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """List a dataset's versions, roll back to one, or prune old ones.
 
-    if arguments.name not in examples.EXAMPLES:
-        raise UsageError(
-            f"NAME: no example is named {arguments.name!r}; there are: {', '.join(examples.EXAMPLES)}"
-        )
-    path = Path(arguments.path or f"data/raw/{arguments.name}")
+    The current version, newer ones and those that a live run has pinned are
+    never removed.
+
+    For example:
+      tarmac versions data/digits
+      tarmac versions data/digits rollback 9c41
+      tarmac versions data/digits prune --keep 1
+    """
+    if version is not None and action != "rollback":
+        fix = "; it keeps the newest --keep N" if action == "prune" else ""
+        raise UsageError(f"VERSION: {action} takes none, and {version!r} is given{fix}")
+    if keep is not None and action != "prune":
+        raise UsageError(f"--keep: {action} removes no version; it is for prune")
+    if action == "rollback":
+        return _roll_back(dataset, version, as_json)
+    if action == "prune":
+        return _prune(dataset, KEPT if keep is None else keep, as_json)
+    return _show_versions(dataset, as_json)
+
+
+def _roll_back(dataset: Path, name: str | None, as_json: bool) -> int:
+    from tasks.dataset.versions import rollback
+
+    if name is None:
+        raise UsageError("VERSION: rollback needs the version to go back to; see tarmac versions DATASET")
+    version = rollback(dataset, name)
+    if as_json:
+        return print_result(current=version.name)
+    return say(f"✓ current is {version.name}; a build of changed sources makes a new version")
+
+
+def _prune(dataset: Path, keep: int, as_json: bool) -> int:
+    from tasks.dataset.versions import prune, spared
+
+    if keep < 1:
+        raise UsageError("--keep: at least 1, the current version")
+    removed = prune(dataset, keep)
+    if as_json:
+        return print_result(removed=removed)
+    stays = [f"  {name} stays: {why}" for name, why in spared(dataset, keep).items()]
+    return say("\n".join([f"✓ removed {', '.join(removed) or 'nothing'}", *stays]))
+
+
+def _show_versions(dataset: Path, as_json: bool) -> int:
+    from tasks.dataset.versions import current, listed, pinned
+
+    now, pins = current(dataset), pinned(dataset)
+    rows = [_version_row(one, one == now, pins.get(one.name, [])) for one in listed(dataset)]
+    if not rows:
+        raise UsageError(f"DATASET: {dataset} has no versions; build it first")
+    if as_json:
+        return print_result(versions=rows)
+    return say("\n".join(map(_version_line, rows)))
+
+
+def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[str, Any]:
+    from tasks.core.files import read_json
+    from tasks.dataset.manifest import read_manifest
+
+    row = {"version": version.name, "current": is_current, "pinned_by": pinned_by, "error": None}
+    build = version / "build.json"
     try:
-        with disk_full_as_error(path):
-            count = examples.EXAMPLES[arguments.name](path)
+        manifest = read_manifest(version)
+        built = float(read_json(build)["built"])
+    except DataError as error:
+        return row | {"error": str(error)}
     except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(f"PATH: {path} cannot be written ({reason}); choose another") from None
-    if arguments.json:
-        return print_json({"ok": True, "findings": [], "path": str(path), "samples": count})
-    written = f"✓ example   {count:,} samples in {path}"
-    return say(written if count else f"{path} is there already: left alone")
+        return row | {"error": f"{build} cannot be read: {error.strerror}"}
+    except (ValueError, KeyError, TypeError):
+        return row | {"error": f"{build} is damaged: tarmac repair {version} mends it"}
+    size_bytes = sum(split.bytes for split in manifest.splits.values())
+    return row | {
+        "built": built,
+        "samples": manifest.accepted,
+        "shards": manifest.shards,
+        "bytes": size_bytes,
+    }
 
 
-def schema(arguments: Namespace) -> int:
-    """The config's JSON Schema."""
-    from tasks.core.schema import Config
-
-    return print_json(Config.model_json_schema())
+def _version_line(row: Mapping[str, Any]) -> str:
+    if row["error"] is not None:
+        return f"✗ {row['version']}  {row['error']}"
+    mark = "→" if row["current"] else " "
+    pinned = f"  pinned by {', '.join(row['pinned_by'])}" if row["pinned_by"] else ""
+    return (
+        f"{mark} {row['version']}  {when(row['built'])}  {count(row['samples']):>12} samples  "
+        f"{count(row['shards']):>7} shards  {size(row['bytes']):>9}{pinned}"
+    )

@@ -7,7 +7,6 @@ import importlib
 import signal
 import sys
 import warnings
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,33 +14,17 @@ from typing import Any
 from flows import environment
 from tasks.core import screen
 from tasks.core.errors import TarmacError
-from tasks.core.schema import Config
 from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.ledger import Key
 
-OPTIONS = ("fresh", "rehash", "accept_loss", "shard")
-"""Flags of the command line that the flow takes under the same name."""
 
-
-def flow(name: str, arguments: Namespace, settings: Config) -> list[dict[str, Any]]:
-    """Run the flow `name` on the config that the command line names; returns its stages' results."""
+def flow(path: str, runs: Path, **parameters: Any) -> list[dict[str, Any]]:
+    """Run the flow at `path`, such as `flows.build:build_flow`; returns its stages' results. Where Ctrl-C
+    ends it, the trainings in `runs` that go on are named."""
     _prepare()
-    parameters = importlib.import_module("flows.parameters")
-    functions = {
-        "pipeline": "flows.pipeline:pipeline",
-        "build": "flows.build:build_flow",
-        "train": "flows.train:train_flow",
-    }
-    module, _, function = functions[name].partition(":")
+    module, _, function = path.partition(":")
     call = getattr(importlib.import_module(module), function)
-    given: dict[str, Any] = {
-        "config": Path(arguments.config),
-        "overrides": parameters.Overrides(set=arguments.set),
-    }
-    given |= {name: getattr(arguments, name) for name in OPTIONS if name in arguments}
-    if "no_wait" in arguments:
-        given["wait"] = not arguments.no_wait
-    return _watched(lambda: call(**given), settings.runs)
+    return _watched(lambda: call(**parameters), runs)
 
 
 def evaluation(run: RunFolder, again: Sequence[Key]) -> list[dict[str, Any]]:
@@ -56,7 +39,7 @@ def evaluation(run: RunFolder, again: Sequence[Key]) -> list[dict[str, Any]]:
 
 
 def _prepare() -> None:
-    """Set Prefect's environment, then make sure that a server answers: the one it is told of, or a temporary
+    """Set Prefect's environment, then make sure that a server answers: the one that is named, or a temporary
     one."""
     screen.passing("starting Prefect")
     environment.prepare(quiet=True)
@@ -77,18 +60,18 @@ def _watched(call: Callable[[], Any], runs: Path) -> list[dict[str, Any]]:
             result: list[dict[str, Any]] = call()
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _say_what_goes_on(runs)
+        _report_what_goes_on(runs)
         raise
     return result
 
 
-def _say_what_goes_on(runs: Path) -> None:
+def _report_what_goes_on(runs: Path) -> None:
     """Ctrl-C ends the watching only: name each training that goes on without it."""
     from tasks.runs import record
     from tasks.supervision.status import agent_is_alive
 
     for run in list_runs(runs):
-        with contextlib.suppress(TarmacError):  # of a damaged one status tells
+        with contextlib.suppress(TarmacError):  # `tarmac status` reports a damaged one
             if agent_is_alive(run):
                 job = record.load(run).job or {}
                 sys.stderr.write(

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.cli import main
-from flows.verifying import lines
+from flows.soundness import report_lines
 from tasks.dataset import quarantine
 from tasks.dataset.build.run import build
 from tasks.dataset.tar.writer import END, ShardWriter
@@ -257,7 +257,7 @@ def test_init_sees_that_members_stand_apart(
 def test_what_is_not_listed_is_counted_on_the_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_apart(tmp_path / "0.tar", range(40))
     write_apart(tmp_path / "1.tar", range(40, 80))
-    told = list(lines(verify(tmp_path), "x", "default", "1 s"))
+    told = list(report_lines(verify(tmp_path), "x", "default", "1 s"))
     assert Counter(line.split()[2] for line in told if line.startswith("✗ sample")) == {
         "0.tar": 5,
         "1.tar": 5,
@@ -268,7 +268,7 @@ def test_what_is_not_listed_is_counted_on_the_screen(tmp_path: Path, monkeypatch
     ]
     monkeypatch.setattr(reporting, "LISTED", 30)
     monkeypatch.setattr(reporting, "MOST", 30)
-    told = list(lines(verify(tmp_path), "x", "default", "1 s"))
+    told = list(report_lines(verify(tmp_path), "x", "default", "1 s"))
     assert told[-2:] == [
         "… sample.split_members: 70 more; --json lists 35 of 80",
         "✗ 80 findings in 2 shards, 1 s",

@@ -1,25 +1,35 @@
-"""The command line: every mistake is one line with its fix, every command speaks JSON on request."""
+"""The command line as a whole: its help, its mistakes in one line each, and how a command ends."""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from flows import cli, commands, datasets
+from flows import cli
+from flows.arguments import AsJson
+from flows.output import say
+from tasks.core.errors import TarmacError
 from tests.conftest import ROOT
 
 PASSING = "-dac_override,-dac_read_search,-fowner"
 AS_ANYBODY = ["setpriv", f"--bounding-set={PASSING}", f"--inh-caps={PASSING}"] if os.geteuid() == 0 else []
-"""Before a command: the rights of files hold for it, although root starts it."""
+"""Before a command: the permissions of files hold for it, although root starts it."""
 needs_rights = pytest.mark.skipif(
-    bool(AS_ANYBODY) and shutil.which("setpriv") is None, reason="root passes all rights, and no setpriv"
+    bool(AS_ANYBODY) and shutil.which("setpriv") is None, reason="root passes all permissions, and no setpriv"
 )
+
+Register = Callable[[Callable[..., int]], str]
 
 
 def tarmac(
@@ -29,25 +39,66 @@ def tarmac(
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
-def test_every_command_has_code_and_every_argument_a_meaning() -> None:
-    for name, (_, arguments) in cli.COMMANDS.items():
-        assert callable(getattr(datasets if name in cli.ON_DATASETS else commands, name))
-        assert set(arguments.split()) <= set(cli.ARGUMENTS)
+@pytest.fixture
+def register() -> Iterator[Register]:
+    """Makes a function a command for the time of the test; returns the command's name."""
+    names = []
+
+    def register(function: Callable[..., int]) -> str:
+        cli.app.command(function, name=function.__name__)
+        names.append(function.__name__)
+        return function.__name__
+
+    yield register
+    for name in names:
+        del cli.app[name]
 
 
-def test_help_names_every_command(tmp_path: Path) -> None:
-    shown = tarmac("--help", cwd=tmp_path).stdout
-    assert all(name in shown for name in cli.COMMANDS)
+def test_help_lists_every_command_in_plain_lines(tmp_path: Path) -> None:
+    code = "import sys; from flows.cli import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    for name in cli.NAMES:
+        assert re.search(rf"^│ {name} +[A-Z].* │$", done.stdout, re.MULTILINE), name
+    assert "\x1b" not in done.stdout and max(map(len, done.stdout.splitlines())) <= 80
+    heavy = {"torch", "prefect", "numpy", "pyarrow", "pydantic", "omegaconf", "PIL"}
+    assert not heavy & set(done.stderr.split()), "which would take the time of a command"
+
+
+@pytest.mark.parametrize("name", cli.NAMES)
+def test_the_help_of_a_command_explains_its_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"Usage: tarmac {name} [OPTIONS]" in shown and "--json" in shown
+    unexplained = re.findall(r"│ +\*? *(--[a-z-]+|[A-Z]+)( [A-Z]+)? +(?:\[.*)?│", shown)
+    assert not unexplained
+
+
+def test_the_completion_for_a_shell_knows_commands_and_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script = tmp_path / "completion"
+    assert cli.main(["--install-completion", "--shell", "bash", "--output", str(script)]) == 0
+    assert {"versions", "rollback", "--accept-loss"} <= set(re.findall(r"[\w-]+", script.read_text()))
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "required: COMMAND; see tarmac --help"),
-        (["fly"], "no command is named 'fly'; there are: run, init"),
-        (["verfy", "x"], "no command is named 'verfy'; did you mean verify?"),
-        (["build"], "required: CONFIG; see tarmac build --help"),
-        (["build", "x.yaml", "--sett", "a=1"], "tarmac build: unrecognized arguments: --sett"),
+        ([], "tarmac: COMMAND is missing; see tarmac --help"),
+        (["fly"], "tarmac: no command is named 'fly'; there are: example, init"),
+        (["biuld", "x"], "tarmac: no command is named 'biuld'; did you mean build?"),
+        (["--quick", "verify"], "tarmac: unknown option --quick; options come after the command"),
+        (["build"], "tarmac build: CONFIG is missing; see tarmac build --help"),
+        (["build", "x.yaml", "--sett", "a=1"], "tarmac build: unknown option --sett; did you mean --set?"),
+        (["build", "x.yaml", "y.yaml"], "tarmac build: 'y.yaml' is one argument too many"),
+        (["build", "x.yaml", "--set"], "tarmac build: --set needs a value"),
+        (["build", "x.yaml", "--rehash", "--rehash"], "tarmac build: --rehash is given twice"),
+        (["build", "x.yaml", "--rehash=no?"], "--rehash: 'no?' is too much: the option takes no value"),
+        (
+            ["versions", "x", "rolback"],
+            "ACTION: 'rolback' is none of list, rollback, prune; did you mean rollback?",
+        ),
         (["cancel", ""], "tarmac cancel: RUN is empty; see tarmac cancel --help"),
         (["look", ""], "tarmac look: DATASET is empty"),
         (["build", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
@@ -64,7 +115,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         ),
         (["report", "3f9a"], "no run in runs starts with '3f9a'"),
         (["cancel", "3f9a", "--runs", "elsewhere"], "no run in elsewhere starts with '3f9a'"),
-        (["evaluate", "3f9a", "--step", "x"], "invalid int value: 'x'"),
+        (["evaluate", "3f9a", "--step", "x"], "tarmac evaluate: --step: 'x' is not a whole number"),
         (["verify", "nowhere"], "nowhere"),
         (["versions", "nowhere"], "nowhere has no versions; build it first"),
         (["versions", "nowhere", "rollback"], "VERSION: rollback needs the version"),
@@ -93,111 +144,118 @@ def test_a_wrong_command_is_one_line(
     assert told.out == "" and told.err.count("\n") == 1 and says in told.err, told
 
 
-@needs_rights
-@pytest.mark.parametrize("closed", ["", "versions", "versions/VERSION"])
-@pytest.mark.parametrize("command", ["repair", "look", "versions"])
-def test_a_folder_that_may_not_be_read_is_one_line(
-    digits_dataset: Path, tmp_path: Path, command: str, closed: str
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["build", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["build"], "CONFIG is missing"),
+        (["fly"], "no command is named 'fly'"),
+        (["cancel", ""], "RUN is empty"),
+    ],
+)
+def test_a_mistake_is_one_json_object_when_asked_for(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dataset = shutil.copytree(digits_dataset, tmp_path / "d", symlinks=True)
-    folder = dataset / closed.replace("VERSION", Path(os.readlink(dataset / "current")).name)
-    folder.chmod(0)
-    told = tarmac(command, "d", cwd=tmp_path, before=AS_ANYBODY)
-    folder.chmod(0o755)
-    assert told.returncode in (1, 2) and told.stderr.count("\n") == 1, told
-    assert str(folder.relative_to(tmp_path)) in told.stderr and "Permission denied" in told.stderr
-    assert "holds no version" not in told.stderr
+    assert cli.main([*arguments, "--json"]) == 2
+    told = capsys.readouterr()
+    value = json.loads(told.out)
+    assert (value["ok"], value["findings"], told.err) == (False, [], "") and says in value["error"]
 
 
-@needs_rights
-@pytest.mark.parametrize("action", [["rollback", "VERSION"], ["prune"]])
-def test_a_dataset_that_may_not_be_written_is_one_line(
-    digits_dataset: Path, tmp_path: Path, action: list[str]
+def test_what_follows_two_dashes_is_another_commands(
+    register: Register, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dataset = shutil.copytree(digits_dataset, tmp_path / "d", symlinks=True)
-    name = Path(os.readlink(dataset / "current")).name
-    dataset.chmod(0o555)
-    action = [part.replace("VERSION", name) for part in action]
-    told = tarmac("versions", "d", *action, cwd=tmp_path, before=AS_ANYBODY)
-    dataset.chmod(0o755)
-    assert told.returncode == 2
-    assert told.stderr == "✗ DATASET: d cannot be written (Permission denied); mind its rights\n"
+    def supervise(*command: str, as_json: AsJson = False) -> int:
+        return say(f"{command} {as_json}")
 
+    name = register(supervise)
+    assert cli.main([name, "--json", "--", "python", "-m", "train", "--json", "--lr=1"]) == 0
+    assert capsys.readouterr().out == "('python', '-m', 'train', '--json', '--lr=1') True\n"
 
-@needs_rights
-def test_a_version_whose_times_cannot_be_read_says_so(digits_dataset: Path, tmp_path: Path) -> None:
-    dataset = shutil.copytree(digits_dataset, tmp_path / "d", symlinks=True)
-    build = dataset / "current/build.json"
-    build.chmod(0)
-    assert (
-        "build.json cannot be read: Permission denied"
-        in tarmac("versions", "d", cwd=tmp_path, before=AS_ANYBODY).stdout
-    )
-    build.chmod(0o644)
-    for content in ("{", '{"built": "yesterday"}'):
-        build.write_text(content)
-        shown = tarmac("versions", "d", cwd=tmp_path).stdout
-        assert "build.json is damaged: tarmac repair d/versions/" in shown and shown.count("\n") == 1
+    def fail(*command: str) -> int:
+        raise TarmacError("it failed")
 
-
-def test_what_a_prune_leaves_has_its_reason(digits_dataset: Path, tmp_path: Path) -> None:
-    others = shutil.ignore_patterns("pins")
-    dataset = shutil.copytree(digits_dataset, tmp_path / "d", symlinks=True, ignore=others)
-    now = (dataset / "current").resolve()
-    newer, pinned = now.with_name("0123456789ab"), now.with_name("ba9876543210")
-    for other, built in ((newer, 2e9), (pinned, 1e9)):
-        shutil.copytree(now, other)
-        os.utime(other / "build.json", (built, built))
-    (dataset / "pins").mkdir()
-    (dataset / "pins/a1b2").write_text(pinned.name)
-    shown = tarmac("versions", "d", "prune", "--keep", "1", cwd=tmp_path).stdout
-    assert shown.splitlines() == [
-        "✓ removed nothing",
-        f"  {newer.name} stays: built after the current version",
-        f"  {pinned.name} stays: pinned by a1b2",
-    ]
+    assert cli.main([register(fail), "--", "python", "--json"]) == 1
+    assert capsys.readouterr().err == "✗ it failed\n", "its --json is not ours"
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["build", "nowhere.yaml"], "nowhere.yaml"), (["build"], "required: CONFIG"), (["fly"], "'fly'")],
+    [
+        ([], "and the same command goes on with it"),
+        (["--fresh"], "the same command without --fresh goes on with the run that is there"),
+    ],
 )
-def test_an_error_as_json_stays_json(arguments: list[str], says: str, tmp_path: Path) -> None:
-    result = tarmac(*arguments, "--json", cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (2, "")
-    told = json.loads(result.stdout)
-    assert told["ok"] is False
-    assert says in told["error"]
+def test_an_interrupt_is_one_line(
+    register: Register, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*, fresh: bool = False) -> int:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert cli.main([register(interrupted), *arguments]) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "the next one breaks the tidying up"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    told = capsys.readouterr().err
+    assert told.startswith("\ninterrupted") and told.endswith(f"{says}\n")
 
 
-def test_a_dead_prefect_server_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    assert tarmac("example", "digits", cwd=tmp_path).returncode == 0
+@pytest.mark.parametrize(
+    ("number", "file", "says"),
+    [
+        (errno.ENOSPC, "runs/a", "✗ runs/a: No space left on device; make room and run it again\n"),
+        (errno.ENOSPC, None, "✗ No space left on device; make room and run it again\n"),
+        (errno.EROFS, "runs/a", "✗ runs/a: Read-only file system; check its permissions and its disk\n"),
+        (errno.EACCES, "runs/a", "✗ runs/a: Permission denied; check its permissions and its disk\n"),
+    ],
+)
+def test_what_a_disk_refuses_is_one_line(
+    register: Register, number: int, file: str | None, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> int:
+        raise OSError(number, os.strerror(number), file)
+
+    assert cli.main([register(refused)]) == 1
+    assert capsys.readouterr().err == says
+
+
+def test_a_defect_keeps_its_traceback_and_is_json_as_well(
+    register: Register, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*, as_json: AsJson = False) -> int:
+        raise FileNotFoundError("x")
+
+    with pytest.raises(FileNotFoundError):
+        cli.main([register(broken), "--json"])
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_a_reader_who_has_read_enough_ends_the_command(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "flows.cli", "schema"]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_terminal_that_is_not_utf_8_shows_what_it_can(
+    register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def done() -> int:
+        return say("✓ done")
+
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    assert cli.main([register(done)]) == 0
+    sys.stdout.flush()
+    assert shown.getvalue() == b"? done\n"
+
+
+def test_a_dead_prefect_server_is_named_at_once(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    refused = tarmac("build", "configs/digits-clip.yaml", cwd=tmp_path)
-    says = refused.stderr
-    assert (refused.returncode, refused.stdout, says.count("\n")) == (2, "", 1), refused
-    assert "http://127.0.0.1:9/api: no Prefect server answers there" in says
-
-
-def test_the_schema_names_every_block(tmp_path: Path) -> None:
-    schema = json.loads(tarmac("schema", cwd=tmp_path).stdout)
-    assert set(schema["properties"]) >= {"name", "dataset", "loader", "train", "evaluate", "track", "engine"}
-    assert "decoded" in schema["$defs"]["ImageRules"]["properties"]["max_pixels"]["description"]
-
-
-def test_verify_speaks_both_ways(digits_dataset: Path, tmp_path: Path) -> None:
-    told = tarmac("verify", digits_dataset, "--quick", "--json", cwd=tmp_path)
-    assert (json.loads(told.stdout)["ok"], json.loads(told.stdout)["findings"]) == (True, [])
-    copy = shutil.copytree(digits_dataset / "current", tmp_path / "copy")
-    (copy / "val/000001.tar").unlink()
-    broken = tarmac("verify", copy, "--quick", cwd=tmp_path)
-    assert broken.returncode == 1
-    assert "shard.missing" in broken.stdout
-    assert "val/000001.tar" in broken.stdout
-    assert "Traceback" not in broken.stderr
-
-
-def test_the_example_is_left_alone_when_it_is_there(tmp_path: Path) -> None:
-    assert "1,797 samples" in tarmac("example", "digits", cwd=tmp_path).stdout
-    assert "left alone" in tarmac("example", "digits", cwd=tmp_path).stdout
+    refused = tarmac("build", "birds.yaml", cwd=birds)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1), refused
+    assert "http://127.0.0.1:9/api: no Prefect server answers there" in refused.stderr

@@ -44,20 +44,16 @@ def test_a_repair_says_what_it_did(birds: Built, capsys: pytest.CaptureFixture[s
     shutil.copy(birds.tar(3), birds.version / "mine.tar")
     (birds.version / "index/val.npy").unlink()
     lines = said(capsys).splitlines()
-    assert [line.split(maxsplit=1)[0] for line in lines] == [
+    assert {line.split(maxsplit=1)[0] for line in lines[:-2]} == {
         "index/val.npy",
-        "train/000002.tar",
         "train/000000.tar",
         "train/000001.tar",
-        "mine.tar",
-        "✓",
-    ]
-    assert f"moved to out/repair/extra/{birds.version.name}/mine.tar" in lines[-2]
+        "train/000002.tar",
+    }
     name = birds.version.name
-    assert lines[-1].startswith(
-        f"✓ repaired 3 shards and 1 table of version {name}: 1 renamed back, 2 converted again, "
-        "1 extra moved away, all byte-identical, "
-    )
+    assert f"moved to out/repair/extra/{name}/mine.tar" in lines[-2]
+    assert lines[-1].startswith(f"✓ repaired 3 shards and 1 table of version {name}: ")
+    assert "1 extra moved away, all byte-identical, " in lines[-1]
 
 
 def test_what_cannot_be_repaired_has_its_reason_and_the_way_on(

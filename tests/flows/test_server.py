@@ -137,5 +137,5 @@ def test_a_damaged_run_beside_it_does_not_hide_what_goes_on(
     broken.mkdir()
     (broken / "run.json").write_text("{")
     with Lease(run.lease):
-        start._say_what_goes_on(run.path.parent)
+        start._report_what_goes_on(run.path.parent)
     assert f"Training goes on as job ? ({run.name})" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import listing
+from flows import runs as run_commands
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json, write_json
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Lease
@@ -150,7 +150,7 @@ def test_status_tells_a_silent_training(tmp_path: Path, capsys: pytest.CaptureFi
         assert look(run).silent_s == 0
         said = read_json(run.phase())
         write_json(run.phase(), {**said, "at": said["at"] - 90})
-        listing.show(run.path.parent, as_json=False)
+        run_commands.status(runs=run.path.parent)
     told = capsys.readouterr().out
     assert "3/40" in told and "! it has said nothing for 9" in told and "in phase first_batch" in told
 
@@ -183,8 +183,8 @@ def test_status_of_a_folder_that_is_not_there_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert listing.show(Path("runs"), as_json=False) == 0
+    assert run_commands.status(runs=Path("runs")) == 0
     for name in ("rums", "file"):
         (tmp_path / "file").touch()
         with pytest.raises(UsageError, match="--runs: there is no folder"):
-            listing.show(Path(name), as_json=False)
+            run_commands.status(runs=Path(name))

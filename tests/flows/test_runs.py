@@ -1,4 +1,4 @@
-"""`tarmac gather` and what stage and last screen say of the wandb run."""
+"""The commands on runs: what `evaluate`, `cancel` and `gather` say, and the last screen of a run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli, outcome
+from flows import cli, training
 from tasks import gather, stage
-from tasks.core import config as configs
 from tasks.core.errors import UsageError
 from tasks.core.lock import Lease, holder_of
+from tasks.runs import record
 from tasks.runs.folder import RunFolder
+from tasks.runs.record import State
 from tasks.supervision import gathering, wandb_file
 from tests.supervision import fakes
 from tests.supervision.test_agent import wait_for
@@ -38,7 +39,7 @@ def test_the_last_screen_names_the_upload_until_it_is_done(
 
     def last_screen() -> str:
         capsys.readouterr()
-        outcome.show(configs.reload(run.config), [], time.monotonic(), False, run)
+        training.show_run(run, [], time.monotonic(), False)
         return capsys.readouterr().out
 
     says = f"metrics and 1 evaluation in wandb run {run.id}"
@@ -84,3 +85,30 @@ def test_a_project_that_wandb_would_refuse_is_refused_at_once(tmp_path: Path) ->
     for name in ("my/lab", "x" * 129, ""):
         with pytest.raises(UsageError, match=r"track\.project"):
             fakes.make_config(tmp_path, track={"project": name})
+
+
+def test_a_run_that_evaluates_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = fakes.make_run(tmp_path, evaluate=None)
+    assert cli.main(["evaluate", str(run.path)]) == 2
+    told = capsys.readouterr().err
+    assert (
+        told
+        == f"✗ evaluate: the config of {run.name} asks for none; add an evaluate block and run it again\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ("running", "stops at its next step, with a checkpoint"),
+        ("succeeded", "stops evaluating; tarmac evaluate"),
+    ],
+)
+def test_a_cancel_says_what_stops(
+    state: State, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fakes.make_run(tmp_path)
+    record.save(run, record.load(run).having(state=state))
+    with Lease(run.lease):
+        assert cli.main(["cancel", str(run.path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{run.name} {says}")

@@ -1,0 +1,312 @@
+"""The commands that begin a project: `example`, `init`, `plan`, `schema` and `deploy`.
+
+They concern raw data and a config, before anything is built or trained.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from flows.arguments import AsJson, Changes, ConfigFile
+from flows.output import print_json, print_result, say
+from tasks.core.errors import UsageError
+from tasks.core.units import count, counted, duration, size
+
+if TYPE_CHECKING:
+    from tasks.core.schema import Config
+    from tasks.dataset.build.forecast import Forecast, Work
+    from tasks.dataset.init import Survey
+    from tasks.dataset.quarantine import Entry
+
+EVIDENCE_WIDTH = 300
+"""Characters of a name or a value out of the raw data that a line of `init` shows."""
+
+
+def example(
+    name: Annotated[str, Parameter(help="digits, digits-chat, phantoms or reinforced.")],
+    path: Annotated[Path | None, Parameter(help="The folder to write (default: data/raw/NAME).")] = None,
+    /,
+    *,
+    as_json: AsJson = False,
+) -> int:
+    """Write a small raw dataset to start from.
+
+    A folder that is there already is left alone.
+
+    For example:
+      tarmac example digits
+      tarmac run configs/digits-clip.yaml
+    """
+    from tasks.core.files import disk_full_as_error
+    from tasks.dataset.examples import EXAMPLES
+
+    if name not in EXAMPLES:
+        raise UsageError(f"NAME: no example is named {name!r}; there are: {', '.join(EXAMPLES)}")
+    folder = path or Path(f"data/raw/{name}")
+    try:
+        with disk_full_as_error(folder):
+            samples = EXAMPLES[name](folder)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"PATH: {folder} cannot be written ({reason}); choose another") from None
+    if as_json:
+        return print_result(path=str(folder), samples=samples)
+    written = f"✓ example   {samples:,} samples in {folder}"
+    return say(written if samples else f"{folder} is there already: left alone")
+
+
+def init(
+    path: Annotated[str, Parameter(help="A folder, a table, or a quoted pattern of files, local or remote.")],
+    /,
+    *,
+    out: Annotated[
+        Path | None, Parameter(help="Where to write the config (default: configs/NAME.yaml).")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Look at raw data and write a commented config for it.
+
+    It opens a few dozen files at most, reports what it found, and never
+    overwrites a config.
+
+    For example:
+      tarmac init /photos
+      tarmac init 's3://bucket/scans/*.nii.gz' --out configs/scans.yaml
+    """
+    from tasks.dataset.init import config_text, survey
+    from tasks.dataset.init.evidence import shown
+
+    seen = survey(path)
+    config = out or Path(f"configs/{seen.name}.yaml")
+    text = config_text(seen)
+    try:
+        config.parent.mkdir(parents=True, exist_ok=True)
+        with config.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"--out: {config} is there and stays as it is; give another path with --out"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"--out: {config} cannot be written ({error.strerror}); give another PATH") from None
+    if as_json:
+        readings = [reading.as_json() for reading in seen.readings]
+        files = {shown(suffix): number for suffix, number in sorted(seen.inventory.counts.items())}
+        return print_result(config=str(config), files=files, readings=readings)
+    return say("\n".join(_survey_lines(seen, config)))
+
+
+def _survey_lines(seen: Survey, config: Path) -> Iterator[str]:
+    from tasks.dataset.init.evidence import shown
+
+    yield shown(f"{seen.inventory.given}: {seen.inventory.described}", EVIDENCE_WIDTH)
+    width = max(9, *(len(what) for what, _ in seen.best.seen))
+    for what, evidence in seen.best.seen:
+        yield f"  {what:<{width}} {shown(evidence, EVIDENCE_WIDTH)}"
+    yield from (f"! {shown(warning, EVIDENCE_WIDTH)}" for warning in seen.best.warnings)
+    for other in seen.readings[1:]:
+        yield f"  {'or':<{width}} {other.kind}: {other.what}, {counted(other.samples, 'sample')}"
+    yield f"✓ {config}: {seen.best.what}"
+    yield f"  {'next':<{width}} tarmac plan {shlex.quote(str(config))}"
+    yield f"  {'':<{width}} tarmac build {shlex.quote(str(config))}"
+
+
+def schema(*, as_json: AsJson = False) -> int:
+    """Print the JSON Schema of a config, with the meaning of every key.
+
+    An editor completes and checks a config with it.
+
+    For example:
+      tarmac schema > config.schema.json
+    """
+    from tasks.core.schema import Config
+
+    return print_json(Config.model_json_schema())
+
+
+def deploy(
+    *configs: Annotated[
+        Path, Parameter(help="The configs to register (default: what deploy/prefect.yaml names).")
+    ],
+    as_json: AsJson = False,
+) -> int:
+    """Register flows and their schedules with a Prefect server.
+
+    A config gives build/NAME and, where it trains, pipeline/NAME. The server
+    is the one that PREFECT_API_URL names.
+
+    For example:
+      tarmac deploy configs/digits-clip.yaml
+    """
+    from flows import environment
+
+    environment.prepare(quiet=True)  # before anything imports Prefect
+    from flows.deployments import deploy as register
+
+    made = register(configs)
+    if as_json:
+        return print_result(deployments=[asdict(one) for one in made])
+    for one in made:
+        say(f"✓ {one.name:<32} {one.state:<10} {one.schedule or 'on demand':<12} {one.url}")
+    return 0
+
+
+def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:
+    """Show what a run would do, why, and what it needs; write nothing.
+
+    It lists the sources, and converts 20 samples in a temporary folder to
+    estimate size and time.
+
+    For example:
+      tarmac plan configs/photos.yaml --set train.batch_size=512
+    """
+    from flows.parameters import Overrides, configured
+    from tasks.core import screen
+    from tasks.dataset.build.forecast import forecast
+    from tasks.dataset.quarantine import by_split
+
+    settings = configured(config, Overrides(set=changes or []))
+    if settings.schedule is not None and find_spec("prefect") is not None:  # which a plan does not need
+        from flows.offers import of_config
+
+        of_config(settings, config)  # UsageError for a schedule that Prefect cannot read
+    with screen.running("plan") as progress:
+        build = forecast(settings, progress)
+    training = training_left(settings, build.up_to_date)
+    if as_json:
+        return print_result(
+            build=asdict(build),
+            left_out=by_split(_left_out(settings, build.up_to_date)),
+            train=training.summary if training else None,
+            doubts=training.doubts if training else [],
+        )
+    lines = list(_build_lines(settings, build))
+    if training is not None:
+        lines.append(f"train     {training.summary}")
+        lines += [f"!         {doubt}" for doubt in training.doubts]
+    if build.work is not None and build.work.stops is not None:
+        lines.append("nothing was written")
+    elif build.up_to_date is None or (training is not None and training.is_left):
+        pairs = [part for change in changes or [] for part in ("--set", change)]
+        command = ["tarmac", "run" if training else "build", str(config), *pairs]
+        lines.append(f"nothing was written; to do it: {shlex.join(command)}")
+    return say("\n".join(lines))
+
+
+def _build_lines(settings: Config, build: Forecast) -> Iterator[str]:
+    from tasks.dataset.quarantine import notice
+
+    if build.up_to_date is not None:
+        yield f"build     up to date: version {build.up_to_date}"
+        version = _version_folder(settings, build.up_to_date)
+        if skipped := notice(version, _left_out(settings, build.up_to_date)):
+            yield f"!         {skipped}"
+        return
+    yield f"build     {build.why}"
+    if build.work is None:
+        needed = 2 * build.read_bytes
+        yield (
+            f"          reads {counted(build.containers, 'container')} in order, {size(build.read_bytes)}; "
+            "how many samples they hold shows then"
+        )
+    else:
+        needed = build.work.bytes
+        yield from _work_lines(settings, build.work)
+    mark = "!" if needed > build.free_bytes else " "
+    room = f"{size(needed)} of {size(build.free_bytes)} free on the disk of {settings.dataset.output}"
+    yield f"{mark}         {room}"
+
+
+def _work_lines(settings: Config, work: Work) -> Iterator[str]:
+    yield (
+        f"          {count(work.listed)} raw samples: {count(work.filtered)} filtered, "
+        f"{count(sum(work.rejected.values()))} rejected without a look inside"
+    )
+    yield (
+        f"          {count(work.to_convert)} to convert into {count(work.to_convert_shards)} of "
+        f"{count(work.shards)} shards: about {size(work.bytes)}, {_work_time(settings, work.seconds)}"
+    )
+    for reason, sample in work.tried_rejects.items():
+        shown = "" if settings.dataset.private else f"   {sample}"
+        yield f"!         of {counted(work.tried, 'sample')} tried: {reason}{shown}"
+    if work.stops is not None:
+        yield f"!         the build would stop: {work.stops}"
+
+
+def _work_time(settings: Config, seconds: float) -> str:
+    """How long the engine takes for what one process does in so many seconds."""
+    engine = settings.engine.for_build()
+    if engine.kind == "dask":
+        return f"{duration(seconds)} of work for the Dask cluster"
+    jobs = engine.jobs or 4 if engine.kind == "slurm" else 1
+    workers = jobs * (engine.workers or engine.cpus or 1)
+    return f"{duration(max(seconds / workers, 1))} with {counted(workers, 'worker')}"
+
+
+def _left_out(settings: Config, version: str | None) -> list[Entry]:
+    """The samples of the dataset's version that training leaves out; none where it is yet to be built."""
+    from tasks.dataset import quarantine
+
+    if version is None:
+        return []
+    folder = _version_folder(settings, version)
+    return quarantine.of_version(folder, quarantine.read(quarantine.home(folder) / quarantine.NAME))
+
+
+def _version_folder(settings: Config, name: str) -> Path:
+    return settings.dataset.output / "versions" / name
+
+
+@dataclass(frozen=True)
+class TrainingLeft:
+    """What is left of the training, whether anything is, and which settings are most likely a mistake."""
+
+    summary: str
+    is_left: bool = True
+    doubts: Sequence[str] = ()
+
+
+def training_left(settings: Config, version: str | None) -> TrainingLeft | None:
+    """None without a train block. UsageError for a folder of runs that cannot be written, and for evaluations
+    that the version or the checkpoints cannot serve."""
+    from tasks.core.config import dump
+    from tasks.core.files import require_writable
+    from tasks.runs.doubts import doubts, doubts_of
+
+    if settings.train is None:
+        return None
+    if version is None:
+        require_writable(settings.runs, "runs")
+        summary = f"{settings.train.recipe}, after the build{_gpus_used()}"
+        return TrainingLeft(summary, doubts=tuple(doubts_of(settings)))
+    from tasks.evaluation.fit import require_fit
+    from tasks.runs.plan import locate, require_checkpoints, resolve
+    from tasks.supervision.status import look
+
+    folder = _version_folder(settings, version)
+    require_fit(settings, folder)
+    run, resolved = locate(settings, folder), resolve(settings, folder)
+    doubted = tuple(doubts(resolved, folder))
+    if not run.record.exists():
+        require_writable(settings.runs, "runs")
+        return TrainingLeft(f"a new run, {run.name}{_gpus_used()}", doubts=doubted)
+    require_checkpoints(run, resolved)
+    seen = look(run)
+    if seen.is_complete and run.config.read_text(encoding="utf-8") == dump(resolved):
+        return TrainingLeft(f"up to date: {run.name}", is_left=False)
+    return TrainingLeft(f"goes on: {run.name}, {seen.state}{_gpus_used()}", doubts=doubted)
+
+
+def _gpus_used() -> str:
+    """That a training takes one GPU where there are more."""
+    from tasks.runs.jobs import gpus_here
+
+    gpus = gpus_here()
+    return f", on one of {gpus} GPUs and its evaluations on another" if gpus > 1 else ""

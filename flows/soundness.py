@@ -1,0 +1,297 @@
+"""The commands on the soundness of a dataset: `verify` judges it, `repair` mends it, `look` shows it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.arguments import AsJson, DatasetFolder, Full, Level, Quick, level_of
+from flows.output import near, print_json, say
+from tasks.core import screen
+from tasks.core.errors import UsageError
+from tasks.core.findings import Finding, Report
+from tasks.core.units import counted, format_duration
+
+if TYPE_CHECKING:
+    from tasks.dataset.repair.run import Repaired
+
+SHOWN = 20
+"""Lines of a kind that are shown; the rest is counted."""
+SHOWN_PER_SHARD = 5
+"""Of these, so that the first shard does not take all the room."""
+WAYS = {"converted": "converted again", "joined": "put together again", "renamed": "renamed back"}
+"""How the summary of a repair words what was done to a shard."""
+
+
+def verify(
+    dataset: Annotated[
+        str,
+        Parameter(
+            help="The folder of a dataset or a version, or any tars: a folder, a quoted pattern, s3://."
+        ),
+    ],
+    /,
+    *,
+    quick: Quick = False,
+    full: Full = False,
+    as_json: AsJson = False,
+) -> int:
+    """Check a dataset, or anybody's WebDataset tars, for damage.
+
+    By default every byte is compared with its checksum. All that is wrong is
+    reported, and the exit code is then 1.
+
+    For example:
+      tarmac verify data/digits
+      tarmac verify '/data/laion/{00000..00412}.tar' --full
+    """
+    from tasks.dataset.verify.run import verify as examine
+
+    level = level_of(quick, full)
+    began = time.monotonic()
+    with screen.running("verify") as progress:
+        report = examine(dataset, level, progress)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        took = format_duration(time.monotonic() - began)
+        say("\n".join(report_lines(report, _shown_place(dataset), level, took)))
+    return 0 if report.ok else 1
+
+
+def report_lines(report: Report, name: str, level: str, took: str) -> Iterator[str]:
+    """The report for a person; `name` is that of what was examined."""
+    shown: Counter[str] = Counter()
+    per_place: Counter[tuple[str, str]] = Counter()
+    for finding in report.findings:
+        place = finding.code, str(finding.where.get("shard", finding.where.get("file")))
+        if shown[finding.code] < SHOWN and per_place[place] < SHOWN_PER_SHARD:
+            shown[finding.code] += 1
+            per_place[place] += 1
+            yield from _without_count(finding).lines()
+    yield from _unshown_lines(report, shown)
+    if report.ok:
+        yield f"✓ {name} is sound at level {level}, {took}"
+        if report.not_seen:
+            yield f"  not looked at: {'; '.join(report.not_seen)}"
+        return
+    yield f"✗ {_findings_counted(report)}, {took}"
+    for command in dict.fromkeys(finding.command for finding in report.findings if finding.command):
+        yield f"  next: {command}"
+
+
+def _without_count(finding: Finding) -> Finding:
+    """The finding without the number of others of its kind that it stands for."""
+    from tasks.dataset.verify.reporting import LEFT
+
+    evidence = {name: value for name, value in finding.evidence.items() if name != LEFT}
+    return replace(finding, evidence=evidence)
+
+
+def _unshown_lines(report: Report, shown: Counter[str]) -> Iterator[str]:
+    """For each code how many more there are than were shown, and how many of them `--json` lists."""
+    from tasks.dataset.verify.reporting import weight
+
+    listed = Counter(finding.code for finding in report.findings)
+    found: Counter[str] = Counter()
+    for finding in report.findings:
+        found[finding.code] += weight(finding)
+    for code, count in found.items():
+        if count > shown[code]:
+            where = "all" if listed[code] == count else f"{listed[code]:,} of {count:,}"
+            yield f"… {code}: {count - shown[code]:,} more; --json lists {where}"
+
+
+def _findings_counted(report: Report) -> str:
+    from tasks.dataset.verify.reporting import weight
+
+    shards = {finding.where["shard"] for finding in report.findings if "shard" in finding.where}
+    findings = counted(sum(map(weight, report.findings)), "finding")
+    return f"{findings} in {counted(len(shards), 'shard')}" if shards else findings
+
+
+def _shown_place(place: str) -> str:
+    """What was examined: the version of a dataset, or an address without its secrets."""
+    from tasks.core.stores import is_remote, redact
+    from tasks.dataset.versions import resolve
+
+    if is_remote(place):
+        return redact(place)
+    try:
+        return str(resolve(Path(place)))
+    except UsageError:
+        return place
+
+
+def look(
+    dataset: DatasetFolder,
+    /,
+    *,
+    quick: Quick = False,
+    full: Full = False,
+    out: Annotated[
+        Path | None, Parameter(help="Where to write the page, instead of beside the data.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Write a page of a dataset's faults, samples, rejects and distributions.
+
+    The version is verified first. The page is written whatever is found, and
+    the exit code is 1 when anything is wrong.
+
+    For example:
+      tarmac look data/digits
+    """
+    from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
+    from tasks.dataset.verify.run import verify as examine
+    from tasks.models.tokens import caption_counter
+
+    level = level_of(quick, full)
+    version = version_at(Path(dataset))
+    page = out or page_path(version)
+    with screen.running("verify") as progress:
+        report = examine(version, level, progress)
+    checked = Checked(report, level, time.time(), shlex.quote(dataset))
+    try:
+        with screen.running("look") as progress:
+            made = write_look(
+                version, page, count_tokens=caption_counter(), progress=progress, checked=checked
+            )
+    except OSError as error:
+        raise UsageError(f"--out: {page} cannot be written ({error.strerror}); give another PATH") from None
+    report = made.report or report
+    if as_json:
+        facts = {"look": str(page), "version": version.name, "shown": made.shown, "faulty": made.faulty}
+        print_json({**report.to_json(), **facts})
+    else:
+        say(str(page))
+        if not report.ok:
+            sys.stderr.write(f"✗ {summary(report)}\n  next: {made.next}\n")
+    return 0 if report.ok else 1
+
+
+def repair(
+    dataset: DatasetFolder,
+    /,
+    *,
+    config: Annotated[
+        Path | None, Parameter(help="The config that built it, where build.json no longer names the source.")
+    ] = None,
+    quick: Quick = False,
+    full: Full = False,
+    quarantine: Annotated[bool, Parameter(help="Let training skip the samples that stay bad.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Make a damaged dataset sound again from its source.
+
+    Only what is damaged is made again, and each shard is proven to be byte for
+    byte as it was. The exit code is 1 when something could not be repaired.
+
+    For example:
+      tarmac repair data/digits
+      tarmac repair data/digits --quarantine
+    """
+    from tasks.core.config import load
+    from tasks.dataset.repair.run import repair as mend
+
+    level = level_of(quick, full)
+    settings = None if config is None else load(config)
+    began = time.monotonic()
+    with screen.running("repair") as progress:
+        done = mend(dataset, level, progress, config=settings, quarantines=quarantine)
+    if as_json:
+        print_json(_repair_facts(done))
+    else:
+        took = format_duration(time.monotonic() - began)
+        say("\n".join(_repair_lines(done, dataset, level, quarantine, took)))
+    return 0 if done.ok else 1
+
+
+def _repair_facts(done: Repaired) -> dict[str, Any]:
+    # Where all is well, the findings that are left are about samples that training skips: no errors any more.
+    left = [replace(one, severity="warning") for one in done.findings] if done.ok else done.findings
+    return {
+        "ok": done.ok,
+        "findings": [asdict(finding) for finding in left],
+        "version": done.version.name,
+        "repaired": [{"shard": one.file, "how": one.way, "detail": one.how} for one in done.shards],
+        "tables": [{"file": one.file, "how": one.how} for one in done.tables],
+        "moved": {name: str(path) for name, path in done.moved.items()},
+        "failed": [{"shard": one.file, "reason": one.reason, "remedy": one.remedy} for one in done.failed],
+        "quarantined": done.aside.added,
+        "released": done.aside.released,
+        "skipped": done.aside.now,
+        "not_seen": list(done.not_seen),
+    }
+
+
+def _repair_lines(done: Repaired, dataset: str, level: Level, quarantines: bool, took: str) -> Iterator[str]:
+    yield from _first([f"  {one.file:<24} {one.how}" for one in (*done.tables, *done.shards)], "repaired")
+    yield from _first([f"  {name:<24} moved to {near(path)}" for name, path in done.moved.items()], "moved")
+    yield from _first([f"✗ {one.file:<24} {one.reason}" for one in done.failed], "not repaired")
+    failed = {one.file for one in done.failed}
+    others = [one for one in done.findings if not failed & {one.where.get("shard"), one.where.get("file")}]
+    for finding in others[:SHOWN]:
+        yield from finding.lines()
+    if not done.ok:
+        for remedy in dict.fromkeys(one.remedy for one in done.failed):
+            yield f"    fix    {remedy.replace('DATASET', shlex.quote(dataset))}"
+    if done.aside.released:
+        was = "is sound again and was" if done.aside.released == 1 else "are sound again and were"
+        yield f"  {counted(done.aside.released, 'sample')} {was} taken out of quarantine.jsonl"
+    yield from _last_lines(done, level, quarantines, took)
+
+
+def _last_lines(done: Repaired, level: Level, quarantines: bool, took: str) -> Iterator[str]:
+    """What was repaired, what was not, and what training makes of that."""
+    name = done.version.name
+    if done.tables or done.shards or done.moved:
+        yield f"✓ repaired {_repairs_counted(done)}, {took}"
+    elif not (done.failed or done.findings):
+        yield f"✓ version {name} is sound at level {level}: nothing to repair, {took}"
+        if done.not_seen:
+            yield f"  not looked at: {'; '.join(done.not_seen)}"
+    if done.failed:
+        shards = sum(one.file.endswith(".tar") for one in done.failed)
+        yield f"✗ {_files_counted(shards, len(done.failed) - shards)} of version {name} could not be repaired"
+    elif not done.ok:
+        yield f"✗ {counted(len(done.findings), 'finding')} left in version {name}"
+    if quarantines and any(one.is_of_host for one in done.failed):
+        yield "! no sample was set aside: what this machine could not read or write may be sound"
+    if quarantines and done.aside.now:
+        mark = "✓" if done.ok else "!"
+        new = f", {done.aside.added:,} of them new" if done.aside.added != done.aside.now else ""
+        skipped = counted(done.aside.now, "sample")
+        yield f"{mark} training skips {skipped} of this version, set aside in quarantine.jsonl{new}"
+
+
+def _first(lines: Sequence[str], what: str) -> Iterator[str]:
+    yield from lines[:SHOWN]
+    if len(lines) > SHOWN:
+        yield f"  and {len(lines) - SHOWN:,} more {what}"
+
+
+def _repairs_counted(done: Repaired) -> str:
+    """`3 shards of version 9c41: 2 converted again, 1 linked from version 77aa, all byte-identical`."""
+    files = _files_counted(len(done.shards), len(done.tables)) if done.shards or done.tables else "no file"
+    ways = Counter(WAYS.get(one.way, one.how) for one in done.shards)
+    parts = [f"{count:,} {way}" for way, count in ways.items()]
+    if done.moved:
+        parts.append(f"{len(done.moved):,} extra moved away")
+    listed = f": {', '.join(parts)}" if parts else ""
+    proven = ", all byte-identical" if done.shards else ""
+    return f"{files} of version {done.version.name}{listed}{proven}"
+
+
+def _files_counted(shards: int, tables: int) -> str:
+    parts = [counted(shards, "shard")] if shards else []
+    parts += [counted(tables, "table")] if tables else []
+    return " and ".join(parts)

@@ -1,0 +1,220 @@
+"""The commands that train and evaluate: `run`, `train`, `evaluate` and `bench`, and their last screen.
+
+`run` finds out first whether there is anything to do, on disk alone, because Prefect takes longer to start
+than that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.arguments import AsJson, Changes, ConfigFile, Fresh, RunName, RunsFolder
+from flows.output import near, print_result, say
+from tasks.core import screen
+from tasks.core.errors import UsageError
+from tasks.core.units import counted
+
+if TYPE_CHECKING:
+    from tasks.core.schema import Config
+    from tasks.runs.folder import RunFolder
+
+
+def run(
+    config: ConfigFile, /, *, changes: Changes = None, fresh: Fresh = False, as_json: AsJson = False
+) -> int:
+    """Take a config from raw data to a report of evaluated checkpoints.
+
+    It builds, tunes, trains, evaluates and reports. What is up to date is left
+    as it is, and the same command resumes a run that was interrupted.
+
+    For example:
+      tarmac run configs/digits-clip.yaml
+      tarmac run configs/digits-clip.yaml --set train.steps=1200
+    """
+    from flows import start
+    from flows.parameters import Overrides, configured
+    from tasks.core.files import require_writable
+
+    overrides = Overrides(set=changes or [])
+    settings = configured(config, overrides)
+    if settings.train is None:
+        raise UsageError(f"{config}: train: is required and missing; for data alone: tarmac build")
+    began = time.monotonic()
+    done = None if fresh else finished_pipeline(settings)
+    if done is not None:
+        return show_up_to_date(done, began, as_json)
+    require_writable(settings.runs, "runs")
+    stages = start.flow(
+        "flows.pipeline:pipeline", settings.runs, config=config, overrides=overrides, fresh=fresh
+    )
+    return show_run(_run_of(stages), stages, began, as_json)
+
+
+def train(
+    config: ConfigFile, /, *, changes: Changes = None, fresh: Fresh = False, as_json: AsJson = False
+) -> int:
+    """Tune, train, evaluate and report on a dataset that is built.
+
+    The same command resumes a run that was interrupted.
+
+    For example:
+      tarmac train configs/digits-clip.yaml --set train.lr=1e-4
+    """
+    from flows import start
+    from flows.parameters import Overrides, configured
+    from tasks.core.files import require_writable
+
+    overrides = Overrides(set=changes or [])
+    settings = configured(config, overrides)
+    if settings.train is None:
+        raise UsageError(f"{config}: train: is required and missing")
+    require_writable(settings.runs, "runs")
+    began = time.monotonic()
+    stages = start.flow(
+        "flows.train:train_flow", settings.runs, config=config, overrides=overrides, fresh=fresh
+    )
+    return show_run(_run_of(stages), stages, began, as_json)
+
+
+def evaluate(
+    run: RunName,
+    /,
+    *,
+    step: Annotated[int | None, Parameter(help="Do this step's again, besides what is missing.")] = None,
+    task: Annotated[str | None, Parameter(help="Do this evaluation again, besides what is missing.")] = None,
+    runs: RunsFolder = Path("runs"),
+    as_json: AsJson = False,
+) -> int:
+    """Complete a run's evaluations, and write its report again.
+
+    For example:
+      tarmac evaluate 2e94
+      tarmac evaluate 2e94 --step 400 --task zero_shot
+    """
+    from flows import start
+    from tasks.runs.folder import find
+    from tasks.supervision.status import look
+
+    folder = find(runs, run)
+    asked = look(folder).evaluations
+    if not asked:
+        raise UsageError(
+            f"evaluate: the config of {folder.name} asks for none; add an evaluate block and run it again"
+        )
+    chosen = [one for one in asked if step in (None, one.step) and task in (None, one.task)]
+    if not chosen:
+        there = ", ".join(f"step {one.step} {one.task}" for one in asked)
+        raise UsageError(f"--step, --task: {folder.name} has no such evaluation; it has {there}")
+    again = [] if step is None and task is None else chosen
+    began = time.monotonic()
+    stages = start.evaluation(folder, [(one.step, one.task) for one in again])
+    return show_run(folder, stages, began, as_json)
+
+
+def bench(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:
+    """Measure loader settings on a built dataset, and choose the best.
+
+    Nothing is kept: tarmac run measures for itself.
+
+    For example:
+      tarmac bench configs/digits-clip.yaml
+    """
+    from flows.parameters import Overrides, configured
+    from tasks.dataset.versions import resolve
+    from tasks.diagnosis.bench import tune
+
+    settings = configured(config, Overrides(set=changes or []))
+    with screen.running("bench") as progress:
+        chosen = tune(settings, resolve(settings.dataset.output), progress)
+    if as_json:
+        return print_result(**chosen.model_dump(mode="json"))
+    for one in chosen.measurements:
+        mark = "✓" if one.workers == chosen.workers else " "
+        rate = f"{one.samples_per_s:>9,.0f} samples/s"
+        say(f"{mark} {counted(one.workers, 'worker'):<10} {rate}  first batch {one.first_batch_s:.2f} s")
+    return say(f"loader: {{workers: {chosen.workers}, prefetch: {chosen.prefetch}}}   # {chosen.reason}")
+
+
+@dataclass(frozen=True)
+class FinishedPipeline:
+    """A pipeline in which every stage is up to date."""
+
+    version: Path
+    run: RunFolder
+
+
+def finished_pipeline(settings: Config) -> FinishedPipeline | None:
+    """The finished pipeline of a config, found on disk alone; None when any stage has something to do."""
+    from tasks.core.config import dump
+    from tasks.dataset.build.freshness import is_up_to_date
+    from tasks.reporting.report import is_current
+    from tasks.runs.plan import locate, resolve
+    from tasks.supervision import gathering
+    from tasks.supervision.status import look
+
+    version = is_up_to_date(settings)
+    if version is None:
+        return None
+    run = locate(settings, version)
+    if not all(path.exists() for path in (run.record, run.loader, run.config)):
+        return None
+    if run.config.read_text(encoding="utf-8") != dump(resolve(settings, version)):
+        return None  # what does not shape the weights has changed, such as the evaluations asked for
+    if not look(run).is_complete:
+        return None
+    is_gathered = settings.track.mode == "disabled" or gathering.is_complete(run)
+    return FinishedPipeline(version, run) if is_gathered and is_current(run) else None
+
+
+def show_up_to_date(done: FinishedPipeline, began: float, as_json: bool) -> int:
+    """Print the screen of a pipeline in which nothing was to be done; returns its exit code."""
+    from tasks.dataset.manifest import read_manifest
+    from tasks.reporting.left_out import left_out
+
+    if not as_json:
+        samples = read_manifest(done.version).accepted
+        summary = f"up to date: version {done.version.name}, {samples:,} samples, run {done.run.name}"
+        screen.finished("pipeline", summary, time.monotonic() - began)
+        if skipped := left_out(done.run):
+            screen.warn(skipped)
+    return show_run(done.run, [], began, as_json)
+
+
+def show_run(run: RunFolder, stages: Sequence[dict[str, Any]], began: float, as_json: bool) -> int:
+    """Print the headline and the paths of a run; returns 0, as failures were raised before."""
+    from tasks.reporting.report import read_headline
+    from tasks.runs.metrics import finite
+    from tasks.supervision import gathering
+
+    first = read_headline(run)
+    if as_json:
+        return print_result(
+            run=run.id,
+            folder=str(run.path),
+            report=str(run.report),
+            metrics={} if first is None else {f"{first.task}_{first.metric}": finite(first.value)},
+            stages=stages,
+            seconds=round(time.monotonic() - began, 2),
+        )
+    lines = [
+        "",
+        str(first) if first is not None else "No evaluation was asked for.",
+        f"  report  {near(run.report)}",
+    ]
+    if run.best.exists():
+        lines.append(f"  model   {near(run.best)}")
+    if upload := gathering.upload(run):
+        lines.append(f"  wandb   {upload}")
+    return say("\n".join([*lines, "Your own data: tarmac init PATH"]))
+
+
+def _run_of(stages: Sequence[dict[str, Any]]) -> RunFolder:
+    from tasks.runs.folder import RunFolder
+
+    return RunFolder(Path(next(stage["details"]["run"] for stage in stages if "run" in stage["details"])))

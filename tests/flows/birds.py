@@ -1,0 +1,52 @@
+"""A small project to try the commands on, and what a command prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import main
+from tasks.core.config import load
+from tasks.dataset import versions
+from tasks.dataset.build.run import build
+from tests.dataset import raw
+
+COUNT = 60
+CONFIG = """\
+name: birds
+dataset:
+  output: data/birds
+  modality: image_text
+  source: {kind: table, path: birds/captions.csv, image: file, caption: caption}
+  shard: {samples: 16}
+"""
+
+
+def make_project(folder: Path) -> None:
+    """Raw images in `birds` and a config `birds.yaml`."""
+    raw.pictures(folder / "birds", COUNT)
+    (folder / "birds.yaml").write_text(CONFIG)
+
+
+def published(config: str) -> str:
+    """Build the dataset of a config without Prefect; returns the version's name."""
+    settings = load(Path(config))
+    result = build(settings)
+    versions.publish(settings.dataset.output, result.version, 3)
+    return result.version.name
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """What a command prints."""
+    assert main(list(arguments)) == code
+    return capsys.readouterr().out
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """The JSON object of a command that finds nothing wrong."""
+    value: dict[str, Any] = json.loads(said(capsys, *arguments, "--json"))
+    assert value["ok"] is True and value["findings"] == []
+    return value

@@ -1,0 +1,144 @@
+"""The commands that begin a project: what `init` writes, what `plan` says, what `example` leaves alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from flows.projects import TrainingLeft, training_left
+from tasks.core.errors import UsageError
+from tasks.core.schema import Config
+from tasks.dataset import quarantine, versions
+from tasks.dataset.quarantine import Entry
+from tasks.runs import jobs
+from tasks.runs.plan import plan
+from tasks.supervision.status import RunStatus
+from tests.conftest import digits_config
+from tests.dataset import raw
+from tests.flows.birds import COUNT, published, said, told
+from tests.supervision.fakes import save
+
+
+def test_the_example_is_left_alone_when_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "1,797 samples in data/raw/digits" in said(capsys, "example", "digits")
+    assert "left alone" in said(capsys, "example", "digits")
+    assert told(capsys, "example", "digits")["samples"] == 0
+
+
+def test_the_schema_names_every_block(capsys: pytest.CaptureFixture[str]) -> None:
+    schema = json.loads(said(capsys, "schema"))
+    assert set(schema["properties"]) >= {"name", "dataset", "loader", "train", "evaluate", "track", "engine"}
+    assert "decoded" in schema["$defs"]["ImageRules"]["properties"]["max_pixels"]["description"]
+
+
+def test_from_raw_files_to_a_page(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "configs/birds.yaml" in said(capsys, "init", "birds")
+    assert main(["init", "birds"]) == 2
+    assert "configs/birds.yaml is there and stays as it is; give another path" in capsys.readouterr().err
+    published("configs/birds.yaml")
+    page = said(capsys, "look", "data/birds").strip()
+    assert "picture 7" in Path(page).read_text()
+
+
+def test_a_plan_before_and_after(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = said(capsys, "plan", "birds.yaml")
+    assert "there is no version yet" in first and f"{COUNT} raw samples" in first
+    assert f"{COUNT} to convert into" in first and "with 2 workers" in first
+    assert first.endswith("nothing was written; to do it: tarmac build birds.yaml\n")
+    assert not (birds / "data").exists()
+    version = published("birds.yaml")
+    assert f"up to date: version {version}" in said(capsys, "plan", "birds.yaml")
+    (birds / "birds/0007.png").write_bytes(raw.png(7007))
+    assert told(capsys, "plan", "birds.yaml")["build"]["work"]["to_convert_shards"] == 1
+
+
+def test_what_training_leaves_out_is_reported(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    version = published("birds.yaml")
+    assert "left out" not in said(capsys, "plan", "birds.yaml") + said(capsys, "build", "birds.yaml")
+    lost = [Entry(version, "train", "train/000000.tar", f"birds_{n}", "member.checksum") for n in range(3)]
+    quarantine.add(birds / "data/birds", lost)
+    line = "3 of 51 train samples are left out: quarantine.jsonl; tarmac repair data/birds takes back what is"
+    assert f"\n!         {line}" in said(capsys, "plan", "birds.yaml")
+    assert f"\n! {line}" in said(capsys, "build", "birds.yaml")
+    for command in ("plan", "build"):
+        assert told(capsys, command, "birds.yaml")["left_out"] == {"train": 3}
+
+
+def test_a_plan_of_what_is_mostly_broken_says_so(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(COUNT):
+        (birds / f"birds/{number:04d}.png").write_text("<html>")
+    shown = said(capsys, "plan", "birds.yaml")
+    assert "!         of 20 samples tried: image.not_an_image   captions.csv:" in shown
+
+
+def test_a_plan_reports_a_wrong_schedule_and_doubtful_settings(
+    birds: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = {"recipe": "clip", "model": {"name": "tarmac/digits"}, "batch_size": 60, "steps": 5, "lr": 0.1}
+    text = Path("birds.yaml").read_text()
+    text += f"\ntrain: {json.dumps({**train, 'checkpoint_every': 5})}\n"
+    Path("trained.yaml").write_text(text)
+    early = said(capsys, "plan", "trained.yaml", "--set", "train.warmup=9")
+    assert "there is no version yet" in early and "!         train.warmup: all 5 steps" in early
+    published("birds.yaml")
+    changed = said(capsys, "plan", "trained.yaml", "--set", "train.warmup=9", "--set", "name=other")
+    assert "to do it: tarmac run trained.yaml --set train.warmup=9 --set name=other\n" in changed
+    assert "!         train.warmup: all 5 steps are among the 9 of the warm-up" in changed
+    doubt = "train.batch_size: a batch of 60 holds samples twice, as there are 51 to train on"
+    assert f"\n!         {doubt}" in said(capsys, "plan", "trained.yaml")
+    assert told(capsys, "plan", "trained.yaml")["doubts"][0].startswith(doubt)
+    Path("nightly.yaml").write_text(text + 'schedule: {cron: "99 2 * * *"}\n')
+    assert main(["plan", "nightly.yaml"]) == 2
+    assert "nightly.yaml: schedule.cron: '99 2 * * *' (UTC) is no schedule" in capsys.readouterr().err
+
+
+def make_config(dataset: Path, folder: Path, *overrides: str) -> Config:
+    return digits_config(folder, folder, f"dataset.output={dataset}", *overrides)
+
+
+def test_a_plan_refuses_what_would_only_show_after_the_training(digits_dataset: Path, tmp_path: Path) -> None:
+    version = versions.resolve(digits_dataset)
+    config = make_config(digits_dataset, tmp_path, "evaluate.tasks=[{kind: zero_shot, split: vla}]")
+    with pytest.raises(UsageError, match="no 'vla'"):
+        training_left(config, version.name)
+    run = plan(make_config(digits_dataset, tmp_path), version)
+    for step in (200, 400, 600):
+        save(run, step, b"weights")
+    finer = make_config(digits_dataset, tmp_path, "train.checkpoint_every=50", "evaluate.every=50")
+    with pytest.raises(UsageError, match=r"evaluate\.every: 50 asks for step 50"):
+        training_left(finer, version.name)
+    (tmp_path / "file").touch()
+    config = make_config(digits_dataset, tmp_path, f"runs={tmp_path}/file")
+    with pytest.raises(UsageError, match=r"runs: .*file is a file; give a folder"):
+        training_left(config, None)
+
+
+def test_a_plan_names_the_one_gpu_of_several(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(digits_dataset, tmp_path)
+    version = versions.resolve(digits_dataset).name
+    for gpus, says in ((8, ", on one of 8 GPUs and its evaluations on another"), (1, ""), (0, "")):
+        monkeypatch.setattr(jobs, "gpus_here", lambda gpus=gpus: gpus)
+        assert training_left(config, None) == TrainingLeft(f"clip, after the build{says}")
+        new = training_left(config, version)
+        assert new is not None and new.summary.startswith("a new run, digits-clip-")
+        assert new.summary.endswith(says) and ("GPU" in new.summary) == (gpus > 1)
+
+
+def test_a_run_is_up_to_date_with_the_evaluations_asked_for(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(digits_dataset, tmp_path)
+    version = versions.resolve(digits_dataset)
+    run = plan(config, version)
+    monkeypatch.setattr(RunStatus, "is_complete", True)
+    assert training_left(config, version.name) == TrainingLeft(f"up to date: {run.name}", is_left=False)
+    renamed = make_config(digits_dataset, tmp_path, "evaluate.tasks=[{kind: zero_shot, name: zz}]")
+    assert training_left(renamed, version.name) == TrainingLeft(f"goes on: {run.name}, planned")
