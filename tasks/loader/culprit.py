@@ -15,10 +15,10 @@ from itertools import accumulate
 from pathlib import Path
 
 from tasks.core.errors import UsageError
-from tasks.dataset.formats import png
+from tasks.dataset.formats import Unjudged, png
+from tasks.dataset.formats.checks import check_of
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.tar.format import BLOCK, padding, parse_header
-from tasks.dataset.verify.decoders import Unjudged, decoder_of
 
 
 def key_of_row(version: Path, split: str, row: int) -> str | None:
@@ -114,8 +114,8 @@ def _check(suffix: str, members: Mapping[str, bytes]) -> bool:
     content = members[suffix]
     if suffix in stored.MEMBERS:
         _require_chunks(suffix, members)
-    elif (decode := decoder_of(suffix)) is not None:
-        decode(content)
+    elif (check := check_of(suffix)) is not None:
+        check(content)
     return content.startswith(png.SIGNATURE) and _is_proven(content)
 
 

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from tasks.core.config import validate
 from tasks.core.schema import Dataset
-from tasks.dataset.formats.volumes import npy
+from tasks.dataset.formats import npy
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
 from tasks.dataset.tar.writer import Buffer
 from tasks.loader.decoders import decode_volume

@@ -12,7 +12,8 @@ from tasks.core.schema import ChatSource, Config
 from tasks.core.stores import ABSENT, LocalStore
 from tasks.dataset import filters
 from tasks.dataset.build.run import BuildResult, build
-from tasks.dataset.modalities import MODALITIES, Taken, conversations
+from tasks.dataset.modalities import MODALITIES, Taken
+from tasks.dataset.modalities import chat as conversations
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Absent, Item, Source, open_sources
 from tasks.dataset.sources.chat import interpret

@@ -14,7 +14,8 @@ import pytest
 from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, ornt_transform
 
 from tasks.core.errors import DataError, UsageError
-from tasks.dataset.formats.volumes import npy, stored
+from tasks.dataset.formats import npy
+from tasks.dataset.formats.volumes import stored
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.nifti import NiftiVolumes

@@ -11,16 +11,17 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset
 from tasks.dataset.build.run import build
 from tasks.dataset.examples.phantoms import AIR, LUNG, TISSUE, phantoms
-from tasks.dataset.formats.volumes import npy, stored
+from tasks.dataset.formats import npy
+from tasks.dataset.formats.volumes import stored
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources
 from tasks.dataset.verify.run import verify
 from tasks.loader.decoders import decode_volume
 from tests.dataset import raw
+from tests.dataset.examples.test_phantoms import config as phantom_config
+from tests.dataset.examples.test_phantoms import members as members_of
 from tests.dataset.raw import shards
-from tests.dataset.test_phantoms import config as phantom_config
-from tests.dataset.test_phantoms import members as members_of
 
 SHAPES = ((8, 8, 8), (24, 40, 40), (40, 80, 30))
 RULES: tuple[dict[str, Any], ...] = (

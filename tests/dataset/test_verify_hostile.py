@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 
 from tasks.dataset.build.run import build
+from tasks.dataset.formats.checks import CHECKS, MOST_UNPACKED
 from tasks.dataset.tar.writer import END, header
-from tasks.dataset.verify.decoders import DECODERS, MOST_UNPACKED
 from tasks.dataset.verify.inside import Inside, Task, inspect
 from tasks.dataset.verify.records import BadSample
 from tasks.dataset.verify.run import verify
@@ -351,7 +351,7 @@ STARTS = (
 )
 
 
-@pytest.mark.parametrize("suffix", DECODERS)
+@pytest.mark.parametrize("suffix", CHECKS)
 def test_no_decoder_is_brought_down(tmp_path: Path, suffix: str) -> None:
     """By anything that another decoder takes, nor by noise."""
     bombs = [make() for name, (_, make) in BOMBS.items() if "zip" not in name]

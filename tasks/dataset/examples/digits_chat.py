@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.dataset.examples.digits import DIGITS, picture
 from tasks.dataset.examples.draft import is_taken, whole
-from tasks.dataset.modalities.conversations import RATINGS
+from tasks.dataset.modalities.chat import RATINGS
 
 READ, ADDED, FACTS, COMPARED = 200, 200, 50, 150
 """Conversations of each subset."""

@@ -1,10 +1,16 @@
-"""Scikit-learn's handwritten digits, reinforced by teachers, in the form of MobileCLIP's DataCompDR."""
+"""Scikit-learn's handwritten digits, reinforced by teachers, in the form of MobileCLIP's DataCompDR.
+
+The teacher is made up, and its embeddings hold what they should: an image's is a fixed random projection of
+the pixels that it sees, a caption's that of the mean image of its digit, moved a little by its words. All
+sums are of whole numbers, so that embeddings do not depend on the machine.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +20,6 @@ from PIL import Image
 
 from tasks.dataset.examples.digits import DARKEST, DIGITS, ENLARGED, TEMPLATES
 from tasks.dataset.examples.draft import is_taken, whole
-from tasks.dataset.examples.teacher import Teacher, augmentation
-from tasks.dataset.examples.torch_zip import to_pth_gz
 from tasks.dataset.formats import png
 from tasks.dataset.tar.writer import ShardWriter
 
@@ -23,10 +27,20 @@ SHARD = 300
 AUGMENTATIONS = 4
 CAPTIONS = 4
 """The real one, and synthetic ones."""
+WIDTHS = (48, 32)
+"""Two teachers, whose embeddings stand side by side, each of length one."""
+SEEN = 8
+"""The teacher looks at 8 x 8 pixels."""
+BRIGHTNESS, CONTRAST = 6, 8
+"""Operations by their numbers in MobileCLIP's `paug.json`."""
+PERCENT = 100
+
+Ints = NDArray[np.int64]
+Augmentation = list[Any]
 
 
 def reinforced(path: Path) -> int:
-    """Write 1,797 reinforced pairs as WebDataset tars, by turns with `npz` and `pth.gz`; returns how many.
+    """Write 1,797 reinforced pairs as WebDataset tars; returns how many.
 
     A folder with anything in it is left alone, and 0 is returned. The folder appears whole or not at all.
     """
@@ -43,42 +57,87 @@ def reinforced(path: Path) -> int:
             with ShardWriter(draft / f"{shard:05d}.tar") as writer:
                 for number in range(first, min(first + SHARD, len(images))):
                     members = _members(number, images[number], int(data.target[number]), teacher)
-                    arrays = members.pop("arrays")
-                    stored = {"npz": _npz(arrays)} if shard % 2 == 0 else {"pth.gz": to_pth_gz(arrays)}
-                    writer.add(f"{number:06d}", {**members, **stored})
+                    writer.add(f"{number:06d}", members)
                 writer.finish()
     return len(images)
 
 
-def _members(number: int, image: NDArray[np.uint8], digit: int, teacher: Teacher) -> dict[str, Any]:
-    """The sample's members, its embeddings still as `arrays`."""
+def _members(number: int, image: NDArray[np.uint8], digit: int, teacher: Teacher) -> dict[str, bytes]:
     turn = number // 10  # over blocks of ten, since the digits come nearly in turn themselves
     captions = [TEMPLATES[(turn + n) % len(TEMPLATES)].format(DIGITS[digit]) for n in range(CAPTIONS)]
-    seen = [augmentation(number, n, len(image)) for n in range(AUGMENTATIONS)]
+    seen = [_augmentation(number, n, len(image)) for n in range(AUGMENTATIONS)]
     content = png.encode(Image.fromarray(image))
     described = {
         "uid": f"digit-{number:04d}",
         "sha256": hashlib.sha256(content).hexdigest(),
         "label": DIGITS[digit],
     }
+    embeddings = io.BytesIO()
+    np.savez(
+        embeddings,
+        image_emb=np.stack([teacher.of_image(image, one) for one in seen]),
+        text_emb=np.stack([teacher.of_text(digit, caption) for caption in captions]),
+    )
     return {
         "png": content,
         "txt": captions[0].encode(),
-        "json": _json(described),
-        "syn.json": _json({"syn_text": captions[1:]}),
-        "paug.json": _json({"param_aug": seen}),
-        "arrays": {
-            "image_emb": np.stack([teacher.of_image(image, one) for one in seen]),
-            "text_emb": np.stack([teacher.of_text(digit, caption) for caption in captions]),
-        },
+        "json": json.dumps(described).encode(),
+        "syn.json": json.dumps({"syn_text": captions[1:]}).encode(),
+        "paug.json": json.dumps({"param_aug": seen}).encode(),
+        "npz": embeddings.getvalue(),
     }
 
 
-def _json(value: dict[str, Any]) -> bytes:
-    return json.dumps(value).encode()
+def _augmentation(number: int, turn: int, side: int) -> Augmentation:
+    """Parameters drawn by the image's number: `[[top, left, height, width], [operation, operation]]`."""
+    drawn = hashlib.blake2b(f"{number} {turn}".encode(), digest_size=8).digest()
+    height, width = (side - drawn[n] % (side // 4) for n in (0, 1))
+    crop = [drawn[2] % (side - height + 1), drawn[3] % (side - width + 1), height, width]
+    operations = [
+        [operation, (byte % 81 - 40) / PERCENT] if byte % 3 else None
+        for operation, byte in ((BRIGHTNESS, drawn[4]), (CONTRAST, drawn[5]))
+    ]
+    return [crop, operations]
 
 
-def _npz(arrays: dict[str, NDArray[np.float32]]) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
-    return file.getvalue()
+class Teacher:
+    """Knows the images of every digit, grey, as (count, side, side)."""
+
+    def __init__(self, images: NDArray[np.uint8], digits: Sequence[int]) -> None:
+        seen = np.stack([_look(image, [[0, 0, *image.shape], None]) for image in images])
+        self._mean = seen.sum(axis=0) // len(seen)
+        random = np.random.default_rng(0)
+        self._projection: Ints = random.integers(-64, 65, (SEEN * SEEN, sum(WIDTHS)))
+        self._of_digit = {
+            int(digit): (seen[np.equal(digits, digit)] - self._mean).sum(axis=0) for digit in set(digits)
+        }
+
+    def of_image(self, image: NDArray[np.uint8], seen_as: Augmentation) -> NDArray[np.float32]:
+        return self._embed(_look(image, seen_as) - self._mean)
+
+    def of_text(self, digit: int, caption: str) -> NDArray[np.float32]:
+        pixels = self._of_digit[digit]
+        words = np.frombuffer(hashlib.blake2b(caption.encode(), digest_size=SEEN * SEEN).digest(), np.uint8)
+        step = max(int(np.abs(pixels).max()) // 5000, 1)
+        return self._embed(pixels + step * (words.astype(np.int64) - 128))
+
+    def _embed(self, pixels: Ints) -> NDArray[np.float32]:
+        parts = np.split(pixels @ self._projection, np.cumsum(WIDTHS)[:-1])
+        lengths = [max(float(np.sqrt(float((part * part).sum()))), 1.0) for part in parts]
+        joined = np.concatenate([part / length for part, length in zip(parts, lengths, strict=True)])
+        return joined.astype(np.float32)
+
+
+def _look(image: NDArray[np.uint8], seen_as: Augmentation) -> Ints:
+    """The pixels that the crop shows, after its operations, in a row."""
+    (top, left, height, width), operations = seen_as
+    middles = 2 * np.arange(SEEN) + 1
+    rows = top + middles * height // (2 * SEEN)
+    columns = left + middles * width // (2 * SEEN)
+    pixels = image[np.ix_(rows, columns)].astype(np.int64).ravel()
+    for operation in operations or ():
+        if operation is not None:
+            around = 0 if operation[0] == BRIGHTNESS else int(pixels.sum()) // pixels.size
+            factor = PERCENT + round(operation[1] * PERCENT)
+            pixels = np.clip(around + (pixels - around) * factor // PERCENT, 0, 255)
+    return pixels

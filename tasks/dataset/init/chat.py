@@ -11,7 +11,7 @@ from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key
 from tasks.dataset.init.inventory import Inventory, suffix_of
 from tasks.dataset.init.profile import Profile
 from tasks.dataset.init.table_sets import Tables, TableSet
-from tasks.dataset.modalities.conversations import RATINGS
+from tasks.dataset.modalities.chat import RATINGS
 from tasks.dataset.sources.chat import RATED, SUFFIXES
 
 SUGGESTED = 3

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tasks.core.errors import TarmacError
 from tasks.core.stores import Store, Unreachable
-from tasks.dataset.formats.volumes import npy
+from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.hounsfield import implausible
 from tasks.dataset.formats.volumes.stored import require_package
 from tasks.dataset.init.evidence import listed, shown, spread

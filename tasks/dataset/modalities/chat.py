@@ -1,47 +1,99 @@
-"""Conversations about images: turns that alternate and say something, with an image for each placeholder."""
+"""Conversations about images: turns that alternate and say something, with an image for each placeholder.
+
+nanoVLM puts a conversation's images before its first turn. A text may instead mark their places with
+`<image>` (or `<image: 1>`), as other datasets do; then there must be a mark for each image, or the trainer
+would show the wrong one. The model's own tokens, such as `<|image|>`, are no marks: nanoVLM strips them.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import images
+from tasks.dataset.formats.checks import is_blank
 from tasks.dataset.modalities.base import Fault, Modality, Taken
-from tasks.dataset.modalities.conversations import Conversation, check_images, parse
-from tasks.dataset.modalities.image_text import judge_json
+from tasks.dataset.modalities.image_text import judge_image, judge_json
 from tasks.dataset.rejects import Reject
-from tasks.dataset.tar.writer import Members
+from tasks.dataset.tar.format import Members
 
+RATINGS = ("relevance", "image_correspondence", "visual_dependency", "formatting")
+"""What a turn may be rated for; a raw row names them `relevance_ratings` and so on."""
+BEST = 5
+ROLES = ("user", "assistant")
+MOST_IMAGES = 1000
+"""Members are numbered by three digits, so that sorted names are in the order of the images."""
+PLACEHOLDER = re.compile(r"<image(?:: ?(\d+))?>")
 _IMAGE = re.compile(r"(\d{3})(?:\.(jpg|png|webp))?")
+
+Turn = Mapping[str, str]
+Rating = int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns as `{user, assistant}`, and for each kind of rating one per turn (None: not rated)."""
+
+    turns: tuple[Turn, ...]
+    ratings: Mapping[str, tuple[Rating, ...]]
+
+    @property
+    def placeholders(self) -> list[str]:
+        """The number that each has, empty where it has none."""
+        return [number for turn in self.turns for number in PLACEHOLDER.findall(turn["user"])]
 
 
 def take(raw: Members, dataset: Dataset) -> Taken:
     """`json` and the images `000`, `001`, …; these are stored as `000.jpg` or what they are."""
     numbered = sorted(name for name in raw if _IMAGE.fullmatch(name))
-    fault = _gap(numbered)
-    if fault is not None:
-        raise Reject("chat.images", fault)
+    gap = _gap(numbered)
+    if gap is not None:
+        raise Reject("chat.images", gap)
     conversation = _conversation(bytes(raw["json"]))
     check_images(conversation, len(numbered))
     members = {"json": raw["json"]}
     width = height = 0
     for number, name in enumerate(numbered):
-        suffix, image, size = _stored(number, bytes(raw[name]), dataset)
+        try:
+            suffix, image, size = images.store(bytes(raw[name]), dataset.image)
+        except Reject as reject:
+            raise Reject(reject.reason, f"image {number + 1}: {reject.detail}") from None
         members[f"{number:03d}.{suffix}"] = image
         if size[0] * size[1] > width * height:
             width, height = size
     statistics = {"images": len(numbered), "turns": len(conversation.turns), "width": width, "height": height}
-    return Taken(members, statistics | _lengths(conversation))
+    for role in ROLES:
+        statistics[f"{role}_length"] = sum(len(turn[role]) for turn in conversation.turns)
+    return Taken(members, statistics)
 
 
-def _stored(number: int, data: bytes, dataset: Dataset) -> tuple[str, bytes, tuple[int, int]]:
+def judge(members: Mapping[str, bytes]) -> list[Fault]:
+    numbered = sorted(name for name in members if _IMAGE.fullmatch(name))
+    faults = [fault for name in numbered for fault in judge_image(name, members[name])]
+    gap = _gap(numbered)
+    if gap is not None:
+        faults.append(Fault("sample.missing_member", numbered[-1], gap))
+    malformed = judge_json(members)
+    if malformed or "json" not in members:
+        return faults + malformed
     try:
-        return images.store(data, dataset.image)
+        check_images(_conversation(members["json"]), len(numbered))
     except Reject as reject:
-        raise Reject(reject.reason, f"image {number + 1}: {reject.detail}") from None
+        code = "sample.missing_member" if reject.reason == "chat.images" else "member.undecodable"
+        faults.append(Fault(code, "json", str(reject)))
+    return faults
+
+
+def _gap(numbered: list[str]) -> str | None:
+    """What is wrong with the numbers of these sorted members; None when they count from 000 without gaps."""
+    for number, name in enumerate(numbered):
+        if int(name[:3]) != number:
+            return f"{name} stands where image {number:03d} belongs"
+    return None
 
 
 def _conversation(document: bytes) -> Conversation:
@@ -57,45 +109,91 @@ def _conversation(document: bytes) -> Conversation:
     return parse(value.get("messages"), ratings)
 
 
-def _lengths(conversation: Conversation) -> dict[str, int]:
-    return {
-        f"{role}_length": sum(len(turn[role]) for turn in conversation.turns)
-        for role in ("user", "assistant")
-    }
+def parse(texts: Any, ratings: Mapping[str, Any]) -> Conversation:
+    """A conversation as it came; Reject when turns do not alternate or are blank, or ratings are wrong."""
+    if texts is None or texts == []:
+        raise Reject("chat.turns", "there is no turn")
+    if not isinstance(texts, list):
+        raise Reject("chat.turns", f"a {type(texts).__name__} where a list of turns belongs")
+    turns = tuple(_turn(number, entry) for number, entry in enumerate(texts, 1))
+    given = {name: ratings[name] for name in RATINGS if ratings.get(name) is not None}
+    return Conversation(turns, {name: _ratings(name, given[name], len(turns)) for name in given})
 
 
-def _gap(numbered: list[str]) -> str | None:
-    """What is wrong with the numbers of these sorted members; None when they count from 000 without gaps."""
-    for number, name in enumerate(numbered):
-        if int(name[:3]) != number:
-            return f"{name} stands where image {number:03d} belongs"
-    return None
+def require_pairs(texts: Any) -> None:
+    """Reject when a turn holds more than user and assistant, which `parse` would leave out."""
+    for number, entry in enumerate(texts if isinstance(texts, list) else (), 1):
+        given = entry.items() if isinstance(entry, dict) else ()
+        others = sorted(str(name) for name, value in given if name not in ROLES and value is not None)
+        if others:
+            has = f"turn {number} has {', '.join(others)[:80]}"
+            raise Reject("chat.turns", f"{has}, where a turn is a pair of user and assistant")
 
 
-def judge(members: Mapping[str, bytes]) -> list[Fault]:
-    numbered = sorted(name for name in members if _IMAGE.fullmatch(name))
-    faults = [fault for name in numbered for fault in _judge_image(name, members[name])]
-    gap = _gap(numbered)
-    if gap is not None:
-        faults.append(Fault("sample.missing_member", numbered[-1], gap))
-    malformed = judge_json(members)
-    if malformed or "json" not in members:
-        return faults + malformed
-    try:
-        check_images(_conversation(members["json"]), len(numbered))
-    except Reject as reject:
-        code = "sample.missing_member" if reject.reason == "chat.images" else "member.undecodable"
-        faults.append(Fault(code, "json", str(reject)))
-    return faults
+def _turn(number: int, entry: Any) -> Turn:
+    if not isinstance(entry, dict):
+        raise Reject("chat.turns", f"turn {number} is no pair of user and assistant")
+    for role in ROLES:
+        text = entry.get(role)
+        if not isinstance(text, str) or is_blank(text):
+            raise Reject("chat.turns", f"turn {number}: the {role} says nothing")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Reject("chat.turns", f"turn {number}: what the {role} says is not UTF-8") from None
+    return {role: entry[role] for role in ROLES}
 
 
-def _judge_image(name: str, content: bytes) -> list[Fault]:
-    try:
-        kind = images.check(content, images.ANY_SIZE)
-    except Reject as reject:
-        return [Fault("member.undecodable", name, str(reject))]
-    suffix = name[4:]
-    return [] if kind == suffix else [Fault("member.undecodable", name, f"holds a {kind}")]
+def _ratings(name: str, values: Any, turns: int) -> tuple[Rating, ...]:
+    if not isinstance(values, list) or len(values) != turns:
+        count = f"{len(values)} values" if isinstance(values, list) else f"a {type(values).__name__}"
+        raise Reject("chat.ratings", f"{name}: {count} for {turns} turns")
+    return tuple(_rating(name, number, value) for number, value in enumerate(values, 1))
+
+
+def _rating(name: str, number: int, value: Any) -> Rating:
+    if value is None or value != value:  # NaN is how data frames write a missing number
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value not in range(1, BEST + 1):
+        raise Reject("chat.ratings", f"{name} of turn {number} is {value!r}, not 1 to {BEST}")
+    return int(value)
+
+
+def check_images(conversation: Conversation, count: int) -> None:
+    """Reject unless each of `count` images has its placeholder, or none has one."""
+    if count > MOST_IMAGES:
+        raise Reject("chat.images", f"{count} images, more than {MOST_IMAGES}")
+    marks = conversation.placeholders
+    if len(marks) not in (0, count):
+        raise Reject("chat.images", f"{len(marks)} placeholders for {count} images")
+    numbers = [int(mark) for mark in marks if mark]
+    if len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(1, count + 1)):
+        named = ", ".join(map(str, numbers[:8]))
+        raise Reject("chat.images", f"placeholders of the images {named}, where there are {count}")
+
+
+def select(conversation: Conversation, keep: Callable[[str, int], bool]) -> Conversation | None:
+    """The conversation without the turns of which a rating is not kept; None when no turn stays.
+
+    As in nanoVLM a turn that is not rated stays. Where a turn goes, so do all placeholders: the images, which
+    all stay, are then put before the first turn, since nobody can say which of them the others speak of.
+    """
+    ratings = conversation.ratings.items()
+    stay = [
+        number
+        for number in range(len(conversation.turns))
+        if all((value := values[number]) is None or keep(name, value) for name, values in ratings)
+    ]
+    if len(stay) == len(conversation.turns):
+        return conversation
+    turns = tuple(conversation.turns[number] for number in stay)
+    if conversation.placeholders:
+        turns = tuple({**turn, "user": PLACEHOLDER.sub("", turn["user"]).strip()} for turn in turns)
+        spoken = [place for place, turn in enumerate(turns) if not is_blank(turn["user"])]
+        turns = tuple(turns[place] for place in spoken)  # what was a placeholder alone asks nothing any more
+        stay = [stay[place] for place in spoken]
+    kept = {name: tuple(values[number] for number in stay) for name, values in ratings}
+    return Conversation(turns, kept) if turns else None
 
 
 CHAT = Modality(

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import images
+from tasks.dataset.formats.checks import is_blank
 from tasks.dataset.modalities.base import Fault, Modality, Taken
 from tasks.dataset.rejects import Reject
-from tasks.dataset.tar.writer import Members
-from tasks.dataset.texts import is_blank
+from tasks.dataset.tar.format import Members
 
 
 def take(raw: Members, dataset: Dataset) -> Taken:
@@ -29,16 +29,19 @@ def take(raw: Members, dataset: Dataset) -> Taken:
 
 
 def judge(members: Mapping[str, bytes]) -> list[Fault]:
-    faults = []
-    for suffix in images.MEMBERS:
-        if suffix in members:
-            try:
-                kind = images.check(members[suffix], images.ANY_SIZE)
-                if kind != suffix:
-                    faults.append(Fault("member.undecodable", suffix, f"holds a {kind}"))
-            except Reject as reject:
-                faults.append(Fault("member.undecodable", suffix, str(reject)))
+    pictures = [suffix for suffix in images.MEMBERS if suffix in members]
+    faults = [fault for suffix in pictures for fault in judge_image(suffix, members[suffix])]
     return faults + judge_text(members) + judge_json(members)
+
+
+def judge_image(member: str, content: bytes) -> list[Fault]:
+    """What is wrong with an image stored as `jpg`, or as `000.jpg`."""
+    try:
+        kind = images.check(content, images.ANY_SIZE)
+    except Reject as reject:
+        return [Fault("member.undecodable", member, str(reject))]
+    is_named = kind == member.rpartition(".")[2]
+    return [] if is_named else [Fault("member.undecodable", member, f"holds a {kind}")]
 
 
 def judge_text(members: Mapping[str, bytes]) -> list[Fault]:

@@ -1,24 +1,64 @@
-"""Reinforced image-text pairs (MobileCLIP): an image-text pair, and what teachers said of it.
+"""Reinforced image-text pairs (MobileCLIP): an image-text pair, and what teachers have added to it.
+
+MobileCLIP's format (https://github.com/apple/ml-mobileclip-dr): `paug.json` lists the parameters of the
+augmentations that the teacher saw, `syn.json` the synthetic captions, `npz` (or `pth.gz` with bfloat16) a
+row of `image_emb` per augmentation and a row of `text_emb` per caption, the real one first. A version 2 file
+may hold further lists of captions, each with an array `<list>_emb` of its own.
 
 Members are stored as they came. A crop counts pixels of the image that the teacher saw, so the image may
 neither be scaled nor turned on its way into a shard. A `sha256` in `json` is not compared: DataCompDR's and
 img2dataset's are of the file as downloaded, before img2dataset encoded it anew, so sound images differ.
+Without torch nothing can tell whether a `pth.gz` is sound: the sample is taken, its `embedding_width` stays
+empty, and verify says that such members were not judged.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset
-from tasks.dataset.formats import images
-from tasks.dataset.modalities import image_text, reinforcement
-from tasks.dataset.modalities.base import Fault, Modality, Taken
-from tasks.dataset.rejects import Reject
-from tasks.dataset.tar.writer import Members
+from tasks.dataset.formats import Unjudged, images, npy, tensors
+from tasks.dataset.formats.checks import is_blank
+from tasks.dataset.modalities import image_text
+from tasks.dataset.modalities.base import Fault, Modality, Taken, missing
+from tasks.dataset.rejects import Reason, Reject
+from tasks.dataset.tar.format import Members
 
-ADDED = ("syn.json", "paug.json", *reinforcement.EMBEDDINGS)
+logger = logging.getLogger(__name__)
+
+NPZ, PTH = "npz", "pth.gz"
+ADDED = ("syn.json", "paug.json", NPZ, PTH)
+REQUIRED = (images.MEMBERS, ("txt",), ("syn.json",), ("paug.json",), (NPZ, PTH))
+OPERATIONS = 14
+"""Identity, ShearX, ShearY, TranslateX, TranslateY, Rotate, Brightness, Color, Contrast, Sharpness,
+Posterize, Solarize, AutoContrast, Equalize."""
+FARTHEST = 1 << 30
+"""Pixels; no image has a side of as many."""
+REASONS: Mapping[Reason, Reason] = {
+    "volume.undecodable": "reinforcement.members",
+    "volume.dtype": "reinforcement.members",
+    "volume.pickle": "archive.unsafe",
+}
+"""What the faults of an array are called where it holds embeddings."""
+
+
+class Crop(NamedTuple):
+    """In pixels of the image as it is stored."""
+
+    top: int
+    left: int
+    height: int
+    width: int
 
 
 def check(dataset: Dataset) -> None:
@@ -30,26 +70,32 @@ def check(dataset: Dataset) -> None:
                 f"dataset.image.{key}: the crops of reinforced samples count pixels of the image as it is; "
                 f"leave {key} out, or change the images before teachers look at them"
             )
+    if not tensors.can_read():
+        logger.warning("torch is not installed: embeddings in pth.gz are taken as they are, not judged")
 
 
 def take(raw: Members, dataset: Dataset) -> Taken:
     pair = image_text.take(raw, dataset)
     added = {suffix: raw[suffix] for suffix in ADDED if suffix in raw}
-    counts = reinforcement.check(added, int(pair.statistics["width"]), int(pair.statistics["height"]))
+    counts = check_added(added, int(pair.statistics["width"]), int(pair.statistics["height"]))
     return Taken({**pair.members, **added}, {**pair.statistics, **counts})
 
 
 def judge(members: Mapping[str, bytes]) -> list[Fault]:
     faults = image_text.judge(members)
     size = _size(members)
-    if size is None or not all(any(suffix in members for suffix in choice) for choice in REQUIRED):
-        return faults  # that a member is missing or broken has been said
+    if size is None or missing(REQUIRED, members):
+        return faults  # which name the image; that a member is missing is reported for all modalities alike
     try:
-        reinforcement.check(members, *size)
+        check_added(members, *size)
     except Reject as reject:
-        member = "paug.json" if reject.reason == "reinforcement.crop" else "npz|pth.gz"
+        member = "paug.json" if reject.reason == "reinforcement.crop" else f"{NPZ}|{PTH}"
         faults.append(Fault("member.undecodable", member, str(reject)))
     return faults
+
+
+def unjudged() -> tuple[str, ...]:
+    return () if tensors.can_read() else (PTH,)
 
 
 def _size(members: Mapping[str, bytes]) -> tuple[int, int] | None:
@@ -64,7 +110,135 @@ def _size(members: Mapping[str, bytes]) -> tuple[int, int] | None:
     return None
 
 
-REQUIRED = (images.MEMBERS, ("txt",), ("syn.json",), ("paug.json",), tuple(reinforcement.EMBEDDINGS))
+def check_added(members: Members, width: int, height: int) -> dict[str, int]:
+    """Counts of augmentations and synthetic captions, and the embeddings' width where they can be read.
+    Reject for what does not fit together, or not the image of `width` x `height` pixels."""
+    lacking = missing(REQUIRED[2:], members)
+    if lacking or (NPZ in members and PTH in members):
+        fault = f"no {lacking[0]}" if lacking else f"has both {NPZ} and {PTH}"
+        raise Reject("reinforcement.members", fault)
+    of_image = augmentations(members["paug.json"])
+    for number, augmentation in enumerate(of_image):
+        _check_augmentation(number, augmentation, width, height)
+    of_text = captions(members["syn.json"])
+    counts = {
+        "augmentations": len(of_image),
+        "synthetic_captions": sum(len(texts) for texts in of_text.values()),
+    }
+    with suppress(Unjudged):
+        counts["embedding_width"] = _check_embeddings(_embeddings(members), len(of_image), of_text)
+    return counts
+
+
+def augmentations(content: bytes) -> Sequence[Any]:
+    """`param_aug` of a `paug.json`, which is a list, or a list as JSON text; Reject."""
+    value = _object(content, "paug.json").get("param_aug")
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = None
+    if not isinstance(value, list) or not value:
+        raise Reject("reinforcement.members", "paug.json: param_aug is no list of augmentations")
+    return value
+
+
+def crop_of(number: int, augmentation: Any) -> Crop:
+    """The crop of the augmentation of that number, which is `[crop, operations]` or `[crop]`; Reject."""
+    where = f"augmentation {number}"
+    if not isinstance(augmentation, list) or len(augmentation) not in (1, 2):
+        raise Reject("reinforcement.crop", f"{where} is no [crop, operations]")
+    crop = augmentation[0]
+    if not isinstance(crop, list) or len(crop) != 4 or not all(map(_is_pixels, crop)):
+        raise Reject("reinforcement.crop", f"{where} has no crop [top, left, height, width] in pixels")
+    return Crop(*crop)
+
+
+def captions(content: bytes) -> dict[str, Sequence[str]]:
+    """The lists of synthetic captions of a `syn.json` by their names; Reject."""
+    named = {
+        name: value for name, value in _object(content, "syn.json").items() if name.startswith("syn_text")
+    }
+    for name, texts in named.items():
+        if not isinstance(texts, list) or not texts:
+            raise Reject("reinforcement.members", f"syn.json: {name} is no list of captions")
+        if not all(isinstance(text, str) and not is_blank(text) for text in texts):
+            raise Reject("reinforcement.members", f"syn.json: {name} holds an empty caption")
+    if not named:
+        raise Reject("reinforcement.members", "syn.json has no syn_text")
+    return named
+
+
+def _object(content: bytes, suffix: str) -> dict[str, Any]:
+    try:
+        value = json.loads(bytes(content))
+    except (ValueError, RecursionError):
+        raise Reject("reinforcement.members", f"{suffix} is no valid JSON") from None
+    if not isinstance(value, dict):
+        raise Reject("reinforcement.members", f"{suffix} is no JSON object")
+    return value
+
+
+def _check_augmentation(number: int, augmentation: Any, width: int, height: int) -> None:
+    """Operations are `[[operation, magnitude], …]`, null for one skipped, or null for none at all."""
+    where = f"augmentation {number}"
+    crop = top, left, high, wide = crop_of(number, augmentation)
+    if min(top, left) < 0 or min(high, wide) < 1 or top + high > height or left + wide > width:
+        outside = f"{list(crop)} lies outside of {width} x {height} pixels"
+        raise Reject("reinforcement.crop", f"{where}: {outside}")
+    operations = augmentation[1] if len(augmentation) == 2 else None
+    if operations is None:
+        return
+    if not isinstance(operations, list) or not all(map(_is_operation, operations)):
+        raise Reject("reinforcement.members", f"{where}: operations are no [[0 to 13, number], …]")
+
+
+def _is_pixels(value: Any) -> bool:
+    return type(value) is int and abs(value) < FARTHEST
+
+
+def _is_operation(value: Any) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not int:
+        return False
+    is_number = type(value[1]) in (int, float) and abs(value[1]) < math.inf
+    return 0 <= value[0] < OPERATIONS and is_number
+
+
+def _embeddings(members: Members) -> dict[str, NDArray[Any]]:
+    """The arrays of whichever member holds them; Unjudged."""
+    if PTH in members:
+        return tensors.read_gz(bytes(members[PTH]))
+    try:
+        return npy.parse_npz(bytes(members[NPZ]), tensors.LARGEST_BYTES)
+    except Reject as reject:
+        raise Reject(REASONS.get(reject.reason, reject.reason), reject.detail) from None
+
+
+def _check_embeddings(
+    arrays: Mapping[str, NDArray[Any]], augmented: int, texts_by_name: Mapping[str, Sequence[str]]
+) -> int:
+    """The width that all have; Reject unless each has as many rows as it should, of finite numbers."""
+    own = {f"{name}_emb": len(texts) for name, texts in texts_by_name.items() if f"{name}_emb" in arrays}
+    others = sum(len(texts) for name, texts in texts_by_name.items() if f"{name}_emb" not in arrays)
+    rows = {**own, "image_emb": augmented, "text_emb": 1 + others}
+    widths = set()
+    for name, expected in rows.items():
+        array = arrays.get(name)
+        if array is None:
+            raise Reject("reinforcement.members", f"there is no {name}")
+        if array.ndim != 2 or array.dtype.kind != "f" or not array.shape[1]:
+            raise Reject("reinforcement.rows", f"{name} is {array.dtype} in {array.shape}, no rows of floats")
+        if array.shape[0] != expected:
+            raise Reject("reinforcement.rows", f"{name} has {array.shape[0]} rows for {expected}")
+        if not np.isfinite(array).all():
+            raise Reject("reinforcement.rows", f"{name} holds numbers that are not finite")
+        widths.add(array.shape[1])
+    if len(widths) != 1:
+        raise Reject("reinforcement.rows", f"embeddings of different widths: {sorted(widths)}")
+    return int(widths.pop())
+
 
 REINFORCED = Modality(
     take=take,
@@ -78,4 +252,5 @@ REINFORCED = Modality(
     },
     undecodable="reinforcement.members",
     check=check,
+    unjudged=unjudged,
 )

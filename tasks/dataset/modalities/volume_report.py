@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset, VolumeRules
-from tasks.dataset.formats.volumes import npy, stored
+from tasks.dataset.formats import npy
+from tasks.dataset.formats.checks import is_blank
+from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import AXES, Axis, Spacing, pad_fraction, plan, spacing_of
 from tasks.dataset.formats.volumes.hounsfield import QUANTILES, implausible, quantiles, require_in_range
-from tasks.dataset.formats.volumes.prepare import prepare
+from tasks.dataset.formats.volumes.resample import prepare
 from tasks.dataset.formats.volumes.stored import StoredVolume
 from tasks.dataset.modalities.base import Fault, Modality, Taken
 from tasks.dataset.modalities.image_text import judge_json, judge_text
 from tasks.dataset.rejects import Reject
-from tasks.dataset.tar.writer import Members
-from tasks.dataset.texts import is_blank
+from tasks.dataset.tar.format import Members
 
 CHECKSUMS = "chunk_crc32c"
 DIFFERS = f"its chunks differ from {CHECKSUMS} in json"

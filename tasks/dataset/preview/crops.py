@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.core.errors import DataError
-from tasks.dataset.modalities import reinforcement
+from tasks.dataset.modalities import reinforced
 from tasks.dataset.preview.pictures import Box
 from tasks.dataset.rejects import Reject
 
@@ -11,8 +11,8 @@ from tasks.dataset.rejects import Reject
 def crops_of(content: bytes) -> list[Box]:
     """Rectangles (x, y, width, height) of a `paug.json`; DataError when it is none."""
     try:
-        found = enumerate(reinforcement.augmentations(content))
-        crops = [reinforcement.crop_of(number, augmentation) for number, augmentation in found]
+        found = enumerate(reinforced.augmentations(content))
+        crops = [reinforced.crop_of(number, augmentation) for number, augmentation in found]
     except Reject as reject:
         raise DataError(reject.detail) from None
     return [(crop.left, crop.top, crop.width, crop.height) for crop in crops]
@@ -21,7 +21,7 @@ def crops_of(content: bytes) -> list[Box]:
 def synthetic_captions(content: bytes) -> list[str]:
     """The texts of a `syn.json`, of all its lists; DataError when it holds none."""
     try:
-        lists = reinforcement.captions(content).values()
+        lists = reinforced.captions(content).values()
     except Reject as reject:
         raise DataError(reject.detail) from None
     return [text for texts in lists for text in texts]

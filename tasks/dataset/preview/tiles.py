@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from tasks.core.errors import DataError
 from tasks.core.units import NOTHING, shorten
+from tasks.dataset.formats.checks import is_blank
 from tasks.dataset.formats.images import MEMBERS
 from tasks.dataset.formats.volumes.geometry import Spacing
 from tasks.dataset.preview.choice import spread
@@ -21,7 +22,6 @@ from tasks.dataset.preview.legible import legible
 from tasks.dataset.preview.pictures import Box, NotShown, Picture, thumbnail
 from tasks.dataset.preview.samples import Faulty, Sample, SampleReader
 from tasks.dataset.preview.scans import open_scan, slices, stated_spacing
-from tasks.dataset.texts import is_blank
 
 TEXT = 280
 REPORT = 700

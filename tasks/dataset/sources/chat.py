@@ -26,7 +26,7 @@ from tasks.core.schema import ChatSource, Dataset
 from tasks.core.stores import ABSENT, Stat, Unreachable, absolute_location
 from tasks.dataset import filters
 from tasks.dataset.formats.images import largest_bytes
-from tasks.dataset.modalities.conversations import (
+from tasks.dataset.modalities.chat import (
     RATINGS,
     Conversation,
     check_images,

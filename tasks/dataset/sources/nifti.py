@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from tasks.core.schema import Dataset, NiftiSource
 from tasks.core.stores import Store, Unreachable
-from tasks.dataset.formats.volumes import npy
+from tasks.dataset.formats import npy
+from tasks.dataset.formats.npy import LARGEST_BYTES
 from tasks.dataset.formats.volumes.hounsfield import is_plausible
-from tasks.dataset.formats.volumes.npy import LARGEST_BYTES
 from tasks.dataset.formats.volumes.stored import require_package
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.files import open_file, unreadable

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from tasks.core.schema import Dataset, NpzSource
 from tasks.core.stores import Store, Unreachable
-from tasks.dataset.formats import zips
-from tasks.dataset.formats.volumes import npy
+from tasks.dataset.formats import npy, zips
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.files import open_file, unreadable
 from tasks.dataset.sources.volume_folder import VolumeFolder, spacing_in

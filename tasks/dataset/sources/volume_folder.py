@@ -30,7 +30,8 @@ from tasks.core.stores import (
     open_store,
     split_location,
 )
-from tasks.dataset.formats.volumes import geometry, npy, stored
+from tasks.dataset.formats import npy
+from tasks.dataset.formats.volumes import geometry, stored
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.base import Container, Item, fault_of

@@ -9,7 +9,7 @@ guards against torn ones); `files` looks at the tars from outside. Other tars (`
 
 A shard (`inside`, from a `Task` to an `Inside` of `records`): `reader`, `entries`, `members` and
 `walk` follow its bytes, `structure` many headers at once; `collected`, `whole`, `judging`, `rows` and `spans`
-say what is wrong, `decoding` and `decoders` at the level full.
+say what is wrong, `decoding` at the level full.
 
 All shards: `outcome` gathers, `duplicates` (`spool`, `keys`) and `members_of` tell what only all of them
 show, `reporting` and `ruling` word the report.

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 
 from tasks.core.errors import UsageError
+from tasks.dataset.formats import Unjudged
+from tasks.dataset.formats.checks import Blank, check_of, is_pickle
 from tasks.dataset.modalities import MODALITIES, Fault
 from tasks.dataset.rejects import Reject
-from tasks.dataset.verify.decoders import Blank, Unjudged, decoder_of, is_pickle
 
 MOST_UNDECODED = 100
 """Ends of suffixes that are remembered."""
@@ -36,6 +37,7 @@ class Decoder:
                 raise  # a package is missing, which is no fault of the data
             except Exception as error:  # noqa: BLE001 - hostile content may lead anywhere, but not to a crash
                 yield Fault("member.undecodable", " ".join(sorted(contents)), told(error))
+            self.undecoded.update(suffix for suffix in self._modality.unjudged() if suffix in contents)
         for suffix, content in contents.items():
             if not self._is_of_modality(suffix) and not is_pickle(suffix):
                 yield from self._judge_one(suffix, content)
@@ -46,11 +48,11 @@ class Decoder:
         return suffix in self._of_modality or (self._is_numbered and bool(_NUMBERED.fullmatch(suffix)))
 
     def _judge_one(self, suffix: str, content: bytes) -> Iterator[Fault]:
-        decode = decoder_of(suffix)
+        check = check_of(suffix)
         try:
-            if decode is None:
+            if check is None:
                 raise Unjudged
-            decode(content)
+            check(content)
         except Unjudged:
             self.leave_out(suffix)
         except Blank:

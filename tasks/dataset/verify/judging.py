@@ -10,9 +10,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from tasks.dataset.formats.checks import is_pickle
 from tasks.dataset.modalities import Modality, missing
 from tasks.dataset.verify.collected import UNSAFE, Collected, Noted
-from tasks.dataset.verify.decoders import is_pickle
 from tasks.dataset.verify.records import KEYS_SHOWN, Kind
 from tasks.dataset.verify.rows import shown
 

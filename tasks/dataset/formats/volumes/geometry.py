@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.core.schema import VolumeRules
-from tasks.dataset.formats.volumes.npy import LARGEST_BYTES
+from tasks.dataset.formats.npy import LARGEST_BYTES
 from tasks.dataset.rejects import Reject
 
 Shape = tuple[int, int, int]

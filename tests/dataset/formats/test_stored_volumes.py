@@ -111,7 +111,7 @@ def test_hostile_frames_are_refused_before_they_are_decompressed(frame: bytes, p
 
 FUZZ = """
 import random, sys
-from tests.dataset.test_stored_volumes import FRAME, HEADER, INDEX, Damaged, read
+from tests.dataset.formats.test_stored_volumes import FRAME, HEADER, INDEX, Damaged, read
 draws = random.Random(int(sys.argv[1]))
 for _ in range(300):
     frame = bytearray(FRAME)

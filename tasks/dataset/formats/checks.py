@@ -1,8 +1,9 @@
-"""Members decoded by their suffix: those of tars of no known modality, and those that a modality leaves out.
+"""Members checked by their suffix: those of tars of no known modality, and those that a modality leaves out.
 
-A decoder returns when the content is sound and raises when it is not; whatever it makes is thrown away. Sizes
-that a header claims are compared with a limit, and with what is there, before anything is made as large.
-Nothing is unpickled, and nothing is unpacked beyond a limit.
+A check returns when the content is sound, raises ValueError or what its decoder raises when it is not, and
+Unjudged where nobody can tell; whatever it decodes is thrown away. Sizes that a header claims are compared
+with a limit, and with what is there, before anything is made as large. Nothing is unpickled, and nothing is
+unpacked beyond a limit.
 """
 
 from __future__ import annotations
@@ -13,35 +14,32 @@ import json
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from itertools import product
-from typing import IO, Any, cast
+from typing import IO, cast
+from unicodedata import category
 
 from tasks.core.files import CHUNK
-from tasks.dataset.formats import images, zips
-from tasks.dataset.formats.volumes import npy, stored
-from tasks.dataset.modalities import arrays, tensors
+from tasks.dataset.formats import Unjudged, images, npy, tensors, zips
+from tasks.dataset.formats.volumes import stored
 from tasks.dataset.rejects import Reject
-from tasks.dataset.texts import is_blank
 
+UNSEEN = ("Cc", "Cf", "Zs", "Zl", "Zp")
+"""Unicode's categories of control characters, of formatting such as zero-width spaces, and of white space."""
 MOST_UNPACKED = 1 << 30
 MOST_GROWTH = 8
 """Times its own size that a large archive may unpack to beyond MOST_UNPACKED bytes."""
 LARGEST_TEXT = 32 << 20
 """JSON of more bytes is not judged: parsed, it may take thirty times as many."""
-HARMLESS = (
-    *(f"'torch {kind}Storage'" for kind in ("Long", "Int", "Short", "Char", "Byte", "Bool")),
-    "no dictionary",
-)
-"""What the reader of embeddings refuses in a file of tensors that is no fault of it."""
 KINDS = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tif": "tiff"}
 """What the format of an image is called where its suffix has another name for it."""
 
 
-class Unjudged(Exception):
-    """Nobody here can tell whether the content is sound."""
-
-
 class Blank(Exception):
     """There is nothing to be seen in it."""
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of the text can be seen."""
+    return not text[:1].isalnum() and all(category(char) in UNSEEN for char in text)
 
 
 def image_of(suffix: str) -> Callable[[bytes], None]:
@@ -81,33 +79,29 @@ def integer(content: bytes) -> None:
 
 
 def npy_array(content: bytes) -> None:
-    header = npy.parse_header(content, "it")
-    _require_plain(header, "it")
-    there = len(content) - header.offset
-    if there != header.size_bytes:
-        raise ValueError(f"{there:,} of {header.size_bytes:,} bytes of {header.dtype} {header.shape}")
+    _require_array(content[: npy.LONGEST_HEADER], len(content), "it")
 
 
-def _require_plain(header: npy.Header, name: str) -> None:
+def _require_array(start: bytes, size: int, name: str) -> None:
+    """ValueError or Reject unless an NPY file of `size` bytes that starts so holds what its header says."""
+    header = npy.parse_header(start, name)
     if header.dtype.hasobject:
         raise ValueError(f"{name} holds Python objects, which are never unpickled")
+    if size != header.offset + header.size_bytes:
+        raise ValueError(f"{name} has {size:,} bytes for {header.dtype} {header.shape}")
 
 
 def npz_arrays(content: bytes) -> None:
     """As numpy reads them: entries that are no NPY files are bytes to it."""
     left = _most_unpacked(content)
-    with zips.opened(io.BytesIO(content), "it", "reinforcement.members") as archive:
+    with zips.opened(io.BytesIO(content), "it", "volume.undecodable") as archive:
         for entry in archive.infolist():
             with archive.open(entry) as file:
-                name = entry.filename[:80]
                 start = file.read(npy.LONGEST_HEADER)
                 size = len(start) + _passed(file, left - len(start))
             left -= size
-            if name.endswith(".npy"):
-                header = npy.parse_header(start, name)
-                _require_plain(header, name)
-                if size != header.offset + header.size_bytes:
-                    raise ValueError(f"{name} has {size:,} bytes for {header.dtype} {header.shape}")
+            if entry.filename.endswith(".npy"):
+                _require_array(start, size, entry.filename[:80])
 
 
 def gzipped(content: bytes) -> None:
@@ -130,22 +124,13 @@ def _passed(file: IO[bytes], limit: int) -> int:
 
 
 def saved_tensors(content: bytes) -> None:
-    if len(content) > arrays.LARGEST_BYTES:
+    if len(content) > tensors.LARGEST_BYTES:
         raise Unjudged
-    _require_tensors(tensors.read_pth, content)
+    tensors.load(content, "it")
 
 
 def zipped_tensors(content: bytes) -> None:
-    _require_tensors(tensors.read_pth_gz, content)
-
-
-def _require_tensors(read: Callable[[bytes], Any], content: bytes) -> None:
-    try:
-        read(content)
-    except Reject as reject:
-        if any(harmless in reject.detail for harmless in HARMLESS):
-            raise Unjudged from None
-        raise
+    saved_tensors(zips.gunzip(content, "it", tensors.UNSOUND, tensors.LARGEST_BYTES))
 
 
 def volume(content: bytes) -> None:
@@ -161,7 +146,7 @@ def volume(content: bytes) -> None:
         opened.voxels((depth, height, width))
 
 
-DECODERS: Mapping[str, Callable[[bytes], None]] = {
+CHECKS: Mapping[str, Callable[[bytes], None]] = {
     **{suffix: image_of(suffix) for suffix in images.SUFFIXES},
     **dict.fromkeys(("txt", "text", "caption", "cap"), text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), integer),
@@ -184,7 +169,7 @@ def is_pickle(suffix: str) -> bool:
     return suffix.rpartition(".")[2] in PICKLES
 
 
-def decoder_of(suffix: str) -> Callable[[bytes], None] | None:
+def check_of(suffix: str) -> Callable[[bytes], None] | None:
     """By the last two parts of the suffix, or the last: `000.jpg` is a jpg."""
     parts = suffix.rsplit(".", 2)
-    return DECODERS.get(".".join(parts[-2:])) or DECODERS.get(parts[-1])
+    return CHECKS.get(".".join(parts[-2:])) or CHECKS.get(parts[-1])

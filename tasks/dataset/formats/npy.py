@@ -1,4 +1,4 @@
-"""Arrays in NPY files, read without ever running what is in them, and written slab by slab.
+"""Arrays in NPY and NPZ files, read without ever running what is in them, and written slab by slab.
 
 numpy's own loader unpickles object arrays when asked to and reads whatever size a header claims. Here the
 header is judged first, and arrays are views over the bytes. Format: https://numpy.org/doc/stable/reference/
@@ -16,8 +16,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from tasks.dataset.formats import zips
 from tasks.dataset.rejects import Reject
-from tasks.dataset.tar.writer import Buffer
+from tasks.dataset.tar.format import Buffer
 
 MAGIC = npy.MAGIC_PREFIX
 LARGEST_BYTES = 4 << 30
@@ -80,6 +81,17 @@ def parse(content: Buffer, name: str = "volume.npy") -> NDArray[Any]:
         return values.reshape(header.shape, order="F" if header.fortran else "C")
     except ValueError as error:  # of no numbers at all, but with sides beyond what numpy can count
         raise Reject("volume.undecodable", f"{name}: {error}") from None
+
+
+def parse_npz(content: bytes, limit: int) -> dict[str, NDArray[Any]]:
+    """Every array in an NPZ file's bytes by name; Reject when one is not safe to read, or all together unpack
+    to more than `limit` bytes."""
+    entries = zips.unpack(content, "npz", "volume.undecodable", limit)
+    return {
+        name.removesuffix(".npy"): parse(entry, name)
+        for name, entry in entries.items()
+        if name.endswith(".npy")
+    }
 
 
 def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[np.uint8], NDArray[Any]]:

@@ -16,7 +16,7 @@ from tasks.dataset.build.run import build
 from tasks.dataset.examples.phantoms import FINDINGS, phantoms
 from tasks.dataset.verify.run import verify
 
-CONFIG = Path(__file__).parents[2] / "configs/phantoms-ct.yaml"
+CONFIG = Path(__file__).parents[3] / "configs/phantoms-ct.yaml"
 PATIENTS = 6
 
 

@@ -11,7 +11,7 @@ from tasks.dataset.build.run import build
 from tasks.dataset.examples import digits_chat
 from tasks.dataset.verify.run import verify
 
-CONFIG = Path(__file__).parents[2] / "configs" / "digits-chat.yaml"
+CONFIG = Path(__file__).parents[3] / "configs" / "digits-chat.yaml"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,100 @@
+"""Tensors out of `torch.save` files, read by `torch.load(weights_only=True)`.
+
+Such a file is a zip archive of which `data.pkl` describes tensors and `data/N` are their numbers
+(https://pytorch.org/docs/stable/notes/serialization.html). A pickle is a program that can call anything;
+torch's restricted reader follows only what tensors need. It has no limits, so what it is handed is an archive
+packed anew from entries that were unpacked within one. Torch is imported only where such a file is read;
+where it is not installed, nobody can tell whether the file is sound: Unjudged.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+from importlib.util import find_spec
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tasks.dataset.formats import Unjudged, zips
+from tasks.dataset.rejects import Reason, Reject
+
+LARGEST_BYTES = 32 << 20
+"""Of a file unpacked; MobileCLIP's embeddings have 0.2 MB per sample."""
+LONGEST_PROGRAM = 1 << 16
+UNSOUND: Reason = "reinforcement.members"
+
+
+def can_read() -> bool:
+    return find_spec("torch") is not None
+
+
+def read_gz(content: bytes) -> dict[str, NDArray[Any]]:
+    """Every tensor of the dictionary in a `pth.gz`; bfloat16 becomes float32, which holds it exactly. Reject
+    for anything else; Unjudged without torch."""
+    value = load(zips.gunzip(content, "pth.gz", UNSOUND, LARGEST_BYTES), "pth.gz")
+    if not isinstance(value, dict):
+        raise Reject(UNSOUND, "pth.gz holds no dictionary of tensors")
+    import torch
+
+    arrays = {}
+    left = LARGEST_BYTES
+    for name, tensor in value.items():
+        if isinstance(name, str) and isinstance(tensor, torch.Tensor):
+            left -= tensor.numel() * max(tensor.element_size(), 4)
+            if left < 0:  # a view may show one number any number of times
+                raise Reject("archive.bomb", f"pth.gz holds more than {LARGEST_BYTES:,} bytes of numbers")
+            arrays[name] = _array(tensor)
+    return arrays
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    import torch
+
+    plain = tensor.detach()
+    try:
+        array: NDArray[Any] = (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+    except (TypeError, RuntimeError):  # sparse, without numbers, or of a type that numpy lacks
+        raise Reject(UNSOUND, "pth.gz holds a tensor that is no plain array") from None
+    return array
+
+
+def load(content: bytes, name: str) -> Any:
+    """What a `torch.save` file holds. Reject for what is torn, unpacks to more than LARGEST_BYTES, or needs
+    more than tensors; Unjudged without torch."""
+    if content[:1] == pickle.PROTO:
+        raise Reject("archive.unsafe", f"{name} is a bare pickle (torch before 1.6); save it again as a zip")
+    entries = zips.unpack(content, name, UNSOUND, LARGEST_BYTES)
+    programs = [program for entry, program in entries.items() if entry.rpartition("/")[2] == "data.pkl"]
+    if len(programs) != 1 or len(programs[0]) > LONGEST_PROGRAM:
+        raise Reject(UNSOUND, f"{name} is no torch.save file: it has no data.pkl of sound size")
+    _require_short(programs[0], name)
+    try:
+        import torch
+    except ImportError:
+        raise Unjudged from None
+    try:
+        return torch.load(io.BytesIO(zips.pack(entries)), map_location="cpu", weights_only=True)
+    except MemoryError:  # asked for by the pickle alone, since all that there is to read is small
+        raise Reject("archive.bomb", f"{name} asks for more memory than this machine has") from None
+    except pickle.UnpicklingError:
+        raise Reject("archive.unsafe", f"{name} holds more than plain tensors") from None
+    except Exception as error:  # noqa: BLE001 - a torn file leads torch anywhere
+        raise Reject(UNSOUND, f"{name} cannot be read: {type(error).__name__}") from None
+
+
+def _require_short(program: bytes, name: str) -> None:
+    """Reject for a pickle that uses a tuple again, which torch's own never do: sixty times a tuple of the
+    last one twice is short to write and endless to hash, as a dictionary's key is."""
+    tuples: set[Any] = set()
+    last = ""
+    try:
+        for opcode, argument, _ in pickletools.genops(program):
+            if opcode.name.endswith("BINPUT") and last.startswith("TUPLE"):
+                tuples.add(argument)
+            elif opcode.name.endswith("BINGET") and argument in tuples:
+                raise Reject("archive.unsafe", f"{name}: its data.pkl uses a tuple twice")
+            last = opcode.name
+    except ValueError:
+        raise Reject(UNSOUND, f"{name}: torn data.pkl") from None
