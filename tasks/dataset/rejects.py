@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from tasks.core.errors import DataError
 from tasks.core.stores import address_key
 from tasks.core.units import shorten
+from tasks.dataset.layout import REJECTS
 
 Reason = Literal[
     "source.unreadable",
@@ -322,25 +323,21 @@ def _place(sources: Sequence[str]) -> tuple[int, str] | None:
 
 def _read_rows(folder: Path, counts: Mapping[str, int]) -> dict[str, list[RejectRow]]:
     """The first COMPARED rejects of each reason."""
-    import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
+
+    from tasks.dataset.tables import read_pieces
 
     found: dict[str, list[RejectRow]] = {reason: [] for reason, count in counts.items() if count}
-    try:
-        with pq.ParquetFile(folder / "rejects.parquet") as file:
-            for batch in file.iter_batches(columns=["reason", *RejectRow._fields]):
-                wanting = [r for r, rows in found.items() if len(rows) < min(COMPARED, counts[r])]
-                for reason in wanting:
-                    rows = batch.filter(pc.field("reason") == reason).slice(0, COMPARED - len(found[reason]))
-                    found[reason] += [
-                        RejectRow(*(row[name] or "" for name in RejectRow._fields))
-                        for row in rows.to_pylist()
-                    ]
-                if not wanting:
-                    break
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"rejects.parquet cannot be read: {str(error).splitlines()[0][:160]}") from None
+    for piece in read_pieces(folder / REJECTS, ["reason", *RejectRow._fields]):
+        wanting = [reason for reason, rows in found.items() if len(rows) < min(COMPARED, counts[reason])]
+        for reason in wanting:
+            rows = piece.filter(pc.field("reason") == reason).slice(0, COMPARED - len(found[reason]))
+            columns = (rows.column(name).to_pylist() for name in RejectRow._fields)
+            found[reason] += [
+                RejectRow(*(cell or "" for cell in cells)) for cells in zip(*columns, strict=True)
+            ]
+        if not wanting:
+            break
     return found
 
 

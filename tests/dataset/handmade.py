@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.dataset.build_info import sealed
+from tasks.dataset.build_info import write_build_info
 from tasks.dataset.index import INDEX
 from tasks.dataset.layout import index_name, shard_name
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
@@ -18,6 +17,22 @@ from tasks.dataset.tables import write_table
 from tasks.dataset.tar.writer import ShardWriter
 
 Members = Mapping[str, bytes]
+FACTS: Mapping[str, Any] = {
+    "name": "handmade",
+    "dataset": {},
+    "cut": [],
+    "inputs_digest": "0" * 64,
+    "unread": 0,
+    "filtered": 0,
+    "built": 1.7e9,
+    "host": "here",
+    "engine": {},
+    "python": "3.11",
+    "versions": {},
+    "converter": 1,
+    "output": "data",
+}
+"""Of build.json, all but whether the data is private."""
 REJECT_COLUMNS = ("key", "original_key", "reason", "detail", "source", "file")
 
 
@@ -32,7 +47,7 @@ def write_version(
 ) -> Path:
     """A sound version of (key, members) by split; rejects are (reason, original_key, detail, source).
 
-    `statistics` are columns over all splits in order; `private` None leaves it out of build.json.
+    `statistics` are columns over all splits in order; without `private` there is no build.json.
     """
     version.mkdir(parents=True)
     shards: list[dict[str, Any]] = []
@@ -78,8 +93,8 @@ def write_version(
         config_digest="0" * 64,
     )
     (version / "manifest.json").write_bytes(manifest.to_bytes())
-    facts = {"built": 1.7e9} | ({} if private is None else {"private": private})
-    (version / "build.json").write_text(json.dumps(sealed(facts)))
+    if private is not None:
+        write_build_info(version, {**FACTS, "private": private})
     return version
 
 
@@ -104,6 +119,7 @@ def _write_split(
                     "blake3": blake3,
                     "bytes": writer.size_bytes,
                     "samples": len(some),
+                    "input_digest": "0" * 64,
                 }
             )
     path = version / index_name(split)

@@ -11,7 +11,7 @@ from tasks.core.errors import DataError
 from tasks.dataset import quarantine, versions
 from tasks.dataset.build.run import build
 from tasks.dataset.manifest import SplitSummary
-from tasks.dataset.preview.codes import MEANINGS
+from tasks.dataset.preview.fault_codes import FAULT_CODES
 from tasks.dataset.quarantine import NAME, Entry
 from tasks.dataset.tables import read_table
 from tests.dataset import damage
@@ -189,5 +189,5 @@ def test_a_build_that_writes_nothing_releases_nothing(tmp_path: Path) -> None:
 
 def test_every_reason_that_a_sample_may_have_is_looked_for_at_some_level() -> None:
     """Or its entry would never leave the quarantine."""
-    of_samples = set(MEANINGS) - {"shard.extra"}  # which holds no sample of the dataset
+    of_samples = set(FAULT_CODES) - {"shard.extra"}  # which holds no sample of the dataset
     assert set().union(*quarantine.SEEN.values()) == of_samples

@@ -2,14 +2,13 @@
 numbers are distributed, and what verify found. Statistics find the fault one thought of; looking finds the
 others.
 
-Nothing grows with the dataset: tables are streamed into histograms of fixed bins, and a fixed number of
-samples, spread evenly, is read through the index.
+Nothing grows with the dataset: tables are streamed, and a fixed number of samples, spread evenly, is read
+through the index.
 """
 
 from __future__ import annotations
 
-from tasks.dataset.preview.checked import Checked, summary
-from tasks.dataset.preview.page import Look, write_look
-from tasks.dataset.preview.place import page_path, version_at
+from tasks.dataset.preview.faults import Checked, summary
+from tasks.dataset.preview.page import WrittenPage, page_path, version_at, write_look
 
-__all__ = ["Checked", "Look", "page_path", "summary", "version_at", "write_look"]
+__all__ = ["Checked", "WrittenPage", "page_path", "summary", "version_at", "write_look"]

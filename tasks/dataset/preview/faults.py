@@ -1,4 +1,4 @@
-"""The faults tab: what verify found, by code, in as many words and findings as a person reads.
+"""The faults tab: what verify found and what looking adds, by code, in as many words as a person reads.
 
 A hostile tar may bring any number of findings with names of any length, so all of it is bounded here. Of a
 private version only codes and counts get in: names of members and messages may hold what nobody should see.
@@ -8,33 +8,58 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.core.findings import Finding, Severity
-from tasks.core.quarantine import home
-from tasks.core.units import count
-from tasks.dataset.preview.advice import Step
-from tasks.dataset.preview.checked import Checked, by_code, next_steps
-from tasks.dataset.preview.codes import MEANINGS, NOT_READ, READ, UNKNOWN, Meaning
-from tasks.dataset.preview.legible import legible, without_folder
-from tasks.dataset.preview.tiles import Tile
+from tasks.core.findings import Finding, Report, Severity
+from tasks.core.units import count, counted
+from tasks.dataset.layout import BUILD, MANIFEST, SHARDS, home
+from tasks.dataset.preview.fault_codes import FAULT_CODES, FaultCode
+from tasks.dataset.preview.samples import SHOWN_PER_SPLIT, salvage
+from tasks.dataset.preview.tiles import Fault, Tile, legible, tile_of, without_folder
 from tasks.dataset.verify.reporting import LEFT, weight
 
-EACH = 20
+DATASET = "DATASET"
+"""In a command, where nobody says how the dataset is called."""
+SHOWN = 20
 """Findings of a code that are shown; the rest are counted."""
+MOST_TILES = 24
 NAME, TEXT = 120, 300
 """Characters of a name, and of a message."""
-FACTS = 8
-"""Of a finding's evidence."""
-LINES = 20
-"""Of what was not seen, and of what was ruled out."""
+FACTS, LINES = 8, 20
+"""Of a finding's evidence, and of what was ruled out or not seen, so many are shown."""
+CODES_NAMED = 5
+"""In a line of the terminal."""
+REMEDY = "tarmac repair DATASET --full makes it again from the source; with --quarantine, training skips it"
+"""For what only looking showed."""
+READ: Mapping[str, tuple[str, Sequence[str]]] = {
+    "quick": (
+        "tables, sizes, ends and index",
+        ("the bytes within the shards", "whether members decode"),
+    ),
+    "default": ("every byte, by its checksum", ("whether members decode",)),
+    "full": ("every byte, and every member decoded", ()),
+}
+"""What verify reads at each level, and what it does not, in words that are the same for all data."""
+
+Command = tuple[str, str]
+"""A command, and what it does."""
 
 
 @dataclass(frozen=True)
-class Shown:
+class Checked:
+    """A report of verify, its level and time, and how the user calls the dataset."""
+
+    report: Report
+    level: str
+    at: float
+    dataset: str = DATASET
+
+
+@dataclass(frozen=True)
+class ShownFinding:
     """A finding: where and how it is known, each as (what, text), and what to do."""
 
     where: Sequence[tuple[str, str]]
@@ -45,17 +70,17 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Group:
+class FaultGroup:
     """The findings of one code. `remedy` and `command` are what all that are shown have in common."""
 
     code: str
     severity: Severity
     count: int
-    shown: Sequence[Shown] = ()
+    shown: Sequence[ShownFinding] = ()
 
     @property
-    def meaning(self) -> Meaning:
-        return MEANINGS.get(self.code, UNKNOWN)
+    def meaning(self) -> FaultCode:
+        return FAULT_CODES.get(self.code, FaultCode())
 
     @property
     def left(self) -> int:
@@ -72,16 +97,15 @@ class Group:
 
 @dataclass
 class Faults:
-    """The whole tab."""
+    """The whole tab. `ruled_out` are codes and how that is known, `quarantined` samples by code."""
 
     level: str
     read: str
     at: float
-    steps: Sequence[Step] = ()
-    groups: Sequence[Group] = ()
+    commands: Sequence[Command] = ()
+    groups: Sequence[FaultGroup] = ()
     not_seen: Sequence[str] = ()
     ruled_out: Sequence[tuple[str, str]] = ()
-    """Codes, and how it is known."""
     tiles: Sequence[Tile] = ()
     missing: list[str] = field(default_factory=list)
     quarantined: Mapping[str, int] = field(default_factory=dict)
@@ -91,50 +115,160 @@ class Faults:
         return sum(group.count for group in self.groups if group.severity == "error")
 
 
-def faults_of(checked: Checked, folder: Path, is_private: bool) -> Faults:
-    """The tab without its samples; the folder's path is left out, since a page is passed on: in
-    commands the dataset is called what the user calls it."""
+def faults_of(checked: Checked, version: Path, is_private: bool) -> Faults:
+    """The tab without its samples. The folder's path is left out, since a page is passed on: in commands the
+    dataset is called what the user calls it."""
     report = checked.report
-    told = Faults(checked.level, READ.get(checked.level, ""), checked.at)
-    told.steps = next_steps(checked, folder, is_private)
-    told.groups = [
-        _group(code, found, checked, folder, is_private) for code, found in by_code(report.findings).items()
-    ]
-    told.ruled_out = [_ruled_out(entry, is_private) for entry in report.ruled_out[:LINES]]
-    not_seen = NOT_READ.get(checked.level, ()) if is_private else report.not_seen
-    told.not_seen = [legible(text, TEXT) for text in not_seen[:LINES]]
-    return told
-
-
-def _group(code: str, findings: Sequence[Finding], checked: Checked, folder: Path, is_private: bool) -> Group:
-    severities = {finding.severity for finding in findings}
-    severity: Severity = next(one for one in ("error", "warning", "info") if one in severities)
-    shown = [] if is_private else [_shown(finding, checked, folder) for finding in findings[:EACH]]
-    return Group(code, severity, sum(map(weight, findings)), shown)
-
-
-def _shown(finding: Finding, checked: Checked, folder: Path) -> Shown:
-    ours = "|".join(re.escape(shlex.quote(str(one))) for one in (folder, home(folder)))
-    command = re.sub(rf"(?<!\S)({ours})(?!\S)", lambda _: checked.dataset, finding.command or "")
-    evidence = [(name, value) for name, value in finding.evidence.items() if name != LEFT]
-    return Shown(
-        [(name, legible(value, NAME)) for name, value in finding.where.items() if _is_told(name, finding)],
-        [_fact(name, value, folder) for name, value in evidence[:FACTS]],
-        legible(finding.remedy, TEXT),
-        legible(command, TEXT),
-        weight(finding) - 1,
+    read, not_read = READ.get(checked.level, ("", ()))
+    return Faults(
+        checked.level,
+        read,
+        checked.at,
+        commands(checked, version, is_private),
+        [_group(code, found, checked, version, is_private) for code, found in _by_code(report.findings)],
+        [legible(text, TEXT) for text in (not_read if is_private else report.not_seen)[:LINES]],
+        [_ruled_out(one, is_private) for one in report.ruled_out[:LINES]],
     )
 
 
-def _is_told(name: str, finding: Finding) -> bool:
-    """Whether a part of the place says more than the others: a shard's name begins with its split."""
-    is_twice = name == "split" and not {"shard", "file"}.isdisjoint(finding.where)
-    return finding.where[name] is not None and not is_twice
+def with_looked_at(report: Report, gallery: Mapping[str, Sequence[Tile]]) -> Report:
+    """The report with what only showed when samples (by split) were looked at, such as one that does not
+    decode where verify decoded none. What verify has said of the same shard is not said again, and where it
+    found an index wrong, that explains the samples that could not be read by it."""
+    said = {(found.where.get("shard"), found.code) for found in report.findings}
+    whole = {found.where.get("shard") for found in report.findings if "key" not in found.where}
+    unindexed = {found.where.get("split") for found in report.findings if found.code == "index.mismatch"}
+    added: dict[tuple[str, ...], Finding] = {}
+    for split, tiles in gallery.items():
+        for tile in tiles:
+            if tile.shard in whole or (split in unindexed and not tile.is_read):
+                continue
+            where = {"split": split, "shard": tile.shard, **({"key": tile.key} if tile.is_read else {})}
+            for fault in tile.faults:
+                if (tile.shard, fault.code) not in said:
+                    found = Finding(fault.code, "error", REMEDY, where, {"problem": fault.text})
+                    added.setdefault((fault.code, *where.values()), found)
+    return replace(report, findings=[*report.findings, *added.values()])
 
 
-def _fact(name: str, value: Any, folder: Path) -> tuple[str, str]:
+def commands(checked: Checked, version: Path, is_private: bool = False) -> Sequence[Command]:
+    """What to do about errors, in the order in which to try it; nothing when there are none. Tars that Tarmac
+    did not build have no source to be repaired from."""
+    if checked.report.ok:
+        return ()
+    dataset = DATASET if is_private else checked.dataset
+    if not any((version / name).exists() for name in (MANIFEST, SHARDS, BUILD)):
+        return (
+            (
+                f"tarmac init {dataset}",
+                "writes a config that builds a dataset of what is sound in these tars.",
+            ),
+            (f"tarmac verify {dataset} --full", "names each faulty sample, decoded too."),
+        )
+    is_decoded = any(found.code == "member.undecodable" for found in checked.report.findings)
+    full = " --full" if is_decoded else ""  # no other level sees what decoding alone shows
+    return (
+        (
+            f"tarmac repair {dataset}{full}",
+            "makes what is damaged again, to the same bytes, from its source or from another version; what "
+            "is sound stays as it is.",
+        ),
+        (
+            f"tarmac repair {dataset}{full} --quarantine",
+            "where samples stay bad, because the source is gone or is no better: training skips them.",
+        ),
+        (
+            f"tarmac versions {dataset}",
+            "lists earlier versions; one that is sound can be made current again (rollback).",
+        ),
+        (f"tarmac verify {dataset} --full", "says afterwards whether all is well."),
+    )
+
+
+def summary(report: Report) -> str:
+    """The errors in a line: `3 faults: shard.missing 1, member.checksum 2`, causes first."""
+    errors = _by_code(found for found in report.findings if found.severity == "error")
+    numbers = [(code, sum(map(weight, found))) for code, found in errors]
+    listed = [f"{code} {count(number)}" for code, number in numbers]
+    if len(listed) > CODES_NAMED:
+        listed[CODES_NAMED:] = [f"and {counted(len(listed) - CODES_NAMED, 'other code')}"]
+    return f"{counted(sum(number for _, number in numbers), 'fault')}: {', '.join(listed)}"
+
+
+def faulty_tiles(version: Path, findings: Sequence[Finding], modality: str) -> list[Tile]:
+    """Tiles of the samples that findings name, a few of each code: what is still there of each. No checksum
+    is asked, since that is what is wrong with many."""
+    chosen = _choose(findings, min(MOST_TILES, SHOWN_PER_SPLIT[modality]))
+    tiles: dict[tuple[str, str], Tile] = {}
+    for shard in dict.fromkeys(shard for shard, _ in chosen):
+        keys = {key for own, key in chosen if own == shard}
+        found = salvage(version / shard, keys)
+        for key in keys:
+            if key in found:
+                tile = tile_of(found[key], modality, shard)
+            else:
+                tile = Tile(legible(key, 80), shard, faults=[Fault("", "nothing of it can be read")])
+            tile.codes = chosen[shard, key]
+            tiles[shard, key] = tile
+    return [tiles[sample] for sample in chosen]
+
+
+def _choose(findings: Sequence[Finding], most: int) -> dict[tuple[str, str], list[str]]:
+    """The codes of at most `most` samples, by shard and key; one of each code in turn, so that all show."""
+    codes: dict[tuple[str, str], list[str]] = {}
+    queues: dict[str, list[tuple[str, str]]] = {}
+    for found in findings:
+        shard, key = found.where.get("shard"), found.where.get("key")
+        if not isinstance(shard, str) or not isinstance(key, str):
+            continue
+        known = codes.setdefault((shard, key), [])
+        if found.code not in known:
+            known.append(found.code)
+        queues.setdefault(found.code, []).append((shard, key))
+    chosen: dict[tuple[str, str], list[str]] = {}
+    for turn in range(most):
+        for samples in queues.values():
+            if turn < len(samples) and len(chosen) < most:
+                chosen[samples[turn]] = codes[samples[turn]]
+    return chosen
+
+
+def _by_code(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
+    """In the order of the table of codes, those that it does not know last."""
+    found: dict[str, list[Finding]] = {code: [] for code in FAULT_CODES}
+    for finding in findings:
+        found.setdefault(finding.code, []).append(finding)
+    return [(code, same) for code, same in found.items() if same]
+
+
+def _group(
+    code: str, findings: Sequence[Finding], checked: Checked, version: Path, is_private: bool
+) -> FaultGroup:
+    severities = {finding.severity for finding in findings}
+    severity: Severity = next(one for one in ("error", "warning", "info") if one in severities)
+    shown = [] if is_private else [_shown(finding, checked, version) for finding in findings[:SHOWN]]
+    return FaultGroup(code, severity, sum(map(weight, findings)), shown)
+
+
+def _shown(finding: Finding, checked: Checked, version: Path) -> ShownFinding:
+    ours = "|".join(re.escape(shlex.quote(str(one))) for one in (version, home(version)))
+    command = re.sub(rf"(?<!\S)({ours})(?!\S)", lambda _: checked.dataset, finding.command or "")
+    names_split = not {"shard", "file"}.isdisjoint(finding.where)  # whose names begin with the split
+    where = [
+        (name, legible(value, NAME))
+        for name, value in finding.where.items()
+        if value is not None and not (name == "split" and names_split)
+    ]
+    evidence = [(name, value) for name, value in finding.evidence.items() if name != LEFT]
+    facts = [_fact(name, value, version) for name, value in evidence[:FACTS]]
+    return ShownFinding(
+        where, facts, legible(finding.remedy, TEXT), legible(command, TEXT), weight(finding) - 1
+    )
+
+
+def _fact(name: str, value: Any, version: Path) -> tuple[str, str]:
     """`problem` is a sentence; anything else needs its name."""
-    text = count(value) if type(value) is int else without_folder(value, folder)
+    text = count(value) if type(value) is int else without_folder(value, version)
     return ("" if name == "problem" else legible(name, NAME).replace("_", " "), text)
 
 

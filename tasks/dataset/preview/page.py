@@ -1,23 +1,68 @@
-"""Writes the page of a version."""
+"""Gathers what the page of a version shows, section by section, and writes it.
+
+What cannot be read costs its own section and is named; without a manifest, faults are all that is left. A
+private version is shown as counts and distributions: no sample of it is opened, and no key, caption or place
+is on the page.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tasks.core.files import write_atomic
+from tasks.core.charts import BarLayout
+from tasks.core.errors import DataError, UsageError
+from tasks.core.files import unreadable_as_error, write_atomic
 from tasks.core.findings import Report
 from tasks.core.pages import render
 from tasks.core.screen import Progress, no_progress
-from tasks.dataset.preview import plots
-from tasks.dataset.preview.checked import Checked, next_steps
-from tasks.dataset.preview.content import built, gather
-from tasks.dataset.preview.tokens import CountTokens
+from tasks.dataset import quarantine
+from tasks.dataset.build_info import BuildInfo, read_build_info
+from tasks.dataset.layout import CURRENT, SHARDS, VERSIONS, resolve
+from tasks.dataset.manifest import Manifest, read_manifest
+from tasks.dataset.preview import numbers
+from tasks.dataset.preview.fault_codes import FAULT_CODES
+from tasks.dataset.preview.faults import Checked, Faults, commands, faults_of, faulty_tiles, with_looked_at
+from tasks.dataset.preview.numbers import CountTokens
+from tasks.dataset.preview.samples import SampleReader, choose_rows
+from tasks.dataset.preview.tiles import SHOWN, Tile, legible, read_tile, without_folder
+from tasks.dataset.rejects import RejectGroup, count_groups, read_groups
+from tasks.dataset.tables import read_shards
+
+
+@dataclass
+class Content:
+    """What the page shows, and the sentences about what it cannot."""
+
+    manifest: Manifest | None = None
+    private: str = ""
+    """Why nothing but counts is shown; empty when samples may be."""
+    built: float | None = None
+    """Unix seconds; None where build.json does not say."""
+    why_none: str = ""
+    """Why there is no manifest, and with it nothing but faults."""
+    gallery: dict[str, list[Tile]] = field(default_factory=dict)
+    groups: Sequence[RejectGroup] = ()
+    charts: list[BarLayout] = field(default_factory=list)
+    rows: list[numbers.Row] = field(default_factory=list)
+    shard_charts: list[BarLayout] = field(default_factory=list)
+    no_tokens: str = ""
+    missing: list[str] = field(default_factory=list)
+    report: Report | None = None
+    """What verify said and what looking added to it; None when nobody has verified the version."""
+    faults: Faults | None = None
+
+    @property
+    def tiles(self) -> list[Tile]:
+        return [one for tiles in self.gallery.values() for one in tiles]
 
 
 @dataclass(frozen=True)
-class Look:
+class WrittenPage:
     """What was written, and how many of the samples on it could not be shown whole.
 
     `report` is what verify said and what looking added to it, None when nobody verified; `next` is the
@@ -39,12 +84,11 @@ def write_look(
     count_tokens: CountTokens | None = None,
     progress: Progress = no_progress,
     checked: Checked | None = None,
-) -> Look:
+) -> WrittenPage:
     """Write the page of a version to `out`; OSError when it cannot be written.
 
-    `title_note` stands under the name (such as `pilot: the first 50 samples`). `count_tokens` gives the
-    tokens of a caption; without it they are left out, and the page says so. `checked` is what verify said:
-    without it there is no tab of faults.
+    `title_note` stands under the name. `count_tokens` gives the tokens of a caption; without it they are left
+    out, and the page says so. `checked` is what verify said: without it there is no tab of faults.
     """
     content = gather(version, count_tokens, progress, checked)
     text = render(
@@ -52,22 +96,178 @@ def write_look(
         content=content,
         manifest=content.manifest,
         faults=content.faults,
-        name=content.manifest.name if content.manifest else _dataset(version),
+        name=content.manifest.name if content.manifest else _dataset_name(version),
         version=version.resolve().name,
         note=title_note,
-        built=built(version),
-        shares=[name for name, _ in plots.SHARES],
+        built=content.built,
+        figures=list(numbers.FIGURES),
         written=time.time(),
     )
     write_atomic(out, text)
-    made = Look(out, len(content.tiles), sum(bool(one.faults) for one in content.tiles), None)
-    if content.checked is None:
-        return made
-    steps = next_steps(content.checked, version)
-    return replace(made, report=content.checked.report, next=steps[0][0] if steps else "")
+    steps = commands(replace(checked, report=content.report), version) if checked and content.report else ()
+    faulty = sum(bool(tile.faults) for tile in content.tiles)
+    return WrittenPage(out, len(content.tiles), faulty, content.report, steps[0][0] if steps else "")
 
 
-def _dataset(version: Path) -> str:
+def page_path(version: Path) -> Path:
+    """`DATASET/look.html` of the current version, `DATASET/look-<version>.html` of another.
+
+    The page of a version outside of any dataset's `versions` lies beside its folder, never in a version.
+    """
+    version = version.resolve()
+    if version.parent.name != VERSIONS:
+        return version.parent / f"look-{version.name}.html"
+    dataset = version.parent.parent
+    is_current = (dataset / CURRENT).resolve() == version
+    return dataset / ("look.html" if is_current else f"look-{version.name}.html")
+
+
+def version_at(path: Path) -> Path:
+    """The version's folder of a dataset or a version, also one whose manifest is gone, since that is what its
+    page then shows; UsageError when there is nothing that could be one."""
+    try:
+        return resolve(path)
+    except UsageError:
+        with unreadable_as_error():
+            target = path.parent / os.readlink(path) if path.is_symlink() else path
+            link = target / CURRENT
+            for folder in (target, target / os.readlink(link)) if link.is_symlink() else (target,):
+                if (folder / SHARDS).is_file() or any(folder.glob("*.tar")) or any(folder.glob("*/*.tar")):
+                    return folder
+        raise
+
+
+def gather(
+    version: Path,
+    count_tokens: CountTokens | None = None,
+    progress: Progress = no_progress,
+    checked: Checked | None = None,
+) -> Content:
+    """Everything on the page, read from the version's folder."""
+    content = Content()
+    _add_build(content, version)
+    try:
+        manifest = content.manifest = read_manifest(version)
+    except DataError as error:
+        content.why_none = f"Nothing is shown: {without_folder(error, version)}."
+    else:
+        _add_rejects(content, manifest, version)
+        _add_numbers(content, manifest, version, progress)
+        if not content.private:
+            _add_gallery(content, manifest, version, progress)
+            _add_tokens(content, manifest, version, count_tokens)
+    if checked is not None:
+        _add_faults(content, version, checked)
+    return content
+
+
+def _add_build(content: Content, version: Path) -> None:
+    """When the version was built, and whether its samples may be shown: only where build.json is as it was
+    written and says that the data is not private."""
+    info: BuildInfo | None = None
+    try:
+        info = read_build_info(version)
+    except DataError as error:
+        content.private = (
+            f"Whether the dataset is private is not known, because {without_folder(error, version)}: counts "
+            "only. Build the dataset again, or repair it."
+        )
+        return
+    content.built = info.built
+    if info.private:
+        content.private = (
+            "The dataset is private (dataset.private): counts only. No sample was opened to be shown."
+        )
+
+
+def _add_rejects(content: Content, manifest: Manifest, version: Path) -> None:
+    content.groups = count_groups(manifest.rejects)
+    try:
+        content.groups = read_groups(version, manifest.rejects, bool(content.private))
+    except DataError as error:
+        content.missing.append(f"No examples of rejects are shown: {without_folder(error, version)}.")
+
+
+def _add_numbers(content: Content, manifest: Manifest, version: Path, progress: Progress) -> None:
+    try:
+        columns = numbers.read_columns(version, list(manifest.splits), manifest.modality, progress)
+    except DataError as error:
+        content.missing.append(f"No distributions are shown: {without_folder(error, version)}.")
+    else:
+        content.rows = numbers.table_rows(columns)
+        content.charts = numbers.column_charts(columns)
+    try:
+        content.shard_charts = numbers.shard_charts(read_shards(version))
+    except DataError as error:
+        content.missing.append(f"No shards are shown: {without_folder(error, version)}.")
+
+
+def _add_gallery(content: Content, manifest: Manifest, version: Path, progress: Progress) -> None:
+    modality = manifest.modality
+    if modality not in SHOWN:
+        named = legible(modality, 80)
+        content.missing.append(f"Samples of modality {named} cannot be shown by this version of Tarmac.")
+        return
+    chosen = choose_rows(_sizes(manifest), modality)
+    total, done = sum(map(len, chosen.values())), 0
+    for split, rows in chosen.items():
+        try:
+            reader = SampleReader(version, split)
+        except DataError as error:
+            content.missing.append(f"No samples of {split} are shown: {without_folder(error, version)}.")
+            continue
+        content.gallery[split] = []
+        for row in rows:
+            if row < len(reader):
+                content.gallery[split].append(read_tile(reader, row, modality))
+            done += 1
+            progress(done, total, "samples")
+
+
+def _add_tokens(
+    content: Content, manifest: Manifest, version: Path, count_tokens: CountTokens | None
+) -> None:
+    """Tokens per caption, from a bounded number of captions."""
+    if manifest.modality not in numbers.TOKENIZED or not manifest.accepted:
+        return
+    if count_tokens is None:
+        content.no_tokens = (
+            "Tokens per caption are left out: no tokenizer was at hand (open_clip brings one)."
+        )
+        return
+    lengths = numbers.token_lengths(version, _sizes(manifest), count_tokens)
+    column = numbers.Column("tokens", "Tokens per caption", "tokens", {"a sample of all": lengths})
+    content.rows += numbers.table_rows([column])
+    chart = numbers.token_chart(lengths)
+    content.charts += [chart] if chart is not None else []
+
+
+def _add_faults(content: Content, version: Path, checked: Checked) -> None:
+    """The faults tab; what only the gallery showed belongs to the report from here on."""
+    report = content.report = with_looked_at(checked.report, content.gallery)
+    faults = content.faults = faults_of(replace(checked, report=report), version, bool(content.private))
+    dataset = quarantine.home(version)
+    try:
+        entries = quarantine.of_version(version, quarantine.read(dataset / quarantine.NAME))
+    except DataError as error:
+        faults.missing.append(f"What is in quarantine is not known: {without_folder(error, dataset)}.")
+    else:
+        faults.quarantined = Counter(one.reason if one.reason in FAULT_CODES else "other" for one in entries)
+    if content.private:
+        return
+    if content.manifest is None:
+        faults.missing.append(
+            "Faulty samples are not shown: without the manifest their modality is not known."
+        )
+    elif content.manifest.modality in SHOWN:
+        faults.tiles = faulty_tiles(version, report.findings, content.manifest.modality)
+
+
+def _sizes(manifest: Manifest) -> dict[str, int]:
+    return {name: split.samples for name, split in manifest.splits.items()}
+
+
+def _dataset_name(version: Path) -> str:
     """What the folder is called: the dataset's, or the version's own where it lies alone."""
     version = version.resolve()
-    return version.parent.parent.name if version.parent.name == "versions" else version.name
+    return version.parent.parent.name if version.parent.name == VERSIONS else version.name

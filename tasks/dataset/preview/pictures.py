@@ -1,16 +1,26 @@
-"""Pictures small enough for a page, always encoded anew: that bounds the page, and leaves metadata such as a
-camera's position behind."""
+"""Pictures small enough for a page: stored images scaled down, and slices through the middle of CT volumes.
+
+They are always encoded anew: that bounds the page, and leaves metadata such as a camera's position behind.
+"""
 
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from tasks.core.pages import image_uri
 from tasks.dataset.formats import images
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.formats.volumes.geometry import Spacing
+from tasks.dataset.formats.volumes.stored import StoredVolume
 
 TINY = 64
 """Pictures below this many pixels on both sides are shown as they are, pixel by pixel."""
@@ -20,6 +30,14 @@ MOST_PIXELS = 100_000_000
 MOST_BYTES = 14_000
 """Of one picture: JPEG's quality falls until it fits, so that hundreds fit a page."""
 QUALITIES = (80, 60, 40, 20)
+WINDOWS: Mapping[str, tuple[int, int]] = {"lung": (-600, 1500), "soft tissue": (40, 400)}
+"""Level and width in HU, the usual ones; what lies beyond is black or white."""
+LONGEST_SLICE, SHORTEST_SLICE = 200, 8
+"""Pixels of a slice's longer side, and of any side, however flat the volume is."""
+PLANES = (("axial", "z", "y", "x"), ("coronal", "y", "z", "x"), ("sagittal", "x", "z", "y"))
+"""Each plane with the axis across it, the one that runs down and the one that runs to the right."""
+POINTS_TO = {"S": "z", "I": "z", "L": "x", "R": "x", "P": "y", "A": "y"}
+"""The axis of a direction: superior or inferior, left or right, posterior or anterior."""
 
 Box = tuple[float, float, float, float]
 
@@ -88,3 +106,66 @@ def encode(image: Image.Image, alt: str, label: str = "") -> Picture:
         if len(content.getvalue()) <= MOST_BYTES:
             break
     return Picture(image_uri(content.getvalue(), "image/jpeg"), *image.size, alt, label)
+
+
+def open_scan(name: str, content: bytes) -> StoredVolume:
+    """The volume in a member, nothing decompressed yet; DataError when it is damaged."""
+    try:
+        return stored.open_volume(name, content)
+    except stored.Damaged as error:
+        raise DataError(f"{name} cannot be read: {error}") from None
+    except (ModuleNotFoundError, UsageError):
+        raise NotShown(f"{name} is not shown: pip install 'tarmac[ct]'") from None
+
+
+def axes_of(facts: Mapping[str, Any]) -> str:
+    """Which of z, y and x each axis of a stored volume is, such as `zxy`: by the sample's `axes`, else by
+    where its `orientation` (such as SLP) points, else as (depth, height, width) is usually meant."""
+    orientation = str(facts.get("orientation"))
+    for axes in (facts.get("axes"), [POINTS_TO.get(letter, "") for letter in orientation]):
+        if isinstance(axes, str | list) and sorted(map(str, axes)) == ["x", "y", "z"]:
+            return "".join(axes)
+    return "zyx"
+
+
+def slices(scan: StoredVolume, axes: str, spacing: Spacing | None, alt: str) -> list[Picture]:
+    """Axial, coronal and sagittal through the middle, in each window; DataError when they are damaged.
+
+    `axes` says which axis is z, y and x, `spacing` the distance of voxels along each in mm; without it voxels
+    are shown as cubes. Only what the three slices touch is decompressed.
+    """
+    try:
+        planes = list(planes_of(scan, axes, spacing or (1.0, 1.0, 1.0)))
+    except stored.Damaged as error:
+        raise DataError(f"the volume cannot be read: {error}") from None
+    pictures = []
+    for tissue, window in WINDOWS.items():
+        for name, plane, sides in planes:
+            grey = _grey(plane, *window).resize(sides, Image.Resampling.BICUBIC)
+            pictures.append(encode(grey, f"{alt}, {name}, {tissue} window", f"{name}, {tissue}"))
+    return pictures
+
+
+def planes_of(
+    scan: StoredVolume, axes: str, spacing: Spacing
+) -> Iterator[tuple[str, NDArray[Any], tuple[int, int]]]:
+    """Each plane's name, its voxels as a radiologist has them, and its (width, height) in pixels.
+
+    A volume's axes run towards the head, the patient's left and the back: so z is turned over for the head to
+    be on top, the left is at the right hand, and an axial slice is seen from the feet.
+    """
+    extent = [side * distance for side, distance in zip(scan.shape, spacing, strict=True)]
+    for name, *letters in PLANES:
+        across, down, right = (axes.index(letter) for letter in letters)
+        crop = list(stored.whole(scan))
+        middle = scan.shape[across] // 2
+        crop[across] = slice(middle, middle + 1)
+        plane = stored.read_crop(scan, (crop[0], crop[1], crop[2])).transpose(across, down, right)[0]
+        scale = LONGEST_SLICE / max(extent[right], extent[down])
+        width, height = (max(SHORTEST_SLICE, math.ceil(extent[axis] * scale)) for axis in (right, down))
+        yield name, plane[::-1] if letters[1] == "z" else plane, (width, height)
+
+
+def _grey(plane: NDArray[Any], level: int, width: int) -> Image.Image:
+    grey = (np.asarray(plane, np.float64) - (level - width / 2)) * (255 / width)
+    return Image.fromarray(np.ascontiguousarray(np.clip(np.rint(grey), 0, 255).astype(np.uint8)))

@@ -1,4 +1,4 @@
-"""Reads single samples of a split for the page: each read is checked, and what is torn says so.
+"""Single samples of a version, for its page: by the index and checked, or what is left in a damaged shard.
 
 The training loader has a reader of its own above this layer, which keeps shards open for speed; here a shard
 is opened for every sample, because a few dozen are read and then no more.
@@ -7,6 +7,7 @@ is opened for every sample, because a few dozen are read and then no more.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +16,15 @@ import google_crc32c
 from tasks.core.errors import DataError
 from tasks.dataset.index import read_index
 from tasks.dataset.layout import shard_name
-from tasks.dataset.tar.format import BLOCK, padding, parse_header
+from tasks.dataset.tar.reader import Member, TarReader
 from tasks.dataset.tar.span import parse_key, parse_sample
 
-LONGEST_TEXT = 1 << 20
-"""Bytes of a caption that are looked at."""
+SHOWN_PER_SPLIT: Mapping[str, int] = {"image_text": 60, "reinforced": 36, "chat": 24, "volume_report": 8}
+"""Samples of a split by modality: as many as one looks at, and as a page can hold."""
+FULL_SPLITS = 3
+"""Splits that are shown in full number; more of them share what these would have."""
+LARGEST_MEMBER = 1 << 29
+"""Bytes; larger members of damaged shards are not read."""
 
 
 class Faulty(DataError):
@@ -35,7 +40,7 @@ class Sample:
     """A sample's key and the bytes of its members by suffix."""
 
     key: str
-    members: dict[str, bytes]
+    members: Mapping[str, bytes]
 
 
 class SampleReader:
@@ -67,29 +72,13 @@ class SampleReader:
         except ValueError as error:
             raise Faulty("index.mismatch", f"{shard}: no sample at {offset:,}: {error}") from None
 
-    def read_text(self, row: int) -> str | None:
-        """The caption alone, without reading the rest (a volume is large); None where there is none."""
-        entry = self._index[row]
-        offset, stop = int(entry["offset"]), int(entry["offset"]) + int(entry["length"])
+    def caption(self, row: int) -> str | None:
+        """The caption of sample `row`; None where it has none, or cannot be read."""
         try:
-            descriptor = os.open(self._version / self.shard(row), os.O_RDONLY)
-        except OSError:
+            text = self.read(row).members.get("txt")
+        except Faulty:
             return None
-        try:
-            while offset < stop:
-                header = parse_header(os.pread(descriptor, BLOCK, offset))
-                if header is None:
-                    return None
-                offset += BLOCK
-                if header.text.partition(".")[2] == "txt":
-                    text = os.pread(descriptor, min(header.size, LONGEST_TEXT), offset)
-                    return text.decode("utf-8", "replace")
-                offset += header.size + padding(header.size)
-        except (OSError, ValueError, OverflowError):
-            return None
-        finally:
-            os.close(descriptor)
-        return None
+        return None if text is None else text.decode("utf-8", "replace")
 
     def _span(self, row: int) -> bytes:
         """What the shard holds in the place of sample `row`: less than its length where it is cut."""
@@ -103,3 +92,38 @@ class SampleReader:
                 return file.read(min(left, int(entry["length"])))
         except OSError as error:
             raise Faulty("shard.missing", f"{shard} cannot be read: {error.strerror}") from None
+
+
+def salvage(shard: Path, keys: Collection[str]) -> dict[str, Sample]:
+    """What is left of samples in a shard that may be damaged, by the tar's own headers: neither the index nor
+    a checksum is asked, and a sample's members need not stand together. Of two members of one name it is the
+    first; a shard that cannot be read has none."""
+    found: dict[str, dict[str, bytes]] = {}
+
+    def is_wanted(member: Member) -> bool:
+        known = found.setdefault(member.key, {}) if member.key in keys else None
+        return known is not None and member.suffix not in known and member.size <= LARGEST_MEMBER
+
+    try:
+        with shard.open("rb") as file:
+            for member in TarReader(file, is_wanted, seeks=True):
+                if isinstance(member, Member) and member.content is not None:
+                    found[member.key][member.suffix] = member.content
+    except (OSError, ValueError):  # no such file, or no file can have such a name: findings of their own
+        return {}
+    return {key: Sample(key, members) for key, members in found.items() if members}
+
+
+def spread(total: int, most: int) -> list[int]:
+    """At most `most` of 0..total-1, evenly spaced, from the middle of each stretch: the page then shows the
+    dataset and not its beginning."""
+    if total <= most:
+        return list(range(total))
+    return [(2 * step + 1) * total // (2 * most) for step in range(most)]
+
+
+def choose_rows(samples: Mapping[str, int], modality: str) -> dict[str, list[int]]:
+    """Rows of each split's index to show, given how many samples each has."""
+    each = SHOWN_PER_SPLIT.get(modality, min(SHOWN_PER_SPLIT.values()))
+    most = max(1, min(each, each * FULL_SPLITS // max(1, len(samples))))
+    return {split: spread(total, most) for split, total in samples.items()}

@@ -9,26 +9,24 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks.core.errors import DataError
-from tasks.core.units import NOTHING, shorten
+from tasks.core.units import NOTHING, counted, shorten
 from tasks.dataset.formats.checks import is_blank
 from tasks.dataset.formats.images import MEMBERS
-from tasks.dataset.formats.volumes.geometry import Spacing
-from tasks.dataset.preview.choice import spread
-from tasks.dataset.preview.crops import crops_of, synthetic_captions
-from tasks.dataset.preview.legible import legible
-from tasks.dataset.preview.pictures import Box, NotShown, Picture, thumbnail
-from tasks.dataset.preview.samples import Faulty, Sample, SampleReader
-from tasks.dataset.preview.scans import open_scan, slices, stated_spacing
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.formats.volumes.geometry import Spacing, spacing_of
+from tasks.dataset.modalities import reinforced
+from tasks.dataset.preview.pictures import Box, NotShown, Picture, axes_of, open_scan, slices, thumbnail
+from tasks.dataset.preview.samples import Faulty, Sample, SampleReader, spread
+from tasks.dataset.rejects import Reject, printable
 
-TEXT = 280
-REPORT = 700
-MESSAGES = 4
-PICTURES = 3
-CROPS = 6
-
+TEXT, REPORT, MESSAGE = 280, 700, 300
+"""Characters of a caption, of a report, and of a message about them."""
+MESSAGES, PICTURES, CROPS, CAPTIONS, RATINGS = 4, 3, 6, 5, 6
+"""Of each, so many are shown on a tile."""
 
 T = TypeVar("T")
 
@@ -40,91 +38,110 @@ class Fault:
     code: str
     text: str
 
-    def __str__(self) -> str:
-        return self.text
-
 
 @dataclass
 class Tile:
     """`turns` are (who, text); `more` are texts beside the caption; `faults` say what could not be shown."""
 
     key: str
+    shard: str
     pictures: list[Picture] = field(default_factory=list)
     caption: str = ""
     more: list[str] = field(default_factory=list)
     turns: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    codes: list[str] = field(default_factory=list)
+    codes: Sequence[str] = ()
     """What verify has found in the sample."""
-    shard: str = ""
     is_read: bool = True
-    """Whether `key` is the sample's; else it is its place."""
+    """Whether `key` is the sample's own; else it says which sample it is."""
 
 
-def tile(reader: SampleReader, row: int, modality: str) -> Tile:
+def legible(value: Any, limit: int) -> str:
+    """The beginning of a text out of the data, on one line. What has no shape of its own (control characters,
+    marks that turn the direction of writing, bytes that were no text) is written out, as `\\u202e`."""
+    text = " ".join(printable(str(value)[: 4 * limit]).split())  # white space may count as none
+    return shorten("".join(_written_out(char) for char in text), limit)
+
+
+def without_folder(message: object, folder: Path) -> str:
+    """A message without the folder's path, since a page is passed on, and without its full stop. A path of
+    one part is left: it may be a word as well."""
+    named = str(message)
+    if "/" in str(folder):
+        named = named.replace(f"{folder}/", "").replace(str(folder), "this folder")
+    return legible(named, MESSAGE).rstrip(".")
+
+
+def _written_out(char: str) -> str:
+    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+
+
+def read_tile(reader: SampleReader, row: int, modality: str) -> Tile:
     """Sample `row` as a tile; a sample that cannot be read is a tile with its fault."""
     shard = reader.shard(row)
     try:
         sample = reader.read(row)
     except Faulty as error:
-        why = Fault(error.code, str(error))
-        return Tile(f"sample {row + 1:,}", faults=[why], shard=shard, is_read=False)
+        return Tile(f"sample {row + 1:,}", shard, faults=[Fault(error.code, str(error))], is_read=False)
     return tile_of(sample, modality, shard)
 
 
 def tile_of(sample: Sample, modality: str, shard: str) -> Tile:
-    """A sample that was read."""
-    shown = Tile(legible(sample.key, 80), shard=shard)
-    SHOWN[modality](sample.members, shown)
-    return shown
+    """A sample that was read, of a modality in SHOWN."""
+    tile = Tile(legible(sample.key, 80), shard)
+    SHOWN[modality](sample.members, tile)
+    return tile
 
 
-def _image_text(members: Mapping[str, bytes], shown: Tile) -> None:
-    _add_picture(members, shown)
-    shown.caption = _text(members, shown, TEXT)
+def _image_text(members: Mapping[str, bytes], tile: Tile) -> None:
+    _add_picture(members, tile)
+    tile.caption = _text(members, tile, TEXT)
 
 
-def _reinforced(members: Mapping[str, bytes], shown: Tile) -> None:
-    crops: list[Box] = _attempt(lambda: crops_of(_member(members, "paug.json")), shown, [])
+def _reinforced(members: Mapping[str, bytes], tile: Tile) -> None:
+    crops: list[Box] = _attempt(lambda: _crops(_member(members, "paug.json")), tile, [])
     drawn = tuple(crops[index] for index in spread(len(crops), CROPS))
-    _add_picture(members, shown, drawn)
-    shown.caption = _text(members, shown, TEXT)
-    texts: list[str] = _attempt(lambda: synthetic_captions(_member(members, "syn.json")), shown, [])
-    shown.more = [shorten(text, TEXT // 2) for text in texts[:5]]
+    _add_picture(members, tile, drawn)
+    tile.caption = _text(members, tile, TEXT)
+    texts: list[str] = _attempt(lambda: _synthetic(_member(members, "syn.json")), tile, [])
+    tile.more = [shorten(text, TEXT // 2) for text in texts[:CAPTIONS]]
     if crops:
-        shown.notes.append(
-            f"{len(drawn)} of {len(crops)} crops" if len(crops) > CROPS else f"{len(crops)} crops"
-        )
+        shown = f"{len(drawn)} of " if len(drawn) < len(crops) else ""
+        tile.notes.append(shown + counted(len(crops), "crop"))
 
 
-def _volume_report(members: Mapping[str, bytes], shown: Tile) -> None:
-    facts: dict[str, Any] = _attempt(lambda: _object(members, "json"), shown, {})
-    spacing = stated_spacing(facts)
-    _attempt(partial(_add_slices, members, spacing, shown), shown, None)
+def _volume_report(members: Mapping[str, bytes], tile: Tile) -> None:
+    facts: dict[str, Any] = _attempt(lambda: _object(members, "json"), tile, {})
+    try:
+        spacing = spacing_of(facts.get("spacing_mm"))
+    except Reject:
+        spacing = None
+    _attempt(partial(_add_slices, members, facts, spacing, tile), tile, None)
     distances = " × ".join(f"{value:g}" for value in spacing) if spacing is not None else ""
-    shown.notes.append(f"{distances} mm" if spacing else "no spacing is stated: voxels are shown as cubes")
+    tile.notes.append(f"{distances} mm" if spacing else "no spacing is stated: voxels are shown as cubes")
     labels = facts.get("labels")
     if isinstance(labels, dict):
         present = [str(name) for name, value in labels.items() if value]
-        shown.notes.append(shorten(f"labels: {', '.join(present) or 'none'} of {len(labels)}", TEXT))
-    shown.caption = _text(members, shown, REPORT)
+        tile.notes.append(shorten(f"labels: {', '.join(present) or 'none'} of {len(labels)}", TEXT))
+    tile.caption = _text(members, tile, REPORT)
 
 
-def _chat(members: Mapping[str, bytes], shown: Tile) -> None:
+def _chat(members: Mapping[str, bytes], tile: Tile) -> None:
     names = sorted(name for name in members if name.partition(".")[2] in MEMBERS)
     for name in names[:PICTURES]:
-        _attempt(partial(_add_image, members, name, shown), shown, None)
-    facts: dict[str, Any] = _attempt(lambda: _object(members, "json"), shown, {})
-    turns: list[tuple[str, str]] = _attempt(lambda: _turns(facts), shown, [])
-    shown.turns = [(who, shorten(text, TEXT)) for who, text in turns[:MESSAGES]]
+        _attempt(partial(_add_image, members, name, tile), tile, None)
+    facts: dict[str, Any] = _attempt(lambda: _object(members, "json"), tile, {})
+    turns: list[tuple[str, str]] = _attempt(lambda: _turns(facts), tile, [])
+    tile.turns = [(who, shorten(text, TEXT)) for who, text in turns[:MESSAGES]]
     if len(turns) > MESSAGES:
-        shown.notes.append(f"{len(turns) - MESSAGES:,} more messages")
+        tile.notes.append(counted(len(turns) - MESSAGES, "more message"))
     if len(names) > PICTURES:
-        shown.notes.append(f"{len(names) - PICTURES:,} more images")
+        tile.notes.append(counted(len(names) - PICTURES, "more image"))
     ratings = facts.get("ratings")
     if isinstance(ratings, dict):
-        shown.notes += [f"{shorten(name, 40)} {_rating(value)}" for name, value in list(ratings.items())[:6]]
+        some = list(ratings.items())[:RATINGS]
+        tile.notes += [f"{shorten(name, 40)} {_rating(value)}" for name, value in some]
 
 
 SHOWN: Mapping[str, Callable[[Mapping[str, bytes], Tile], None]] = {
@@ -133,6 +150,19 @@ SHOWN: Mapping[str, Callable[[Mapping[str, bytes], Tile], None]] = {
     "volume_report": _volume_report,
     "chat": _chat,
 }
+"""What fills a tile from a sample's members, by modality."""
+
+
+def _crops(content: bytes) -> list[Box]:
+    """Rectangles (x, y, width, height) of a `paug.json`."""
+    found = enumerate(reinforced.augmentations(content))
+    crops = [reinforced.crop_of(number, augmentation) for number, augmentation in found]
+    return [(crop.left, crop.top, crop.width, crop.height) for crop in crops]
+
+
+def _synthetic(content: bytes) -> list[str]:
+    """The texts of a `syn.json`, of all its lists."""
+    return [text for texts in reinforced.captions(content).values() for text in texts]
 
 
 def _rating(values: Any) -> str:
@@ -154,38 +184,46 @@ def _turns(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _add_picture(members: Mapping[str, bytes], shown: Tile, crops: Sequence[Box] = ()) -> None:
+def _add_picture(members: Mapping[str, bytes], tile: Tile, crops: tuple[Box, ...] = ()) -> None:
     name = next((name for name in MEMBERS if name in members), None)
     if name is None:
-        there = legible(", ".join(sorted(members)) or "none", TEXT)
-        shown.faults.append(Fault("sample.missing_member", f"there is no image among {there}"))
+        tile.faults.append(Fault("sample.missing_member", f"there is no image among {_names(members)}"))
         return
-    _attempt(partial(_add_image, members, name, shown, tuple(crops)), shown, None)
-    shown.notes += [f"{picture.width} × {picture.height}" for picture in shown.pictures]
+    _attempt(partial(_add_image, members, name, tile, crops), tile, None)
+    tile.notes += [f"{picture.width} × {picture.height}" for picture in tile.pictures]
 
 
-def _add_image(members: Mapping[str, bytes], name: str, shown: Tile, crops: tuple[Box, ...] = ()) -> None:
-    alt = f"Image {name.partition('.')[0]} of {shown.key}" if "." in name else f"Image of {shown.key}"
-    shown.pictures.append(thumbnail(members[name], alt, crops))
+def _add_image(members: Mapping[str, bytes], name: str, tile: Tile, crops: tuple[Box, ...] = ()) -> None:
+    alt = f"Image {name.partition('.')[0]} of {tile.key}" if "." in name else f"Image of {tile.key}"
+    tile.pictures.append(thumbnail(members[name], alt, crops))
 
 
-def _add_slices(members: Mapping[str, bytes], spacing: Spacing | None, shown: Tile) -> None:
-    scan = open_scan(members)
-    shown.notes.append(" × ".join(map(str, scan.shape)) + " voxels")
-    shown.pictures = slices(scan, spacing, f"Slice of {shown.key}")
+def _add_slices(
+    members: Mapping[str, bytes], facts: Mapping[str, Any], spacing: Spacing | None, tile: Tile
+) -> None:
+    name = stored.member_of(members)
+    if name is None:
+        raise Faulty("sample.missing_member", f"there is no volume among {_names(members)}")
+    scan, axes = open_scan(name, members[name]), axes_of(facts)
+    tile.notes.append(" × ".join(map(str, scan.shape)) + f" voxels ({', '.join(axes)})")
+    tile.pictures = slices(scan, axes, spacing, f"Slice of {tile.key}")
 
 
-def _text(members: Mapping[str, bytes], shown: Tile, most: int) -> str:
+def _names(members: Mapping[str, bytes]) -> str:
+    return legible(", ".join(sorted(members)) or "none", TEXT)
+
+
+def _text(members: Mapping[str, bytes], tile: Tile, most: int) -> str:
     if "txt" not in members:
-        shown.faults.append(Fault("sample.missing_member", "there is no txt"))
+        tile.faults.append(Fault("sample.missing_member", "there is no txt"))
         return ""
     try:
         text = members["txt"].decode()
     except UnicodeDecodeError as error:
-        shown.faults.append(Fault("member.undecodable", f"txt is not UTF-8 at byte {error.start}"))
+        tile.faults.append(Fault("member.undecodable", f"txt is not UTF-8 at byte {error.start}"))
         text = members["txt"].decode("utf-8", "replace")
     if is_blank(text):
-        shown.faults.append(Fault("member.empty", "the caption is blank"))
+        tile.faults.append(Fault("member.empty", "the caption is blank"))
     return shorten(text, most)
 
 
@@ -195,28 +233,26 @@ def _member(members: Mapping[str, bytes], name: str) -> bytes:
     return members[name]
 
 
-def _json(members: Mapping[str, bytes], name: str) -> Any:
+def _object(members: Mapping[str, bytes], name: str) -> dict[str, Any]:
     try:
-        return json.loads(_member(members, name))
+        value = json.loads(_member(members, name))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name} cannot be read: {str(error)[:120]}") from None
-
-
-def _object(members: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    value = _json(members, name)
     if not isinstance(value, dict):
         raise DataError(f"{name} holds no JSON object")
     return value
 
 
-def _attempt(read: Callable[[], T], shown: Tile, otherwise: T) -> T:
+def _attempt(read: Callable[[], T], tile: Tile, otherwise: T) -> T:
     """What `read` gives; when it cannot, why goes on the tile."""
     try:
         return read()
     except NotShown as error:
-        shown.notes.append(str(error))
+        tile.notes.append(str(error))
     except Faulty as error:
-        shown.faults.append(Fault(error.code, str(error)))
+        tile.faults.append(Fault(error.code, str(error)))
     except DataError as error:
-        shown.faults.append(Fault("member.undecodable", str(error)))
+        tile.faults.append(Fault("member.undecodable", str(error)))
+    except Reject as reject:
+        tile.faults.append(Fault("member.undecodable", reject.detail))
     return otherwise
