@@ -1,8 +1,8 @@
-"""What raw data is, told from a look at it, and a commented config for it; `survey` is the one way in."""
+"""What raw data is, as seen by a look at it, and a commented config for it."""
 
 from __future__ import annotations
 
+from tasks.dataset.init.config_text import config_text
 from tasks.dataset.init.run import Survey, survey
-from tasks.dataset.init.text import config_text
 
 __all__ = ["Survey", "config_text", "survey"]

@@ -1,4 +1,4 @@
-"""The records that every kind of evidence fills in, and how names and texts found in data are shown."""
+"""What a look at raw data hands over, and how names and texts found in data are shown."""
 
 from __future__ import annotations
 
@@ -12,25 +12,30 @@ LOOKED_AT = 20
 """Files, or cells, of a kind that are looked at where looking costs little."""
 
 Grade = Literal[0, 1, 2]
-"""2: builds as it stands. 1: builds, but something is doubtful. 0: would reject most samples."""
+"""2: builds as it stands. 1: builds, but something was assumed that may be wrong. 0: most samples would be
+rejected."""
 Thing = TypeVar("Thing")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the config, its value (or a block of keys) and why; `is_aside`: commented out."""
+    """A key of the config with its value, or a block of keys, and the reason for it.
+
+    `is_alternative` keys are written commented out.
+    """
 
     name: str
     value: Any
     why: str = ""
-    is_aside: bool = False
+    is_alternative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way to read what is there: what was seen as (what, evidence), what to mend, and its config.
+    """One way to read the data: what was seen as (what, evidence), warnings, and the config that follows.
 
-    `dataset` are further keys of the dataset block, `label` the field that names a sample's class.
+    `dataset` are further keys of the dataset block, `label` the field that names a sample's class. `is_guess`
+    where the captions are none that anybody wrote.
     """
 
     kind: str
@@ -43,6 +48,7 @@ class Reading:
     source: Sequence[Key]
     dataset: Sequence[Key] = ()
     is_private: bool = False
+    is_guess: bool = False
     label: str | None = None
 
     def as_json(self) -> Mapping[str, Any]:
@@ -59,13 +65,11 @@ def spread(things: Sequence[Thing], most: int) -> list[Thing]:
     """At most so many of them, evenly spread from the first to the last."""
     if len(things) <= most:
         return list(things)
-    if most == 1:
-        return [things[0]]
     return [things[number * (len(things) - 1) // (most - 1)] for number in range(most)]
 
 
 def shown(text: object, limit: int = 60) -> str:
-    """A name or text out of the data on one line, whatever it holds."""
+    """A name or text from the data on one line, whatever it holds."""
     clean = str(text).encode("utf-8", "replace").decode()
     return shorten("".join(char if char.isprintable() else " " for char in clean), limit)
 
@@ -79,7 +83,7 @@ def listed(names: Sequence[object], most: int = 4) -> str:
 
 
 def splits_key(samples: int, group_by: str | None = None, why: str = "") -> Key:
-    """The share held out: larger where there are few samples."""
+    """The share held out, larger where there are few samples."""
     share = 0.15 if samples < 10_000 else 0.05 if samples < 100_000 else 0.01
     if group_by is None:
         return Key("splits", {"val": share}, why or "held out by key hash: a sample never changes sides")

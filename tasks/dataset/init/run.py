@@ -1,29 +1,36 @@
-"""Looks at raw data and says what it may be: the best reading first.
+"""Look at raw data and say what it may be, the best reading first.
 
 A look is cheap and bounded: names are listed up to a limit, a few dozen files are opened, and of tables the
-first rows are read. What is found is evidence, not proof: the build judges every sample.
+first rows are read. What is found is evidence, not proof: the build checks every sample.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import get_args
 
 from tasks.core.errors import UsageError
 from tasks.core.patterns import pattern_start
+from tasks.core.schema import Train
 from tasks.core.stores import absolute_location, split_location
-from tasks.dataset.init import chat, image_folder, image_table, tars, volumes
-from tasks.dataset.init.evidence import Reading, listed, shown
-from tasks.dataset.init.inventory import READ, Inventory, shown_path, take
-from tasks.dataset.init.table_sets import Tables, look_at_tables
+from tasks.core.units import counted
+from tasks.dataset.init import chat, images, tars, volumes
+from tasks.dataset.init.evidence import Reading, shown
+from tasks.dataset.init.files import IMAGES, READ, Inventory, shown_path, take_inventory
+from tasks.dataset.init.tables import Tables, look_at_tables
 
 ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
-"""Of readings that are as good and as large as each other, the one that tells more comes first."""
-MOST_TOLD = 3
-"""Tables of which an error says what they lack."""
+"""Of readings that are as good and as large as each other, the one that says more comes first."""
+RECIPES = {"image_text": "clip", "reinforced": "mobileclip", "volume_report": "ct_clip", "chat": "vlm"}
+"""The recipe that trains on each modality, once there is one."""
+WRITTEN = "clip"
+"""The recipe that a train block is written for."""
+MOST_NAMED = 3
+"""Tables that an error names."""
 
 
 @dataclass(frozen=True)
@@ -40,27 +47,44 @@ class Survey:
 
 
 def survey(location: str) -> Survey:
-    """Look at a folder, a table or a pattern, local or remote; UsageError when nothing fits."""
+    """Look at a folder, a file or a pattern, local or remote; UsageError when nothing fits."""
     if not location:
         raise UsageError("PATH: it is empty; give a folder, a file or a pattern")
     location = location.rstrip("/") or "/"
-    inventory = take(location)
+    inventory = take_inventory(location)
     tables = look_at_tables(inventory)
     found = [
         *tars.readings(inventory),
         *volumes.readings(inventory),
         *chat.readings(inventory, tables),
-        *image_table.readings(inventory, tables),
-        *image_folder.readings(inventory),
+        *images.readings(inventory, tables),
     ]
     if not found:
-        raise UsageError(shown(_nothing(inventory, tables, location), 1000))
+        raise UsageError(shown(_nothing_fits(inventory, tables, location), 1000))
     found.sort(key=lambda one: (-one.grade, -one.samples, ORDER.index(one.kind)))
-    return Survey(name_of(location), inventory, found)
+    if found[0].is_guess and tables.unreadable:
+        raise UsageError(shown(_captions_are_elsewhere(inventory, tables), 1000))
+    return Survey(name_of(location), inventory, [_with_training(one) for one in found])
+
+
+def _with_training(reading: Reading) -> Reading:
+    """The reading that also says what becomes of training, where no train block will be written."""
+    note = training_note(reading.modality)
+    return replace(reading, seen=[*reading.seen, ("training", note)]) if note else reading
+
+
+def training_note(modality: str) -> str:
+    """Why `init` writes no train block; "" where it writes one. A recipe is there once the schema has it."""
+    recipe = RECIPES[modality]
+    if recipe == WRITTEN:
+        return ""
+    if recipe in get_args(Train.model_fields["recipe"].annotation):
+        return f"recipe: {recipe} trains on it; tarmac schema has the keys of its train block"
+    return f"not yet: Tarmac builds and verifies {modality} datasets and does not train on them"
 
 
 def name_of(location: str) -> str:
-    """A config's name out of the place's: `data/raw/digits` and `digits.csv` -> `digits`."""
+    """A config's name from the place's: `data/raw/digits` and `digits.csv` -> `digits`."""
     mark = pattern_start(location)
     last = split_location(location[:mark])[0] if mark is not None else location
     last = last.rstrip("/").rpartition("/")[2]
@@ -71,32 +95,28 @@ def name_of(location: str) -> str:
     return clean or "dataset"
 
 
-def _nothing(inventory: Inventory, tables: Tables, location: str) -> str:
+def _nothing_fits(inventory: Inventory, tables: Tables, location: str) -> str:
     """What was seen, what is missing, and what can be read."""
     place = shown_path(location)
+    about_tables = [
+        f"{shown(one.file)} cannot be read: {one.problem}" for one in tables.unreadable[:MOST_NAMED]
+    ]
+    about_tables += [images.unused_table(inventory, one) for one in tables.sets[:MOST_NAMED]]
     fixes = [
         tars.without_use(inventory),
         volumes.without_reports(inventory),
         chat.other_conversations(tables),
-        "; ".join(filter(None, [image_folder.without_captions(inventory), *_refused(inventory, tables)])),
+        "; ".join(filter(None, [images.without_captions(inventory), *about_tables])),
     ]
     fix = next((fix for fix in fixes if fix), "")
     if inventory.datasets and not fix:
         dataset = shlex.quote(shown_path(inventory.path(inventory.datasets[0])))
         return f"PATH: {place} holds a dataset that Tarmac built; tarmac look {dataset}"
-    held = inventory.described if inventory.files else "no files"
-    return f"PATH: {place} holds {held}; {fix or f'Tarmac reads {READ}'}"
+    return f"PATH: {place} holds {inventory.described}; {fix or f'Tarmac reads {READ}'}"
 
 
-def _refused(inventory: Inventory, tables: Tables) -> Iterator[str]:
-    """Why the first tables are no source."""
-    yield from (f"{one.file} cannot be read: {one.why}" for one in tables.broken[:MOST_TOLD])
-    for one in tables.sets[:MOST_TOLD]:
-        names = list(one.profile.columns)
-        if doubt := image_table.header_doubt(inventory, one.profile):
-            yield doubt
-        else:
-            yield (
-                f"{one.files[0]} has no column of images (paths or bytes) with one of captions, or of "
-                f"conversations; its columns: {listed(names, 12)}"
-            )
+def _captions_are_elsewhere(inventory: Inventory, tables: Tables) -> str:
+    """Folder names are no captions where a table may hold better ones."""
+    table, many = tables.unreadable[0], counted(len(inventory.of(IMAGES)), "image")
+    problem = f"{shown(table.file)} may hold the captions of {many} and cannot be read: {table.problem}"
+    return f"PATH: {problem}; or move it out of the folder, to have the folders' names as captions"

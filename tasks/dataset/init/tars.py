@@ -1,84 +1,49 @@
-"""WebDataset tars as sources: which folders make one, and the reinforcements that join them."""
+"""WebDataset tars: what their samples hold, which folders of them are one source, and what joins them.
+
+Some tars of each folder are looked at, and of each the first samples; nothing is extracted.
+"""
 
 from __future__ import annotations
 
 import json
 import posixpath
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
-from tasks.core.units import counted
+from tasks.core.stores import Unreachable, is_remote
+from tasks.core.units import counted, percent
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
-from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key
-from tasks.dataset.init.inventory import Inventory, config_path
-from tasks.dataset.init.tar_folder import (
-    TarFolder,
-    example,
-    field_names,
-    members_of,
-    modality_of,
-    tar_folders,
-)
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key, spread
+from tasks.dataset.init.files import Inventory, config_path
+from tasks.dataset.init.tables import Column, add_row, caption_columns
+from tasks.dataset.rejects import Reject
+from tasks.dataset.sources.fields import object_of
 from tasks.dataset.sources.files import COMPRESSED
+from tasks.dataset.tar.reader import StoredSample, TarReader, group_samples
 
-SORT = (
-    "the members of a sample do not stand together in the tar: pack it again sorted by name "
-    "(tar --sort=name -cf TAR FOLDER)"
-)
-ALONE = 1.2
-"""Members of a sample, as they stand; where samples have several and so few meet, they are scattered."""
+MOST_FOLDERS = 8
+TARS = 3
+"""Looked at in each folder."""
+SAMPLES = 100
+"""Looked at in each tar."""
+REMOTE_BYTES = 32 << 20
+"""A remote tar is read, not jumped through, so it is looked at no further than this."""
+LARGEST_JSON = 1 << 20
 LARGE = 100_000
 """Bytes of a sample, beyond which larger shards are worth it."""
-
-
-def readings(inventory: Inventory) -> list[Reading]:
-    """The folders of tars of one modality are one source; reinforcements join the images they belong to."""
-    folders = tar_folders(inventory)
-    by_what: dict[tuple[str, str], list[TarFolder]] = defaultdict(list)
-    lone = [one for one in folders if one.is_reinforcement and not one.images]
-    for one in folders:
-        if one not in lone and one.looked.samples:
-            by_what[modality_of(one), json.dumps(members_of(one))].append(one)
-    found = []
-    for (modality, members), its in by_what.items():
-        if modality:
-            joined = _partner(its, lone) if modality == "image_text" else None
-            found.append(_reading(inventory, modality, json.loads(members), its, joined, len(folders)))
-    return found
-
-
-def without_use(inventory: Inventory) -> str:
-    """What to do about tars of which no reading came; "" where there are none."""
-    packed = inventory.of(COMPRESSED)
-    if packed:
-        return f"{shown(packed[0])} is compressed, so that it cannot be read in parts; unpack it to .tar"
-    folders = tar_folders(inventory)
-    if not folders:
-        return ""
-    if broken := [reason for one in folders for reason in one.broken]:
-        looked_at = sum(one.looked_at for one in folders)
-        return f"{len(broken)} of {looked_at} tars looked at cannot be read: {broken[0]}"
-    first = folders[0]
-    if first.is_reinforcement:
-        return f"the tars hold reinforcements ({first.members}) without images: give a folder with both"
-    if scattered := next(filter(_is_scattered, folders), None):
-        return f"{shown(scattered.files[0])}: {SORT}"
-    return (
-        f"the tars' samples hold {first.members or 'nothing'}, which is no sample that Tarmac knows: images "
-        "need txt, or json with a caption; volumes volume.npy or volume.b2nd, txt and json; conversations "
-        "json and 000.jpg"
-    )
-
-
-def _is_scattered(one: TarFolder) -> bool:
-    """Whether the members of a sample stand apart, as in a tar of a folder in no order."""
-    looked = one.looked
-    images = sum(looked.suffixes[suffix] for suffix in IMAGES)
-    kinds = [images, *(number for suffix, number in looked.suffixes.items() if suffix not in IMAGES)]
-    common = sum(number >= looked.samples / 10 for number in kinds)
-    return common > 1 and looked.suffixes.total() < ALONE * looked.samples
-
-
+MOST = 0.5
+"""Share of the samples; a member that as many have is one that samples have."""
+WHOLE = 0.95
+"""Share of the samples; of images that as many have, a sample has several."""
+CAPTIONS = ("caption.txt", "text.txt", "caption", "text", "title.txt")
+SORT = (
+    "the members of a sample are not adjacent in the tar: pack it again sorted by name "
+    "(tar --sort=name -cf TAR FOLDER)"
+)
 WHAT = {
     "image_text": "WebDataset tars of images and captions",
     "reinforced": "WebDataset tars with MobileCLIP's reinforcements",
@@ -87,53 +52,245 @@ WHAT = {
 }
 
 
-def _reading(
-    inventory: Inventory,
-    modality: str,
-    members: Mapping[str, str],
-    its: Sequence[TarFolder],
-    joined: TarFolder | None,
-    folders: int,
-) -> Reading:
-    samples, files, first = sum(one.samples for one in its), sum(len(one.files) for one in its), its[0]
-    about = "about " if any(one.is_about for one in its) else ""
-    tars = counted(files, "tar")
-    seen = [("tars", f"{tars}, {about}{counted(samples, 'sample')}"), ("members", first.members)]
-    source = [
-        Key("kind", "shards"),
-        Key("path", _path(inventory, its, folders), f"{tars}; members {first.members}"),
+@dataclass
+class TarFolder:
+    """The tars of one folder, and what the samples looked at hold: how many have each suffix, their keys, and
+    the fields of their `json` as columns. `samples` are those of all tars."""
+
+    folder: str
+    files: Sequence[str]
+    looked_at: int = 0
+    bytes: int = 0
+    suffixes: Counter[str] = field(default_factory=Counter)
+    keys: set[str] = field(default_factory=set)
+    columns: dict[str, Column] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    samples: int = 0
+    is_estimate: bool = False
+
+    def share(self, suffix: str) -> float:
+        return self.suffixes[suffix] / max(self.looked_at, 1)
+
+    def has(self, suffix: str) -> bool:
+        return self.share(suffix) >= MOST
+
+    @property
+    def members(self) -> str:
+        """`jpg 100 %, txt 98 %`."""
+        suffixes = sorted(self.suffixes, key=lambda suffix: (-self.suffixes[suffix], suffix))
+        return ", ".join(f"{suffix} {percent(self.share(suffix), 0)}" for suffix in suffixes[:8])
+
+    @property
+    def images(self) -> list[str]:
+        """The images that samples have; where their formats differ, each is in a smaller share of them."""
+        mixed = [suffix for suffix in IMAGES if self.suffixes[suffix]]
+        is_mixed = sum(map(self.share, mixed)) >= MOST
+        return [suffix for suffix in mixed if self.has(suffix)] or (mixed if is_mixed else [])
+
+    @property
+    def dotted_image(self) -> str | None:
+        """`image.jpg`, of members such as `00001.image.jpg`."""
+        dotted = (one for one in sorted(self.suffixes) if "." in one and one.rpartition(".")[2] in IMAGES)
+        return next(filter(self.has, dotted), None)
+
+    @property
+    def is_reinforcement(self) -> bool:
+        return self.has("paug.json") or self.has("syn.json")
+
+    @property
+    def has_volumes(self) -> bool:
+        return any(map(self.has, stored.MEMBERS))
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether the members of a sample are apart, as in a tar of a folder in no order."""
+        images = sum(self.suffixes[suffix] for suffix in IMAGES)
+        kinds = [images, *(number for suffix, number in self.suffixes.items() if suffix not in IMAGES)]
+        common = sum(number >= self.looked_at / 10 for number in kinds)
+        return common > 1 and self.suffixes.total() < 1.2 * self.looked_at
+
+    def has_field(self, name: str) -> bool:
+        """Whether most of the `json` have it."""
+        return name in self.columns and 2 * self.columns[name].filled >= self.suffixes["json"]
+
+    @property
+    def caption_origin(self) -> str | None:
+        """The member, or field of `json`, that holds the caption where no `txt` does."""
+        fields = (f"json:{one.name}" for one in caption_columns(self.columns) if self.has_field(one.name))
+        return next((member for member in CAPTIONS if self.has(member)), None) or next(fields, None)
+
+    @property
+    def modality(self) -> str:
+        """ "" where the members make none."""
+        if any(self.has(f"000.{suffix}") for suffix in IMAGES) or self.has_field("messages"):
+            return "chat"
+        if self.has_volumes or (self.has("npy") and not self.images):
+            return "volume_report"
+        if not self.images and not self.dotted_image:
+            return ""
+        if self.is_reinforcement:
+            return "reinforced"
+        return "image_text" if self.has("txt") or self.caption_origin else ""
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """The config's `members`: what must be made out of other members."""
+        if self.modality == "volume_report" and not self.has_volumes:
+            return {"volume.npy": "npy"}
+        members: dict[str, str] = {}
+        if self.modality in ("image_text", "reinforced"):
+            several = [suffix for suffix in self.images if self.share(suffix) >= WHOLE]
+            if len(several) > 1:
+                members["image"] = several[0]
+            elif not self.images and self.dotted_image:
+                members["image"] = self.dotted_image
+            if not self.has("txt") and self.caption_origin:
+                members["txt"] = self.caption_origin
+        return members
+
+
+def readings(inventory: Inventory) -> list[Reading]:
+    """The folders of tars of one modality are one source; reinforcements join the images they belong to."""
+    folders = _look_at_folders(inventory)
+    lone = [one for one in folders if one.is_reinforcement and not one.images]
+    alike: dict[tuple[str, str], list[TarFolder]] = defaultdict(list)
+    for one in folders:
+        if one not in lone and one.modality:
+            alike[one.modality, json.dumps(one.origins)].append(one)
+    found = []
+    for (modality, _), its in alike.items():
+        joined = _partner(its, lone) if modality == "image_text" else None
+        found.append(_reading(inventory, its, joined, len(folders)))
+    return found
+
+
+def without_use(inventory: Inventory) -> str:
+    """What to do about tars of which no reading came; "" where there are none."""
+    packed = inventory.of(COMPRESSED)
+    if packed:
+        return f"{shown(packed[0])} is compressed, so that it cannot be read in parts; unpack it to .tar"
+    folders = _look_at_folders(inventory)
+    if not folders:
+        return ""
+    if broken := [reason for one in folders for reason in one.broken]:
+        return f"{counted(len(broken), 'tar')} looked at cannot be read: {broken[0]}"
+    first = folders[0]
+    if first.is_reinforcement:
+        return f"the tars hold reinforcements ({first.members}) without images: give a folder with both"
+    if scattered := next((one for one in folders if one.is_scattered), None):
+        return f"{shown(scattered.files[0])}: {SORT}"
+    return (
+        f"the tars' samples hold {first.members or 'nothing'}, which is no sample that Tarmac knows: images "
+        "need txt, or json with a caption; volumes volume.npy or volume.b2nd, txt and json; conversations "
+        "json and 000.jpg"
+    )
+
+
+def _look_at_folders(inventory: Inventory) -> list[TarFolder]:
+    """In the order of their names; at most MOST_FOLDERS."""
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for file in inventory.of([".tar"]):
+        by_folder[posixpath.dirname(file)].append(file)
+    return [
+        _look_at_folder(inventory, one, by_folder[one]) for one in spread(sorted(by_folder), MOST_FOLDERS)
     ]
-    if members:
-        seen += [(target, _origin(first, origin)) for target, origin in members.items()]
-        why = "; ".join(f"{target} {_origin(first, origin)}" for target, origin in members.items())
-        source.append(Key("members", dict(members), why))
+
+
+def _look_at_folder(inventory: Inventory, folder: str, files: Sequence[str]) -> TarFolder:
+    found = TarFolder(folder, files)
+    chosen = spread(files, TARS)
+    found.is_estimate = len(chosen) < len(files)
+    samples = sum(_look_at_tar(inventory, file, found) for file in chosen)
+    found.samples = round(samples * len(files) / len(chosen))
+    return found
+
+
+def _look_at_tar(inventory: Inventory, file: str, found: TarFolder) -> float:
+    """Add what the tar's first samples hold; about how many there are in all."""
+    is_far = is_remote(inventory.store.location)
+    looked_at = 0
+    try:
+        with inventory.store.open(file) as opened:
+            reader = TarReader(opened, _keeps_json, seeks=not is_far)
+            for sample in group_samples(reader, splits_repeats=True):
+                if not isinstance(sample, StoredSample):
+                    found.broken.append(f"{shown(file)}: {sample}")
+                    break
+                if looked_at >= SAMPLES or (is_far and reader.offset > REMOTE_BYTES):
+                    found.bytes += sample.start
+                    found.is_estimate = True
+                    return inventory.size(file) * looked_at / sample.start
+                _add(sample, found)
+                looked_at += 1
+            found.bytes += reader.offset
+    except Unreachable:
+        raise
+    except OSError as error:
+        found.broken.append(f"{shown(file)}: {shown(error, 120)}")
+    return looked_at
+
+
+def _keeps_json(member: Any) -> bool:
+    return bool(member.suffix == "json" and member.size <= LARGEST_JSON)
+
+
+def _add(sample: StoredSample, found: TarFolder) -> None:
+    found.looked_at += 1
+    found.keys.add(posixpath.basename(sample.key))
+    found.suffixes.update(sample.suffixes)
+    content = next((one.content for one in sample.members if one.suffix == "json"), None)
+    if content is not None:
+        with suppress(Reject):  # the build says what is wrong with it
+            add_row(found.columns, object_of(content))
+
+
+def _reading(
+    inventory: Inventory, its: Sequence[TarFolder], joined: TarFolder | None, folders: int
+) -> Reading:
+    first, modality = its[0], its[0].modality
+    samples, tars = sum(one.samples for one in its), counted(sum(len(one.files) for one in its), "tar")
+    about = "about " if any(one.is_estimate for one in its) else ""
+    seen = [("tars", f"{tars}, {about}{counted(samples, 'sample')}"), ("members", first.members)]
+    path = Key("path", _path(inventory, its, folders), f"{tars}; members {first.members}")
+    source = [Key("kind", "shards"), path]
+    if first.origins:
+        origins = [(target, _origin(first, origin)) for target, origin in first.origins.items()]
+        seen += origins
+        source.append(
+            Key("members", first.origins, "; ".join(f"{target} {origin}" for target, origin in origins))
+        )
     if joined is not None:
         modality = "reinforced"
         source.append(_join(inventory, first, joined))
         seen.append(("joined", f"{counted(len(joined.files), 'tar')} in {joined.folder}: {joined.members}"))
-    source += [*_key(first), *_table_beside(inventory, first)]
+    source += _key(first)
     warnings = [reason for one in its for reason in one.broken[:2]]
-    warnings += [f"{one.folder or '.'}: {SORT}" for one in its if _is_scattered(one)]
+    warnings += [f"{one.folder or '.'}: {SORT}" for one in its if one.is_scattered]
     if len(its) > 1:
         where = listed([one.folder or "." for one in its])
         warnings.append(f"tars lie in {where}: splits draws anew from all; for one alone give its path")
     is_private = modality == "volume_report"
-    group = "patient" if is_private and "patient" in field_names(first) else None
-    dataset = [splits_key(samples, group), _shard(first, modality)]
+    group = "patient" if is_private and first.has_field("patient") else None
+    each = first.bytes / max(first.looked_at, 1)
+    most = "2GB" if is_private else "512MB" if each > LARGE else "256MB"
+    shard = Key("shard", {"bytes": most}, "a maximum; or {samples: 10000}")
     return Reading(
-        "shards", WHAT[modality], modality, samples, 2, seen, warnings, source, dataset, is_private
+        "shards",
+        WHAT[modality],
+        modality,
+        samples,
+        2,
+        seen,
+        warnings,
+        source,
+        [splits_key(samples, group), shard],
+        is_private,
     )
 
 
 def _origin(first: TarFolder, origin: str) -> str:
-    text = example(first, origin) if origin.startswith("json:") else ""
-    return f"from {origin}" + (f", “{shown(text, 48)}”" if text else "")
-
-
-def _shard(first: TarFolder, modality: str) -> Key:
-    each = first.looked.bytes / max(first.looked.samples, 1)
-    most = "2GB" if modality == "volume_report" else "512MB" if each > LARGE else "256MB"
-    return Key("shard", {"bytes": most}, "a maximum; or {samples: 10000}")
+    column = first.columns.get(origin.removeprefix("json:"))
+    return f"from {origin}" + (f", “{shown(next(iter(column.values)), 48)}”" if column else "")
 
 
 def _path(inventory: Inventory, its: Sequence[TarFolder], folders: int) -> str:
@@ -147,8 +304,7 @@ def _path(inventory: Inventory, its: Sequence[TarFolder], folders: int) -> str:
 
 def _partner(its: Sequence[TarFolder], lone: Sequence[TarFolder]) -> TarFolder | None:
     """The reinforcements whose keys are those of the images."""
-    keys = {posixpath.basename(key) for one in its for key in one.looked.keys}
-    return next((one for one in lone if keys & {posixpath.basename(key) for key in one.looked.keys}), None)
+    return next((one for one in lone if any(one.keys & images.keys for images in its)), None)
 
 
 def _join(inventory: Inventory, first: TarFolder, joined: TarFolder) -> Key:
@@ -160,17 +316,6 @@ def _join(inventory: Inventory, first: TarFolder, joined: TarFolder) -> Key:
 
 
 def _key(first: TarFolder) -> list[Key]:
-    name = next((name for name in ("uid", "key", "sha256", "id") if name in field_names(first)), None)
-    if name is None:
-        return []
-    return [Key("key", f"json:{name}", "the sample's key; without it the tar's own", is_aside=True)]
-
-
-def _table_beside(inventory: Inventory, first: TarFolder) -> list[Key]:
-    """img2dataset's Parquet beside each tar, with a row for every address it tried."""
-    stem = first.files[0].removesuffix(".tar")
-    if f"{stem}.parquet" not in set(inventory.files):
-        return []
-    pattern = config_path(inventory.store.location, posixpath.join(first.folder, "*.parquet"))
-    why = "img2dataset's table beside each tar; what it could not fetch is in no tar"
-    return [Key("join", [{"path": pattern, "key": "key", "match": "shard"}], why, is_aside=True)]
+    name = next((name for name in ("uid", "key", "sha256", "id") if first.has_field(name)), None)
+    why = "the sample's key; without it the tar's own"
+    return [] if name is None else [Key("key", f"json:{name}", why, is_alternative=True)]

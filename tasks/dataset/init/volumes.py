@@ -1,25 +1,133 @@
-"""CT volumes, one a file, with the tables that say what is known about each."""
+"""CT volumes, one per file, with the tables about them: reports, labels, the scanner's metadata.
+
+Of some files the headers are read, of two the voxels: whether these can be Hounsfield units decides where
+slope and intercept come from.
+"""
 
 from __future__ import annotations
 
+import re
+import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import prod
+from typing import Literal, TypeVar
 
+from tasks.core.errors import TarmacError
+from tasks.core.stores import Unreachable, join_location
 from tasks.core.units import count, counted
-from tasks.dataset.init import patients
-from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key
-from tasks.dataset.init.inventory import NIFTI_SUFFIXES, Inventory
-from tasks.dataset.init.volume_files import Looks, look_at_nifti, look_at_npz, npz_voxels
-from tasks.dataset.init.volume_tables import About, about_volumes, summary_of_labels
+from tasks.dataset.formats import npy
+from tasks.dataset.formats.volumes.hounsfield import implausible
+from tasks.dataset.formats.volumes.stored import require_package
+from tasks.dataset.init.evidence import Grade, Key, Reading, listed, shown, splits_key, spread
+from tasks.dataset.init.files import NIFTI, NPZ, Inventory, suffix_of
+from tasks.dataset.init.tables import MOST_TABLES, Column, Profile, profile
+from tasks.dataset.keys import stem
+from tasks.dataset.rejects import Reject
+from tasks.dataset.sources import npz
+from tasks.dataset.sources.tabular import SUFFIXES, open_table
 
-MOST_TOLD = 3
+HEADERS = 12
+VOXELS = 2
+"""Volumes whose voxels are looked at; reading one may take seconds."""
+LARGEST_BYTES = 1 << 30
+LOOKED_AT_ROWS = 2_000
+MOST_ROWS = 1_000_000
+REPORT_WORDS = ("finding", "impression", "report", "text", "description", "conclusion")
+REPORT_CHARACTERS = 20
+"""A report is longer than this on average, where the column's name does not say that it is one."""
+METADATA = ("XYSpacing", "ZSpacing")
+SCALES = (1, 1000)
+"""Factors from stored numbers to HU that are tried."""
+CT_CLIP = {"window": [-1000, 1000], "spacing_mm": [1.5, 0.75, 0.75], "shape": [240, 480, 480]}
+
+PATIENTS = (
+    r"((?:train|valid|test)_\d+)_",
+    r"(sub-[A-Za-z0-9]+)",
+    r"((?:patient|subject|pat|case)[_-]?\d+)",
+    r"(?:^|/)([A-Za-z]*\d+)[_-][^/]*$",
+    r"(?:^|/)([A-Za-z]+[_-]\d+)[_-][^/]*$",
+    r"(?:^|/)([^/_-]+)[_-][^/]*$",
+    r"([^/]+)/[^/]+$",
+)
+"""Where a patient may stand in a path: CT-RATE's names, BIDS', a named number, a number or word and number in
+front, what stands before the first `_` or `-`, the folder."""
+MOST_PER_PATIENT = 20
+"""Files on average; a part of the name that more files share says something else."""
 EXAMPLE = r"(?:^|/)([^/_]+)_[^/]*$"
+
+Role = Literal["reports", "labels", "metadata"]
+Seen = TypeVar("Seen")
+
+
+@dataclass(frozen=True)
+class VolumeTable:
+    """A table whose column `key` names volumes; `path` is a pattern where it lies in several files."""
+
+    role: Role
+    path: str
+    key: str
+    names: frozenset[str]
+    profile: Profile
+
+    @property
+    def columns(self) -> list[Column]:
+        return [column for name, column in self.profile.columns.items() if name != self.key]
+
+    @property
+    def report_columns(self) -> list[str]:
+        """Those that are named as reports are, else the one with the longest texts."""
+        texts = [column for column in self.columns if _is_report(column)]
+        longest = max(texts, key=lambda one: one.share("characters"))
+        return [one.name for one in texts if _is_named_report(one)] or [longest.name]
+
+    def matches(self, files: Sequence[str]) -> str:
+        return f"matches {count(len(self.names))} of {count(len(files))} files"
+
+    def line(self, files: Sequence[str]) -> str:
+        line = f"{shown(self.path)}: {shown(self.key)} {self.matches(files)}"
+        if self.role == "reports":
+            return f"{line}; text {listed(self.report_columns)}"
+        if self.role == "labels":
+            return f"{line}; {len(self.columns)} labels: {listed([column.name for column in self.columns])}"
+        return line
+
+    def config_key(self, files: Sequence[str], why: str = "", is_alternative: bool = False) -> Key:
+        value: dict[str, object] = {"path": self.path, "key": self.key}
+        if self.role == "reports":
+            value["text"] = self.report_columns
+        return Key(self.role, value, self.matches(files) + why, is_alternative)
+
+
+@dataclass
+class Voxels:
+    """What the files looked at say: shapes, and the lines and keys that follow from headers and voxels."""
+
+    looked_at: int = 0
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    spacings: list[tuple[float, ...]] = field(default_factory=list)
+    seen: list[tuple[str, str]] = field(default_factory=list)
+    keys: list[Key] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def line(self, files: Sequence[str]) -> str:
+        line = f"{count(len(files))} {suffix_of(files[0])}; {self.looked_at} looked at"
+        if self.shapes:
+            line += f": {listed([' × '.join(map(str, shape)) for shape in dict.fromkeys(self.shapes)], 2)}"
+        if self.spacings:
+            different = dict.fromkeys(self.spacings)
+            line += (
+                f", spacing {listed([' × '.join(f'{side:g}' for side in one) for one in different], 2)} mm"
+            )
+        return line
 
 
 def readings(inventory: Inventory) -> list[Reading]:
-    """One reading a format, where a table of reports names its files."""
+    """One reading per format, where a table of reports names its files."""
     found = []
-    for kind, suffixes in (("nifti", NIFTI_SUFFIXES), ("npz", (".npz",))):
+    for kind, suffixes in (("nifti", NIFTI), ("npz", NPZ)):
         files = inventory.of(suffixes)
         if files and inventory.is_folder:
             reading = _reading(inventory, kind, files)
@@ -30,7 +138,7 @@ def readings(inventory: Inventory) -> list[Reading]:
 
 def without_reports(inventory: Inventory) -> str:
     """What to do about volumes that no table of reports names; "" where there are none."""
-    files = inventory.of((*NIFTI_SUFFIXES, ".npz"))
+    files = inventory.of((*NIFTI, *NPZ))
     if not files:
         return ""
     if not inventory.is_folder:
@@ -42,182 +150,260 @@ def without_reports(inventory: Inventory) -> str:
     )
 
 
+def patient_pattern(files: Sequence[str]) -> tuple[str, int] | None:
+    """The first expression whose group fits nearly all names and puts some, but not too many, together; and
+    how many patients that makes."""
+    for pattern in PATIENTS:
+        compiled = re.compile(pattern)
+        found = [match.group(1) for file in files if (match := compiled.search(file)) is not None]
+        patients = len(set(found))
+        is_some = 2 <= patients < len(files) <= MOST_PER_PATIENT * patients
+        if is_some and len(found) >= 0.95 * len(files):
+            return pattern, patients
+    return None
+
+
 def _reading(inventory: Inventory, kind: str, files: Sequence[str]) -> Reading | None:
-    tables, broken = about_volumes(inventory, files)
-    reports = [about for about in tables if about.role == "reports"]
-    if not reports:
+    tables, warnings = _tables(inventory, files)
+    if "reports" not in tables:
         return None
-    looks, array, keys = (_nifti if kind == "nifti" else _npz)(inventory, files, tables)
-    if looks.looked_at and not looks.shapes:
+    metadata = tables.get("metadata")
+    look = _look_at_nifti if kind == "nifti" else _look_at_npz
+    voxels = look(inventory, files, metadata)
+    if voxels.looked_at and not voxels.shapes:
         return None
-    fields, splits, told = _patients(files)
-    seen = [("volumes", _volumes_line(kind, files, looks)), *array]
-    seen += [(about.role, _table_line(about, files)) for about in _best(tables)] + told
-    warnings = [*looks.warnings, *_table_warnings(tables, files), *_duplicates(files)]
-    warnings += [f"{one.file} is left out: {one.why}" for one in broken[:MOST_TOLD]]
+    fields, splits, patients = _patients(files)
+    seen = [("volumes", voxels.line(files)), *voxels.seen]
+    seen += [(table.role, table.line(files)) for table in tables.values()] + patients
+    about = [table.config_key(files) for table in tables.values() if table is not metadata]
     source = [
         Key("kind", kind),
         Key("path", inventory.given, inventory.described),
         fields,
-        *(_table_key(about, files) for about in _best(tables) if about.role != "metadata"),
-        *keys,
+        *about,
+        *voxels.keys,
     ]
-    grade = 2 if 2 * reports[0].matched >= len(files) else 1
+    has_spacing = kind == "nifti" or metadata is not None
+    ct_clip = {name: rule for name, rule in CT_CLIP.items() if has_spacing or name != "spacing_mm"}
+    dataset = [
+        Key("volume", {"encode": "blosc2"}, "spacing, window and shape stay as they are; or as CT-CLIP:"),
+        Key("volume", {**ct_clip, "encode": "blosc2"}, is_alternative=True),
+        splits,
+        Key("shard", {"bytes": "2GB"}, "a maximum"),
+    ]
+    grade: Grade = 2 if 2 * len(tables["reports"].names) >= len(files) else 1
     return Reading(
         kind,
         "CT volumes with reports",
         "volume_report",
         len(files),
-        grade,  # type: ignore[arg-type]
+        grade,
         seen,
-        warnings,
+        [*voxels.warnings, *warnings],
         source,
-        [*_rules(looks, kind, keys), splits, Key("shard", {"bytes": "2GB"}, "a maximum")],
+        dataset,
         is_private=True,
     )
 
 
 def _patients(files: Sequence[str]) -> tuple[Key, Key, list[tuple[str, str]]]:
     """The keys `fields` and `splits`, and what was seen."""
-    guessed = patients.guess(files)
+    guessed = patient_pattern(files)
     if guessed is None:
-        fields = Key("fields", {"patient": EXAMPLE}, "no patient seen in the names", is_aside=True)
+        fields = Key("fields", {"patient": EXAMPLE}, "no patient seen in the names", is_alternative=True)
         return fields, splits_key(len(files), why="add group_by where several volumes are one patient's"), []
-    why = f"{counted(guessed.count, 'patient')} in {counted(len(files), 'file')}, guessed from their names"
-    fields = Key("fields", {"patient": guessed.pattern}, why)
+    pattern, patients = guessed
+    why = f"{counted(patients, 'patient')} in {counted(len(files), 'file')}, guessed from their names"
     splits = splits_key(len(files), "patient", "no patient is in two splits")
-    return fields, splits, [("patient", f"{why} by {guessed.pattern}")]
+    return Key("fields", {"patient": pattern}, why), splits, [("patient", f"{why} by {pattern}")]
 
 
-def _nifti(
-    inventory: Inventory, files: Sequence[str], tables: Sequence[About]
-) -> tuple[Looks, list[tuple[str, str]], list[Key]]:
-    looks = look_at_nifti(inventory.store, files)
-    slopes = Counter(looks.slopes)
-    told = ", ".join(f"slope {slope:g} and intercept {intercept:g}" for slope, intercept in list(slopes)[:2])
-    header = f"the headers say {told}" if told else "no header could be read"
-    metadata = next((about for about in tables if about.role == "metadata"), None)
-    has_slopes = metadata is not None and metadata.has("RescaleSlope", "RescaleIntercept")
-    is_plain = set(slopes) <= {(1.0, 0.0)}
-    reason = next((reason for reason in looks.rescaled if reason is not None), "")
-    if None in looks.rescaled or not looks.stored:
-        rescale, why = "header", f"{header}" + ("; the voxels are HU then" if looks.rescaled else "")
-    elif looks.is_hu:
+def _look_at_nifti(inventory: Inventory, files: Sequence[str], metadata: VolumeTable | None) -> Voxels:
+    require_package("nibabel", "PATH: looking into NIfTI files")
+    from tasks.dataset.sources import nifti
+
+    store = inventory.store
+    heads, broken = _each(spread(files, HEADERS), lambda file: nifti.peek(store, file))
+    small = [file for file, head in heads if prod(head.shape) * head.dtype.itemsize <= LARGEST_BYTES]
+    volumes, torn = _each(small[:VOXELS], lambda file: nifti.read(store, file))
+    spacings, odd = _each([file for file, _ in heads], lambda file: dict(heads)[file].spacing())
+    found = Voxels(len(heads) + len(broken), spacings=[spacing for _, spacing in spacings])
+    found.shapes = [(z, x, y) for _, head in heads for x, y, z in [head.shape]]  # in the order of spacings
+    found.warnings = [*_broken(broken or torn, found.looked_at), *odd[:1]]
+
+    slopes = dict.fromkeys((head.slope, head.intercept) for _, head in heads)
+    said = ", ".join(f"slope {slope:g} and intercept {intercept:g}" for slope, intercept in list(slopes)[:2])
+    header = f"the headers say {said}"
+    reasons = [
+        implausible(voxels.astype("float32") * head.slope + head.intercept) for _, (head, voxels) in volumes
+    ]
+    reason = next((reason for reason in reasons if reason is not None), "")
+    knows = metadata is not None and {"RescaleSlope", "RescaleIntercept"} <= metadata.profile.columns.keys()
+    if None in reasons or not reasons:
+        rescale, why = "header", f"{header}" + ("; the voxels are HU then" if reasons else "")
+    elif any(implausible(voxels) is None for _, (_, voxels) in volumes):
         rescale, why = "none", f"the voxels are HU as stored, though {header}"
-    elif has_slopes and is_plain:
-        rescale, why = "metadata", f"{header} and the voxels are no HU ({reason}); the table knows"
+    elif knows and slopes.keys() <= {(1.0, 0.0)}:
+        rescale, why = "metadata", f"{header} and the voxels are not HU ({reason}); the table knows"
     else:
-        rescale, why = "header", f"{header}; the voxels looked at are no HU: {reason}"
-        looks.doubts.append(f"the voxels are no HU: {reason}")
-    keys = [Key("rescale", rescale, why)]
+        rescale, why = "header", f"{header}; the voxels looked at are not HU: {reason}"
+        found.warnings.append(f"the voxels are not HU: {reason}")
+    found.seen = [("HU", f"rescale: {rescale}; {why}")]
     if metadata is not None:
-        is_aside = rescale != "metadata"
-        keys.insert(
-            0, _table_key(metadata, files, is_aside, "; the headers know the spacing" if is_aside else "")
-        )
-    return looks, [("HU", f"rescale: {rescale}; {why}")], keys
+        is_needed = rescale == "metadata"
+        known = "" if is_needed else "; the headers know the spacing"
+        found.keys.append(metadata.config_key(files, known, is_alternative=not is_needed))
+    found.keys.append(Key("rescale", rescale, why))
+    return found
 
 
-def _npz(
-    inventory: Inventory, files: Sequence[str], tables: Sequence[About]
-) -> tuple[Looks, list[tuple[str, str]], list[Key]]:
-    looks = look_at_npz(inventory.store, files)
-    names = Counter(name for arrays in looks.arrays for name in arrays)
-    several = max((len(arrays) for arrays in looks.arrays), default=1) > 1
-    array = next((name for name, _ in names.most_common()), None)
-    npz_voxels(inventory.store, files, array if several else None, looks)
-    keys = []
-    if array is not None:
-        why = (
-            f"of {listed(list(names))}"
-            if several
-            else f"the only one, {looks.dtypes[0] if looks.dtypes else ''}"
-        )
-        keys.append(Key("array", array, why))
-    reason = next((reason for reason in looks.stored if reason is not None), "")
-    if "source.scale: 1000" in reason:
-        keys.append(Key("scale", 1000, "the values looked at are HU / 1000"))
-        seen = "the values looked at are HU / 1000: scale: 1000"
-    elif looks.is_hu:
-        seen = "the values looked at are HU"
+def _look_at_npz(inventory: Inventory, files: Sequence[str], metadata: VolumeTable | None) -> Voxels:
+    store = inventory.store
+    arrays, broken = _each(spread(files, HEADERS), lambda file: npz.headers(store, file))
+    found = Voxels(len(arrays) + len(broken), warnings=_broken(broken, len(arrays) + len(broken)))
+    names = Counter(name for _, its in arrays for name, header in its.items() if len(header.shape) == 3)
+    if not names:
+        return found
+    array = names.most_common(1)[0][0]
+    headers = [(file, its[array]) for file, its in arrays if array in its]
+    found.shapes = [header.shape for _, header in headers]
+    others = list(dict.fromkeys(name for _, its in arrays for name in its if name != array))
+    besides = f"; besides {listed(others)}" if others else ""
+    found.keys.append(Key("array", array, f"three-dimensional, {headers[0][1].dtype}{besides}"))
+
+    small = [file for file, header in headers if header.size_bytes <= LARGEST_BYTES]
+    volumes, _ = _each(spread(small, VOXELS), lambda file: npy.parse(npz.read_npy(store, file, array, None)))
+    fits = [scale for scale in SCALES for _, voxels in volumes if implausible(voxels * scale) is None]
+    if not volumes:
+        found.seen.append(("values", "none could be looked at"))
+    elif not fits:
+        found.warnings.append(f"the values are not HU: {implausible(volumes[0][1])}")
+    elif fits[0] == 1:
+        found.seen.append(("values", "those looked at are HU"))
     else:
-        seen = f"the values looked at are no HU: {reason}" if reason else "no values could be looked at"
-    metadata = next((about for about in tables if about.role == "metadata"), None)
+        found.keys.append(Key("scale", fits[0], f"the values looked at are HU / {fits[0]}"))
+        found.seen.append(("values", f"those looked at are HU / {fits[0]}: scale: {fits[0]}"))
     if metadata is not None:
-        keys.append(_table_key(metadata, files, why="; no NPZ file knows its spacing"))
+        found.keys.append(metadata.config_key(files, "; no NPZ file knows its spacing"))
     else:
         example = [1.5, 0.75, 0.75]
-        keys.append(Key("spacing_mm", example, "(z, y, x) of every volume, if you know it", is_aside=True))
-    return looks, [("values", seen)], keys
+        found.keys.append(Key("spacing_mm", example, "(z, y, x) of every volume, if you know it", True))
+    return found
 
 
-def _rules(looks: Looks, kind: str, keys: Sequence[Key]) -> list[Key]:
-    is_known = kind == "nifti" or any(key.name == "metadata" and not key.is_aside for key in keys)
-    ct_clip = {"window": [-1000, 1000], "spacing_mm": [1.5, 0.75, 0.75], "shape": [240, 480, 480]}
-    if not is_known:
-        ct_clip.pop("spacing_mm")
-    return [
-        Key("volume", {"encode": "blosc2"}, "spacing, window and shape stay as they are; or as CT-CLIP:"),
-        Key("volume", {**ct_clip, "encode": "blosc2"}, "", is_aside=True),
+def _each(files: Sequence[str], look: Callable[[str], Seen]) -> tuple[list[tuple[str, Seen]], list[str]]:
+    """What a look at each file gives, and what is wrong with the others; Unreachable."""
+    found, broken = [], []
+    for file in files:
+        try:
+            found.append((file, look(file)))
+        except Unreachable:
+            raise
+        except Reject as reject:
+            broken.append(f"{shown(file)}: {reject.detail}")
+        except (TarmacError, OSError, zipfile.BadZipFile, ValueError, RuntimeError) as error:
+            broken.append(f"{shown(file)}: {shown(error, 100)}")
+    return found, broken
+
+
+def _broken(broken: Sequence[str], looked_at: int) -> list[str]:
+    return [f"{len(broken)} of {looked_at} looked at cannot be read: {broken[0]}"] if broken else []
+
+
+def _tables(inventory: Inventory, files: Sequence[str]) -> tuple[dict[Role, VolumeTable], list[str]]:
+    """The table of each role that names most of the volumes, and warnings about tables that are not used.
+
+    Where no table lies below, the folder around is looked into.
+    """
+    names = frozenset(stem(file.rpartition("/")[2]) for file in files)
+    candidates = spread(inventory.of(SUFFIXES), MOST_TABLES) or _tables_around(inventory)
+    profiles = [profile(inventory, file, LOOKED_AT_ROWS) for file in candidates]
+    tables = [table for one in profiles if (table := _table(inventory, one, names)) is not None]
+    tables.sort(key=lambda one: (-len(one.names), one.path))
+    chosen: dict[Role, VolumeTable] = {}
+    unused: list[str] = []
+    roles: tuple[Role, ...] = ("reports", "labels", "metadata")
+    for role in roles:
+        its = [table for table in tables if table.role == role]
+        if its:
+            chosen[role], others = _joined(its)
+            unused += [shown(table.path) for table in others]
+    warnings = [
+        f"{shown(one.file)} is not used, as it cannot be read: {one.problem}"
+        for one in profiles
+        if one.problem
     ]
+    if unused:
+        warnings.append(f"not used, as other tables name these volumes: {listed(unused)}")
+    return chosen, warnings
 
 
-def _best(tables: Sequence[About]) -> list[About]:
-    """The table of each role that names most files."""
-    best: dict[str, About] = {}
-    for about in tables:
-        best.setdefault(about.role, about)
-    return [best[role] for role in ("reports", "labels", "metadata") if role in best]
-
-
-def _table_key(about: About, files: Sequence[str], is_aside: bool = False, why: str = "") -> Key:
-    value: dict[str, object] = {"path": about.path, "key": about.key}
-    if about.role == "reports":
-        value["text"] = about.report_columns
-    return Key(
-        about.role, value, f"matches {count(about.matched)} of {count(len(files))} files{why}", is_aside
-    )
-
-
-def _table_line(about: About, files: Sequence[str]) -> str:
-    told = {"reports": f"; text {listed(about.report_columns)}", "labels": f"; {summary_of_labels(about)}"}
-    return about.described(len(files)) + told.get(about.role, "")
-
-
-def _table_warnings(tables: Sequence[About], files: Sequence[str]) -> list[str]:
-    warnings = []
-    for best in _best(tables):
-        lacking = len(files) - best.matched
-        if lacking and best.role != "metadata":
-            reason = "report.missing" if best.role == "reports" else "labels.missing"
-            which = counted(lacking, "file has", "files have")
-            warnings.append(f"{which} no row in {shown(best.path)}: rejected as {reason}")
-        others = [about.path for about in tables if about.role == best.role and about is not best]
-        if others and lacking:
-            warnings.append(
-                f"{listed(others)} {'tells' if len(others) == 1 else 'tell'} about volumes too; "
-                f"{best.role}.path takes them all as '{{{','.join([best.path, *others])}}}'"
-            )
-    return warnings
-
-
-def _duplicates(files: Sequence[str]) -> list[str]:
-    names = Counter(file.rpartition("/")[2] for file in files)
-    twice = [name for name, number in names.items() if number > 1]
-    if not twice:
+def _tables_around(inventory: Inventory) -> list[str]:
+    try:
+        files = inventory.store.entries("..")[1]
+    except OSError:
         return []
-    which = counted(len(twice), "name stands", "names stand")
-    return [
-        f"{which} in several folders, such as {shown(twice[0])}: rejected as report.missing "
-        "unless the table names them by their paths"
-    ]
+    return [f"../{file}" for file in files if suffix_of(file) in SUFFIXES and file[0] != "."][:MOST_TABLES]
 
 
-def _volumes_line(kind: str, files: Sequence[str], looks: Looks) -> str:
-    line = f"{count(len(files))} {'.nii.gz' if kind == 'nifti' else '.npz'}; {looks.looked_at} looked at"
-    if looks.shape:
-        line += f": {looks.shape}"
-    spacings = list(dict.fromkeys(looks.spacings))
-    if spacings:
-        line += f", spacing {listed([' × '.join(f'{side:g}' for side in one) for one in spacings], 2)} mm"
-    return line
+def _joined(tables: Sequence[VolumeTable]) -> tuple[VolumeTable, list[VolumeTable]]:
+    """The first table and those of the same columns about other volumes as one; and the tables left over."""
+    first, paths, names, others = tables[0], [tables[0].path], tables[0].names, []
+    for table in tables[1:]:
+        is_alike = table.key == first.key and table.profile.columns.keys() == first.profile.columns.keys()
+        if is_alike and names.isdisjoint(table.names) and not set("{,}") & set(first.path + table.path):
+            paths.append(table.path)
+            names |= table.names
+        else:
+            others.append(table)
+    path = first.path if len(paths) == 1 else f"{{{','.join(paths)}}}"
+    return replace(first, path=path, names=names), others
+
+
+def _table(inventory: Inventory, table: Profile, volumes: frozenset[str]) -> VolumeTable | None:
+    """The table as one about volumes; None where it is none."""
+    candidates = [name for name, one in table.columns.items() if one.counts["text"] or one.is_numeric]
+    matches = _matches(inventory, table.file, candidates, volumes)
+    key = max(candidates, key=lambda name: len(matches[name]), default=None)
+    if key is None or not matches[key]:
+        return None
+    others = [column for name, column in table.columns.items() if name != key]
+    role: Role
+    if any(_is_report(column) for column in others):
+        role = "reports"
+    elif all(name in table.columns for name in METADATA):
+        role = "metadata"
+    elif others and all(column.is_flag for column in others):
+        role = "labels"
+    else:
+        return None
+    return VolumeTable(role, table.file, key, frozenset(matches[key]), table)
+
+
+def _matches(
+    inventory: Inventory, file: str, columns: Sequence[str], volumes: frozenset[str]
+) -> dict[str, set[str]]:
+    """The volumes that each column names, with or without suffix."""
+    found: dict[str, set[str]] = {column: set() for column in columns}
+    try:
+        table = open_table(join_location(inventory.store.location, file), "PATH", wanted=())
+        for row in islice(table.rows, MOST_ROWS):
+            for column in columns:
+                name = stem(str(row.fields.get(column)))
+                if name in volumes:
+                    found[column].add(name)
+    except Unreachable:
+        raise
+    except (TarmacError, OSError):
+        pass  # The table is torn further down: what was read is evidence, and the build names the line.
+    return found
+
+
+def _is_report(column: Column) -> bool:
+    """Texts that are long, or in a column of a report's name."""
+    is_text = column.counts["text"] > 0 and not column.is_numeric
+    return is_text and (_is_named_report(column) or column.share("characters") >= REPORT_CHARACTERS)
+
+
+def _is_named_report(column: Column) -> bool:
+    return any(word in column.name.lower() for word in REPORT_WORDS)

@@ -1,4 +1,4 @@
-"""A survey as a config file: each key with why, alternatives commented out."""
+"""What was seen as a config file: each key with its reason, alternatives commented out."""
 
 from __future__ import annotations
 
@@ -14,44 +14,33 @@ from tasks.core.errors import UsageError
 from tasks.core.stores import is_remote
 from tasks.dataset.build.check import beside, lies_inside
 from tasks.dataset.init.evidence import Key, Reading, shown
-from tasks.dataset.init.run import Survey
+from tasks.dataset.init.run import Survey, training_note
 
 WIDTH = 110
 COLUMN = 36
+"""Where comments begin, unless the value is longer."""
 FEW = 40
 """Samples; of fewer, the share that is held out may hold one class, one sample or none."""
-"""Where comments begin, unless the value is longer."""
 _PLAIN = re.compile(r"(?:(?:s3|gs|https?)://|[A-Za-z_/]|\.\./)[\w/. -]*(?<! )|\d+[kMGT]?B")
 
-RECIPES = {
-    "volume_report": "{recipe: ct_clip, model: {vision: ctvit, text: "
-    "microsoft/BiomedVLP-CXR-BERT-specialized}, batch_size: 32, steps: 20000, "
-    "lr: 1.25e-6, precision: bf16, checkpoint_every: 1000}",
-    "chat": "{recipe: vlm, model: {vision: google/siglip2-base-patch16-512, language: "
-    "HuggingFaceTB/SmolLM2-360M-Instruct}, batch_size: 128, steps: 40000, precision: bf16, "
-    "checkpoint_every: 500}",
-    "reinforced": "{recipe: clip, model: {name: ViT-B-32}, batch_size: 256, epochs: 32, lr: 5.0e-4, "
-    "checkpoint_every: 1000}",
-}
-"""What training on the modality will look like; commented out."""
 
-
-def config_text(survey: Survey, output: str | None = None) -> str:
+def config_text(survey: Survey) -> str:
     """The config of the best reading."""
     best = survey.best
+    private = (
+        "no sample or key on any page, counts only" if best.is_private else "true: counts only on every page"
+    )
     dataset = [
-        Key("output", output or output_of(survey), "the dataset's folder"),
+        Key("output", output_of(survey), "the dataset's folder"),
         Key("modality", best.modality, best.what),
-        Key("private", True, "no sample or key on any page, counts only")
-        if best.is_private
-        else Key("private", False, "true keeps samples and keys out of every page"),
+        Key("private", best.is_private, private),
         Key("source", best.source),
         *best.dataset,
         Key("reject_budget", 0.05, "a build stops when it is certain to pass this share of rejects"),
     ]
     lines = [f"# {line}" for line in _head(survey)]
     lines += _lines([Key("name", survey.name), Key("dataset", dataset)])
-    lines += list(_training(best))
+    lines += _training(best)
     return "\n".join(lines) + "\n"
 
 
@@ -73,7 +62,7 @@ def _paths(reading: Reading) -> Iterator[str]:
     for key in reading.source:
         if key.name == "path":
             yield key.value
-        elif key.name == "join" and not key.is_aside:
+        elif key.name == "join" and not key.is_alternative:
             yield from (one["path"] for one in key.value)
 
 
@@ -91,9 +80,8 @@ def _head(survey: Survey) -> Iterator[str]:
 
 
 def _training(best: Reading) -> Iterator[str]:
-    if best.modality != "image_text":
-        yield "# Training on this modality, as it will be written:"
-        yield f"# train: {RECIPES[best.modality]}"
+    if note := training_note(best.modality):
+        yield f"# train: {note}"
         return
     train, every = _clip(best.samples)
     yield from _lines([Key("train", train)])
@@ -102,10 +90,10 @@ def _training(best: Reading) -> Iterator[str]:
     if best.label is not None:
         tasks = ["zero_shot"] if best.label == "label" else [{"kind": "zero_shot", "label": best.label}]
         why = "classes from the label's values"
-    is_aside = best.samples < FEW
-    if is_aside:
-        why = "so few samples may leave none to judge on"
-    yield from _lines([Key("evaluate", {"every": every, "tasks": tasks}, why, is_aside)])
+    is_few = best.samples < FEW
+    if is_few:
+        why = "so few samples may leave none to evaluate on"
+    yield from _lines([Key("evaluate", {"every": every, "tasks": tasks}, why, is_alternative=is_few)])
 
 
 def _clip(samples: int) -> tuple[Sequence[Key], int]:
@@ -128,17 +116,17 @@ def _clip(samples: int) -> tuple[Sequence[Key], int]:
     ], every
 
 
-def _lines(keys: Iterable[Key], indent: int = 0, is_aside: bool = False) -> Iterator[str]:
+def _lines(keys: Iterable[Key], indent: int = 0, is_alternative: bool = False) -> Iterator[str]:
     for key in keys:
-        aside = is_aside or key.is_aside
-        start = " " * indent + ("# " if aside else "") + f"{_scalar(key.name)}:"
+        is_comment = is_alternative or key.is_alternative
+        start = " " * indent + ("# " if is_comment else "") + f"{_scalar(key.name)}:"
         if (
             isinstance(key.value, list | tuple)
             and key.value
             and all(isinstance(one, Key) for one in key.value)
         ):
             yield from _commented(start, key.why, indent)
-            yield from _lines(key.value, indent + 2, aside)
+            yield from _lines(key.value, indent + 2, is_comment)
         else:
             yield from _commented(f"{start} {flow(key.value)}", key.why, indent)
 

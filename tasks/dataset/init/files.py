@@ -1,4 +1,4 @@
-"""The names of all files in a place, by kind, within a limit; nothing is opened."""
+"""The names of all files in a place, up to a limit; nothing is opened."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from tasks.core.stores import (
     split_location,
 )
 from tasks.core.units import count, counted
-from tasks.dataset.formats.images import SUFFIXES as IMAGES
+from tasks.dataset.formats import images
 from tasks.dataset.sources.files import COMPRESSED
 
 MOST_FILES = 200_000
-"""Names that are listed; a survey of more tells about the first."""
-IMAGE_SUFFIXES = tuple(f".{suffix}" for suffix in IMAGES)
-NIFTI_SUFFIXES = (".nii.gz", ".nii")
+"""Names that are listed."""
+IMAGES = tuple(f".{suffix}" for suffix in images.SUFFIXES)
+NIFTI = (".nii.gz", ".nii")
+NPZ = (".npz",)
 READ = f"images, tables ({', '.join(TABLES)}), .npz, .nii.gz, .nii, .tar"
-_OWN = re.compile(r"(?:(.*)/)?versions/[0-9a-f]{12}/manifest\.json")
-_LONG = (*NIFTI_SUFFIXES, *COMPRESSED)
-_GONE = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
-_KNOWN = (*IMAGE_SUFFIXES, *TABLES, *_LONG, ".npz", ".tar", ".txt", ".json")
+_BUILT = re.compile(r"(?:(.*)/)?versions/[0-9a-f]{12}/manifest\.json")
+_LONG = (*NIFTI, *COMPRESSED)
+_KNOWN = (*IMAGES, *TABLES, *_LONG, ".npz", ".tar", ".txt", ".json")
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """`files` are relative to the store, in its order; `is_cut` where there are more than were listed.
+    """The files of a place, relative to its store and in its order.
 
-    `given` is the place as the config names it; `is_folder` where that means everything below. `datasets` are
-    folders below that Tarmac built, whose files are none of `files`.
+    `given` is the place as the config names it; `is_folder` where that means everything below. `is_cut` where
+    there are more files than were listed. `datasets` are folders below that Tarmac built; their files are not
+    among `files`.
     """
 
     given: str
@@ -56,7 +57,7 @@ class Inventory:
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """By suffix, lower case."""
+        """How many files have each suffix, in lower case."""
         return Counter(suffix_of(file) for file in self.files)
 
     def of(self, suffixes: Iterable[str]) -> list[str]:
@@ -82,7 +83,7 @@ class Inventory:
 
 
 def suffix_of(file: str) -> str:
-    """Lower case, with the dot; `.nii.gz` is one."""
+    """Lower case, with the dot; `.nii.gz` is one suffix."""
     name = file.rpartition("/")[2].lower()
     long = next((suffix for suffix in _LONG if name.endswith(suffix)), None)
     return long or PurePosixPath(name).suffix
@@ -97,27 +98,11 @@ def config_path(folder: str, file: str = "") -> str:
     return whole if below.startswith("..") else below
 
 
-class _ChangingFolder(LocalStore):
-    """A folder of which others remove what is below while it is listed; that is passed over."""
-
-    def entries(self, folder: str = "") -> tuple[list[str], list[str]]:
-        try:
-            return super().entries(folder)
-        except _GONE:
-            if not folder:
-                raise
-            return [], []
-
-    def _identity(self, folder: str) -> tuple[int, int]:
-        try:
-            return super()._identity(folder)
-        except _GONE:
-            if not folder:
-                raise
-            return self._identity("")  # which was listed already
+def shown_path(path: object) -> str:
+    return os.fsencode(str(path)).decode("utf-8", "replace") if not is_remote(str(path)) else str(path)
 
 
-def take(location: str) -> Inventory:
+def take_inventory(location: str) -> Inventory:
     """List a folder, a file or a pattern; UsageError when it is not there."""
     if not is_remote(location) and not os.path.exists(location) and pattern_start(location) is None:
         raise UsageError(f"PATH: there is no file or folder {shown_path(location)}")
@@ -128,7 +113,7 @@ def take(location: str) -> Inventory:
             return Inventory(config_path(store.location, name), store, [name], False, False)
         if pattern_start(location) is not None and not os.path.isdir(location):
             return _of_pattern(location)
-        return _of_folder(open_store(location, "PATH") if is_remote(location) else _ChangingFolder(location))
+        return _of_folder(open_store(location, "PATH"))
     except Unreachable:
         raise
     except OSError as error:
@@ -157,24 +142,18 @@ def _of_pattern(location: str) -> Inventory:
     store = open_store(base_folder(location), "PATH")
     base = store.location.rstrip("/") + "/"
     found = expand(location, _KNOWN, "PATH")
+    given = location
     if isinstance(store, LocalStore):
         beginning = location[: pattern_start(location)].rpartition("/")[0]
-        rest = location[len(beginning) :].lstrip("/") if beginning else location
-        given = config_path(store.location, rest)
-    else:
-        given = location
+        given = config_path(store.location, location[len(beginning) :].lstrip("/") if beginning else location)
     files = [file.removeprefix(base) for file in found[:MOST_FILES]]
     if _without_datasets(files)[1]:
-        raise UsageError(f"PATH: {shown_path(location)} takes in a dataset that Tarmac built; leave it out")
+        raise UsageError(f"PATH: {shown_path(location)} includes a dataset that Tarmac built; leave it out")
     return Inventory(given, store, files, len(found) > MOST_FILES, False)
 
 
 def _without_datasets(files: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The files that lie in no dataset, and the datasets."""
-    datasets = [found[1] or "" for file in files if (found := _OWN.fullmatch(file))]
+    datasets = [found[1] or "" for file in files if (found := _BUILT.fullmatch(file))]
     inside = tuple(f"{folder}/" if folder else "" for folder in datasets)
     return [file for file in files if not file.startswith(inside)], list(dict.fromkeys(datasets))
-
-
-def shown_path(path: object) -> str:
-    return os.fsencode(str(path)).decode("utf-8", "replace") if not is_remote(str(path)) else str(path)

@@ -1,0 +1,355 @@
+"""Images with captions: in a table, in a file beside each image, or in the names of the folders.
+
+A table or a file beside an image says what it shows; that a folder's name does is a guess, which is made only
+where no table may say better.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tasks.core.stores import ABSENT, Unreachable, is_remote
+from tasks.core.units import count, counted
+from tasks.dataset.init.evidence import (
+    LOOKED_AT,
+    Grade,
+    Key,
+    Reading,
+    listed,
+    shard_key,
+    shown,
+    splits_key,
+    spread,
+)
+from tasks.dataset.init.files import IMAGES, Inventory, suffix_of
+from tasks.dataset.init.tables import (
+    KEY_NAMES,
+    MOST_DISTINCT,
+    SPLIT_NAMES,
+    Column,
+    Profile,
+    Tables,
+    TableSet,
+    add_row,
+    caption_columns,
+    image_column,
+    label_column,
+)
+from tasks.dataset.keys import stem
+from tasks.dataset.rejects import Reject
+from tasks.dataset.sources.fields import object_of
+from tasks.dataset.sources.files import read_file
+from tasks.dataset.sources.image_folder import UNSTORABLE
+from tasks.dataset.splits import FOLDERS
+
+GROUP_NAMES = ("patient", "subject", "patient_id", "subject_id", "group", "group_id", "product_id", "user_id")
+SPLIT_FOLDERS = {"train", "val", "valid", "validation", "test"}
+FEWEST = 0.1
+"""Captions for a smaller share of the images are files of something else."""
+LARGEST_TEXT = 1 << 20
+
+
+def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
+    found = [one for table in tables.sets if (one := _of_table(inventory, table, tables)) is not None]
+    images = inventory.of(IMAGES)
+    if images and inventory.is_folder:
+        beside = (_beside(inventory, images, kind) for kind in ("txt", "json"))
+        found += [one for one in beside if one is not None]
+        found += _by_folder(inventory, images, tables, found)
+    return found
+
+
+def without_captions(inventory: Inventory) -> str:
+    """What to do about images that no caption was found for; "" where there are no images."""
+    images = inventory.of(IMAGES)
+    if not images:
+        return ""
+    if not inventory.is_folder:
+        return "images by themselves, without what is beside them: give their folder"
+    name = images[0].rpartition("/")[2]
+    folders = {posixpath.basename(posixpath.dirname(image)) for image in images}
+    is_one_class = len(folders) == 1 and not folders <= {"", *SPLIT_FOLDERS}
+    by_class = (
+        f"or, as a single class leaves no choice, images of others into folders beside {shown(min(folders))}/"
+        if is_one_class
+        else "or sort the images into one folder per class"
+    )
+    return (
+        f"no captions for {counted(len(images), 'image')}: put {shown(stem(name))}.txt beside {shown(name)}, "
+        f"a table with columns file,caption into the folder, {by_class}"
+    )
+
+
+def unused_table(inventory: Inventory, table: TableSet) -> str:
+    """Why a table is no source."""
+    if doubt := _header_doubt(inventory, table.profile):
+        return doubt
+    lacking = "has no column of images (paths or bytes) with one of captions, or of conversations"
+    return f"{shown(table.files[0])} {lacking}; its columns: {listed(list(table.profile.columns), 12)}"
+
+
+def _of_table(inventory: Inventory, table: TableSet, tables: Tables) -> Reading | None:
+    profile = table.profile
+    image = image_column(profile)
+    captions = caption_columns(profile.columns, image) if image is not None else []
+    if image is None or not captions:
+        return None
+    caption = captions[0]
+    where, fix, grade = _where_images_are(inventory, profile, image)
+    warnings = [fix] if fix else []
+    if caption.share("spaced") < 0.5:
+        warnings.append(f"{shown(caption.name)} holds single words rather than captions")
+        grade = min(grade, 1)
+    if doubt := _header_doubt(inventory, profile):
+        warnings.insert(0, doubt)
+        grade = min(grade, 1)
+    others = f" (others: {listed([one.name for one in captions[1:]])})" if captions[1:] else ""
+    seen = [
+        ("table", f"{table.name}: {table.size}; columns {listed(list(profile.columns), 8)}"),
+        ("image", f"{shown(image.name)}: {where}"),
+        ("caption", f"{shown(caption.name)}: {_quoted(caption, table.among)}{others}"),
+    ]
+    label = label_column(profile, image, caption)
+    if label is not None:
+        values = f"{len(label.values)} values{table.among}, {listed(list(label.values))}"
+        seen.append(("label", f"{shown(label.name)}: {values}"))
+    source = [
+        Key("kind", "table"),
+        Key("path", table.path, table.size),
+        Key("image", image.name, where),
+        Key("caption", caption.name, f"such as {_quoted(caption, table.among)}"),
+        *(Key("caption", one.name, "would do as well", is_alternative=True) for one in captions[1:3]),
+        *_key(profile, image, caption),
+    ]
+    dataset = [
+        *_filter(label),
+        _image_rules({suffix_of(name) for name in image.values} if not image.is_binary else ()),
+        *_splits(table, image),
+        shard_key(table.rows),
+    ]
+    return Reading(
+        "table",
+        "a table of images and captions",
+        "image_text",
+        table.rows,
+        grade,
+        seen,
+        [*warnings, *_split_files(table), *tables.warnings()],
+        source,
+        dataset,
+        label=None if label is None else label.name,
+    )
+
+
+def _header_doubt(inventory: Inventory, profile: Profile) -> str:
+    """What to do about a table whose first row names no columns; "" where it does."""
+    for name in profile.columns if suffix_of(profile.file) in (".csv", ".tsv") else ():
+        is_image = suffix_of(name) in IMAGES and _is_there(inventory, profile, name)
+        if is_remote(name) or is_image:
+            looks = f"the first row of {shown(profile.file)} looks like data, as it holds {shown(name)}"
+            return f"{looks}: add a line before it that names the columns"
+    return ""
+
+
+def _where_images_are(inventory: Inventory, profile: Profile, image: Column) -> tuple[str, str, Grade]:
+    """Where the column's images are, what to mend, and how well they can be read."""
+    if image.is_binary:
+        return "the images themselves", "", 2
+    if image.share("address") >= 0.5:
+        return "web addresses", "the build fetches every image from its address, which may be gone", 1
+    named = [name for name in image.examples if not is_remote(name)]
+    there = sum(_is_there(inventory, profile, name) for name in named)
+    where = f"paths relative to the table's folder, {there} of {len(named)} looked at are there"
+    return (
+        (where, "", 2)
+        if 2 * there >= len(named)
+        else (where, _misplaced(inventory, profile, image, named), 0)
+    )
+
+
+def _is_there(inventory: Inventory, profile: Profile, name: str) -> bool:
+    """Whether an image that a table names is there."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(profile.file), name))
+    return inventory.store.stat(path) != ABSENT
+
+
+def _misplaced(inventory: Inventory, profile: Profile, image: Column, named: Sequence[str]) -> str:
+    """Where the images are instead."""
+    first = named[0].lstrip("./")
+    beside = f"/{first}"
+    for file in inventory.of(IMAGES):
+        if file.endswith(beside):
+            found = posixpath.relpath(
+                file.removesuffix(beside) or ".", posixpath.dirname(profile.file) or "."
+            )
+            where = f"{shown(image.name)} names {shown(named[0])}, which lies in {shown(found)}/"
+            return f"{where}: move the table there, or write that before each path"
+    return f"{shown(named[0])} is not there: paths in {shown(image.name)} start at the table's folder"
+
+
+def _shares_images(image: Column) -> bool:
+    """Whether several rows have one image, as with five captions each."""
+    return image.repeats and not image.is_binary
+
+
+def _key(profile: Profile, image: Column, caption: Column) -> Iterator[Key]:
+    if _shares_images(image):
+        yield Key("key", [image.name, caption.name], "several rows share an image")
+        return
+    column = profile.named(*KEY_NAMES)
+    if column is not None and column is not image and column.is_unique:
+        why = f"unique in the rows looked at, such as {shown(next(iter(column.values)), 30)}"
+        is_needed = image.is_binary
+        yield Key("key", column.name, why if is_needed else f"{why}; else its path", not is_needed)
+
+
+def _filter(label: Column | None) -> Iterator[Key]:
+    if label is not None:
+        only = [next(iter(label.values))]
+        yield Key("filter", {label.name: only}, "your own rules; what they leave out is no reject", True)
+
+
+def _image_rules(suffixes: Iterable[str]) -> Key:
+    unstorable = sorted(suffix[1:] for suffix in UNSTORABLE & set(suffixes))
+    if unstorable:
+        return Key("image", {"encode": "jpg"}, f"shards hold jpg, png and webp, not {listed(unstorable)}")
+    return Key("image", {"max_side": 1024}, "scales larger images down, once", is_alternative=True)
+
+
+def _splits(table: TableSet, image: Column) -> Iterator[Key]:
+    """By the column that names splits where there is one, else by key; alternatives after it."""
+    named = next((one for one in table.profile.columns.values() if one.split_names), None)
+    names = named.split_names if named is not None else []
+    is_usable = "train" in names and not set(names) & set(FOLDERS)
+    if named is None and _shares_images(image):
+        yield splits_key(table.rows, image.name, "held out with all its captions")
+    elif not is_usable:
+        yield splits_key(table.rows)
+    if named is not None:
+        lacking = "" if "train" in names else "; none is called train"
+        why = f"its values{table.among}: {listed(names)}{lacking}"
+        yield Key("splits", {"from": named.name}, why, is_alternative=not is_usable)
+    group = table.profile.named(*GROUP_NAMES)
+    if group is not None:
+        why = f"keeps each {group.name} in one split; {_different(group, table.among)}"
+        yield Key("splits", {"val": 0.05, "group_by": group.name}, why, is_alternative=True)
+
+
+def _split_files(table: TableSet) -> list[str]:
+    """Files named after splits, which only a column can be."""
+    names = {re.split(r"[-_.]", posixpath.basename(file))[0].lower() for file in table.files}
+    if not names <= SPLIT_NAMES or len(names) < 2:
+        return []
+    return [f"the tables are named {listed(sorted(names))}: splits draws anew; for one alone give its path"]
+
+
+def _quoted(column: Column, among: str) -> str:
+    values = [value for value in column.values if value.strip()]
+    if len(column.values) <= 3:
+        return ", ".join(f"“{shown(value, 40)}”" for value in values)
+    return f"“{shown(values[0] if values else '', 48)}”, {_different(column, among)}"
+
+
+def _different(column: Column, among: str) -> str:
+    number = len(column.values)
+    return f"{count(number)}{'+' * (number >= MOST_DISTINCT)} different{among}"
+
+
+def _beside(inventory: Inventory, images: Sequence[str], kind: str) -> Reading | None:
+    """Captions in a file of the image's name."""
+    partners = {posixpath.splitext(file)[0]: file for file in inventory.of([f".{kind}"])}
+    paired = [image for image in images if posixpath.splitext(image)[0] in partners]
+    if len(paired) < FEWEST * len(images):
+        return None
+    looked_at = [partners[posixpath.splitext(image)[0]] for image in spread(paired, LOOKED_AT)]
+    contents, warnings = _contents(inventory, looked_at, kind)
+    columns: dict[str, Column] = {}
+    for fields in contents:
+        add_row(columns, fields)
+    captions = caption_columns(columns) if kind == "json" else list(columns.values())
+    if kind == "json" and not captions:
+        return None
+    share = f"{count(len(paired))} of {count(len(images))} images have a .{kind} beside"
+    example = f"“{shown(next(iter(captions[0].values)), 48)}”" if captions else "none could be read"
+    covered = len(paired) / len(images)
+    grade: Grade = 2 if covered >= 0.95 else 1 if covered >= 0.5 else 0
+    keys = [Key("captions", kind, f"{share}, such as {example}")]
+    if kind == "json":
+        why = "the caption's field; the others go into the sample's json"
+        keys.append(Key("field", captions[0].name, why))
+        example = f"{shown(captions[0].name)}: {example}"
+    seen = [("images", share), ("caption", example)]
+    return _of_files(inventory, images, f"images with captions in .{kind}", grade, seen, warnings, keys)
+
+
+def _by_folder(
+    inventory: Inventory, images: Sequence[str], tables: Tables, others: Sequence[Reading]
+) -> Iterator[Reading]:
+    """The folders' names as captions, which is a guess."""
+    folders = Counter(posixpath.basename(posixpath.dirname(image)) for image in images)
+    names = sorted(folders)
+    if len(names) < 2 or "" in folders or set(names) <= SPLIT_FOLDERS:
+        return
+    warnings = [f"that the folders' names {listed(names)} say what the images show is a guess"]
+    used = {str(key.value) for one in others for key in one.source if key.name == "path"}
+    warnings += [one.warnings[0] for one in others if one.kind == "table" and one.grade == 0]
+    warnings += [f"not used: {unused_table(inventory, one)}" for one in tables.sets if one.path not in used]
+    sizes = sorted(folders.values())
+    each = count(sizes[0]) if sizes[0] == sizes[-1] else f"{count(sizes[0])} to {count(sizes[-1])}"
+    seen = [
+        ("images", f"{count(len(images))} in {count(len(names))} folders: {listed(names)}"),
+        ("classes", f"{each} images each"),
+    ]
+    captions = [
+        Key("captions", "folder", f"the folders' names {listed(names)} are the classes"),
+        Key(
+            "templates", ["a photo of a {}"], "each sample draws one by its key; write what fits your images"
+        ),
+    ]
+    reading = _of_files(inventory, images, "images in one folder per class", 1, seen, warnings, captions)
+    yield replace(reading, is_guess=True, label="label")
+
+
+def _of_files(
+    inventory: Inventory,
+    images: Sequence[str],
+    what: str,
+    grade: Grade,
+    seen: Sequence[tuple[str, str]],
+    warnings: Sequence[str],
+    captions: Sequence[Key],
+) -> Reading:
+    source = [Key("kind", "image_folder"), Key("path", inventory.given, inventory.described), *captions]
+    folders = {image.partition("/")[0] if "/" in image else "" for image in images}
+    splits = splits_key(len(images))
+    if "train" in folders and len(folders) > 1 and folders <= SPLIT_FOLDERS:
+        splits = Key("splits", {"from": "folder"}, f"the first folder names it: {listed(sorted(folders))}")
+    dataset = [_image_rules(map(suffix_of, images)), splits, shard_key(len(images))]
+    return Reading("image_folder", what, "image_text", len(images), grade, seen, warnings, source, dataset)
+
+
+def _contents(
+    inventory: Inventory, files: Sequence[str], kind: str
+) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The fields of a few files, those of a .txt being its text alone, and a warning about broken files."""
+    contents: list[Mapping[str, Any]] = []
+    broken = []
+    for file in files:
+        try:
+            content = read_file(inventory.store, file, LARGEST_TEXT)
+            contents.append(
+                object_of(content) if kind == "json" else {"text": content.decode("utf-8-sig").strip()}
+            )
+        except Unreachable:
+            raise
+        except Reject as reject:
+            broken.append(f"{shown(file)}: {reject.detail}")
+        except UnicodeDecodeError:
+            broken.append(f"{shown(file)}: not UTF-8")
+    warnings = [f"{len(broken)} of {len(files)} looked at cannot be read: {broken[0]}"] if broken else []
+    return contents, warnings

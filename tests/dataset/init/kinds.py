@@ -1,0 +1,186 @@
+"""Small raw data of every kind that `tarmac init` knows."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.core.config import load
+from tasks.core.schema import Config
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.init import Survey, config_text
+from tests.dataset import raw
+from tests.dataset.raw import chat, png
+
+LUNGS = '"The lungs are clear, no nodule is seen."'
+
+
+def pngs(folder: Path, count: int = 6, prefix: str = "") -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{prefix}{number}.png" for number in range(count)]
+    for number, path in enumerate(paths):
+        path.write_bytes(png(number))
+    return paths
+
+
+def scan(seed: int) -> np.ndarray[Any, Any]:
+    """A body in air, as HU in (D, H, W)."""
+    random = np.random.default_rng(seed)
+    voxels = random.normal(40, 60, (6, 16, 16))
+    voxels[:, :4] = random.normal(-1000, 5, (6, 4, 16))
+    return np.rint(voxels).astype(np.int16)
+
+
+def table(folder: Path) -> None:
+    raw.pictures(folder, 6)
+
+
+def parquet(folder: Path) -> None:
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    folder.mkdir(parents=True)
+    for part in ("train", "test"):
+        images = pa.array([{"bytes": png(n), "path": f"{part}{n}.png"} for n in range(3)], image)
+        columns = {"image": images, "text": [f"thing {n} of {part}" for n in range(3)]}
+        pq.write_table(pa.table(columns), folder / f"{part}-00000-of-00001.parquet")
+
+
+def captions_beside(folder: Path) -> None:
+    for path in pngs(folder):
+        path.with_suffix(".txt").write_text(f"a picture called {path.stem}")
+
+
+def json_beside(folder: Path) -> None:
+    for path in pngs(folder):
+        described = {"url": "https://x/y z", "title": f"a picture called {path.stem}", "id": path.stem}
+        path.with_suffix(".json").write_text(json.dumps(described))
+
+
+def classes(folder: Path) -> None:
+    for name in ("nine", "zero"):
+        pngs(folder / name, 3)
+
+
+def npz(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    names = [f"p{number // 2}_scan_{number % 2}" for number in range(6)]
+    for number, name in enumerate(names):
+        np.savez_compressed(folder / f"{name}.npz", scan(number).astype(np.float32) / 1000)
+    (folder / "reports.csv").write_text("VolumeName,Findings\n" + "".join(f"{n},{LUNGS}\n" for n in names))
+
+
+def nifti(folder: Path, count: int = 6) -> None:
+    """CT-RATE's layout; the last volume has no report."""
+    rows = []
+    for number in range(count):
+        patient = f"train_{number // 2}"
+        place = folder / "train" / patient / f"{patient}_a"
+        place.mkdir(parents=True, exist_ok=True)
+        rows.append(f"{patient}_a_{number % 2 + 1}.nii.gz")
+        affine = np.diag([-0.75, -0.75, 1.5, 1])
+        nibabel.save(nibabel.Nifti1Image(scan(number).transpose(1, 2, 0), affine), place / rows[-1])
+    text = "VolumeName,Findings_EN,Impressions_EN\n" + "".join(f"{n},{LUNGS},Healthy.\n" for n in rows)
+    (folder / "reports.csv").write_text(text)
+    (folder / "labels.csv").write_text("VolumeName,nodule,effusion\n" + "".join(f"{n},0,1\n" for n in rows))
+    metadata = "VolumeName,RescaleSlope,RescaleIntercept,XYSpacing,ZSpacing\n"
+    (folder / "metadata.csv").write_text(
+        metadata + "".join(f'{n},1,-1024,"[0.75, 0.75]",1.5\n' for n in rows)
+    )
+
+
+def conversations(folder: Path) -> None:
+    chat.make(folder)
+
+
+def tar(path: Path, samples: Mapping[str, Mapping[str, bytes]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as file:
+        for key, members in samples.items():
+            for suffix, content in members.items():
+                member = tarfile.TarInfo(f"{key}.{suffix}")
+                member.size = len(content)
+                file.addfile(member, io.BytesIO(content))
+
+
+def tars(folder: Path, make: Callable[[int], Mapping[str, bytes]], count: int = 3) -> None:
+    for shard in range(2):
+        numbers = range(shard * count, (shard + 1) * count)
+        tar(folder / f"{shard:05d}.tar", {f"{number:09d}": make(number) for number in numbers})
+
+
+def webdataset(folder: Path) -> None:
+    tars(folder, lambda number: {"png": png(number), "txt": b"a thing", "cls": b"1"})
+
+
+def volumes_in_tars(folder: Path) -> None:
+    """As a build writes them."""
+
+    def members(number: int) -> dict[str, bytes]:
+        name, content = stored.encode(np.rint(scan(number)).astype(np.int16), "blosc2")
+        return {name: bytes(content), "txt": b"The lungs are clear.", "json": b"{}"}
+
+    tars(folder, members)
+
+
+def img2dataset(folder: Path) -> None:
+    described = json.dumps({"caption": "a thing", "uid": "u"}).encode()
+    tars(folder, lambda number: {"jpg": png(number, kind="JPEG"), "json": described})
+    for shard in range(2):
+        keys = [f"{shard * 3 + n:09d}" for n in range(4)]
+        columns = {"key": keys, "url": ["https://x/a.jpg"] * 4, "caption": ["a thing"] * 4}
+        pq.write_table(pa.table(columns), folder / f"{shard:05d}.parquet")
+
+
+def reinforcement(_: int) -> dict[str, bytes]:
+    arrays = io.BytesIO()
+    np.savez(arrays, image_emb=np.zeros((1, 8), np.float32), text_emb=np.zeros((3, 8), np.float32))
+    crops = {"param_aug": [[[0, 0, 6, 6], [[1, 2], [3, 4]]]]}
+    return {
+        "syn.json": json.dumps({"syn_text": ["a", "b"]}).encode(),
+        "paug.json": json.dumps(crops).encode(),
+        "npz": arrays.getvalue(),
+    }
+
+
+def reinforced(folder: Path) -> None:
+    """As published: the images in tars of their own."""
+    tars(folder / "images", lambda number: {"jpg": png(number, kind="JPEG"), "txt": b"a thing"})
+    tars(folder / "reinforcement", reinforcement)
+
+
+KINDS: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    "table": (table, "table", "image_text"),
+    "parquet": (parquet, "table", "image_text"),
+    "captions beside": (captions_beside, "image_folder", "image_text"),
+    "json beside": (json_beside, "image_folder", "image_text"),
+    "Klassen (groß)": (classes, "image_folder", "image_text"),
+    "npz": (npz, "npz", "volume_report"),
+    "nifti": (nifti, "nifti", "volume_report"),
+    "chat": (conversations, "chat", "chat"),
+    "webdataset": (webdataset, "shards", "image_text"),
+    "volumes in tars": (volumes_in_tars, "shards", "volume_report"),
+    "img2dataset": (img2dataset, "shards", "image_text"),
+    "reinforced": (reinforced, "shards", "reinforced"),
+}
+
+
+def config_of(seen: Survey, tmp_path: Path) -> Config:
+    path = tmp_path / "written.yaml"
+    path.write_text(config_text(seen), encoding="utf-8")
+    return load(path)
+
+
+def evidence(seen: Survey) -> dict[str, str]:
+    return dict(seen.best.seen)
+
+
+def warnings(seen: Survey) -> str:
+    return "\n".join(seen.best.warnings)

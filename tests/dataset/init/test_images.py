@@ -1,0 +1,81 @@
+"""What is seen in folders of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.dataset.build.run import build
+from tasks.dataset.init import survey
+from tests.dataset.init.kinds import (
+    captions_beside,
+    classes,
+    config_of,
+    evidence,
+    json_beside,
+    pngs,
+    warnings,
+)
+from tests.dataset.raw import png
+
+
+def test_folder_names_as_captions_are_said_to_be_a_guess(tmp_path: Path) -> None:
+    classes(tmp_path / "raw")
+    seen = survey("raw")
+    assert "nine, zero say what the images show is a guess" in warnings(seen)
+    assert config_of(seen, tmp_path).dataset.source.captions == "folder"  # type: ignore[union-attr]
+
+
+def test_folders_named_after_splits_are_the_splits(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        classes(tmp_path / "raw" / split)
+    config = config_of(survey("raw"), tmp_path)
+    assert config.dataset.splits.column == "folder"
+    assert build(config).accepted == 12
+
+
+def test_images_that_lack_a_caption_are_counted(tmp_path: Path) -> None:
+    captions_beside(tmp_path / "raw")
+    (tmp_path / "raw" / "0.txt").unlink()
+    (tmp_path / "raw" / "1.txt").write_bytes(b"\xff\xfe")
+    seen = survey("raw")
+    assert evidence(seen)["images"] == "5 of 6 images have a .txt beside"
+    assert "1 of 5 looked at cannot be read: 1.txt: not UTF-8" in warnings(seen)
+
+
+@pytest.mark.parametrize(("make", "field"), [(captions_beside, None), (json_beside, "title")])
+def test_captions_in_upper_case_and_with_a_byte_order_mark(
+    make: Callable[[Path], None], field: str | None, tmp_path: Path
+) -> None:
+    make(tmp_path / "raw")
+    for path in list((tmp_path / "raw").iterdir()):
+        content = path.read_bytes()
+        path.rename(path.with_suffix(path.suffix.upper()))
+        if path.suffix != ".png":
+            path.with_suffix(path.suffix.upper()).write_bytes(b"\xef\xbb\xbf" + content)
+    seen = survey("raw")
+    config = config_of(seen, tmp_path)
+    assert (config.dataset.source.field, warnings(seen)) == (field, "")  # type: ignore[union-attr]
+    assert "“a picture called" in evidence(seen)["caption"]
+    assert build(config).accepted == 6
+
+
+def test_captions_for_few_images_are_no_captions_for_all(tmp_path: Path) -> None:
+    for name in ("nine", "zero"):
+        pngs(tmp_path / "raw" / name)
+    (tmp_path / "raw/nine/0.txt").write_text("a nine")
+    (tmp_path / "raw/nine/1.txt").write_text("another nine")
+    seen = survey("raw")
+    assert seen.best.is_guess
+    assert "2 of 12 images have a .txt beside" in dict(seen.readings[1].seen)["images"]
+
+
+def test_formats_that_shards_do_not_hold_are_encoded(tmp_path: Path) -> None:
+    captions_beside(tmp_path / "raw")
+    (tmp_path / "raw" / "0.png").unlink()
+    (tmp_path / "raw" / "0.bmp").write_bytes(png(1, kind="BMP"))
+    config = config_of(survey("raw"), tmp_path)
+    assert config.dataset.image.encode == "jpg"
+    assert build(config).accepted == 6

@@ -1,0 +1,229 @@
+"""What `tarmac init` writes for every kind of raw data, what it refuses, and the command."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import cli
+from tasks.core.config import load
+from tasks.core.errors import UsageError
+from tasks.core.schema import Train
+from tasks.dataset.build.run import build
+from tasks.dataset.init import config_text, files, survey
+from tasks.dataset.init.config_text import flow
+from tasks.models.recipes import RECIPES
+from tests import s3
+from tests.dataset import raw
+from tests.dataset.init.kinds import (
+    KINDS,
+    captions_beside,
+    chat,
+    classes,
+    config_of,
+    evidence,
+    img2dataset,
+    npz,
+    pngs,
+    table,
+)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_it_writes_builds(name: str, tmp_path: Path) -> None:
+    make, kind, modality = KINDS[name]
+    make(tmp_path / "raw" / name)
+    seen = survey(f"raw/{name}")
+    assert (seen.best.kind, seen.best.modality, seen.best.samples) == (kind, modality, 6)
+    text = config_text(seen)
+    assert text == config_text(survey(str(tmp_path / "raw" / name) + "/"))
+    config = config_of(seen, tmp_path)
+    assert not str(config.dataset.all_sources[0].path).startswith("/")
+    built = build(config)
+    assert (built.accepted, built.read) == (6, 6)
+
+
+@pytest.mark.parametrize("name", ["captions beside", "npz", "chat", "reinforced"])
+def test_it_writes_a_train_block_only_where_a_recipe_trains_on_the_data(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, _, modality = KINDS[name]
+    make(tmp_path / "raw")
+    seen = survey("raw")
+    is_trained = modality == "image_text"
+    assert (config_of(seen, tmp_path).train is not None) == is_trained
+    assert ("does not train on them" in evidence(seen).get("training", "")) != is_trained
+    assert ("\n# train: not yet" in config_text(seen)) != is_trained
+    assert "recipe: ct_clip" not in config_text(seen)
+    arrived = typing.Literal["clip", "ct_clip", "vlm", "mobileclip"]
+    monkeypatch.setattr(Train.model_fields["recipe"], "annotation", arrived)
+    assert "does not train" not in config_text(survey("raw"))
+
+
+def test_the_schema_knows_every_recipe_that_there_is() -> None:
+    """By the schema `init` finds out which recipes there are."""
+    assert set(typing.get_args(Train.model_fields["recipe"].annotation)) == set(RECIPES)
+
+
+@pytest.mark.parametrize(("place", "here"), [("photos", "photos"), ("data", ".")])
+def test_what_it_writes_lies_apart_from_the_raw_data(
+    place: str, here: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npz(tmp_path / place)
+    monkeypatch.chdir(tmp_path / here)
+    config = config_of(survey("." if here == place else place), tmp_path)
+    assert config.dataset.output.resolve() == tmp_path / f"{place}-tarmac"
+    assert build(config).accepted == 6
+
+
+def test_the_dataset_is_not_written_over_the_raw_data(tmp_path: Path) -> None:
+    table(tmp_path / "data" / "digits")
+    assert config_of(survey("data/digits"), tmp_path).dataset.output == Path("data/digits-shards")
+
+
+def test_a_built_dataset_is_no_raw_data(tmp_path: Path) -> None:
+    version = tmp_path / "data/digits/versions/0123456789ab"
+    version.mkdir(parents=True)
+    (version / "manifest.json").write_text("{}")
+    for place in (".", "data", "data/digits"):
+        with pytest.raises(UsageError, match=r"a dataset that Tarmac built; tarmac look data/digits$"):
+            survey(place)
+    with pytest.raises(UsageError, match="includes a dataset"):
+        survey("data/**")
+
+
+@pytest.mark.parametrize("name", ["captions beside", "chat", "reinforced"])
+def test_a_dataset_below_is_left_out(name: str, tmp_path: Path) -> None:
+    make, kind, _ = KINDS[name]
+    make(tmp_path / "raw")
+    raw.pictures(tmp_path / "others", 4)
+    build(raw.config(tmp_path / "others", tmp_path / "raw/data/built"))
+    seen = survey("raw")
+    assert (seen.best.kind, seen.best.samples) == (kind, 6)
+    assert seen.inventory.described.endswith(" besides 1 dataset")
+    built = build(config_of(seen, tmp_path))
+    assert (built.accepted, built.read) == (6, 6)
+
+
+def bad_places() -> Iterator[tuple[str, Callable[[Path], object], str]]:
+    yield "empty", lambda folder: None, "holds no files; Tarmac reads images"
+    yield "hidden", lambda folder: (folder / ".a.png").write_bytes(b""), "holds no files"
+    yield "documents", lambda folder: (folder / "a.pdf").write_bytes(b""), r"holds 1 \.pdf; Tarmac reads"
+    yield "flat", lambda folder: pngs(folder), "no captions for 6 images: put 0.txt beside 0.png"
+    yield (
+        "upper case",
+        lambda folder: pngs(folder)[0].replace(folder / "0.PNG"),
+        r"put 0\.txt beside 0\.PNG, .*one folder per class$",
+    )
+    yield (
+        "one class",
+        lambda folder: pngs(folder / "bird"),
+        r"as a single class leaves no choice, images of others into folders beside bird/$",
+    )
+    yield "packed", lambda folder: (folder / "a.tar.bz2").write_bytes(b""), "unpack it to .tar"
+    yield "numbers", lambda folder: (folder / "a.csv").write_text("x,y\n1,2\n"), "its columns: x, y"
+    yield (
+        "class folders and a table that cannot be read",
+        lambda folder: (classes(folder), (folder / "a.csv").write_text("file,text\n0.png,ü\n", "utf-16-le")),
+        r"a\.csv may hold the captions of 6 images and cannot be read: .*save it as UTF-8; or move it",
+    )
+
+
+@pytest.mark.parametrize(("make", "message"), [pytest.param(*case[1:], id=case[0]) for case in bad_places()])
+def test_nothing_recognised_says_what_is_there(
+    make: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "raw").mkdir()
+    make(tmp_path / "raw")
+    with pytest.raises(UsageError, match=message):
+        survey("raw")
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("", "PATH: it is empty"),
+        ("nowhere", "PATH: there is no file or folder nowhere"),
+        ("raw/0.PNG", "give their folder"),
+        ("raw/*.png", "give their folder"),
+    ],
+)
+def test_a_place_of_no_use_is_a_usage_error(place: str, message: str, tmp_path: Path) -> None:
+    captions_beside(tmp_path / "raw")
+    (tmp_path / "raw/0.png").rename(tmp_path / "raw/0.PNG")
+    with pytest.raises(UsageError, match=message):
+        survey(place)
+
+
+def test_lists_no_more_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captions_beside(tmp_path / "raw")
+    monkeypatch.setattr(files, "MOST_FILES", 8)
+    seen = survey("raw")
+    assert len(seen.inventory.files) == 8
+    assert "among the first 8 files; there are more" in seen.inventory.described
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["no", "1e3", "a: b", "x #y", "${oc.env:HOME}", "it's", "x\ty", "", "*", "-", "2024-01-01", "ü ä", "5"],
+)
+def test_values_are_read_back_as_they_were(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    source = {"kind": "table", "path": "x", "image": text, "caption": f"{text} too"}
+    config = {"name": "x", "dataset": {"output": "o", "modality": "image_text", "source": source}}
+    path.write_text(flow(config))
+    assert load(path).dataset.source.image == text  # type: ignore[union-attr]
+
+
+def test_a_bucket_is_seen_as_a_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here: dict[str, Any] = {}
+    for name in ("table", "captions beside", "npz", "nifti", "chat", "img2dataset", "reinforced"):
+        KINDS[name][0](tmp_path / "raw" / name)
+        here[name] = survey(f"raw/{name}")
+    with s3.moto_server(tmp_path / "log") as port, s3.reached_through(port, monkeypatch):
+        s3.put(tmp_path / "raw", "lab")
+        for name, local in here.items():
+            seen = survey(f"s3://lab/{name}")
+            assert seen.best.seen == local.best.seen
+            assert config_text(seen).split() == config_text(local).replace("raw/", "s3://lab/").split()
+        assert survey("s3://lab/table/captions.csv").best.kind == "table"
+        assert survey("s3://lab/chat/*.parquet").best.samples == 6
+        with pytest.raises(UsageError, match="s3://lab/nothing"):
+            survey("s3://lab/nothing")
+
+
+def test_the_command_writes_the_config_and_says_what_comes_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table(tmp_path / "raw" / "digits")
+    assert cli.main(["init", "raw/digits"]) == 0
+    output = capsys.readouterr().out
+    assert "✓ configs/digits.yaml" in output and "tarmac build configs/digits.yaml" in output
+    assert load(Path("configs/digits.yaml")).dataset.output == Path("data/digits")
+    assert cli.main(["init", "raw/digits", "--json", "--out", "other.yaml"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] and answer["config"] == "other.yaml"
+    assert answer["readings"][0]["kind"] == "table"
+    assert answer["files"] == {".csv": 1, ".png": 6}
+
+
+def test_the_command_says_that_training_is_not_there_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat.make(tmp_path / "raw")
+    assert cli.main(["init", "raw"]) == 0
+    assert "builds and verifies chat datasets and does not train on them" in capsys.readouterr().out
+
+
+def test_the_command_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    img2dataset(tmp_path / "raw" / "digits")
+    out = tmp_path / "mine.yaml"
+    out.write_text("mine")
+    assert cli.main(["init", "raw/digits", "--out", str(out)]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert out.read_text() == "mine"

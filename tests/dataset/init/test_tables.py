@@ -1,0 +1,158 @@
+"""What is seen in tables of images and captions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.core.errors import UsageError
+from tasks.dataset.build.run import build
+from tasks.dataset.init import config_text, survey
+from tasks.loader.indexed import IndexedReader
+from tests.dataset import raw
+from tests.dataset.init.kinds import captions_beside, classes, config_of, evidence, pngs, warnings
+
+
+def test_columns_are_known_by_what_they_hold(tmp_path: Path) -> None:
+    pngs(tmp_path / "raw" / "some images", 6, "ä ")
+    header = ("number", "where", "split", "words", "patient_id")
+    rows = [
+        (n, f"some images/ä {n}.png", ("train", "val")[n > 3], f"a picture of number {n}", f"p{n // 2}")
+        for n in range(6)
+    ]
+    raw.write_table(tmp_path / "raw", rows, header)
+    seen = survey("raw")
+    config = config_of(seen, tmp_path)
+    assert (config.dataset.source.image, config.dataset.source.caption) == ("where", "words")  # type: ignore[union-attr]
+    assert config.dataset.splits.column == "split"
+    assert "group_by: patient_id" in config_text(seen)
+    assert "6 of 6 looked at are there" in evidence(seen)["image"]
+    assert build(config).accepted == 6
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_table_beside_class_folders_is_used(tmp_path: Path, sign: str, encoding: str) -> None:
+    classes(tmp_path / "raw")
+    rows = [f"{name}/{n}.png{sign}picture {n} of {name}" for name in ("nine", "zero") for n in range(3)]
+    (tmp_path / "raw/captions.csv").write_text("\n".join([f"file{sign}text", *rows]), encoding=encoding)
+    seen = survey("raw")
+    assert (seen.best.kind, seen.best.samples) == ("table", 6)
+    assert "6 of 6 looked at are there" in evidence(seen)["image"]
+
+
+def test_a_table_that_is_of_no_use_beside_class_folders_is_named(tmp_path: Path) -> None:
+    classes(tmp_path / "raw")
+    (tmp_path / "raw/sizes.csv").write_text("width,height\n12,12\n")
+    (tmp_path / "raw/captions.csv").write_text("file,text\nimages/0.png,a picture of a zero\n")
+    seen = survey("raw")
+    assert seen.best.is_guess
+    assert "not used: sizes.csv has no column of images" in warnings(seen)
+    assert "images/0.png is not there: paths in file start at the table's folder" in warnings(seen)
+
+
+def test_images_that_lie_elsewhere_are_found(tmp_path: Path) -> None:
+    pngs(tmp_path / "raw" / "pictures")
+    raw.write_table(tmp_path / "raw", [(f"{n}.png", f"picture number {n}", "") for n in range(6)])
+    assert "0 of 6 looked at are there" in evidence(survey("raw/captions.csv"))["image"]
+    assert "which lies in pictures/" in warnings(survey("raw"))
+
+
+def test_a_table_goes_before_captions_beside_and_both_are_named(tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "raw", 6)
+    for path in (tmp_path / "raw").glob("*.png"):
+        path.with_suffix(".txt").write_text("another caption")
+    seen = survey("raw")
+    assert [reading.kind for reading in seen.readings] == ["table", "image_folder"]
+    assert "captions in .txt" in config_text(seen)
+
+
+def test_captions_for_more_images_go_before_a_table_of_few(tmp_path: Path) -> None:
+    captions_beside(tmp_path / "raw")
+    raw.write_table(tmp_path / "raw", [("0.png", "picture number 0", "")])
+    assert survey("raw").best.kind == "image_folder"
+
+
+@pytest.mark.parametrize(
+    ("label", "task"), [("label {}", "zero_shot"), ("", "retrieval"), ("{}", "retrieval")]
+)
+def test_a_column_of_named_classes_becomes_a_zero_shot_task(label: str, task: str, tmp_path: Path) -> None:
+    """Numbers of classes are no names, and captions alone become a retrieval task."""
+    rows = [(f"{n:04d}.png", f"picture {n}", label.format(n % 3)) for n in range(60)]
+    raw.write_table(tmp_path / "raw", rows)
+    config = config_of(survey("raw"), tmp_path)
+    assert config.evaluate is not None and config.evaluate.tasks[0].kind == task
+
+
+def test_few_samples_are_not_evaluated_on(tmp_path: Path) -> None:
+    """The share that is held out may be empty, and a training would end in an evaluation that fails."""
+    captions_beside(tmp_path / "raw")
+    seen = survey("raw")
+    assert config_of(seen, tmp_path).evaluate is None and "# evaluate:" in config_text(seen)
+
+
+def test_images_with_several_captions_stay_in_one_split(tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "raw", 20)
+    rows = [(f"{n:04d}.png", f"picture {n}, caption {m}", "") for n in range(20) for m in range(5)]
+    raw.write_table(tmp_path / "raw", rows)
+    result = build(config_of(survey("raw"), tmp_path))
+    assert (result.accepted, result.rejected) == (100, 0)
+    images: dict[str, set[bytes]] = {"train": set(), "val": set()}
+    for split, found in images.items():
+        reader = IndexedReader(result.version, split)
+        found |= {reader.read(number).members["png"] for number in range(len(reader))}
+    assert images["val"] and not images["train"] & images["val"]
+
+
+def test_a_broken_table_is_named_and_left_out(tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "raw", 6)
+    (tmp_path / "raw" / "torn.csv").write_text('file,caption\n"0.png,x\n')
+    seen = survey("raw")
+    assert seen.best.samples == 6
+    assert "torn.csv is not used, as it cannot be read: torn.csv:2" in warnings(seen)
+
+
+@pytest.mark.parametrize("image", ["https://x/{}.jpg", "{}.png"])
+def test_a_first_row_of_data_is_noticed(tmp_path: Path, image: str) -> None:
+    pngs(tmp_path / "raw")
+    lines = [f"picture number {n}\t{image.format(n)}\n" for n in range(6)]
+    (tmp_path / "raw/t.tsv").write_text("".join(lines))
+    seen = survey("raw/t.tsv")
+    assert "the first row of t.tsv looks like data" in warnings(seen) and seen.best.grade < 2
+    (tmp_path / "raw/t.tsv").write_text("".join(["text\t0.jpg\n", *lines]))
+    assert "looks like data" not in warnings(survey("raw/t.tsv"))
+
+
+def test_a_first_row_of_data_is_noticed_where_nothing_fits(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("a picture\thttps://x/1\nanother one\thttps://x/2\n")
+    with pytest.raises(UsageError, match=r"looks like data.*add a line before it that names the columns"):
+        survey("t.tsv")
+
+
+@pytest.mark.parametrize(
+    ("limit", "tables", "among"),
+    [(None, 2, ""), ("MOST_ROWS", 2, " in 120 rows looked at"), ("MOST_TABLES", 3, " in 240 rows looked at")],
+)
+def test_figures_are_those_of_all_tables_looked_at_and_say_so(
+    limit: str | None, tables: int, among: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if limit is not None:
+        monkeypatch.setattr(f"tasks.dataset.init.tables.{limit}", 2 if limit == "MOST_TABLES" else 60)
+    for part in range(tables):
+        rows = [(f"{part}{n}.png", f"picture {part} {n}", "cd"[n % 2]) for n in range(120)]
+        path = raw.write_table(tmp_path / f"{part}", rows)
+        (tmp_path / "raw").mkdir(exist_ok=True)
+        path.rename(tmp_path / "raw" / f"{part}.csv")
+    seen = survey("raw")
+    different = 120 if limit == "MOST_ROWS" else 240
+    assert evidence(seen)["caption"].endswith(f", {different} different{among}")
+    assert evidence(seen)["label"] == f"label: 2 values{among}, c, d"
+
+
+def test_long_tables_are_not_read_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.dataset.init.tables.MOST_ROWS", 100)
+    raw.write_table(tmp_path / "raw", [(f"{n}.png", f"picture number {n}", "x") for n in range(5000)])
+    seen = survey("raw/captions.csv")
+    assert evidence(seen)["table"].startswith("captions.csv: about ")
+    assert 4000 < seen.best.samples < 6000
