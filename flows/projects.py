@@ -126,9 +126,9 @@ def schema(*, as_json: AsJson = False) -> int:
     For example:
       tarmac schema > config.schema.json
     """
-    from tasks.core.schema import Config
+    from tasks.core.config import json_schema
 
-    return print_json(Config.model_json_schema())
+    return print_json(json_schema())
 
 
 def deploy(

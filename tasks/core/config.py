@@ -1,4 +1,4 @@
-"""Reads a config file and says what is wrong with it in one line a mistake; writes one that is complete.
+"""Reads a config file and reports what is wrong with it in one line; writes one that is complete.
 
 OmegaConf reads the YAML, resolves interpolations and applies `--set` overrides; the models in
 `tasks.core.schema` check the values; this module turns their errors into the key, the reason and the fix.
@@ -19,17 +19,21 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.core.schema.dataset import MODALITIES_OF
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-"""What a person may give by mistake; YAML takes a table for a key or two, and its rows are nobody's names."""
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The quick one, where PyYAML was built with it."""
+"""Given by mistake, these would read as YAML with a key or two, and their rows must not be shown."""
+FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LONGEST_KEY = 60
-"""Characters of a key that are shown."""
+"""Characters of a key that an error shows."""
+UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found")
+ABOUT_A_KEY = ("extra_forbidden", "missing")
+"""Errors whose location ends with a key, whatever it looks like."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -37,7 +41,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     if path.suffix.lower() in TABLES:
         raise UsageError(f"{path}: is a table and no config; `tarmac init {path}` writes one for it")
     text = _read(path)
-    with _told_as_no_yaml(path):
+    with _yaml_errors(path):
         tree: Any = OmegaConf.create(text)
         if not OmegaConf.is_dict(tree):
             raise UsageError(f"{path}: holds no keys; it starts with `name:` and `dataset:`")
@@ -53,22 +57,45 @@ def dump(config: Config) -> str:
 
 
 def reload(path: Path) -> Config:
-    """The config that `dump` wrote to `path`: every value as it stands there, as nothing is left to resolve.
+    """The config that `dump` wrote to `path`, whose values need no resolving; UsageError as of `load`.
 
-    A twentieth of the time of `load`, which counts where there are hundreds of runs. UsageError as there.
+    It takes a twentieth of the time of `load`, which counts where there are hundreds of runs.
     """
     text = _read(path)
-    with _told_as_no_yaml(path):
-        values = yaml.load(text, LOADER)
+    with _yaml_errors(path):
+        values = yaml.load(text, FAST_LOADER)
     return validate(values, str(path))
 
 
 def validate(values: Any, origin: str) -> Config:
-    """The config in plain values; `origin` stands at the start of the error's line."""
+    """The config of plain values; `origin` stands at the start of the error's line."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         raise UsageError(_worded(error, origin)) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a config file as a person writes it, for editors: it accepts what `load` accepts,
+    short forms and interpolations included, and refuses unknown keys."""
+    return Config.model_json_schema(schema_generator=_SchemaOfFile)
+
+
+class _SchemaOfFile(GenerateJsonSchema):
+    """Accepts an interpolation such as `${train.steps}` in the place of a number or boolean."""
+
+    def int_schema(self, schema: core_schema.IntSchema) -> dict[str, Any]:
+        return _or_interpolation(super().int_schema(schema))
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
+        return _or_interpolation(super().float_schema(schema))
+
+    def bool_schema(self, schema: core_schema.BoolSchema) -> dict[str, Any]:
+        return _or_interpolation(super().bool_schema(schema))
+
+
+def _or_interpolation(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**schema, "type": [schema["type"], "string"], "pattern": r"\$\{"}
 
 
 def _read(path: Path) -> str:
@@ -83,8 +110,8 @@ def _read(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _told_as_no_yaml(path: Path) -> Iterator[None]:
-    """UsageError with the line where parsing fails."""
+def _yaml_errors(path: Path) -> Iterator[None]:
+    """Turn an error of YAML or OmegaConf into a UsageError that names the line or the key."""
     try:
         yield
     except yaml.YAMLError as error:
@@ -111,53 +138,55 @@ def _override(tree: Any, override: str) -> None:
         raise UsageError(f"--set {override}: is no KEY=VALUE, such as --set train.lr=1e-4") from None
 
 
-UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found")
-ABOUT_A_KEY = ("extra_forbidden", "missing")
-"""The location of these ends with a key, whatever it looks like."""
-
-
 def _worded(error: ValidationError, origin: str) -> str:
-    """The first mistaken key in one line, and the names of the others."""
+    """The first wrong key with its reasons in one line, and the names of the other wrong keys."""
     reasons: dict[str, list[str]] = {}
     for mistake in error.errors(include_url=False):
-        *above, last = mistake["loc"] or [None]
-        kept = [part for part in above if not _is_branch(part)]
-        if last is not None and (mistake["type"] in ABOUT_A_KEY or not _is_branch(last)):
-            kept.append(last)
-        parts = [str(part) for part in kept]
-        key = ".".join([*parts, "kind"] if mistake["type"] in UNKNOWN_KIND else parts)
-        reasons.setdefault(shorten(key, LONGEST_KEY, placeholder="…"), []).append(_reason(mistake))
+        reasons.setdefault(_key(mistake), []).append(_reason(mistake))
     key, why = next(iter(reasons.items()))
     others = [name for name in reasons if name != key]
     more = f" (and {', '.join(others[:5])}{', …' if len(others) > 5 else ''})" if others else ""
     return f"{origin}: " + (f"{key}: " if key else "") + " or ".join(dict.fromkeys(why)) + more
 
 
+def _key(mistake: Any) -> str:
+    """The dotted key as it stands in the file."""
+    *above, last = mistake["loc"] or [None]
+    parts = [str(part) for part in above if not _is_branch(part)]
+    if last is not None and (mistake["type"] in ABOUT_A_KEY or not _is_branch(last)):
+        parts.append(str(last))
+    if mistake["type"] in UNKNOWN_KIND:
+        parts.append("kind")
+    return shorten(".".join(parts), LONGEST_KEY, placeholder="…")
+
+
+def _is_branch(part: Any) -> bool:
+    """Whether pydantic put the name of a union's branch into the location, and not a key of the file."""
+    return isinstance(part, str) and (
+        part in (*MODALITIES_OF, "str", "bool", "int", "float") or "[" in part or "-" in part
+    )
+
+
 def _reason(mistake: Any) -> str:
     if mistake["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(
-            str(mistake["loc"][-1]), _known_keys(mistake["loc"]), n=1, cutoff=0.5
-        )
-        return "unknown key" + (f"; did you mean {near[0]}?" if near else "")
+        return "unknown key" + _did_you_mean(str(mistake["loc"][-1]), _known_keys(mistake["loc"]))
     if mistake["type"] == "missing":
         return "is required and missing"
     if mistake["type"] in UNKNOWN_KIND:
         given = str(mistake["ctx"].get("tag", ""))
-        near = difflib.get_close_matches(given, MODALITIES_OF, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"must be one of {', '.join(MODALITIES_OF)}" + (f", not {given!r}" if given else "") + hint
+        shown = f", not {given!r}" if given else ""
+        return f"must be one of {', '.join(MODALITIES_OF)}{shown}{_did_you_mean(given, list(MODALITIES_OF))}"
     if mistake["type"] == "model_type":
         return "must be a block of keys"
     message = str(mistake["msg"]).removeprefix("Value error, ")
     message = message.replace("Input should", "should").replace("String should", "should")
-    shown = mistake["input"]
-    return message + (f", not {shown!r}" if isinstance(shown, str | int | float) else "")
+    value = mistake["input"]
+    return message + (f", not {value!r}" if isinstance(value, str | int | float) else "")
 
 
-def _is_branch(part: Any) -> bool:
-    """Whether pydantic put the name of a union's branch into the location, or a key that nobody writes."""
-    branches = (*MODALITIES_OF, "str", "bool", "int", "float", "shares")
-    return isinstance(part, str) and (part in branches or "[" in part or "-" in part)
+def _did_you_mean(given: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _known_keys(location: Sequence[Any]) -> list[str]:
@@ -167,7 +196,7 @@ def _known_keys(location: Sequence[Any]) -> list[str]:
         within = [block.model_fields[part].annotation for block in blocks if part in block.model_fields]
         if within:
             blocks = [block for annotation in within for block in _models_in(annotation)]
-        elif isinstance(part, str):
+        elif isinstance(part, str):  # the kind by which a union is told apart
             blocks = [
                 block for block in blocks if part in typing.get_args(block.model_fields["kind"].annotation)
             ]

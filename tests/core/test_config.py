@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from omegaconf import OmegaConf
 
-from tasks.core.config import dump, load, reload
+from tasks.core.config import dump, json_schema, load, reload
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 
@@ -163,3 +167,79 @@ def test_a_table_is_no_config_and_its_rows_are_not_shown(tmp_path: Path) -> None
         assert "secret number 5" not in str(caught.value) and len(str(caught.value)) < 250
     with pytest.raises(UsageError, match=r"birds\.csv: is a table and no config; `tarmac init .*birds\.csv`"):
         load(tmp_path / "birds.csv")
+
+
+CT = """\
+name: ct-clip
+dataset:
+  output: s3://lab/ct-rate
+  modality: volume_report
+  private: true
+  source:
+    kind: nifti
+    path: /orange/lab/CT-RATE
+    fields: {patient: '((?:train|valid)_\\d+)_'}
+    reports: {path: reports.csv, key: VolumeName, text: [Findings_EN, Impressions_EN]}
+    labels: {path: labels.csv, key: VolumeName}
+  volume: {window: [-1000, 1000], spacing_mm: [1.5, 0.75, 0.75], shape: [240, 480, 480], encode: blosc2}
+  shard: {bytes: 2GB}
+  splits: {val: 0.05, group_by: patient}
+engine:
+  slurm: {account: lab, setup: [module load cuda]}
+  build: {kind: slurm, jobs: 32, cpus: 8, memory: 32GB, time: 6h, extra: {qos: low, exclusive: true}}
+"""
+CHAT = """\
+name: nano-vlm
+dataset:
+  output: data/cauldron
+  modality: chat
+  sources: [{kind: chat, path: 'raw/cauldron/*.parquet'}]
+  filter: {relevance: 3, image_correspondence: [3, 4.5], lang: en}
+  splits: {from: split}
+train: {recipe: clip, model: {name: x}, batch_size: 2, steps: 9, lr: 1.0e-3, warmup: 0.03, checkpoint_every: 3}
+evaluate: {every: '${train.checkpoint_every}', tasks: [zero_shot, {kind: retrieval, samples: 1000}]}
+loader: {workers: auto, prefetch: 4}
+schedule: {cron: 0 2 * * *, then: train}
+"""
+
+
+@pytest.fixture(scope="module")
+def schema() -> Draft202012Validator:
+    Draft202012Validator.check_schema(json_schema())
+    return Draft202012Validator(json_schema())
+
+
+@pytest.mark.parametrize("text", [*(path.read_text() for path in DIGITS.parent.glob("*.yaml")), CT, CHAT])
+def test_the_printed_schema_accepts_what_the_loader_accepts(
+    schema: Draft202012Validator, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    load(tmp_path / "config.yaml")
+    assert [error.message for error in schema.iter_errors(yaml.safe_load(text))] == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trainn.steps=3",
+        "train.lrr=3",
+        "dataset.source.imge=x",
+        "dataset.splits.grup_by=patient",
+        "dataset.splits.val=2",
+        "evaluate.tasks=[{name: x}]",
+        "engine.build.workerz=2",
+        "train.lr=fast",
+    ],
+)
+def test_the_printed_schema_refuses_what_the_loader_refuses(
+    schema: Draft202012Validator, override: str
+) -> None:
+    complaint(override)
+    values: Any = OmegaConf.load(DIGITS)
+    key, _, value = override.partition("=")
+    OmegaConf.update(values, key, yaml.safe_load(value), merge=False, force_add=True)
+    assert not schema.is_valid(OmegaConf.to_container(values))
+
+
+def test_a_recipe_that_does_not_exist_is_one_line() -> None:
+    assert complaint("train.recipe=ct_clip") == "train.recipe: should be 'clip', not 'ct_clip'"

@@ -133,7 +133,7 @@ def pictures(root: Path, count: int = 40, **dataset: Any) -> Built:
 
 def small(config: Config, samples: int = 1) -> Config:
     """The config with so many samples to a shard, all in one split."""
-    changes = {"shard": ShardRules(samples=samples), "splits": Splits(shares={})}
+    changes = {"shard": ShardRules(samples=samples), "splits": Splits()}
     return config.model_copy(update={"dataset": config.dataset.model_copy(update=changes)})
 
 

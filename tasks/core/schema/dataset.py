@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FiniteFloat, model_serializer, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, model_serializer, model_validator
 
 from tasks.core.schema.block import REMOTE_SCHEMES, Block, Folder, Location, Share, Size
 from tasks.core.schema.source import Source
@@ -84,22 +84,21 @@ class ShardRules(Block):
 
 
 class Splits(Block):
-    """Shares of the samples held out, by key hash or by group; or the column that names the split."""
+    """Shares of the samples held out, by key hash or by group, as in `{val: 0.05, group_by: patient}`; or
+    `{from: COLUMN}`, the field that names every sample's split."""
 
-    shares: dict[str, Share] = {}
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Share]
+
     group_by: str | None = None
-    column: str | None = None
+    """Field whose samples stay together in one split, such as the patient."""
+    column: str | None = Field(None, alias="from")
+    """Field that names the split of each sample; it stands alone."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_flat(cls, value: Any) -> Any:
-        """`{val: 0.05, group_by: patient}` or `{from: split}`, as a person writes it."""
-        if not isinstance(value, dict) or isinstance(value.get("shares"), dict):
-            return value
-        rest = {key: entry for key, entry in value.items() if key not in ("group_by", "from")}
-        if "from" in value and (rest or "group_by" in value):
-            raise ValueError("from: COLUMN names every sample's split, so it stands alone")
-        return {"shares": rest, "group_by": value.get("group_by"), "column": value.get("from")}
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each split that is held out, by its name."""
+        return self.__pydantic_extra__
 
     @model_validator(mode="after")
     def _leave_some_to_train(self) -> Self:
@@ -108,12 +107,14 @@ class Splits(Block):
                 raise ValueError(
                     f"{name!r} cannot be held out; a split is a word such as val, and train is the rest"
                 )
+        if self.column is not None and (self.shares or self.group_by is not None):
+            raise ValueError("from: COLUMN names every sample's split, so it stands alone")
         if sum(self.shares.values()) >= 1:
             raise ValueError("the shares held out leave nothing to train on")
         return self
 
     @model_serializer
-    def _to_flat(self) -> dict[str, Any]:
+    def _given(self) -> dict[str, Any]:
         named = {"group_by": self.group_by, "from": self.column}
         return {**self.shares, **{key: value for key, value in named.items() if value is not None}}
 
@@ -136,7 +137,7 @@ class Dataset(Block):
     image: ImageRules = ImageRules()
     volume: VolumeRules = VolumeRules()
     shard: ShardRules = ShardRules(samples=256)
-    splits: Splits = Splits(shares={"val": 0.15})
+    splits: Splits = Splits.model_validate({"val": 0.15})
     reject_budget: Share = 0.05
     """A build stops when it is certain to reject more than this share."""
     keep: Annotated[int, Field(ge=1)] = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tasks.core.schema.block import Auto, Block
 
@@ -90,8 +90,7 @@ class TaskSpec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_word(cls, value: Any) -> Any:
-        value = {"kind": value} if isinstance(value, str) else value
+    def _named_by_kind(cls, value: Any) -> Any:
         if isinstance(value, dict) and not value.get("name"):
             value = {**value, "name": value.get("kind", "")}
         return value
@@ -101,12 +100,20 @@ class TaskSpec(BaseModel):
         return dict(self.model_extra or {})
 
 
+def _kind_alone(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Task = Annotated[TaskSpec, BeforeValidator(_kind_alone, json_schema_input_type=str | TaskSpec)]
+"""A task as a config gives it: `zero_shot` alone means `{kind: zero_shot}`."""
+
+
 class Evaluate(Block):
     """Which checkpoints are judged, and how."""
 
     every: Annotated[int, Field(ge=1)]
     """Steps between evaluated checkpoints, a multiple of `train.checkpoint_every`; the last always is one."""
-    tasks: Annotated[list[TaskSpec], Field(min_length=1)]
+    tasks: Annotated[list[Task], Field(min_length=1)]
 
     def steps(self, last: int) -> list[int]:
         """The steps whose checkpoints are judged in a training of `last` steps."""
