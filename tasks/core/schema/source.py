@@ -89,7 +89,8 @@ class Metadata(Block):
     path: Location
     key: str
     spacing_xy: str = "XYSpacing"
-    """Column with the in-plane spacing in mm, such as `[0.75, 0.75]`."""
+    """Column with the in-plane spacing in mm, such as `[0.75, 0.75]`: the distance between rows (along y),
+    then between columns (along x), as DICOM's PixelSpacing."""
     spacing_z: str = "ZSpacing"
     slope: str = "RescaleSlope"
     intercept: str = "RescaleIntercept"
@@ -98,6 +99,7 @@ class Metadata(Block):
 FACTS = (
     "volume_name",
     "labels",
+    "axes",
     "spacing_mm",
     "spacing_before_mm",
     "orientation",
@@ -138,13 +140,16 @@ class VolumeSource(Block):
 
 
 class NpzSource(VolumeSource):
-    """A folder of NPZ files, one volume a file (depth, height, width)."""
+    """A folder of NPZ files, one volume per file."""
 
     kind: Literal["npz"]
     array: str | None = None
     """Name of the array; without it the file's only 3D array."""
     scale: float | None = None
     """Factor that brings the stored numbers to HU, such as 1000 for files that hold HU / 1000."""
+    axes: Literal["zyx", "zxy", "yzx", "yxz", "xyz", "xzy"] = "zyx"
+    """Which axes of the body the array runs along: z from the feet to the head, y from front to back, x from
+    side to side. `zyx` are slices of rows, `zxy` is CT-CLIP's order. z comes first in what is stored."""
     spacing_mm: tuple[float, float, float] | None = None
     """Spacing (z, y, x) of every volume, where no table of metadata tells it."""
 

@@ -26,7 +26,7 @@ SHAPE = (32, 64, 64)
 AIR, LUNG, FAT, TISSUE, FLUID, NODULE, BONE = -1000, -850, -100, 40, 10, 60, 600
 INTERCEPT = -1024
 NOISE_HU = 8
-SPACINGS = ((6.0, 5.0, 5.0), (7.5, 5.0, 5.0), (6.0, 6.0, 6.0))
+SPACINGS = ((6.0, 5.0, 5.0), (7.5, 5.0, 5.5), (6.0, 6.0, 6.0))
 """Millimetres along depth, height and width; patients differ."""
 FINDINGS: Mapping[str, tuple[str, str]] = {
     "Cardiomegaly": ("The heart is enlarged.", "The heart is of normal size."),

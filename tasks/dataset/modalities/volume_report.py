@@ -1,4 +1,9 @@
-"""CT volumes with their reports: int16 HU voxels, a report that says something, facts as JSON."""
+"""CT volumes with their reports: int16 HU voxels, a report that says something, facts as JSON.
+
+The `json` of a stored sample says how the volume lies (`axes`, `spacing_mm`, `shape`, in the order of the
+array; see `formats.volumes.geometry`), what was done to it, and the CRC32C of each of its chunks, so that a
+part can be read and trusted alone.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,18 @@ from tasks.core.schema import Dataset, VolumeRules
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.checks import is_blank
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.formats.volumes.geometry import AXES, Axis, Spacing, pad_fraction, plan, spacing_of
+from tasks.dataset.formats.volumes.geometry import (
+    ZYX,
+    Axis,
+    Spacing,
+    axes_of,
+    ordered,
+    pad_fraction,
+    plan,
+    spacing_of,
+)
 from tasks.dataset.formats.volumes.hounsfield import QUANTILES, implausible, quantiles, require_in_range
-from tasks.dataset.formats.volumes.resample import prepare
+from tasks.dataset.formats.volumes.resample import resample
 from tasks.dataset.formats.volumes.stored import StoredVolume
 from tasks.dataset.modalities.base import Fault, Modality, Taken
 from tasks.dataset.modalities.image_text import judge_json, judge_text
@@ -28,7 +42,6 @@ DIFFERS = f"its chunks differ from {CHECKSUMS} in json"
 TELLS_HU = "tells_hu"
 """False where a volume that was found to be HU no longer shows it as stored, such as a crop within a lung."""
 SIDES = ("depth", "height", "width")
-SPACING = tuple(f"spacing_{axis}" for axis in AXES)
 
 
 def check(dataset: Dataset) -> None:
@@ -43,28 +56,30 @@ def check(dataset: Dataset) -> None:
 def take(raw: Members, dataset: Dataset) -> Taken:
     rules = dataset.volume
     report = _report(raw)
-    facts = _told(raw)
+    facts = _stated(raw)
     voxels = _voxels(raw, facts)
     require_in_range(voxels)
     fault = _implausible(voxels, facts)
     if fault is not None:
         raise Reject("volume.hu_range", fault)
-    spacing = spacing_of(facts.get("spacing_mm"))
-    axes = plan(voxels.shape, spacing, rules)
-    prepared = prepare(voxels, axes, rules)
-    facts |= _facts(facts, voxels.shape, spacing, axes, rules)
+    axes = axes_of(facts.get("axes"))
+    spacing = spacing_of(facts.get("spacing_mm"), axes)
+    sides = plan(voxels.shape, spacing, rules, axes)
+    prepared = resample(voxels, sides, rules)
+    facts |= _facts(facts, voxels.shape, spacing, sides, rules)
     if _implausible(prepared, facts) is not None:
         facts[TELLS_HU] = False
     member, content = stored.encode(prepared, rules.encode)
     facts[CHECKSUMS] = stored.checksums(stored.open_volume(member, content))
+    spacing_by_axis = zip(axes or ZYX, facts["spacing_mm"] or [math.nan] * 3, strict=True)
     statistics = {
         **dict(zip(SIDES, prepared.shape, strict=True)),
-        **dict(zip(SPACING, facts["spacing_mm"] or [math.nan] * 3, strict=True)),
+        **{f"spacing_{axis}": side for axis, side in spacing_by_axis},
         **quantiles(prepared),
         "pad_fraction": facts["pad_fraction"],
         "caption_length": len(report),
     }
-    return Taken({member: content, "txt": raw["txt"], "json": _described(facts)}, statistics)
+    return Taken({member: content, "txt": raw["txt"], "json": _dumped(facts)}, statistics)
 
 
 def _report(raw: Members) -> str:
@@ -77,8 +92,8 @@ def _report(raw: Members) -> str:
     return report
 
 
-def _told(raw: Members) -> dict[str, Any]:
-    """What is known of the volume, its labels complete; numbers that JSON has not (NaN, Infinity, also as
+def _stated(raw: Members) -> dict[str, Any]:
+    """What is stated of the volume, its labels complete; numbers that JSON has not (NaN, Infinity, also as
     1e999) are not known."""
     try:
         facts = json.loads(
@@ -107,7 +122,10 @@ def _voxels(raw: Members, facts: Mapping[str, Any]) -> NDArray[Any]:
     kind = stored.kind_of(content)
     try:
         if kind == stored.B2ND or CHECKSUMS in facts:
-            voxels: NDArray[Any] = _of_a_shard(stored.open_volume(kind or stored.NPY, content), facts)
+            volume = stored.open_volume(kind or stored.NPY, content)
+            if _differs(volume, facts):
+                raise stored.Damaged(DIFFERS)
+            voxels: NDArray[Any] = stored.read_crop(volume)
         else:
             voxels = npy.parse(content)
     except stored.Damaged as error:
@@ -117,58 +135,57 @@ def _voxels(raw: Members, facts: Mapping[str, Any]) -> NDArray[Any]:
     return voxels
 
 
-def _of_a_shard(volume: StoredVolume, facts: Mapping[str, Any]) -> NDArray[Any]:
-    if _differs(volume, facts):
-        raise stored.Damaged(DIFFERS)
-    return stored.read_crop(volume)
-
-
 def _differs(volume: StoredVolume, facts: Mapping[str, Any]) -> bool:
     return facts.get(CHECKSUMS) is not None and facts[CHECKSUMS] != stored.checksums(volume)
 
 
 def _implausible(voxels: NDArray[Any], facts: Mapping[str, Any]) -> str | None:
     """Why they cannot be HU, as far as these voxels can tell."""
-    return None if facts.get(TELLS_HU) is False else implausible(voxels, _window(facts))
-
-
-def _described(facts: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
-    except UnicodeEncodeError:
-        raise Reject("caption.encoding", "json holds a text that is not UTF-8") from None
+    if facts.get(TELLS_HU) is False:
+        return None
+    match facts.get("window"):
+        case [int() as low, int() as high]:
+            return implausible(voxels, (low, high))
+    return implausible(voxels)
 
 
 def _facts(
     before: Mapping[str, Any],
     shape: tuple[int, ...],
     spacing: Spacing | None,
-    axes: tuple[Axis, Axis, Axis],
+    sides: tuple[Axis, Axis, Axis],
     rules: VolumeRules,
 ) -> dict[str, Any]:
-    """What was done to the volume, and how it lies now; all triples are (z, y, x).
+    """How the volume lies now, and what was done to it.
 
     A volume out of a shard that is stored as it lies there keeps what its shard says was done to it.
     """
+    axes = axes_of(before.get("axes"))
     now = {
-        "spacing_mm": rules.spacing_mm or spacing,
+        "axes": axes,
+        "spacing_mm": spacing if rules.spacing_mm is None else ordered(axes, *rules.spacing_mm),
         "orientation": before.get("orientation"),
         "window": rules.window or before.get("window"),
-        "shape": [axis.stored for axis in axes],
+        "shape": [side.stored for side in sides],
     }
-    done = {"spacing_before_mm": spacing, "shape_before": shape, "pad_fraction": pad_fraction(axes)}
-    is_untouched = all(axis.raw == axis.resampled == axis.stored for axis in axes)
+    done = {"spacing_before_mm": spacing, "shape_before": shape, "pad_fraction": pad_fraction(sides)}
+    is_untouched = all(side.raw == side.resampled == side.stored for side in sides)
     if is_untouched and before.get("shape") == list(shape) and _is_number(before.get("pad_fraction")):
         done |= {name: before[name] for name in done if name in before}
     return now | done
 
 
+def _dumped(facts: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise Reject("caption.encoding", "json holds a text that is not UTF-8") from None
+
+
 def judge(members: Mapping[str, bytes]) -> list[Fault]:
-    faults = judge_text(members) + judge_json(members)
-    facts: Any = (
-        {} if any(fault.member == "json" for fault in faults) else json.loads(members.get("json", b"{}"))
-    )
-    return _judge_volume(members, facts) + faults + _judge_facts(facts)
+    malformed = judge_json(members)
+    facts: Any = {} if malformed else json.loads(members.get("json", b"{}"))
+    return [*_judge_volume(members, facts), *judge_text(members), *malformed, *_judge_facts(facts)]
 
 
 def _judge_volume(members: Mapping[str, bytes], facts: Mapping[str, Any]) -> list[Fault]:
@@ -185,23 +202,17 @@ def _judge_volume(members: Mapping[str, bytes], facts: Mapping[str, Any]) -> lis
     return [Fault("member.checksum", member, DIFFERS)] if _differs(volume, facts) else []
 
 
-def _window(facts: Mapping[str, Any]) -> tuple[int, int] | None:
-    match facts.get("window"):
-        case [int() as low, int() as high]:
-            return low, high
-    return None
-
-
 def _judge_facts(facts: Mapping[str, Any]) -> list[Fault]:
-    faults = []
+    axes = axes_of(facts.get("axes"))
+    problems = [] if axes or facts.get("axes") is None else ["axes are no order of z, y and x"]
     try:
-        spacing_of(facts.get("spacing_mm"))
+        spacing_of(facts.get("spacing_mm"), axes)
     except Reject as reject:
-        faults.append(Fault("member.undecodable", "json", str(reject)))
+        problems.append(str(reject))
     fault = _fault_of_labels(facts)
     if fault is not None:
-        faults.append(Fault("member.undecodable", "json", fault))
-    return faults
+        problems.append(fault)
+    return [Fault("member.undecodable", "json", problem) for problem in problems]
 
 
 def _fault_of_labels(facts: Mapping[str, Any]) -> str | None:
@@ -223,7 +234,7 @@ VOLUME_REPORT = Modality(
     required=(stored.MEMBERS, ("txt",), ("json",)),
     statistics={
         **dict.fromkeys(SIDES, int),
-        **dict.fromkeys(SPACING, float),
+        **{f"spacing_{axis}": float for axis in ZYX},
         **dict.fromkeys(QUANTILES, int),
         "pad_fraction": float,
         "caption_length": int,

@@ -26,6 +26,7 @@ from tasks.core.schema import Dataset, NiftiSource
 from tasks.core.stores import Store, Unreachable
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.npy import LARGEST_BYTES
+from tasks.dataset.formats.volumes import geometry
 from tasks.dataset.formats.volumes.hounsfield import is_plausible
 from tasks.dataset.formats.volumes.stored import require_package
 from tasks.dataset.rejects import Reject
@@ -87,6 +88,10 @@ class NiftiVolumes(VolumeFolder):
         super().__init__(config, dataset, config_key)
         self._config = config
 
+    @property
+    def axes(self) -> str:
+        return geometry.ZXY
+
     def columns(self) -> Sequence[str]:
         require_package("nibabel", f"{self._config_key}.kind: nifti")
         return super().columns()
@@ -126,8 +131,7 @@ class NiftiVolumes(VolumeFolder):
 
     def _spacing(self, head: Head, rows: Mapping[str, list[str]]) -> tuple[float, float, float]:
         if self._config.metadata is not None:
-            z, row, column = spacing_in(rows["metadata"], self._config.metadata)
-            return z, column, row  # height runs to the left, where the scanner's columns go
+            return spacing_in(rows["metadata"], self._config.metadata, self.axes)
         return head.spacing()
 
     def _shape(self, file: str) -> tuple[tuple[int, ...], Any]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tasks.core.schema import Dataset, NpzSource
 from tasks.core.stores import Store, Unreachable
 from tasks.dataset.formats import npy, zips
+from tasks.dataset.formats.volumes import geometry
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.files import open_file, unreadable
 from tasks.dataset.sources.volume_folder import VolumeFolder, spacing_in
@@ -29,20 +30,30 @@ AT_ONCE = 1 << 24
 
 
 class NpzVolumes(VolumeFolder):
-    """The array is taken as (depth, height, width); what its orientation is, no NPZ file tells."""
+    """What the orientation of an array is, no NPZ file tells; along which axes it runs, the config does. z is
+    brought to the front."""
 
     suffixes = (".npz",)
 
     def __init__(self, config: NpzSource, dataset: Dataset, config_key: str) -> None:
         super().__init__(config, dataset, config_key)
         self._config = config
+        self._depth = config.axes.index("z")
+
+    @property
+    def axes(self) -> str:
+        return "z" + self._config.axes.replace("z", "")
 
     def _voxels(self, file: str, rows: Mapping[str, list[str]]) -> tuple[Buffer, dict[str, Any]]:
         config = self._config
         voxels = read_npy(self._store, file, config.array, config.scale)
-        spacing = config.spacing_mm
+        if self._depth:
+            array = npy.parse(voxels)
+            if array.ndim == 3:
+                voxels = npy.dump(np.moveaxis(array, self._depth, 0))
+        spacing = None if config.spacing_mm is None else geometry.ordered(self.axes, *config.spacing_mm)
         if config.metadata is not None:
-            spacing = spacing_in(rows["metadata"], config.metadata)
+            spacing = spacing_in(rows["metadata"], config.metadata, self.axes)
         rescale = {
             "from": "none" if config.scale is None else "scale",
             "slope": config.scale or 1,
@@ -51,7 +62,10 @@ class NpzVolumes(VolumeFolder):
         return voxels, {"spacing_mm": spacing, "orientation": None, "rescale": rescale}
 
     def _shape(self, file: str) -> tuple[tuple[int, ...], Any]:
-        return peek(self._store, file, self._config.array).shape, self._config.spacing_mm
+        shape = list(peek(self._store, file, self._config.array).shape)
+        shape.insert(0, shape.pop(self._depth))
+        spacing = self._config.spacing_mm
+        return tuple(shape), None if spacing is None else geometry.ordered(self.axes, *spacing)
 
 
 @dataclass(frozen=True)

@@ -65,12 +65,17 @@ class VolumeFolder(ABC):
 
     @abstractmethod
     def _voxels(self, file: str, rows: Mapping[str, list[str]]) -> tuple[Buffer, dict[str, Any]]:
-        """The volume in HU as an NPY file's bytes (D, H, W), and what is known of it: `spacing_mm` (z, y, x)
-        where the file tells it, `orientation`, `rescale`. Reject."""
+        """The volume in HU as an NPY file's bytes (D, H, W) along `axes`, and what is known of it:
+        `spacing_mm` in that order where it is known, `orientation`, `rescale`. Reject."""
 
     @abstractmethod
     def _shape(self, file: str) -> tuple[tuple[int, ...], Any]:
         """Shape (D, H, W) and spacing as the file's header claims them; any exception when it cannot."""
+
+    @property
+    @abstractmethod
+    def axes(self) -> str:
+        """Which axes of the body the volumes' arrays run along, as `geometry` names them."""
 
     @property
     def location(self) -> str:
@@ -119,7 +124,7 @@ class VolumeFolder(ABC):
     def read(self, file: str, content: str) -> Members:
         beside = json.loads(content)
         report = report_of(beside["report"], self._tables.reports.path)
-        facts: dict[str, Any] = {"volume_name": os.path.basename(file), **beside["fields"]}
+        facts: dict[str, Any] = {"volume_name": os.path.basename(file), "axes": self.axes, **beside["fields"]}
         if self._tables.labels is not None:
             facts["labels"] = labels_of(beside["labels"], self._tables.labels.path)
         with SourceCheck(self._store):
@@ -147,13 +152,13 @@ class VolumeFolder(ABC):
             return self._rules.shape
         shape, spacing = self._shape(file)
         if self._tables.metadata is not None:
-            spacing = spacing_in(rows["metadata"], self._tables.metadata)
+            spacing = spacing_in(rows["metadata"], self._tables.metadata, self.axes)
         depth, height, width = shape
         # A header may claim any shape; what is larger is rejected as archive.bomb when it is read.
         if min(shape) < 1 or depth * height * width > npy.LARGEST_BYTES:
             raise ValueError(f"{shape} will be rejected")
-        z, y, x = geometry.plan((depth, height, width), geometry.spacing_of(spacing), self._rules)
-        return z.stored, y.stored, x.stored
+        sides = geometry.plan((depth, height, width), geometry.spacing_of(spacing), self._rules, self.axes)
+        return sides[0].stored, sides[1].stored, sides[2].stored
 
 
 class VolumeTables:
@@ -276,15 +281,16 @@ def labels_of(rows: Sequence[str], table: str) -> dict[str, float]:
     return numbers
 
 
-def spacing_in(rows: Sequence[str], config: Metadata) -> tuple[float, float, float]:
-    """(z, row, column) in mm, as DICOM's SliceThickness and PixelSpacing name them; Reject when unknown."""
+def spacing_in(rows: Sequence[str], config: Metadata, axes: str) -> geometry.Spacing:
+    """In mm, in the order of an array along `axes`; Reject when it is not known. In-plane are the distance
+    between rows, then between columns, as in DICOM's PixelSpacing."""
     row = _row(rows, config)
     in_plane = [float(number) for number in NUMBER.findall(str(row.get(config.spacing_xy)))]
     z = _number(row.get(config.spacing_z))
     if z is None or len(in_plane) not in (1, 2):
         cells = {name: row.get(name) for name in (config.spacing_z, config.spacing_xy)}
         raise Reject("volume.spacing", f"{cells} in {table_name(config.path)}")
-    return z, in_plane[0], in_plane[-1]
+    return geometry.ordered(axes, z, y=in_plane[0], x=in_plane[-1])
 
 
 def rescale_in(rows: Sequence[str], config: Metadata) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from tasks.core.schema import VolumeRules
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import Axis, pad_fraction, plan, spacing_of
 from tasks.dataset.formats.volumes.hounsfield import implausible, quantiles
-from tasks.dataset.formats.volumes.resample import prepare
+from tasks.dataset.formats.volumes.resample import resample
 from tasks.dataset.rejects import Reject
 from tests.dataset import ct_clip, raw
 
@@ -23,7 +23,7 @@ def rules(**keys: Any) -> VolumeRules:
 
 
 def prepared(volume: np.ndarray, spacing: Any, wanted: VolumeRules) -> np.ndarray:
-    return prepare(volume, plan(volume.shape, spacing, wanted), wanted)
+    return resample(volume, plan(volume.shape, spacing, wanted), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["int16", "float32", "float64"])

@@ -17,9 +17,9 @@ from tasks.dataset.build.run import build
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources import Item
+from tasks.dataset.sources import Item, open_sources
 from tasks.dataset.sources.npz import NpzVolumes
-from tests.dataset import raw
+from tests.dataset import ct_clip, raw
 from tests.dataset.raw import nifti
 
 
@@ -119,6 +119,45 @@ def test_spacing_comes_from_the_config_or_from_metadata(folder: Path, keys: dict
     taken = take(folder, rules, **keys)
     assert voxels(taken).shape == (2, 3, 2)
     assert (taken.statistics["spacing_z"], taken.statistics["spacing_x"]) == (6, 1)
+
+
+AS_STORED = {"zyx": "zyx", "zxy": "zxy", "xyz": "zxy", "yxz": "zyx", "nifti": "zxy"}
+
+
+@pytest.mark.parametrize("order", AS_STORED)
+@pytest.mark.parametrize("knows", ["metadata", "the source"])
+def test_a_spacing_belongs_to_the_axes_of_the_body(tmp_path: Path, order: str, knows: str) -> None:
+    """Pixels that are not square come out alike, however the file's array lies."""
+    scan = raw.volume(0, (4, 6, 10))
+    z, y, x = 3.0, 0.5, 0.8
+    source: dict[str, Any]
+    if order == "nifti":
+        source = {"kind": "nifti", "rescale": "none"}
+        content = nifti.nifti(scan.transpose(2, 1, 0), np.diag([-x, -y, z, 1.0]))
+        (tmp_path / "p0.nii.gz").write_bytes(nifti.packed(content))
+    else:
+        source = {"axes": order, **({"spacing_mm": [z, y, x]} if knows == "the source" else {})}
+        np.savez(tmp_path / "p0.npz", scan.transpose(["zyx".index(axis) for axis in order]))
+    nifti.tables(tmp_path, ["p0"], f'1,0,"[{y}, {x}]",{z}')
+    if knows == "metadata":
+        source["metadata"] = nifti.METADATA
+    config = raw.volume_config(
+        tmp_path, tmp_path, source=source, volume={"spacing_mm": [3, 1, 2]}, shard={"bytes": "1MB"}
+    ).dataset
+    (files,) = open_sources(config)
+    item = next(files.items(next(files.containers())))
+    taken = VOLUME_REPORT.take(files.read(item.file, item.content), config)  # type: ignore[attr-defined]
+    facts = json.loads(taken.members["json"])
+    axes = AS_STORED[order]
+    assert facts["axes"] == axes
+    assert facts["spacing_before_mm"] == [{"z": z, "y": y, "x": x}[axis] for axis in axes]
+    assert facts["spacing_mm"] == [{"z": 3, "y": 1, "x": 2}[axis] for axis in axes]
+    assert [taken.statistics[f"spacing_{axis}"] for axis in "zyx"] == [3, 1, 2]
+    expected = ct_clip.prepared(scan, (z, y, x), (3, 1, 2), (4, 3, 4), (-1000, 1000))
+    found = voxels(taken).transpose([axes.index(axis) for axis in "zyx"])
+    assert np.abs(found - expected).max() <= 0.501
+    size = sum(len(content) for content in taken.members.values())
+    assert files.stored_bytes(item.file, 0, item.content) >= size  # type: ignore[attr-defined]
 
 
 def test_statistics_are_exact(folder: Path) -> None:
@@ -319,6 +358,8 @@ def test_members_of_other_peoples_shards(
         ({"spacing_mm": "1.5"}, "volume.spacing"),
         ({"labels": {"nodule": "yes"}}, "labels"),
         ({"labels": [1]}, "labels"),
+        ({"axes": "zyy"}, "axes"),
+        ({"axes": ["z", "y", "x"]}, "axes"),
     ],
 )
 def test_judges_the_facts(folder: Path, facts: dict[str, Any], problem: str) -> None:

@@ -9,7 +9,6 @@ fuses them and every machine rounds alike.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,47 +20,32 @@ from tasks.dataset.formats.volumes.geometry import Axis
 AIR_HU = -1000
 """Padding where no window gives it."""
 
-
-@dataclass(frozen=True)
-class Taps:
-    """For each voxel that is kept along an axis, the two raw voxels it lies between."""
-
-    lower: NDArray[np.intp]
-    upper: NDArray[np.intp]
-    weight: NDArray[np.float32]
-    """Of the upper; the lower has the rest."""
+Taps = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]
+"""For each voxel that is kept along an axis, the two raw voxels it lies between, and the upper one's weight;
+the lower has the rest."""
 
 
-def taps(axis: Axis) -> Taps:
-    centres = (np.arange(axis.start, axis.start + axis.kept) + 0.5) * (axis.raw / axis.resampled) - 0.5
-    centres = np.maximum(centres, 0.0)
-    lower = np.minimum(np.floor(centres).astype(np.intp), axis.raw - 1)
-    upper = np.minimum(lower + 1, axis.raw - 1)
-    return Taps(lower, upper, (centres - lower).astype(np.float32))
-
-
-def prepare(voxels: NDArray[Any], axes: tuple[Axis, Axis, Axis], rules: VolumeRules) -> NDArray[np.int16]:
-    """The volume as it is stored. `voxels` are finite numbers within int16, of the raw shape of `axes`."""
+def resample(voxels: NDArray[Any], sides: tuple[Axis, Axis, Axis], rules: VolumeRules) -> NDArray[np.int16]:
+    """The volume as it is stored. `voxels` are finite numbers within int16, of the raw shape of `sides`."""
     fill = AIR_HU if rules.window is None else rules.window[0]
-    stored = np.full(tuple(axis.stored for axis in axes), fill, np.int16)
-    inner = stored[tuple(slice(axis.before, axis.before + axis.kept) for axis in axes)]
-    for target, plane in zip(inner, _planes(voxels, axes), strict=True):
+    stored = np.full(tuple(side.stored for side in sides), fill, np.int16)
+    inner = stored[tuple(slice(side.before, side.before + side.kept) for side in sides)]
+    for target, plane in zip(inner, _planes(voxels, sides), strict=True):
         if rules.window is not None:
             plane = np.clip(plane, *rules.window)
         target[:] = np.rint(plane) if plane.dtype.kind == "f" else plane
     return stored
 
 
-def _planes(voxels: NDArray[Any], axes: tuple[Axis, Axis, Axis]) -> Iterator[NDArray[Any]]:
+def _planes(voxels: NDArray[Any], sides: tuple[Axis, Axis, Axis]) -> Iterator[NDArray[Any]]:
     """The slices that are kept, resampled in all three axes."""
-    depth, *in_plane = axes
+    depth, *in_plane = sides
     if depth.resampled == depth.raw:
         for slab in voxels[depth.start : depth.start + depth.kept]:
             yield _in_plane(slab, *in_plane)
         return
     found: dict[int, NDArray[Any]] = {}
-    along = taps(depth)
-    for lower, upper, weight in zip(along.lower, along.upper, along.weight, strict=True):
+    for lower, upper, weight in zip(*_taps(depth), strict=True):
         found = {
             index: found[index] if index in found else _in_plane(voxels[index], *in_plane)
             for index in (int(lower), int(upper))
@@ -70,16 +54,23 @@ def _planes(voxels: NDArray[Any], axes: tuple[Axis, Axis, Axis]) -> Iterator[NDA
 
 
 def _in_plane(slab: NDArray[Any], rows: Axis, columns: Axis) -> NDArray[Any]:
-    plane = slab
     if rows.resampled == rows.raw:
-        plane = plane[rows.start : rows.start + rows.kept]
+        plane = slab[rows.start : rows.start + rows.kept]
     else:
-        along = taps(rows)
-        plane = _mix(plane[along.lower], plane[along.upper], along.weight[:, None])
+        lower, upper, weight = _taps(rows)
+        plane = _mix(slab[lower], slab[upper], weight[:, None])
     if columns.resampled == columns.raw:
         return plane[:, columns.start : columns.start + columns.kept]
-    along = taps(columns)
-    return _mix(plane.take(along.lower, 1), plane.take(along.upper, 1), along.weight)
+    lower, upper, weight = _taps(columns)
+    return _mix(plane.take(lower, 1), plane.take(upper, 1), weight)
+
+
+def _taps(axis: Axis) -> Taps:
+    centres = (np.arange(axis.start, axis.start + axis.kept) + 0.5) * (axis.raw / axis.resampled) - 0.5
+    centres = np.maximum(centres, 0.0)
+    lower = np.minimum(np.floor(centres).astype(np.intp), axis.raw - 1)
+    upper = np.minimum(lower + 1, axis.raw - 1)
+    return lower, upper, (centres - lower).astype(np.float32)
 
 
 def _mix(lower: NDArray[Any], upper: NDArray[Any], weight: Any) -> NDArray[np.float32]:
