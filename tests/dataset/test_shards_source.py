@@ -19,6 +19,7 @@ from tasks.dataset.manifest import read_manifest
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.sources import Item, open_sources
 from tasks.dataset.sources.shards import Shards
+from tasks.dataset.tar.reader import BUFFER
 from tasks.dataset.verify.run import verify
 from tests import s3
 from tests.dataset import raw
@@ -141,8 +142,13 @@ def test_what_is_no_plain_file_of_a_relative_path_costs_its_sample(
     found = listed(tmp_path, shards.tar_bytes(content, form))
     assert faults(found) == [None, "archive.unsafe", None]
     assert os.listdir(tmp_path) == ["x.tar"]
-    whole = shards.tar_bytes([(member, b""), *shards.pair(found[1].original_key, 1)], form)
-    assert faults(listed(tmp_path, whole)) == ["archive.unsafe"]
+
+
+def test_a_link_among_a_samples_members_costs_the_sample(tmp_path: Path) -> None:
+    image, *others = shards.pair("a", 1)
+    members = [image, (odd("a.cls", tarfile.SYMTYPE, "/etc/passwd"), b""), *others, *shards.pair("b", 2)]
+    found = listed(tmp_path, shards.tar_bytes(members))
+    assert faults(found) == ["archive.unsafe", None] and found[0].members is None
 
 
 def test_a_link_that_claims_a_size_has_no_content_all_the_same(tmp_path: Path) -> None:
@@ -195,13 +201,12 @@ def pax(key: str, size: int) -> bytes:
         (b"\x1f\x8b" + bytes(600), "compressed by gzip"),
         (
             shards.tar_bytes(shards.pair("a", 1)) + shards.tar_bytes(shards.pair("b", 1)),
-            "goes on after its end",
+            "goes on after the end blocks",
         ),
-        (shards.entry("a.jpg", b"", type=tarfile.GNUTYPE_SPARSE) + shards.END, "sparse"),
         (shards.entry("p", b"nonsense", type=tarfile.XHDTYPE) + shards.END, "torn pax header"),
         (shards.entry("p", b"99 path=x\n", type=tarfile.XHDTYPE) + shards.END, "torn pax header"),
-        (shards.entry("p", b"", size=b"77777777777\0", type=tarfile.XHDTYPE), "extended headers of"),
-        (shards.entry("p", pax("comment", 1 << 19), type=tarfile.XHDTYPE) * 3, "extended headers of"),
+        (shards.entry("p", b"", size=b"77777777777\0", type=tarfile.XHDTYPE), "ends within a header"),
+        (shards.entry("p", pax("comment", 1 << 19), type=tarfile.XHDTYPE) * 3, "bytes of records"),
         (shards.entry("a.jpg", b"", size=b"\xff" * 12), "no sound size"),
         (shards.entry("a.jpg", b"", size=b"-0000000001\0"), "no sound size"),
     ],
@@ -212,24 +217,73 @@ def test_what_is_no_sound_tar_is_one_reject(tmp_path: Path, content: bytes, mess
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_behind_a_damaged_header_nothing_is_read_and_each_sample_is_counted(
-    tmp_path: Path, form: int
-) -> None:
+def test_beside_a_damaged_header_samples_are_rejected_and_reading_goes_on(tmp_path: Path, form: int) -> None:
     content = bytearray(shards.tar_bytes(shards.pairs(0, 200), form))
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         damaged = archive.getmembers()[4]
     content[damaged.offset + 5] ^= 1
-    found = listed(tmp_path, bytes(content))
-    assert faults(found) == [None] + ["source.unreadable"] * 199
-    assert [item.original_key for item in found] == [f"{number:09d}" for number in range(200)]
-    assert all(item.fault and "no sound tar header" in item.fault[1] for item in found[1:])
+    found = {item.original_key: item for item in listed(tmp_path, bytes(content))}
+    assert list(found) == [f"{number:09d}" for number in range(200) if number != 1] + ["000000001"]
+    torn = found["000000001"]
+    assert torn.fault is not None and "no sound tar header" in torn.fault[1] and torn.more_lost
+    assert faults([item for key, item in found.items() if key != "000000001"]) == [None] * 199
 
 
-def test_two_tars_in_one_count_what_is_behind_the_end_of_the_first(tmp_path: Path) -> None:
+def test_of_two_tars_in_one_the_first_is_read_and_the_rest_is_told(tmp_path: Path) -> None:
     both = shards.tar_bytes(shards.pairs(0, 3)) + shards.tar_bytes(shards.pairs(3, 40))
-    assert [item.original_key for item in listed(tmp_path, both) if item.fault][1:] == [
-        f"{number:09d}" for number in range(3, 43)
-    ]
+    *sound, rest = listed(tmp_path, both)
+    assert faults(sound) == [None] * 3
+    assert rest.fault is not None and "goes on after the end blocks" in rest.fault[1] and rest.more_lost
+
+
+def cut_at_two_thirds(folder: Path) -> list[Item]:
+    content = shards.tar_bytes(shards.pairs(0, 240))
+    return listed(folder, content[: len(content) * 2 // 3])
+
+
+def test_a_cut_tar_that_nothing_tells_of_has_lost_an_unknown_number(tmp_path: Path) -> None:
+    *sound, last = cut_at_two_thirds(tmp_path)
+    assert faults(sound) == [None] * len(sound) and 150 < len(sound) < 170
+    assert last.more_lost and last.fault is not None
+    assert last.fault[0] == "source.unreadable"
+    assert last.fault[1].endswith("how many samples it has lost is unknown")
+
+
+@pytest.mark.parametrize("beside", ["x_stats.json", "x.parquet"])
+def test_a_cut_tar_has_lost_what_the_files_of_img2dataset_say(tmp_path: Path, beside: str) -> None:
+    if beside.endswith(".json"):
+        (tmp_path / beside).write_text(json.dumps({"count": 300, "successes": 240}))
+    else:
+        status = ["success"] * 240 + ["failed_to_download"] * 60
+        pq.write_table(pa.table({"status": status}), tmp_path / beside)
+    found = cut_at_two_thirds(tmp_path)
+    assert len(found) == 240 and not any(item.more_lost for item in found)
+    assert len({item.place for item in found}) == 240
+    lost = [item for item in found if item.fault]
+    assert 70 < len(lost) < 90
+    assert lost[-1].fault is not None and f"{beside} says that it holds 240 samples" in lost[-1].fault[1]
+
+
+def test_build_and_verify_name_the_same_members(tmp_path: Path) -> None:
+    """Global pax records, and names of sparse files, count for both."""
+    record = pax_record("path", "g.jpg")
+    sparse = shards.entry("GNUSparseFile.0/s.jpg", b"x", type=tarfile.REGTYPE)
+    content = (
+        shards.entry("pax_global_header", record, type=tarfile.XGLTYPE)
+        + shards.entry("plain.jpg", b"x")
+        + shards.entry("PaxHeaders/s", pax_record("GNU.sparse.name", "s.jpg"), type=tarfile.XHDTYPE)
+        + sparse
+    )
+    found = listed(tmp_path, content + shards.END)
+    assert [item.original_key for item in found] == ["g", "s"]
+    assert found[1].fault == ("archive.unsafe", "a member is a sparse file")
+
+
+def pax_record(key: str, value: str) -> bytes:
+    length = len(key) + len(value) + 3
+    while len(str(length)) + len(key) + len(value) + 3 != length:
+        length = len(str(length)) + len(key) + len(value) + 3
+    return f"{length} {key}={value}\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -354,7 +408,7 @@ def test_filters_and_splits_use_fields_of_the_json(tmp_path: Path) -> None:
 
 def test_a_tar_is_read_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.tar").write_bytes(
-        content := shards.tar_bytes([m for n in range(300) for m in shards.pair(f"{n:05d}", 1, score=n)])
+        content := shards.tar_bytes([m for n in range(3000) for m in shards.pair(f"{n:05d}", 1, score=n)])
     )
     taken: Counter[str] = Counter()
     plain = LocalStore.open
@@ -378,8 +432,8 @@ def test_a_tar_is_read_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LocalStore, "open", open_counted)
     opened = source(tmp_path / "x.tar", filter={"score": 1})
     opened.columns()
-    assert len([item for container in opened.containers() for item in opened.items(container)]) == 300
-    assert len(content) <= taken["bytes"] <= 1.1 * len(content)
+    assert len([item for container in opened.containers() for item in opened.items(container)]) == 3000
+    assert len(content) <= taken["bytes"] <= len(content) + 1.1 * BUFFER < 1.5 * len(content)
 
 
 @pytest.mark.parametrize(
@@ -393,10 +447,13 @@ def test_a_disk_or_store_that_fails_ends_the_build_and_rejects_nothing(
     (tmp_path / "x.tar").write_bytes(shards.tar_bytes(shards.pairs(0, 60)))
 
     class Failing(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
+        def readinto(self, buffer: Any) -> int:
             if self.tell() > after:
                 raise error
-            return super().read(size)
+            return super().readinto(buffer[: 1 << 14])
+
+        def fileno(self) -> int:
+            return os.open(os.devnull, os.O_RDONLY)
 
     def open_failing(store: LocalStore, file: str, in_order: bool = True) -> Any:
         content = Path(store.path(file)).read_bytes()

@@ -26,11 +26,10 @@ from tasks.core.stores import is_remote
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import look_up, object_of
 from tasks.dataset.sources.files import Files, unreachable
-from tasks.dataset.sources.foreign_tar import Member, TarReader
-from tasks.dataset.sources.grouping import groups
 from tasks.dataset.sources.lookup import Lookup
-from tasks.dataset.sources.roles import FIELD, Roles
 from tasks.dataset.sources.tabular import Table, open_table, require
+from tasks.dataset.sources.tar_samples import FIELD, Roles, TarSamples
+from tasks.dataset.tar.reader import Member, StoredSample
 
 
 class Partners(ABC):
@@ -70,8 +69,8 @@ class Partners(ABC):
             name = self._config.path.rpartition("/")[2] or "the joined folder"
             place = f"{name} for {searched}" if searched else name
             if found:
-                raise Reject("key.duplicate", f"{len(found)} partners of {key!r} in {place}")
-            raise Reject("member.missing", f"no partner of {key!r} in {place}{self._damage}")
+                raise Reject("key.duplicate", f"{len(found)} partners in {place}")
+            raise Reject("member.missing", f"no partner in {place}{self._damage}")
         return found[0]
 
     def _searched(self, container: str) -> str:
@@ -147,31 +146,32 @@ class TarMembers(Partners):
                 yield from self._samples(file, tar)
 
     def _samples(self, file: str, tar: BinaryIO) -> Iterator[tuple[str, str]]:
-        reader = TarReader(tar, seeks=True)
-        described: list[bytes] = []
+        def is_description(member: Member) -> bool:
+            is_small = member.size <= self._roles.limit(member.suffix)[0]
+            return self._config.key is not None and member.suffix == self._roles.described and is_small
 
-        def load(suffix: str, member: Member) -> tuple[int, int]:
-            if suffix == self._roles.described and self._config.key is not None:
-                described[:] = [reader.content(member)]
-            return member.offset, member.size
-
-        for group in groups(reader, self._roles, load):
-            if group.fault is not None:
-                if group.fault[0] == "source.unreadable":
-                    self._damage = f" ({file}: {group.fault[1]})"
-                yield group.key, json.dumps({"fault": group.fault})
+        samples = TarSamples(tar, self._roles, os.fstat(tar.fileno()).st_size, is_description, seeks=True)
+        for sample, fault in samples:
+            if fault is not None:
+                yield sample.key, json.dumps({"fault": fault})
                 continue
-            key = self._key(group.key, described)
+            key = self._key(sample)
+            spans = {one.suffix: (one.offset, one.size) for one in sample.members if self._keeps(one)}
             if key is not None:
-                yield key, json.dumps({"file": file, "members": group.members})
-            described.clear()
+                yield key, json.dumps({"file": file, "members": spans})
+        if samples.damage:
+            self._damage = f" ({file}: {samples.damage})"
 
-    def _key(self, own: str, described: list[bytes]) -> str | None:
+    def _keeps(self, member: Member) -> bool:
+        return self._roles.keeps(member.suffix)
+
+    def _key(self, sample: StoredSample) -> str | None:
         """The joined sample's key; None when its `json` does not tell it, so that it is nobody's partner."""
         if self._config.key is None:
-            return own
+            return sample.key
+        content = next((one.content for one in sample.members if one.content is not None), None)
         try:
-            fields = object_of(described[0]) if described else {}
+            fields = object_of(content) if content is not None else {}
         except Reject:
             return None
         value = look_up(fields, self._config.key.removeprefix(FIELD))

@@ -1,8 +1,10 @@
 """WebDataset tars made by others: each read once, from its first byte to its last, never extracted.
 
 Every sample that a tar holds is accounted for: what is torn, unsafe, or lacks a member is an item with a
-fault. A tar that its disk or server does not give ends the build. Members keep their bytes, but for the mark
-of the byte order before a caption; what becomes of which is told by `roles`, what joins them by `join`.
+fault. What a damaged tar has lost without a trace is counted where the files that img2dataset writes beside
+it state how many samples there were; else one of its faults says that the number is unknown. A tar that its
+disk or server does not give ends the build. Members keep their bytes, but for the mark of the byte order
+before a caption.
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ from typing import Any
 
 from tasks.core.schema import Dataset, ShardsSource
 from tasks.core.schema.source import PLACE
-from tasks.core.stores import Stat, absolute_location
-from tasks.dataset.rejects import Reject
+from tasks.core.stores import Stat, absolute_location, is_web
+from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.base import Container, Item, fault_of
 from tasks.dataset.sources.fields import as_member, look_up, object_of
 from tasks.dataset.sources.files import Files
-from tasks.dataset.sources.foreign_tar import TarReader
-from tasks.dataset.sources.grouping import Group, groups
 from tasks.dataset.sources.join import TableRows, TarMembers
-from tasks.dataset.sources.roles import FIELD, REQUIRED, Roles
+from tasks.dataset.sources.tar_samples import FIELD, REQUIRED, Roles, TarSamples
+from tasks.dataset.tar.reader import StoredSample
+from tasks.dataset.tar.siblings import stated_samples
 
 LOOKED_AT = 1000
 """Samples whose `json` is searched for the fields that filters and splits name."""
@@ -70,40 +72,72 @@ class Shards:
             yield Container(file, stat)
 
     def items(self, container: Container) -> Iterator[Item]:
-        for group in self._groups(self._files, container.name):
-            place = f"{container.name}:{group.key}"
-            item = Item(place, group.key or container.name, container.name, {}, fault=group.fault)
-            if group.fault is not None:
-                yield item
-                continue
-            try:
-                yield self._item(container.name, group, item)
-            except Reject as reject:
-                yield item._replace(fault=fault_of(reject))
+        torn: Item | None = None
+        count = 0
+        with self._files.opened(container.name) as file:
+            samples = TarSamples(file, self._roles, container.stat.size)
+            for sample, fault in samples:
+                count += 1
+                item = self._item(container.name, sample, fault)
+                if not sample.is_torn:
+                    yield item
+                    continue
+                if torn is not None:
+                    yield torn
+                torn = item
+        if samples.damage:
+            yield from self._lost(container.name, count, torn, samples.damage)
 
-    def _groups(self, files: Files, file: str) -> Iterator[Group[bytes]]:
-        with files.opened(file) as opened:
-            reader = TarReader(opened)
-            yield from groups(reader, self._roles, lambda _, member: reader.content(member))
+    def _lost(self, tar: str, count: int, torn: Item | None, damage: str) -> Iterator[Item]:
+        """What a damaged tar has lost beside the `count` samples that were found in it, of which the last
+        `torn` one is still to be told."""
+        stated = self._stated(tar)
+        if stated is None:
+            fault: tuple[Reason, str] = (
+                "source.unreadable",
+                f"{damage}; how many samples it has lost is unknown",
+            )
+            yield (torn or Item(tar, tar, tar, {}))._replace(fault=fault, more_lost=True)
+            return
+        if torn is not None:
+            yield torn
+        total, file = stated
+        fault = "source.unreadable", f"{damage}, where {file} says that it holds {total:,} samples"
+        for place in (f"{tar}:{number}" for number in range(count + 1, total + 1)):
+            yield Item(place, place, tar, {}, fault=fault)
 
-    def _item(self, container: str, group: Group[bytes], item: Item) -> Item:
+    def _stated(self, tar: str) -> tuple[int, str] | None:
+        """How many samples img2dataset wrote into a tar, and its file that states it."""
+        name, mark, query = tar.partition("?") if is_web(self._files.store.location) else (tar, "", "")
+        return stated_samples(self._files.store, name, mark + query)
+
+    def _item(self, tar: str, sample: StoredSample, fault: tuple[Reason, str] | None) -> Item:
+        item = Item(f"{tar}:{sample.key}", sample.key or tar, tar, {}, fault=fault)
+        if fault is not None:
+            return item
+        try:
+            return self._taken(tar, sample, item)
+        except Reject as reject:
+            return item._replace(fault=fault_of(reject))
+
+    def _taken(self, tar: str, sample: StoredSample, item: Item) -> Item:
         """The item with key, members and fields; Reject when it lacks what its modality needs."""
-        found = group.members
+        found = _contents(sample)
         fields = self._fields(found)
         key = item.original_key
         if self._config.key is not None and self._config.key != PLACE:
             key = _key(look_up(fields, self._config.key.removeprefix(FIELD)), self._config.key)
         of_its_own = len(fields)
         for join in self._joins:
-            self._join(join.members(container, key), found, fields)
+            self._join(join.members(tar, key), found, fields)
         if len(fields) > of_its_own:
             found[self._roles.described] = as_member(fields)
-        members = self._members(found, fields, group.suffixes)
+        members = self._members(found, fields, sample.suffixes)
         used = {name: look_up(fields, name) for name in self._used}
         present = {name: value for name, value in used.items() if value is not None}
         if self._config.key == PLACE:
-            key = f"{container.removesuffix('.tar')}/{key}"
-        return Item(item.place, key, item.file, present, members=members)
+            key = f"{tar.removesuffix('.tar')}/{key}"
+        return item._replace(original_key=key, fields=present, members=members)
 
     def _fields(self, found: Mapping[str, bytes]) -> dict[str, Any]:
         return object_of(found[self._roles.described]) if self._roles.described in found else {}
@@ -139,15 +173,20 @@ class Shards:
         return members
 
     def _look_for_fields(self, files: Files, first: str, found: dict[str, None]) -> None:
-        for number, group in enumerate(self._groups(files, first)):
-            try:
-                fields = self._fields(group.members)
-            except Reject:
-                fields = {}  # its own reject tells, when it is read
-            found.update(dict.fromkeys(fields))
-            found.update({name: None for name in self._used if look_up(fields, name) is not None})
-            if number >= LOOKED_AT or set(self._used) <= found.keys():
-                return
+        with files.opened(first) as file:
+            for number, (sample, _) in enumerate(TarSamples(file, self._roles, size=-1)):
+                try:
+                    fields = self._fields(_contents(sample))
+                except Reject:
+                    fields = {}  # its own reject tells, when it is read
+                found.update(dict.fromkeys(fields))
+                found.update({name: None for name in self._used if look_up(fields, name) is not None})
+                if number >= LOOKED_AT or set(self._used) <= found.keys():
+                    return
+
+
+def _contents(sample: StoredSample) -> dict[str, bytes]:
+    return {member.suffix: member.content for member in sample.members if member.content is not None}
 
 
 def _key(value: Any, origin: str) -> str:

@@ -83,12 +83,14 @@ class Gap(NamedTuple):
 class Cut(NamedTuple):
     """The tar ends at `offset`, or readers take it for ended there.
 
-    `is_between` where end blocks show that the sample before is whole.
+    `is_between` where end blocks show that the sample before is whole. `member` is the one that lacks its
+    end, if its header is there.
     """
 
     problem: str
     offset: int
     is_between: bool = False
+    member: Member | None = None
 
     def __str__(self) -> str:
         return f"{self.problem} at byte {self.offset:,}"
@@ -196,7 +198,7 @@ class TarReader:
         content = window.take(size) if is_kept else None
         left = size + padding(size) - len(content or b"")
         if window.skip(left) < left:
-            return Cut("ends within a member", window.offset)
+            return Cut("ends within a member", window.offset, member=member)
         if member is None:
             return True
         return member if content is None else member._replace(content=content)
@@ -283,14 +285,16 @@ def group_samples(
     current: StoredSample | None = None
     is_torn = False
     for found in reader:
-        if isinstance(found, Member):
-            if current is None or _starts_sample(found, current, starts, splits_repeats):
+        member = found.member if isinstance(found, Cut) else found if isinstance(found, Member) else None
+        if member is not None:
+            if current is None or _starts_sample(member, current, starts, splits_repeats):
                 if current is not None and _is_sample(current, reader.is_own):
                     yield current
-                current = StoredSample(found.key, found.start, is_torn)
-                is_torn = False
-            current.members.append(found)
-            current.suffixes.add(found.suffix)
+                current = StoredSample(member.key, member.start, is_torn)
+            is_torn = False
+            current.members.append(member)
+            current.suffixes.add(member.suffix)
+        if isinstance(found, Member):
             continue
         if current is not None:
             at = found.start if isinstance(found, Gap) else found.offset

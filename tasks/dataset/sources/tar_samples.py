@@ -1,26 +1,34 @@
-"""What the members of a tar are to a modality: `jpeg` is a pair's `image`, `001.png` a chat's `001`,
-`volume.b2nd` a `volume`. What an image or volume is stored as, its bytes tell, not its name."""
+"""Samples out of a tar made by others, and what the members of each are to a modality.
+
+A sample is adjacent members of one key, by webdataset's rule; where a suffix comes again, the next one
+begins, as in open_clip's loader. `jpeg` is a pair's `image`, `001.png` a chat's `001`, `volume.b2nd` a
+`volume`: what an image or volume is stored as, its bytes say, not its name. What is unsafe, too large or
+beside damage is a sample with a fault.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset, ShardsSource
 from tasks.dataset.formats import images
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.rejects import Reason, Reject
+from tasks.dataset.sources.base import fault_of
+from tasks.dataset.tar.reader import Cut, Member, StoredSample, TarReader, group_samples
 
 _CHAT_IMAGE = re.compile(rf"(\d{{3}})(?:\.(?:{'|'.join(images.SUFFIXES)}))?")
 REINFORCEMENT = ("syn.json", "paug.json", "npz", "pth.gz")
 FIELD = "json:"
 """Begins an origin that is a field of the sample's `json`."""
-
 LARGEST_BYTES = 4 << 30
 """A sample's members together; a volume of 512 x 512 x 2,000 in float64 fits."""
 LARGEST_TEXT = 256 << 20
+MOST_MEMBERS = 10_000
 
 
 def _pair(suffix: str) -> str | None:
@@ -99,15 +107,12 @@ class Roles:
         role = ROLES[self.modality](suffix)
         return None if role in self.origins else role
 
-    def check_size(self, suffix: str, size: int) -> None:
-        """Reject a member that is larger than any sound one, before it is read."""
+    def limit(self, suffix: str) -> tuple[int, Reason]:
+        """How many bytes a sound member has at most, and why a larger one is rejected."""
         role = next((role for role, origin in self.origins.items() if origin == suffix), self.role(suffix))
         if role is not None and (role == "image" or role.isdigit()):
-            limit, reason = self.max_pixels * images.BYTES_PER_PIXEL + images.SLACK, "image.too_large"
-        else:
-            limit, reason = (LARGEST_BYTES if role == "volume" else LARGEST_TEXT), "archive.bomb"
-        if size > limit:
-            raise Reject(reason, f"{suffix}: {size:,} bytes, more than {limit:,}")  # type: ignore[arg-type]
+            return self.max_pixels * images.BYTES_PER_PIXEL + images.SLACK, "image.too_large"
+        return (LARGEST_BYTES if role == "volume" else LARGEST_TEXT), "archive.bomb"
 
     def assign(self, found: Mapping[str, bytes]) -> dict[str, str]:
         """The suffix that each raw member comes from; Reject where two would be the same."""
@@ -122,3 +127,75 @@ class Roles:
             chosen[role] = suffix
         renamed = {role: origin for role, origin in self.origins.items() if origin in found}
         return chosen | renamed
+
+
+class TarSamples:
+    """Iterates over the samples of an open tar, each with its fault or None; OSError as the file raises it.
+
+    `damage` says afterwards why the tar held, or may have held, further samples that nobody can count; ""
+    for a whole one. `size` is that of the file, -1 where it is not known. Content is kept of the members that
+    `keeps` accepts, by default of all that have a role; with `seeks` the others are jumped over.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        roles: Roles,
+        size: int,
+        keeps: Callable[[Member], bool] | None = None,
+        *,
+        seeks: bool = False,
+    ) -> None:
+        self._roles = roles
+        self._size = size
+        self._reader = TarReader(file, keeps or self._is_kept, seeks=seeks)
+        self._kept_key, self._kept_bytes = "", 0
+        self.damage = ""
+
+    def __iter__(self) -> Iterator[tuple[StoredSample, tuple[Reason, str] | None]]:
+        last: StoredSample | None = None  # held back, because damage after it comes as the next value
+        for found in group_samples(self._reader, splits_repeats=True):
+            if not isinstance(found, StoredSample):
+                if not (isinstance(found, Cut) and found.is_between and self._reader.offset >= self._size):
+                    self.damage = self.damage or f"the tar {found}"
+                continue
+            if last is not None:
+                yield last, self._fault(last)
+            last = found
+        if last is not None:
+            yield last, self._fault(last)
+
+    def _is_kept(self, member: Member) -> bool:
+        """Whether to hold a member's content: sizes are as headers claim them."""
+        if member.key != self._kept_key:
+            self._kept_key, self._kept_bytes = member.key, 0
+        if not self._roles.keeps(member.suffix) or member.size > self._roles.limit(member.suffix)[0]:
+            return False
+        self._kept_bytes += member.size
+        return self._kept_bytes <= LARGEST_BYTES
+
+    def _fault(self, sample: StoredSample) -> tuple[Reason, str] | None:
+        if sample.is_torn:
+            return "source.unreadable", f"{self.damage}, so it may lack members"
+        try:
+            self._check(sample)
+        except Reject as reject:
+            return fault_of(reject)
+        return None
+
+    def _check(self, sample: StoredSample) -> None:
+        """Reject what is unsafe or too large."""
+        if len(sample.members) > MOST_MEMBERS:
+            raise Reject("archive.bomb", f"more than {MOST_MEMBERS:,} members of one key")
+        total = 0
+        for member in sample.members:
+            if member.oddity is not None:
+                raise Reject("archive.unsafe", f"a member is {member.oddity}")
+            if not self._roles.keeps(member.suffix):
+                continue
+            limit, reason = self._roles.limit(member.suffix)
+            if member.size > limit:
+                raise Reject(reason, f"{member.suffix}: {member.size:,} bytes, more than {limit:,}")
+            total += member.size
+        if total > LARGEST_BYTES:
+            raise Reject("archive.bomb", f"its members have more than {LARGEST_BYTES:,} bytes")
