@@ -1,10 +1,14 @@
-"""One writer a thing: a lease file that says who holds it and is taken over when the holder is dead.
+"""Who uses what: a lease is held by one writer at a time, a pin keeps a version of a dataset for a run.
 
-The holder is told by host, boot id, pid namespace, pid and start time. Where its pid can be seen, death is
-certain and noticed at once; a holder on another host, in another container or from before a reboot counts as
-dead when its heartbeat is older than STALE_S. Hosts' clocks may differ, so the age is taken by the file
-system's: as it stamped the lease, and as it stamps a new file. Creation is by hard link, which is atomic on
-local disks and NFS alike; a takeover goes through the same door, so of two that try, one wins.
+A lease is a file that names its holder by host, boot id, pid namespace, pid and start time. Where its pid can
+be seen, a holder's death is certain and noticed at once; a holder on another host, in another container or
+from before a reboot counts as dead once its heartbeat is older than STALE_S. Hosts' clocks may differ, so the
+heartbeat is the time at which the file system stamped the lease, compared with the stamp of a new file. A
+lease is made by a hard link, which is atomic on local disks and NFS alike; a takeover takes the same way, so
+that one of two that try wins.
+
+A pin is a small text per run in the dataset's folder `pins`: the version's name, the run's folder and the
+folder's host. It holds as long as the run's folder exists, which only its own host can tell.
 """
 
 from __future__ import annotations
@@ -22,7 +26,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from tasks.core.errors import TarmacError
 from tasks.core.files import write_atomic, write_json
@@ -33,12 +36,12 @@ HEARTBEAT_S = 10.0
 STALE_S = 120.0
 PINS = "pins"
 TRIES = 5
-"""Drafts for one lease: a sweep of what dead processes left may take one of a process that it cannot see."""
+"""Drafts of a lease: a sweep of dead processes' leftovers may remove one whose process it cannot see."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds the lease at `path`, since when (Unix seconds), and when it last said so (its mtime)."""
+    """Who holds the lease at `path`, since when (Unix seconds), and the time of its last heartbeat."""
 
     identity: Identity
     since: float
@@ -48,7 +51,7 @@ class Holder:
     def is_alive(self) -> bool:
         if self.identity.is_visible:
             return self.identity.is_alive()
-        # One far ahead is from before that clock was set back: a live holder has beaten since.
+        # A heartbeat far ahead is from before that clock was set back: a live holder has beaten since.
         return abs(_clock(self.path) - self.heartbeat) < STALE_S
 
     def __str__(self) -> str:
@@ -73,7 +76,7 @@ def holder_of(path: Path) -> Holder | None:
 
 
 def _read(path: Path) -> Holder | None:
-    """The same, but a lease that cannot be read now is an OSError: its holder may well live."""
+    """Like `holder_of`, but OSError where the lease cannot be read now: its holder may be alive."""
     with path.open(encoding="utf-8") as file:
         heartbeat = os.fstat(file.fileno()).st_mtime
         try:
@@ -84,7 +87,7 @@ def _read(path: Path) -> Holder | None:
 
 
 def _clock(path: Path) -> float:
-    """The time by the clock that stamps files beside `path`; by ours where nothing can be written."""
+    """The time of the clock that stamps files beside `path`; of our own where nothing can be written."""
     try:
         with tempfile.TemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as file:
             return os.fstat(file.fileno()).st_mtime
@@ -93,7 +96,7 @@ def _clock(path: Path) -> float:
 
 
 class Lease:
-    """A lease on whatever lies beside `path`; use it as a context manager."""
+    """A lease on the folder of `path`, as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,7 +106,7 @@ class Lease:
         self._since = time.time()
 
     def acquire(self) -> None:
-        """Take the lease; Held when a live holder has it, OSError when that cannot be told."""
+        """Take the lease; Held when a live holder has it, OSError when the lease cannot be read."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self._create():
             try:
@@ -124,7 +127,7 @@ class Lease:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None, poll_s: float = 1.0) -> None:
-        """Take the lease as soon as its holder gives it back or dies; Held after `timeout_s` seconds."""
+        """Take the lease once its holder gives it back or dies; Held after `timeout_s` seconds."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             try:
@@ -135,7 +138,7 @@ class Lease:
                 time.sleep(poll_s)
 
     def require(self) -> None:
-        """TarmacError when somebody has taken the lease over, as may happen to a process that stood still."""
+        """TarmacError when somebody took the lease over, which can happen to a suspended process."""
         if not self._is_mine():
             raise TarmacError(
                 f"{self.path.parent} was taken over by {holder_of(self.path) or 'nobody'}; run again"
@@ -163,7 +166,7 @@ class Lease:
     def _link_draft(self) -> bool:
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.{threading.get_ident()}")
         self._since = time.time()
-        write_json(draft, self._content())
+        write_json(draft, {**self._mine.to_json(), "since": self._since})
         try:
             os.link(draft, self.path)
         except FileExistsError:
@@ -173,7 +176,7 @@ class Lease:
         return True
 
     def _remove_dead(self) -> None:
-        """Move a dead lease away. Rename has one winner; whoever moved a live one by mistake puts it back."""
+        """Move a dead lease away. A rename has one winner; a live lease moved by mistake is put back."""
         grave = self.path.with_name(f".{self.path.name}.dead.{os.getpid()}.{threading.get_ident()}")
         try:
             os.rename(self.path, grave)
@@ -189,12 +192,8 @@ class Lease:
                 os.link(grave, self.path)
         grave.unlink(missing_ok=True)
 
-    def _content(self) -> dict[str, Any]:
-        """`heartbeat` is for older versions, which do not go by the file's time."""
-        return {**self._mine.to_json(), "since": self._since, "heartbeat": time.time()}
-
     def _is_lost(self) -> bool:
-        """Whether the lease is gone or another's; OSError where that cannot be told."""
+        """Whether the lease is gone or held by another; OSError where it cannot be read."""
         try:
             holder = _read(self.path)
         except FileNotFoundError:
@@ -206,7 +205,7 @@ class Lease:
             try:
                 if self._is_lost():
                     return  # taken over while this process could not beat
-                write_json(self.path, self._content())
+                os.utime(self.path)  # to the file system's time, without a rewrite that could undo a takeover
             except OSError as error:
                 logger.warning("%s: no heartbeat (%s); trying again", self.path, error)
 
@@ -221,7 +220,7 @@ class Lease:
 
 
 def pin(dataset: Path, run: str, version: str, folder: Path) -> None:
-    """Keep the version from being pruned while the run's folder is there; OSError."""
+    """Keep the version from being pruned while the run's folder exists; OSError."""
     path = dataset / PINS / run
     content = os.fsencode(f"{version}\n{folder}\n{socket.gethostname()}\n")
     if not path.exists() or path.read_bytes() != content:
@@ -229,7 +228,7 @@ def pin(dataset: Path, run: str, version: str, folder: Path) -> None:
 
 
 def pinned(dataset: Path) -> dict[str, list[str]]:
-    """The runs that have pinned each version, by its name; without those whose folder is gone."""
+    """The names of the runs that pin each version, by version; without runs whose folder is gone."""
     runs: dict[str, list[str]] = {}
     for path, version, is_gone in _pins(dataset):
         if not is_gone:
@@ -246,10 +245,10 @@ def drop_stale_pins(dataset: Path) -> None:
 
 
 def _pins(dataset: Path) -> Iterator[tuple[Path, str, bool]]:
-    """Each pin's file, the version that it names, and whether its run is gone."""
+    """Each pin's file, the version it names, and whether its run is gone; an unreadable pin holds."""
     for path in sorted((dataset / PINS).glob("*")):
         if path.name.startswith("."):
-            continue  # it is being written
+            continue  # a file that is being written
         try:
             version, *rest = os.fsdecode(path.read_bytes()).splitlines()
         except (OSError, ValueError):
@@ -259,13 +258,13 @@ def _pins(dataset: Path) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _is_gone(folder: Path, host: str) -> bool:
-    """Whether the run's folder was removed: its parent is still there, so it is no disk that is missing."""
+    """Whether the run's folder was removed, and not its disk: the parent folder is still there."""
     if host != socket.gethostname():
         return False
     try:
         folder.lstat()
     except FileNotFoundError:
         return folder.parent.is_dir()
-    except (OSError, ValueError):  # the latter where it is no path
+    except (OSError, ValueError):  # ValueError where it is no path
         return False
     return False

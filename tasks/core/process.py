@@ -1,6 +1,6 @@
-"""Who a process is, whether it still lives, and how its life is tied to its starter's.
+"""Who a process is, whether it is alive, and how its life is tied to its starter's.
 
-A pid alone identifies nothing: pids come again, and each pid namespace (a container) counts its own. Host,
+A pid alone identifies nothing: pids are reused, and each pid namespace (a container) counts its own. Host,
 boot id, namespace, pid and start time together do.
 """
 
@@ -32,8 +32,7 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str | None:
-    """The kernel's name for the namespace in which this process has its pid; None where there is no such
-    thing."""
+    """The kernel's name for this process's pid namespace; None on systems without them."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -44,9 +43,9 @@ def pid_namespace() -> str | None:
 class Identity:
     """One process, unmistakably.
 
-    `started` is its start time in Unix seconds, for people: it moves when the clock is set. `ticks` is the
-    kernel's own count since boot, which does not, and decides where the system has it (Linux). `namespace` is
-    that in which `pid` counts; None where it is not known, as in what older versions wrote.
+    `started` is its start time in Unix seconds, which moves when the clock is set. `ticks` is the kernel's
+    own count since boot, which does not, and decides where the system has it (Linux). `namespace` is the pid
+    namespace, None where the system has none.
     """
 
     host: str
@@ -82,18 +81,18 @@ class Identity:
 
     @property
     def is_visible(self) -> bool:
-        """Whether its pid means the same process here: containers may share a host name, but no pids."""
+        """Whether `pid` means the same process here: containers may share a host name, but not their pids."""
         return (
             self.host == socket.gethostname()
             and self.boot_id == boot_id()
-            and self.namespace in (None, pid_namespace())
+            and self.namespace == pid_namespace()
         )
 
     def is_alive(self) -> bool:
-        """Whether this very process runs here; a zombie is dead, and so is one from before a reboot.
+        """Whether this very process runs here; a zombie is dead, and so is a process from before a reboot.
 
-        A process of another host or container cannot be seen from here and counts as not alive; callers that
-        meet such judge by heartbeat.
+        A process of another host or container is not visible from here and counts as dead; its users judge by
+        heartbeat.
         """
         if not self.is_visible:
             return False
@@ -128,16 +127,16 @@ def available_cores() -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment for a Python child that imports Tarmac by name, wherever it is started.
+    """This process's environment for a Python child that imports Tarmac, whatever its working directory.
 
     `python -m` and `python -c` look in the working directory first, so a user's own `tasks.py` there would
-    take the place of Tarmac's package.
+    replace Tarmac's package.
     """
     return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
 def kill_tree(identity: Identity, grace_s: float = 5.0) -> None:
-    """End a process, its group and its descendants: SIGTERM, then SIGKILL after `grace_s` seconds.
+    """End a process and its descendants: SIGTERM, then SIGKILL after `grace_s` seconds.
 
     Does nothing when the process is not this very one any more.
     """
@@ -160,9 +159,9 @@ def kill_tree(identity: Identity, grace_s: float = 5.0) -> None:
 
 
 def die_with_parent() -> None:
-    """In a process started by multiprocessing: end at once when the starter ends, however it ends.
+    """In a process started by multiprocessing: end at once when the starter ends, in whatever way.
 
-    The starter's sentinel is a pipe that the kernel closes, so nothing polls and SIGKILL is noticed too.
+    The starter's sentinel is a pipe that the kernel closes, so nothing polls, and SIGKILL is noticed too.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

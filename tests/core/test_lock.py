@@ -76,28 +76,19 @@ def test_a_pid_that_came_again_is_not_the_holder(tmp_path: Path) -> None:
         pass
 
 
-def test_another_host_is_believed_while_its_heart_beats(tmp_path: Path) -> None:
-    path = tmp_path / "lease.json"
-    with Lease(path):
-        value = read_json(path)
-    write_json(path, {**value, "host": "elsewhere"})
-    with pytest.raises(Held, match="elsewhere"):
-        Lease(path).acquire()
-    beat_at(path, -STALE_S - 60)
-    with Lease(path):
-        pass
-
-
-@pytest.mark.parametrize("change", [{"namespace": "pid:[1]"}, {"boot_id": "another"}])
-def test_a_pid_of_another_container_or_kernel_is_not_looked_up(
-    tmp_path: Path, change: dict[str, str]
+@pytest.mark.parametrize("change", [{"host": "elsewhere"}, {"namespace": "pid:[1]"}, {"boot_id": "another"}])
+def test_a_holder_that_cannot_be_seen_is_believed_while_its_heart_beats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
 ) -> None:
+    """Its pid is not looked up, and the looker's own clock may be wrong: the file system's decides."""
     path = tmp_path / "lease.json"
     with Lease(path):
         value = read_json(path)
     write_json(path, {**value, "ticks": 1, **change})
-    with pytest.raises(Held):
-        Lease(path).acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: value["since"] + 1000)
+        with pytest.raises(Held, match=value["host"] if "host" not in change else "elsewhere"):
+            Lease(path).acquire()
     beat_at(path, -STALE_S - 60)
     with Lease(path):
         pass
@@ -118,46 +109,6 @@ def test_a_live_holder_in_a_pid_namespace_of_its_own_is_respected(tmp_path: Path
     finally:
         holder.kill()
         holder.wait()
-
-
-def test_a_lease_of_an_older_version_is_judged_by_its_pid(
-    tmp_path: Path, other: subprocess.Popen[bytes]
-) -> None:
-    path = tmp_path / "lease.json"
-    value = read_json(path)
-    del value["namespace"]
-    write_json(path, value)
-    with pytest.raises(Held, match=f"process {other.pid}"):
-        Lease(path).acquire()
-    other.kill()
-    other.wait()
-    with Lease(path):
-        pass
-
-
-@pytest.mark.parametrize("skew_s", [-1000, 1000])
-def test_a_holder_whose_clock_is_wrong_is_judged_by_the_file_systems(tmp_path: Path, skew_s: float) -> None:
-    path = tmp_path / "lease.json"
-    with Lease(path):
-        value = read_json(path)
-    write_json(path, {**value, "host": "elsewhere", "heartbeat": value["heartbeat"] + skew_s})
-    with pytest.raises(Held, match="elsewhere"):
-        Lease(path).acquire()
-    beat_at(path, -STALE_S - 60)
-    with Lease(path):
-        pass
-
-
-def test_a_looker_whose_clock_is_wrong_goes_by_the_file_systems(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "lease.json"
-    with Lease(path):
-        value = read_json(path)
-    write_json(path, {**value, "host": "elsewhere"})
-    monkeypatch.setattr(time, "time", lambda: value["heartbeat"] + 1000)
-    with pytest.raises(Held, match="elsewhere"):
-        Lease(path).acquire()
 
 
 def test_a_heartbeat_far_in_the_future_is_a_dead_ones(tmp_path: Path) -> None:
@@ -192,7 +143,8 @@ def test_the_heart_beats_on_after_a_read_that_failed(
 
         wait_for(has_failed)
         write_json(path, value)
-        wait_for(lambda: read_json(path)["heartbeat"] > value["heartbeat"])
+        beat_at(path, -60)
+        wait_for(lambda: (holder_of(path) or pytest.fail("lost")).heartbeat > time.time() - 30)
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

@@ -30,37 +30,14 @@ from tasks.core.schema.source import (
 )
 from tasks.core.schema.training import Evaluate, Loader, TaskSpec, Track, Train
 
+# fmt: off
 __all__ = [
-    "Block",
-    "BuildEngine",
-    "ChatSource",
-    "Config",
-    "Dataset",
-    "Engines",
-    "Evaluate",
-    "EvaluateEngine",
-    "ImageFolderSource",
-    "ImageRules",
-    "Join",
-    "Labels",
-    "Loader",
-    "Metadata",
-    "NiftiSource",
-    "NpzSource",
-    "Reports",
-    "Schedule",
-    "ShardRules",
-    "ShardsSource",
-    "Source",
-    "Splits",
-    "TableSource",
-    "TaskSpec",
-    "Track",
-    "Train",
-    "TrainEngine",
-    "VolumeRules",
-    "VolumeSource",
+    "Block", "BuildEngine", "ChatSource", "Config", "Dataset", "Engines", "Evaluate", "EvaluateEngine",
+    "ImageFolderSource", "ImageRules", "Join", "Labels", "Loader", "Metadata", "NiftiSource", "NpzSource",
+    "Reports", "Schedule", "ShardRules", "ShardsSource", "Source", "Splits", "TableSource", "TaskSpec",
+    "Track", "Train", "TrainEngine", "VolumeRules", "VolumeSource",
 ]
+# fmt: on
 
 
 class Schedule(Block):

@@ -1,4 +1,4 @@
-"""What every block of the config shares: strictness, durations and sizes with units, shares, `auto`."""
+"""What all blocks of the config share: strictness, and the types of durations, sizes and locations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Size = Annotated[
 """Bytes; written with a unit, such as `256MB`."""
 
 
-def _known_place(value: str) -> str:
+def _location(value: str) -> str:
     scheme, mark, _ = value.partition("://")
     if mark and scheme not in REMOTE_SCHEMES:
         raise ValueError(f"{scheme}:// is not read; use a path or {', '.join(REMOTE_SCHEMES)}")
@@ -37,11 +37,11 @@ def _folder(value: Any) -> Any:
 
 
 REMOTE_SCHEMES = ("s3", "gs", "https", "http")
-Location = Annotated[str, Field(min_length=1), AfterValidator(_known_place)]
-"""A path on this machine, or an address such as `s3://bucket/folder`; nothing is ever run."""
+Location = Annotated[str, Field(min_length=1), AfterValidator(_location)]
+"""A path on this machine, or an address such as `s3://bucket/folder`; never a command."""
 
 Folder = Annotated[Path, BeforeValidator(_folder, json_schema_input_type=str)]
-"""A folder of this machine; `~` is the user's."""
+"""A folder of this machine; `~` is the user's home."""
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Auto = Annotated[int, Field(ge=0)] | Literal["auto"]

@@ -14,10 +14,10 @@ Positive = Annotated[float, Field(gt=0)]
 Side = Annotated[int, Field(ge=1)]
 
 Rule = str | bool | int | FiniteFloat
-"""What a field must be, or at least be."""
+"""A value that a field must have; a number is a minimum."""
 
 MOST_PIXELS = 1 << 29
-"""What an image in a shard may have at most, so that whoever decodes it later knows a limit too."""
+"""Upper limit of `max_pixels`, so that readers of the shards can rely on one too."""
 
 MODALITIES_OF = {
     "image_folder": ("image_text",),
@@ -27,7 +27,7 @@ MODALITIES_OF = {
     "chat": ("chat",),
     "shards": ("image_text", "reinforced", "volume_report", "chat"),
 }
-"""What each kind of source can hold."""
+"""The modalities that each kind of source can hold."""
 
 
 class ImageRules(Block):
@@ -42,21 +42,21 @@ class ImageRules(Block):
     encode: Literal["keep", "jpg", "png", "webp"] = "keep"
     """`keep` stores the source's bytes, unless `max_side` makes the image smaller."""
     check: Literal["decode", "header"] = "decode"
-    """`header` believes an image whose header is sound and whose end is there: several times faster, and a
-    torn middle is found only by `tarmac verify --full`."""
+    """`decode` decodes every image whole. `header` checks only its header and its end: several times faster,
+    but a torn middle is found only by `tarmac verify --full`."""
 
 
 class VolumeRules(Block):
-    """How a CT volume becomes a training sample, once, at build time, as CT-CLIP does it."""
+    """How a CT volume becomes a training sample at build time, as in CT-CLIP."""
 
     spacing_mm: tuple[Positive, Positive, Positive] | None = None
-    """Resampled (trilinear) to this spacing (z, y, x); without it the volume's own stays."""
+    """Spacing (z, y, x) to resample to, trilinearly; the volume's own unless given."""
     window: tuple[int, int] | None = None
-    """HU below and above are clipped to these."""
+    """HU values [lower, upper] to clip to."""
     shape: tuple[Side, Side, Side] | None = None
-    """Cropped or padded around the centre to (D, H, W); the padding is the window's lower end, else -1000."""
+    """Shape (D, H, W) to crop or pad to around the centre, with the window's lower value, else -1000."""
     encode: Literal["blosc2", "npy"] = "blosc2"
-    """`blosc2`: compressed in chunks. `npy`: as it is, for whoever maps files."""
+    """`blosc2` compresses in chunks; `npy` stores the array as it is, for readers that map files."""
 
     @model_validator(mode="after")
     def _window_is_open(self) -> Self:
@@ -66,12 +66,14 @@ class VolumeRules(Block):
 
 
 class ShardRules(Block):
-    """How samples are cut into shards; the number is a maximum."""
+    """How samples are divided into shards."""
 
     samples: Annotated[int, Field(ge=1)] | None = None
+    """Most samples per shard; 256 unless `bytes` is given."""
     bytes: Size | None = None
+    """Most bytes per shard, in the place of `samples`."""
     order: Literal["hash", "source"] = "hash"
-    """`hash`: shuffled once and for all, a change rewrites few shards. `source`: the source's own order."""
+    """`hash` shuffles once and for all, and changes rewrite few shards; `source` keeps the source's order."""
 
     @model_validator(mode="before")
     @classmethod
@@ -120,28 +122,28 @@ class Splits(Block):
 
 
 class Dataset(Block):
-    """Raw data and what becomes of it."""
+    """Raw data and the dataset made of it."""
 
     output: Folder
-    """Folder of the dataset. An address such as `s3://bucket/digits` is a `mirror` of `data/digits`."""
+    """Folder of the dataset. An address such as `s3://bucket/digits` means `data/digits` mirrored there."""
     mirror: Location | None = None
-    """Where each published version is copied to, for readers elsewhere."""
+    """Address that each published version is copied to, for readers elsewhere."""
     modality: Literal["image_text", "reinforced", "volume_report", "chat"]
     private: bool = False
-    """Keeps samples and keys out of every page and tracker: counts only."""
+    """Keep samples and keys out of all pages and trackers, which then show counts only."""
     source: Source | None = None
     sources: list[Source] | None = None
     filter: dict[str, Rule | list[Rule]] = {}
     """Your own rules on a sample's fields: a number is a minimum, a text must be equal, a list holds all
-    allowed values. What they leave out counts as filtered, not rejected."""
+    allowed values. Samples that they leave out count as filtered, not as rejected."""
     image: ImageRules = ImageRules()
     volume: VolumeRules = VolumeRules()
     shard: ShardRules = ShardRules(samples=256)
     splits: Splits = Splits.model_validate({"val": 0.15})
     reject_budget: Share = 0.05
-    """A build stops when it is certain to reject more than this share."""
+    """Share of rejected samples that a build tolerates; it stops once it is certain to exceed it."""
     keep: Annotated[int, Field(ge=1)] = 3
-    """Versions kept, the current one among them."""
+    """Number of versions kept, the current one included."""
 
     @model_validator(mode="after")
     def _one_or_more_sources(self) -> Self:
@@ -160,7 +162,7 @@ class Dataset(Block):
     @model_validator(mode="before")
     @classmethod
     def _mirror_of_remote_output(cls, value: Any) -> Any:
-        """A remote output means: built here, mirrored there."""
+        """A remote output is built here and mirrored there."""
         scheme, mark, _ = str(value.get("output") if isinstance(value, dict) else "").partition("://")
         if mark and scheme not in REMOTE_SCHEMES:
             raise ValueError(f"output: {scheme}:// cannot be written; use a path or s3://, gs://")

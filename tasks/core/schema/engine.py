@@ -11,24 +11,24 @@ from tasks.core.schema.block import Block, Duration, Size
 
 
 class SlurmDefaults(Block):
-    """What all Slurm jobs share, unless a stage says otherwise."""
+    """Settings of all Slurm jobs, unless a stage has its own."""
 
     account: str | None = None
     partition: str | None = None
     cpus: Annotated[int, Field(ge=1)] | None = None
-    """Cores a job."""
+    """Cores per job."""
     memory: Size | None = None
-    """Of a job, on its node."""
+    """Memory per job, on its node."""
     time: Duration | None = None
-    """Limit of a job, rounded up to minutes; the partition's own unless given. What a job cannot finish in it
-    goes to the next one."""
+    """Time limit per job, rounded up to minutes; the partition's own unless given. Work that a job does not
+    finish in it goes to another job."""
     setup: list[str] | None = None
-    """Shell lines at the start of the job's script, such as `module load cuda`."""
+    """Shell lines at the start of a job's script, such as `module load cuda`."""
     extra: dict[str, StrictStr | StrictInt | Literal[True]] | None = None
     """Further long options of sbatch, such as `{qos: low, exclusive: true}`."""
 
     @model_validator(mode="after")
-    def _options_are_sbatchs(self) -> Self:
+    def _extra_options_are_known(self) -> Self:
         for name, value in (self.extra or {}).items():
             if not re.fullmatch(r"[a-z][a-z-]*", name):
                 raise ValueError(f"extra: {name!r} is no long option of sbatch, such as qos")
@@ -58,11 +58,11 @@ class BuildEngine(SlurmDefaults):
 
     kind: Literal["local", "slurm", "dask"] = "local"
     workers: Annotated[int, Field(ge=1)] | None = None
-    """Processes on this machine, or in a Slurm job; 2 here, `cpus` there unless given."""
+    """Processes on this machine (2 unless given) or per Slurm job (`cpus` unless given)."""
     jobs: Annotated[int, Field(ge=1)] | None = None
     """Slurm jobs that share the work; 4 unless given."""
     address: Annotated[str, Field(pattern=r"^(tcp|tls|ws|wss|ucx|ucxx)://\S+:\d+$")] | None = None
-    """Of the Dask scheduler, such as `tcp://10.0.0.1:8786`."""
+    """Address of the Dask scheduler, such as `tcp://10.0.0.1:8786`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -89,7 +89,7 @@ class TrainEngine(Block):
 
     kind: Literal["local"] = "local"
     time: Duration = 48 * 3600
-    """After this the job is ended; the next start resumes it."""
+    """Time limit of the job; the next start resumes the training."""
 
 
 class EvaluateEngine(Block):
@@ -99,6 +99,7 @@ class EvaluateEngine(Block):
     jobs: Annotated[int, Field(ge=1)] = 1
     """How many run at once."""
     time: Duration = 3600
+    """Time limit per evaluation."""
 
 
 class Engines(Block):
@@ -110,7 +111,7 @@ class Engines(Block):
     evaluate: EvaluateEngine = EvaluateEngine()
 
     def for_build(self) -> BuildEngine:
-        """The build's settings over what `slurm` gives to every stage; the options in `extra` add up."""
+        """The build's settings, completed by those of `slurm`; the options in `extra` of both add up."""
         if self.build.kind != "slurm":
             return self.build
         shared = {name: value for name, value in self.slurm if value is not None}

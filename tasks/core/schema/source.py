@@ -1,4 +1,4 @@
-"""Where raw data comes from: one model a kind of source."""
+"""The `source` block: one model per kind of raw data."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from pydantic import Field, model_validator
 from tasks.core.schema.block import Block, Location
 
 PLACE = "place"
-"""As the `key` of tars: the tar's name and the sample's own key."""
+"""The `key` of tars that is made of the tar's name and the sample's own key."""
 
 
 class ImageFolderSource(Block):
-    """A folder of images, each with its caption in a file beside it, or with one folder a class."""
+    """A folder of images, with a caption file beside each image or one folder per class."""
 
     kind: Literal["image_folder"]
     path: Location
-    """A folder; all below it counts but what is hidden. `filter` and `splits` may use `folder`, the first on
-    the way to an image (`splits: {from: folder}` for `train/`, `val/`), and `label`, the one it lies in."""
+    """A folder, read with all visible folders below it. `filter` and `splits` may use two fields: `folder`,
+    the first folder on the way to an image (`splits: {from: folder}` for `train/`, `val/`), and `label`, the
+    image's own folder."""
     captions: Literal["txt", "json", "folder"] = "txt"
-    """`txt` and `json`: the file of the image's name with that suffix. `folder`: the class is the name of the
-    image's folder, the caption a template filled with it."""
+    """`txt` and `json` read the file of the image's name with this suffix. With `folder` the name of the
+    image's folder is its class, and the caption is a template filled with it."""
     field: str | None = None
-    """With `captions: json`, the field that holds the caption; the others go into the sample's `json`."""
+    """With `captions: json`, the field with the caption; all other fields go into the sample's `json`."""
     templates: Annotated[list[str], Field(min_length=1)] = ["a photo of a {}"]
-    """With `captions: folder`, the sentences to fill; each sample draws one by its key."""
+    """With `captions: folder`, the captions with `{}` for the class; each sample draws one by its key."""
 
     @model_validator(mode="after")
     def _captions_are_complete(self) -> Self:
@@ -41,7 +42,7 @@ class ImageFolderSource(Block):
 
 
 class TableSource(Block):
-    """A table with a row a sample: CSV, TSV, JSONL or Parquet; a file, a folder of them, or a pattern."""
+    """A table with one row per sample: CSV, TSV, JSONL or Parquet."""
 
     kind: Literal["table"]
     path: Location
@@ -50,41 +51,41 @@ class TableSource(Block):
     """Column with the image: its path, relative to its table's folder, its address, or its bytes (also as
     Hugging Face's `{bytes, path}`)."""
     caption: str
-    """Column with the caption. All further columns, but such of bytes, go into the sample's `json` member."""
+    """Column with the caption. All other columns except those of bytes go into the sample's `json`."""
     key: str | Annotated[list[str], Field(min_length=1)] | None = None
-    """Column with the sample's key. Without it the image's path is the key, of images as bytes a digest of
-    image and caption; `key: IMAGE_COLUMN` makes Hugging Face's path the key, where no two are alike. A list
-    of columns, whose values make the key together, is for rows that share an image: `[image, caption]` where
-    an image has five captions."""
+    """Column with the sample's key; unless given, the image's path, or for images as bytes a digest of image
+    and caption. `key: IMAGE_COLUMN` takes Hugging Face's path, if no two are equal. A list of columns makes
+    a key of all their values, for rows that share an image: `[image, caption]` where an image has five
+    captions."""
 
     @model_validator(mode="after")
-    def _columns_are_two(self) -> Self:
+    def _columns_differ(self) -> Self:
         if self.image == self.caption:
             raise ValueError(f"caption: column {self.caption!r} is the image's; name the one with the text")
         return self
 
 
 class Reports(Block):
-    """A table of reports, one row a volume."""
+    """A table of reports, one row per volume."""
 
     path: Location
-    """Relative to the source's folder; a pattern such as `{train,valid}_reports.csv` takes several."""
+    """A file relative to the source's folder, or a pattern such as `{train,valid}_reports.csv`."""
     key: str
-    """Column that names the volume's file: by its path within the source's folder, or by the last part of it
-    where no other file has the same. Suffixes do not count. The same holds for labels and metadata."""
+    """Column that names the volume's file: its path in the source's folder, or only the last part where that
+    is unique. Suffixes do not matter. The same holds for labels and metadata."""
     text: Annotated[list[str], Field(min_length=1)]
-    """Columns whose texts, joined by a space, are the report; `Not given.` is no text."""
+    """Columns whose texts, joined by a space, are the report; `Not given.` counts as empty."""
 
 
 class Labels(Block):
-    """A table of labels, one row a volume; every column but the key is a label, which every row must give."""
+    """A table of labels, one row per volume. Every column but the key is a label, required in every row."""
 
     path: Location
     key: str
 
 
 class Metadata(Block):
-    """A table of what the scanner said, one row a volume, with CT-RATE's column names."""
+    """A table of the scanner's metadata, one row per volume; the defaults are CT-RATE's column names."""
 
     path: Location
     key: str
@@ -112,15 +113,15 @@ FACTS = (
     "tells_hu",
     "chunk_crc32c",
 )
-"""What the `json` of every volume says; no field may take these names."""
+"""Fields that the `json` of every volume has; `fields` may not take these names."""
 
 
 class VolumeSource(Block):
-    """What a folder with a volume a file has, whatever its format."""
+    """A folder with one volume per file, whatever its format."""
 
     path: Location
     fields: dict[str, str] = {}
-    """Named regular expressions over the file's path; the first group is the field's value."""
+    """Regular expressions on the file's path by field name; the first group is the field's value."""
     reports: Reports
     labels: Labels | None = None
     metadata: Metadata | None = None
@@ -144,23 +145,23 @@ class NpzSource(VolumeSource):
 
     kind: Literal["npz"]
     array: str | None = None
-    """Name of the array; without it the file's only 3D array."""
+    """Name of the array; the file's only 3D array unless given."""
     scale: float | None = None
-    """Factor that brings the stored numbers to HU, such as 1000 for files that hold HU / 1000."""
+    """Factor from the stored numbers to HU, such as 1000 for files that hold HU / 1000."""
     axes: Literal["zyx", "zxy", "yzx", "yxz", "xyz", "xzy"] = "zyx"
     """Which axes of the body the array runs along: z from the feet to the head, y from front to back, x from
     side to side. `zyx` are slices of rows, `zxy` is CT-CLIP's order. z comes first in what is stored."""
     spacing_mm: tuple[float, float, float] | None = None
-    """Spacing (z, y, x) of every volume, where no table of metadata tells it."""
+    """Spacing (z, y, x) of every volume, where no metadata table gives it."""
 
 
 class NiftiSource(VolumeSource):
-    """A folder of NIfTI files (`.nii.gz`, `.nii`), one volume a file."""
+    """A folder of NIfTI files (`.nii.gz`, `.nii`), one volume per file."""
 
     kind: Literal["nifti"]
     rescale: Literal["header", "metadata", "none"] = "header"
-    """Where slope and intercept come from, applied exactly once: the file's header, the table of metadata, or
-    nowhere because the voxels are HU already. A volume that would be rescaled twice is rejected."""
+    """Where slope and intercept come from, which are applied exactly once: the file's header, the metadata
+    table, or nowhere because the voxels are HU already. A volume rescaled twice is rejected."""
 
     @model_validator(mode="after")
     def _metadata_is_there(self) -> Self:
@@ -170,37 +171,37 @@ class NiftiSource(VolumeSource):
 
 
 class ChatSource(Block):
-    """Conversations about images in nanoVLM's row format: JSONL or Parquet, one file or folder a subset."""
+    """Conversations about images in nanoVLM's row format, JSONL or Parquet, one file or folder per subset."""
 
     kind: Literal["chat"]
     path: Location
-    """A file, a folder with a subset a file or folder, or a pattern such as `raw/cauldron/*.parquet`."""
+    """A file, a folder with one file or folder per subset, or a pattern such as `raw/cauldron/*.parquet`."""
     images: str | None = "images"
-    """Column with a row's images: bytes, `{bytes, path}` or paths relative to the file; a list, one or none.
-    Null where no conversation has any."""
+    """Column with a row's images, a list or a single one: bytes, `{bytes, path}`, or paths relative to the
+    file. Null where no conversation has images."""
     texts: str = "texts"
-    """Column with the turns, a list of `{user, assistant}`. Their ratings, which `filter` may name, stand in
-    `relevance_ratings` and so on. All further columns go into the sample's `json` member, but such as are
-    called `messages` or `ratings`: there these two names are the sample's own."""
+    """Column with the turns, a list of `{user, assistant}`. Ratings of them, which `filter` may use, are read
+    from `relevance_ratings` and the like. All other columns go into the sample's `json`, except columns named
+    `messages` or `ratings`, which the sample has itself."""
     key: str | None = None
-    """Column with the row's key within its subset; without it the row's content makes the key, so that a row
-    that is changed counts as one that went and one that came."""
+    """Column with the row's key within its subset; unless given, a digest of the row's content, so that a
+    changed row counts as one removed and one added."""
 
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 
 class Join(Block):
-    """Further tars, or a table, whose members join those of the same key. A sample that finds no partner is
-    rejected as `member.missing`; where both sides have a member or a field, the sample's own stays."""
+    """Further tars, or a table, whose members join the sample of the same key. A sample without a partner is
+    rejected as `member.missing`; where both have a member or field, the sample's own is kept."""
 
     path: Location
-    """A folder, pattern or file as the source's own; a table's fields join the sample's `json`."""
+    """A folder, pattern or file, as in the source's `path`; a table's fields join the sample's `json`."""
     key: str | None = None
-    """The joined sample's key: `json:FIELD`, or a table's column; without it the tar's own key."""
+    """The partner's key: `json:FIELD`, or a table's column; the tar's own key unless given."""
     match: Literal["key", "shard"] = "key"
-    """`key`: a partner may stand in any of the files. `shard`: only in the file of the same name, as
-    `00012.parquet` beside `00012.tar`; then one file is indexed at a time."""
+    """With `key` the partner may be in any of the files. With `shard` it is in the file of the same name
+    (`00012.parquet` beside `00012.tar`), so that one file is indexed at a time."""
 
     @property
     def is_table(self) -> bool:
@@ -216,19 +217,19 @@ class Join(Block):
 
 
 class ShardsSource(Block):
-    """WebDataset tars made by others, grouped into samples as webdataset does. Members that the modality
-    does not know (`cls`, `url.txt`) are left out. What img2dataset could not download is in no tar, so it
-    is no sample."""
+    """WebDataset tars made by other tools, grouped into samples as webdataset does. Members that the modality
+    does not know (`cls`, `url.txt`) are left out. Images that img2dataset could not download are in no tar
+    and hence no samples."""
 
     kind: Literal["shards"]
     path: Location
     """A folder, a tar, or a pattern such as `x/{000000..000042}.tar` or `x/*.tar`."""
     key: str | None = None
-    """The sample's key: `json:FIELD`; without it the tar's own key. `place` puts the tar's name before that,
-    for tars of which each begins to count anew."""
+    """The sample's key: `json:FIELD`; the tar's own key unless given. `place` puts the tar's name in front of
+    it, for tars that each number their samples anew."""
     members: dict[str, str] = {}
-    """Members made out of others: `{txt: 'json:caption'}` takes a field (`json:a.b` one inside another),
-    `{jpg: image.jpg}` renames."""
+    """Members made of others: `{txt: 'json:caption'}` takes a field (`json:a.b` for a nested one),
+    `{jpg: image.jpg}` renames a member."""
     join: list[Join] = []
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The blocks `loader`, `train`, `evaluate` and `track`: from shards to judged checkpoints."""
+"""The blocks `loader`, `train`, `evaluate` and `track`: from shards to evaluated checkpoints."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Loader(Block):
     """Batches each worker keeps ready."""
     shuffle: Literal["windows", "samples", "none"] = "windows"
     on_bad: Literal["raise", "replace"] = "raise"
-    """What becomes of a sample that changed on disk or does not decode. `replace` trains on another one in
-    its place, which the run's `replaced.rank_<r>.jsonl` tells, and leaves it out of validation and
+    """What happens to a sample that changed on disk or does not decode. `replace` trains on another one in
+    its place, logs it in the run's `replaced.rank_<r>.jsonl`, and leaves it out of validation and
     evaluation."""
     bad_budget: Annotated[float, Field(gt=0, le=1)] = BAD_BUDGET
-    """With `replace`: the share of the samples a rank reads in an epoch (or of a held-out split) that may be
-    bad, one in any case; more is an error."""
+    """With `replace`: the share of bad samples among those that a rank reads in an epoch (or in a held-out
+    split) above which the run fails; one is always allowed."""
 
     @model_validator(mode="after")
     def _every_key_has_an_effect(self) -> Self:
@@ -49,7 +49,7 @@ class Train(Block):
     model: dict[str, Any]
     """What the recipe builds; `name` is `tarmac/digits` or any open_clip model."""
     batch_size: Annotated[int, Field(ge=2)]
-    """Samples an optimizer step, over all ranks."""
+    """Samples per optimizer step, over all ranks."""
     steps: Annotated[int, Field(ge=1)] | None = None
     epochs: Annotated[int, Field(ge=1)] | None = None
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -60,16 +60,16 @@ class Train(Block):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)]
     threads: Annotated[int, Field(ge=1)] = 2
-    """Threads of the arithmetic on a CPU; part of the run's identity, because it changes rounding."""
+    """Threads of a training on the CPU; part of the run's identity, because they change rounding."""
     log_every: Annotated[int, Field(ge=1)] = 10
-    """Steps a row of metrics.jsonl averages over."""
+    """Steps per row of metrics.jsonl, which holds their average."""
 
     @property
     def warmup_steps(self) -> int:
-        """A share of the steps in steps; they must be known."""
+        """The warm-up in steps, also where it is given as a share of `steps`."""
         if isinstance(self.warmup, int):
             return self.warmup
-        assert self.steps is not None, "epochs are turned into steps when a run is planned"
+        assert self.steps is not None, "a planned run has its epochs turned into steps"
         return round(self.warmup * self.steps)
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ class TaskSpec(BaseModel):
 
     kind: str
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]*$")] = ""
-    """Names the results; the kind unless two tasks share it."""
+    """Name of the results; the kind unless given. Two tasks of one kind need different names."""
 
     @model_validator(mode="before")
     @classmethod
@@ -109,14 +109,14 @@ Task = Annotated[TaskSpec, BeforeValidator(_kind_alone, json_schema_input_type=s
 
 
 class Evaluate(Block):
-    """Which checkpoints are judged, and how."""
+    """Which checkpoints are evaluated, and by which tasks."""
 
     every: Annotated[int, Field(ge=1)]
-    """Steps between evaluated checkpoints, a multiple of `train.checkpoint_every`; the last always is one."""
+    """Steps between evaluated checkpoints, a multiple of `train.checkpoint_every`; the last always is."""
     tasks: Annotated[list[Task], Field(min_length=1)]
 
     def steps(self, last: int) -> list[int]:
-        """The steps whose checkpoints are judged in a training of `last` steps."""
+        """The steps whose checkpoints are evaluated in a training of `last` steps."""
         return [*range(self.every, last, self.every), last]
 
     @model_validator(mode="after")
