@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import metadata
 from itertools import takewhile
 from typing import Any, Literal, get_args, get_origin
 
@@ -83,7 +82,7 @@ def _build_app() -> App:
         "tarmac",
         help="From raw files to an evaluated model, without a silent stall.",
         usage="Usage: tarmac COMMAND [ARGUMENTS] [OPTIONS]",
-        version=lambda: f"tarmac {metadata.version('tarmac')}",
+        version=_version,
         help_format="plaintext",
         group_parameters=options,
         default_parameter=Parameter(negative=(), show_default=False),
@@ -102,6 +101,12 @@ def _build_app() -> App:
             name = path.rpartition(":")[2]
             app.command(path, name=name, group=group, sort_key=NAMES.index(name))
     return app
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"tarmac {version('tarmac')}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

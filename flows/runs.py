@@ -25,10 +25,14 @@ def status(*, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
 
     The exit code is always 0, because looking is not judging.
     """
-    from tasks.supervision.status import list_status
+    from tasks.runs.folder import list_runs
 
     if runs.is_file() or (not runs.exists() and runs != RUNS):
         raise UsageError(f"--runs: there is no folder {runs}")
+    if not list_runs(runs):  # and nothing to import what reads a run for
+        return print_result(runs=[], unreadable={}) if as_json else say(f"no runs in {runs}")
+    from tasks.supervision.status import list_status
+
     found, unreadable = list_status(runs)
     if as_json:
         return print_result(runs=[_row(one) for one in found], unreadable=dict(unreadable))
@@ -44,7 +48,7 @@ def status(*, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
         "RESTING": [line for one in resting for line in _state_lines(one)],
     }
     lines = [line for title, section in sections.items() if section for line in (title, *section)]
-    return say("\n".join(lines or [f"no runs in {runs}"]))
+    return say("\n".join(lines))
 
 
 def _state_lines(one: RunStatus) -> Iterator[str]:
