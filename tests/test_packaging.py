@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    # Let the new environment keep its bytecode, or every command compiles what it imports anew.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300
+        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
     )
 
 
@@ -60,6 +63,11 @@ def test_the_base_starts_without_torch_and_prefect(tarmac: Path, tmp_path: Path)
         assert run(python, "-c", f"import {package}", cwd=tmp_path).returncode == 1
     assert run(tarmac, "--version", cwd=tmp_path).stdout.startswith("tarmac 0.")
     assert "evaluate" in run(tarmac, "--help", cwd=tmp_path).stdout
+    wrong = run(tarmac, "biuld", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        "✗ tarmac: no command is named 'biuld'; did you mean build?\n",
+    )
 
 
 def test_the_base_says_which_extra_a_command_needs(tarmac: Path, tmp_path: Path) -> None:
