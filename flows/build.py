@@ -18,7 +18,6 @@ def build_flow(
     overrides: Overrides | None = None,
     rehash: bool = False,
     accept_loss: bool = False,
-    shard: str = "",
     wait: bool = True,
 ) -> list[StageResult]:
     """Build the dataset of a config; what is up to date is left as it is.
@@ -28,10 +27,9 @@ def build_flow(
         overrides: Values for this run only; what is left empty stays as the config says.
         rehash: Compare the content of all raw files, not only their sizes and times.
         accept_loss: Take a version that has lost more than 5 % of the samples before.
-        shard: Convert this shard again, such as train/000007.
         wait: Wait while somebody else builds this dataset; otherwise fail.
     """
     plan = configured(config, overrides)
-    built = build(plan, rehash=rehash, accept_loss=accept_loss, shard=shard or None, waits=wait)
+    built = build(plan, rehash=rehash, accept_loss=accept_loss, waits=wait)
     version = Path(built["details"]["version"])
     return [built, verify(plan, version), publish(plan, version)]

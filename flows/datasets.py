@@ -35,7 +35,6 @@ def build(
     accept_loss: Annotated[
         bool, Parameter(help="Publish a version that has lost more than 5 % of the samples.")
     ] = False,
-    shard: Annotated[str, Parameter(help="Convert this shard again: 7, or val/000003.", metavar="N")] = "",
     no_wait: Annotated[
         bool, Parameter(help="Fail when somebody else is building the dataset, instead of waiting.")
     ] = False,
@@ -58,7 +57,7 @@ def build(
     overrides = Overrides(set=changes or [])
     settings = configured(config, overrides)
     began = time.monotonic()
-    version = None if rehash or shard else is_up_to_date(settings)
+    version = None if rehash else is_up_to_date(settings, for_build=True)
     if version is not None:
         return _show_build(settings, version, None, time.monotonic() - began, as_json)
     stages = start.flow(
@@ -68,7 +67,6 @@ def build(
         overrides=overrides,
         rehash=rehash,
         accept_loss=accept_loss,
-        shard=shard,
         wait=not no_wait,
     )
     built = stages[0]["details"]

@@ -158,7 +158,7 @@ def finished_pipeline(settings: Config) -> FinishedPipeline | None:
     from tasks.supervision import gathering
     from tasks.supervision.status import look
 
-    version = is_up_to_date(settings)
+    version = is_up_to_date(settings, for_build=True)
     if version is None:
         return None
     run = locate(settings, version)

@@ -15,6 +15,7 @@ from tasks.core.errors import DataError
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.dataset import versions
+from tasks.dataset.build import freshness
 from tasks.stage import StageResult, is_transient, shown, tell
 
 
@@ -30,12 +31,13 @@ def build(
     *,
     rehash: bool = False,
     accept_loss: bool = False,
-    shard: str | None = None,
     waits: bool = True,
 ) -> StageResult:
     """Convert what has changed and assemble a version; `details.version` is its folder."""
     with shown("build") as stage:
-        asked = {"rehash": rehash, "accept_loss": accept_loss, "shard": shard, "waits": waits}
+        asked: dict[str, Any] = {"rehash": rehash, "accept_loss": accept_loss, "waits": waits}
+        survey = freshness.take_survey(config.dataset.output)
+        asked["survey"] = None if survey is None else str(survey)
         built = child.call(
             "tasks.dataset.build.run:build",
             {"config": config.model_dump(mode="json"), **asked},
@@ -74,7 +76,11 @@ def publish(config: Config, version: Path) -> StageResult:
         was = "" if before is None or before == version else f" (was {before.name})"
         summary = f"version {version.name}{was}"
         if config.dataset.mirror is not None:
-            asked = {"version": version, "mirror": config.dataset.mirror, "keep": config.dataset.keep}
+            asked: dict[str, Any] = {
+                "version": version,
+                "mirror": config.dataset.mirror,
+                "keep": config.dataset.keep,
+            }
             try:
                 sent = child.call("tasks.dataset.mirror:publish", to_jsonable_python(asked), stage.progress)
             except DataError as error:

@@ -17,7 +17,7 @@ HASH_BITS = 64
 _SUFFIX = re.compile(r"\.(?:nii\.gz|nii|npz|npy|b2nd|jpe?g|jfif|png|webp|bmp|gif|tiff?)\Z", re.IGNORECASE)
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _CLEANED = bytes(byte if byte in _KEPT else ord("_") for byte in range(256))
-_PLACES = blake2b(digest_size=8, person=b"tarmac-shard")
+_SHARD_HASH = blake2b(digest_size=8, person=b"tarmac-shard")
 
 
 def stem(path: str) -> str:
@@ -35,14 +35,14 @@ def key_of(original: str) -> str:
     return f"{key[: LONGEST - 2 * MARK_BYTES - 1]}-{mark}"
 
 
-def position(key: str) -> int:
-    """Where the key stands among all keys: 64 bits that cut samples into shards and order them within."""
-    running = _PLACES.copy()
+def shard_hash(key: str) -> int:
+    """64 bits that place the key among all keys: they cut samples into shards and order them within."""
+    running = _SHARD_HASH.copy()
     running.update(key.encode())
     return int.from_bytes(running.digest(), "big")
 
 
-def lot(text: str) -> float:
-    """A number in [0, 1) that a key or group draws for its split."""
+def split_hash(text: str) -> float:
+    """A number in [0, 1) by which a key or group gets its split."""
     drawn = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, person=b"tarmac-split").digest()
     return (int.from_bytes(drawn, "big") >> 11) / (1 << 53)

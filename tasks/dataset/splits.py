@@ -12,7 +12,7 @@ from typing import Any
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Splits
-from tasks.dataset.keys import lot
+from tasks.dataset.keys import split_hash
 from tasks.dataset.rejects import Reject
 
 REST = "train"
@@ -57,7 +57,7 @@ def split_of(splits: Splits, key: str, group: str | None, fields: Mapping[str, A
         return name
     if not splits.shares:
         return REST
-    drawn = lot(key if group is None else group)
+    drawn = split_hash(key if group is None else group)
     for name, share in sorted(splits.shares.items()):
         if drawn < share:
             return name

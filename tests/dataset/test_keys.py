@@ -7,7 +7,7 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Splits
 from tasks.dataset import splits
 from tasks.dataset.filters import passes
-from tasks.dataset.keys import key_of, lot, position
+from tasks.dataset.keys import key_of, shard_hash, split_hash
 from tasks.dataset.rejects import Reject
 
 
@@ -34,9 +34,9 @@ def test_cleaning_does_not_make_different_names_equal() -> None:
 
 def test_shard_and_split_bits_are_independent() -> None:
     keys = [f"{number:05d}" for number in range(4000)]
-    held_out = [key for key in keys if lot(key) < 0.15]
+    held_out = [key for key in keys if split_hash(key) < 0.15]
     assert 0.12 < len(held_out) / len(keys) < 0.18
-    in_lower_half = sum(position(key) < 1 << 63 for key in held_out) / len(held_out)
+    in_lower_half = sum(shard_hash(key) < 1 << 63 for key in held_out) / len(held_out)
     assert 0.4 < in_lower_half < 0.6
 
 

@@ -15,7 +15,7 @@ import pytest
 from tasks.core.errors import DataError
 from tasks.core.files import read_json
 from tasks.core.schema import Config
-from tasks.dataset.build.kept import kept
+from tasks.dataset.build.staging import redact_config
 from tasks.dataset.build_info import sealed
 from tasks.dataset.repair import install
 from tasks.dataset.repair.outcome import Failed
@@ -218,9 +218,9 @@ def test_relative_paths_are_kept_as_absolute_ones(tmp_path: Path, monkeypatch: p
         ("s3://bucket/x/*.tar", None),
     ],
 )
-def test_no_password_or_signature_is_kept(path: str, shown: str | None, tmp_path: Path) -> None:
+def test_no_password_or_signature_is_redact_config(path: str, shown: str | None, tmp_path: Path) -> None:
     config = shards.config(path, output=tmp_path / "out", source={"join": [{"path": path}]})
-    block, cut = kept(config.dataset)
+    block, cut = redact_config(config.dataset)
     if shown is None:
         assert (block["source"]["path"], cut) == (path, [])
         return

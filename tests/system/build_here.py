@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.config import load
-from tasks.dataset.build import conversion
+from tasks.dataset.build import convert
 from tasks.dataset.build.run import build
 from tests.dataset.raw import contents
 
@@ -20,6 +20,6 @@ def map_here(function: Callable[[Any], Any], items: Iterable[Any], engines: Any,
 
 
 if __name__ == "__main__":
-    conversion.map_groups = map_here  # type: ignore[assignment]
+    convert.map_groups = map_here  # type: ignore[assignment]
     version = build(load(Path(sys.argv[1]), sys.argv[2:])).version
     json.dump(contents(version), sys.stdout, indent=1)

@@ -4,68 +4,77 @@ Shards are hard links, so a version that shares most of its shards with the one 
 names; where a file may not be linked it is copied. The folder grows beside the staged shards, while later
 ones are still being converted, and gets its place and name last, when all of it is on disk. Nothing is held
 of more than one shard.
+
+A repair uses the same steps: `draft_version` makes every table from the sidecars of `inputs.arrow`, without a
+tar where a shard has none to give, and `describe` adds rejects and manifest.
 """
 
 from __future__ import annotations
 
-from blake3 import blake3
-
+import contextlib
 import errno
+import filecmp
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from blake3 import blake3
 
+from tasks.core.errors import UsageError
 from tasks.core.files import digest, fsync_path, write_atomic, write_json
 from tasks.core.schema import Config
-from tasks.dataset.layout import BUILD
-from tasks.dataset.build_info import write_build_info
-from tasks.dataset.build import fingerprint
-from tasks.dataset.build import rejects
-from tasks.dataset.build.catalogue import Catalogue
-from tasks.dataset.build.placement import move_into_place
-from tasks.dataset.build.reuse import INPUTS
-from tasks.dataset.build.sidecar import accepted, first, schema
-from tasks.dataset.build.split_tables import SplitTables, split_tables
-from tasks.dataset.manifest import (
-    Manifest,
-    SourceSummary,
-    SplitSummary,
-    content_digest,
+from tasks.dataset import versions
+from tasks.dataset.build.catalogue import Rejected
+from tasks.dataset.build.fingerprint import config_digest
+from tasks.dataset.build.sidecar import accepted, first, schema, statistics_schema
+from tasks.dataset.build_info import names_beside_tars, write_build_info
+from tasks.dataset.index import IndexWriter
+from tasks.dataset.layout import (
+    BUILD,
+    INPUTS,
+    MANIFEST,
+    REJECTS,
+    SHARDS,
+    VERSIONS,
+    index_name,
+    samples_name,
+    shard_name,
+    sizes_name,
 )
-from tasks.dataset.layout import shard_name
-from tasks.dataset.tables import BatchWriter, TableWriter
+from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest, version_name
+from tasks.dataset.tables import REJECTS_SCHEMA, SHARDS_SCHEMA, BatchWriter, TableWriter, samples_schema
+from tasks.dataset.versions import DAMAGED
 
 DRAFT = "draft"
 BLAKE3_RANGE = 1 << 256
+AT_ONCE = 1000
+"""Rejects between two writes."""
 UNLINKABLE = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
 """The system links no file of another user, across file systems, or more often than it can count."""
-
-SHARDS = pa.schema(
-    [
-        ("name", pa.string()),
-        ("split", pa.string()),
-        ("blake3", pa.string()),
-        ("bytes", pa.int64()),
-        ("samples", pa.int64()),
-        ("input_digest", pa.string()),
-    ]
-)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A converted leaf: its split, its sidecar, and its tar unless every sample of it was rejected."""
+    """A converted shard: its split, its sidecar, and its tar to be linked, if there is one."""
 
     split: str
     sidecar: Any
     tar: Path | None
+
+
+class Account(NamedTuple):
+    """Raw samples before any rule, those that the user's filter left out, and the rejects by reason."""
+
+    read: int
+    filtered: int
+    reasons: Mapping[str, int]
 
 
 @dataclass
@@ -77,13 +86,13 @@ class Draft:
     config_digest: str
     inputs: BatchWriter
     shards: TableWriter
-    blake3: list[tuple[str, str]] = field(default_factory=list)
+    seals: list[tuple[str, str]] = field(default_factory=list)
     splits: dict[str, SplitSummary] = field(default_factory=dict)
     content: int = 0
     """Sum of the BLAKE3 of every sample's line, modulo 2^256: the same in any order of the samples."""
 
 
-def begin(config: Config, shards: Iterable[Shard], staging: Path) -> Draft:
+def draft_version(config: Config, shards: Iterable[Shard], staging: Path) -> Draft:
     """Write the shards, as they come, into a draft in the folder `staging`: split by split, in order."""
     folder = staging / DRAFT
     shutil.rmtree(folder, ignore_errors=True)
@@ -91,31 +100,68 @@ def begin(config: Config, shards: Iterable[Shard], staging: Path) -> Draft:
     modality = config.dataset.modality
     with (
         BatchWriter(folder / INPUTS, schema(modality)) as inputs,
-        TableWriter(folder / "shards.parquet", SHARDS) as table,
+        TableWriter(folder / SHARDS, SHARDS_SCHEMA) as table,
     ):
-        draft = Draft(folder, modality, fingerprint.config_digest(config.dataset), inputs, table)
+        draft = Draft(folder, modality, config_digest(config.dataset), inputs, table)
         for split, members in groupby(shards, key=lambda shard: shard.split):
             _write_split(draft, split, members)
     return draft
 
 
-def complete(
-    draft: Draft, config: Config, catalogue: Catalogue, facts: dict[str, Any], dataset: Path
-) -> tuple[Path, Manifest]:
-    """Make the draft a version of the folder `dataset` and return it with its manifest.
+def describe(draft: Draft, config: Config, account: Account, rejects: Iterator[Rejected]) -> Manifest:
+    """Add the table of rejects and the manifest to the draft."""
+    write_rejects(draft.folder / REJECTS, rejects)
+    manifest = Manifest(
+        format="tarmac/1",
+        name=config.name,
+        modality=draft.modality,
+        digest=content_digest(draft.seals),
+        splits=draft.splits,
+        read=account.read,
+        accepted=sum(split.samples for split in draft.splits.values()),
+        filtered=account.filtered,
+        rejects=dict(account.reasons),
+        source=SourceSummary(
+            kind=config.dataset.all_sources[0].kind, digest=f"{draft.content % BLAKE3_RANGE:064x}"
+        ),
+        config_digest=draft.config_digest,
+    )
+    write_atomic(draft.folder / MANIFEST, manifest.to_bytes())
+    return manifest
 
-    The catalogue knows all rejects; `facts` go into build.json. A folder of the same name that has its tars
-    keeps them, and gets every other file that differs; one that has lost a tar is replaced.
+
+def install(draft: Draft, manifest: Manifest, facts: Mapping[str, Any], dataset: Path) -> Path:
+    """Seal the draft, with `facts` in its build.json, and make it a version of the folder `dataset`; its
+    path.
+
+    A folder of the same name that has its tars keeps those that the draft has too, because a run may be
+    reading them, and gets every file that differs; one that has lost a tar is replaced. UsageError where both
+    lie on different file systems.
     """
-    folder = draft.folder
-    manifest = _manifest(config, catalogue, draft)
-    rejects.write(folder / "rejects.parquet", catalogue.rejects())
-    write_atomic(folder / "manifest.json", manifest.to_bytes())
-    write_build_info(folder, facts)
-    for below in [entry for entry in folder.iterdir() if entry.is_dir()]:
+    write_build_info(draft.folder, facts)
+    for below in [entry for entry in draft.folder.iterdir() if entry.is_dir()]:
         fsync_path(below)
-    fsync_path(folder)
-    return move_into_place(folder, dataset / "versions", manifest), manifest
+    fsync_path(draft.folder)
+    (dataset / VERSIONS).mkdir(exist_ok=True)
+    version = dataset / VERSIONS / version_name(manifest.to_bytes())
+    with _other_disk_as_error(draft.folder, version.parent):
+        if not version.exists():
+            os.rename(draft.folder, version)
+        elif versions.has_its_tars(version, manifest):
+            _refresh(draft.folder, version)
+            shutil.rmtree(draft.folder)
+        else:
+            _replace(draft.folder, version)
+    fsync_path(version.parent)
+    return version
+
+
+def write_rejects(path: Path, rejects: Iterator[Rejected]) -> None:
+    """The table of rejects, in the sources' order."""
+    with TableWriter(path, REJECTS_SCHEMA) as writer:
+        while some := list(islice(rejects, AT_ONCE)):
+            columns = {name: [getattr(one, name) for one in some] for name in REJECTS_SCHEMA.names}
+            writer.write(pa.table(columns, REJECTS_SCHEMA))
 
 
 def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
@@ -123,29 +169,67 @@ def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
     sizes: list[int] = []
     size_bytes = 0
     with ExitStack() as stack:
-        tables: SplitTables | None = None
+        tables: _SplitTables | None = None
         for shard in shards:
             number = len(sizes)
-            name = None if shard.tar is None else shard_name(split, number)
+            seal = first(shard.sidecar, "blake3")
+            name = None if seal is None else shard_name(split, number)
             draft.inputs.write(_with_tar(shard.sidecar, name))
-            if name is None or shard.tar is None:
-                continue
+            if name is None:
+                continue  # every sample of it was rejected
             if tables is None:
-                (draft.folder / split).mkdir()
-                tables = stack.enter_context(split_tables(draft.folder, split, draft.modality))
-            _link(shard.tar, draft.folder / name)
+                tables = stack.enter_context(_split_tables(draft, split))
+            if shard.tar is not None:
+                _link(shard.tar, draft.folder / name)
             table = accepted(shard.sidecar)
             tables.write(number, table)
             lines = list(_content_lines(table))
             draft.content += sum(_number(line) for line in lines)
             draft.shards.write(_shard_row(draft, name, split, table, lines))
-            draft.blake3.append((name, first(table, "blake3")))
+            draft.seals.append((name, seal))
             sizes.append(table.num_rows)
             size_bytes += first(table, "bytes")
     if sizes:
-        named = {f"{number:06d}.tar": samples for number, samples in enumerate(sizes)}
-        write_json(draft.folder / split / "sizes.json", named)
+        named = {Path(shard_name(split, number)).name: samples for number, samples in enumerate(sizes)}
+        write_json(draft.folder / sizes_name(split), named)
         draft.splits[split] = SplitSummary(shards=len(sizes), samples=sum(sizes), bytes=size_bytes)
+
+
+@contextlib.contextmanager
+def _split_tables(draft: Draft, split: str) -> Iterator[_SplitTables]:
+    """Index and samples table of a split, whole and on disk when the block ends well."""
+    index, samples = draft.folder / index_name(split), draft.folder / samples_name(split)
+    for path in (index, samples, draft.folder / sizes_name(split)):
+        path.parent.mkdir(exist_ok=True)
+    statistics = statistics_schema(draft.modality)
+    columns = samples_schema(statistics)
+    with IndexWriter(index) as index_writer, TableWriter(samples, columns) as samples_writer:
+        yield _SplitTables(index_writer, samples_writer, columns, list(statistics))
+
+
+@dataclass(frozen=True)
+class _SplitTables:
+    """What readers of a split seek by, and what is known of each sample; written shard by shard."""
+
+    index: IndexWriter
+    samples: TableWriter
+    schema: Any
+    statistics: Sequence[str]
+
+    def write(self, number: int, table: Any) -> None:
+        """Append the accepted samples of shard `number` of the split."""
+        row, count = self.index.rows, table.num_rows
+        spans = [table.column(name).to_numpy() for name in ("offset", "length", "crc32c")]
+        self.index.write(number, *spans)
+        columns = {
+            "key": table.column("key"),
+            "original_key": table.column("original_key"),
+            "shard": pa.array(np.full(count, number, np.uint32)),
+            "row": pa.array(np.arange(row, row + count, dtype=np.uint64)),
+            "group": table.column("group"),
+            **{name: table.column(name) for name in self.statistics},
+        }
+        self.samples.write(pa.table(columns, self.schema))
 
 
 def _link(tar: Path, name: Path) -> None:
@@ -173,7 +257,7 @@ def _shard_row(draft: Draft, name: str, split: str, table: Any, lines: Sequence[
         "samples": table.num_rows,
         "input_digest": digest([draft.config_digest, *lines]),
     }
-    return pa.Table.from_pylist([row], SHARDS)
+    return pa.Table.from_pylist([row], SHARDS_SCHEMA)
 
 
 def _content_lines(table: Any) -> Iterator[str]:
@@ -186,19 +270,55 @@ def _number(line: str) -> int:
     return int.from_bytes(blake3(line.encode()).digest(), "big")
 
 
-def _manifest(config: Config, catalogue: Catalogue, draft: Draft) -> Manifest:
-    return Manifest(
-        format="tarmac/1",
-        name=config.name,
-        modality=draft.modality,
-        digest=content_digest(draft.blake3),
-        splits=draft.splits,
-        read=catalogue.read,
-        accepted=sum(split.samples for split in draft.splits.values()),
-        filtered=catalogue.filtered,
-        rejects=catalogue.reasons(),
-        source=SourceSummary(
-            kind=config.dataset.all_sources[0].kind, digest=f"{draft.content % BLAKE3_RANGE:064x}"
-        ),
-        config_digest=draft.config_digest,
-    )
+@contextlib.contextmanager
+def _other_disk_as_error(draft: Path, versions_folder: Path) -> Iterator[None]:
+    """Turn the error of a rename from one file system to another into a UsageError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        raise UsageError(
+            f"dataset.output: {versions_folder} lies on another file system than {draft.parent}, which no "
+            "rename can cross; make the dataset's folder a link, not versions in it"
+        ) from None
+
+
+def _replace(draft: Path, version: Path) -> None:
+    """Put the draft in the place of a version that has lost a tar."""
+    damaged = version.with_name(DAMAGED + version.name)
+    shutil.rmtree(damaged, ignore_errors=True)
+    os.rename(version, damaged)
+    try:
+        os.rename(draft, version)
+    except OSError:
+        os.rename(damaged, version)  # most of it is better than none
+        raise
+    shutil.rmtree(damaged)
+
+
+def _refresh(draft: Path, version: Path) -> None:
+    """Replace every file that differs from the draft's: damage, places in a table, times; a tar where the
+    draft has other bytes, because it was converted anew.
+
+    The record of the files goes last, so a refresh that is killed does not count as done.
+    """
+    for tar in draft.glob("*/*.tar"):
+        target = version / tar.relative_to(draft)
+        if not _is_same_file(tar, target):
+            os.replace(tar, target)
+    names = [*names_beside_tars(draft), BUILD]
+    for name in names:
+        target = version / name
+        if not _is_same_file(draft / name, target):
+            target.parent.mkdir(exist_ok=True)
+            os.replace(draft / name, target)
+    for folder in {(version / name).parent for name in names} | {version}:
+        fsync_path(folder)
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other) or filecmp.cmp(one, other, shallow=False)
+    except OSError:
+        return False

@@ -13,58 +13,97 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.core.files import fsync_path
-from tasks.dataset.build import rows
-from tasks.dataset.build.entries import Entry, Identity, Rejected
-from tasks.dataset.build.shard_plan import Weighed
-from tasks.dataset.rejects import printable
+from tasks.core.schema.dataset import ShardRules
+from tasks.core.stores import Stat
+from tasks.dataset.build.shard_plan import PlannedShard, plan_shards
+from tasks.dataset.keys import HASH_BITS
+from tasks.dataset.rejects import Reason, printable
+from tasks.dataset.sources import Container
 
 NAME = "catalogue.sqlite"
+SOURCE_BITS = 40
+_SIGN = 1 << (HASH_BITS - 1)
+"""SQLite's integers are signed; shard hashes are shifted so that their order stays."""
+
+
+class Entry(NamedTuple):  # made in a quarter of the time that a frozen dataclass takes
+    """A listed sample that is to be converted; a row of the catalogue.
+
+    `source` counts the config's sources, and `number` orders all raw samples as they stand in them: source by
+    source, each from `source << SOURCE_BITS` on. `size` (bytes) and `stamp` are those of its files, or of its
+    raw members with their digest where these wait in the spill: then `part`, `offset` and `length` say where.
+    """
+
+    number: int
+    key: str
+    original_key: str
+    place: str
+    source: int
+    file: str
+    size: int
+    stamp: str
+    content: str
+    split: str
+    group: str | None
+    part: int | None = None
+    offset: int | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A raw sample that was not taken, as `rejects.parquet` shows it."""
+
+    number: int
+    key: str
+    original_key: str
+    reason: Reason
+    detail: str
+    source: str
+    file: str
+
+
+_COLUMNS = """number INTEGER, key TEXT, original_key BLOB, place BLOB, source INTEGER, file BLOB,
+    size INTEGER, stamp TEXT, content BLOB, split TEXT, grp BLOB,
+    part INTEGER, start INTEGER, length INTEGER"""
+_PLANNING = "shard_hash INTEGER, weight INTEGER"
+_ENTRY = ", ".join(column.split()[0] for column in _COLUMNS.split(","))
+_IDENTITY = "||char(0)||".join(
+    ["key", "original_key", "file", "size", "stamp", "content", "ifnull(grp, char(1))"]
+)
+"""What must be the same of a source's sample for it to count as unchanged; not where it stands."""
 SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT);
-CREATE TABLE containers (source INTEGER, name BLOB, stat TEXT, filtered INTEGER, PRIMARY KEY (source, name));
-CREATE TABLE listed ({rows.SAMPLE});
+CREATE TABLE containers (
+    source INTEGER, name BLOB, size INTEGER, stamp TEXT, filtered INTEGER, PRIMARY KEY (source, name));
+CREATE TABLE listed ({_COLUMNS}, {_PLANNING});
 CREATE TABLE rejects (number INTEGER PRIMARY KEY, key TEXT, original_key TEXT, reason TEXT, detail TEXT,
     place TEXT, file TEXT, is_entry INTEGER);
-CREATE TABLE entries (rank INTEGER PRIMARY KEY, {rows.SAMPLE});
-CREATE TABLE leaves (
+CREATE TABLE entries (rank INTEGER PRIMARY KEY, {_COLUMNS}, {_PLANNING});
+CREATE TABLE shards (
     ordinal INTEGER PRIMARY KEY, split TEXT, start INTEGER, stop INTEGER, digest TEXT UNIQUE);
 """
-_SHARED_POSITION = "SELECT 1 FROM listed GROUP BY position HAVING count(*) > 1 LIMIT 1"
-_WHY_ALIKE = "; suffixes do not count, and rows of one image need key: [IMAGE, CAPTION]"
+_SHARED_HASH = "SELECT 1 FROM listed GROUP BY shard_hash HAVING count(*) > 1 LIMIT 1"
 _DUPLICATES = """
 SELECT later.number, later.key, later.original_key, later.place, later.file, first.place
 FROM (SELECT key AS shared, min(number) AS least FROM listed GROUP BY key HAVING count(*) > 1)
 JOIN listed AS later ON later.key = shared AND later.number > least
 JOIN listed AS first ON first.key = shared AND first.number = least
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One planned shard: the samples of ranks start to stop, and the digest of all that shapes its bytes."""
-
-    ordinal: int
-    split: str
-    start: int
-    stop: int
-    digest: str
-
-    @property
-    def samples(self) -> int:
-        return self.stop - self.start
+WHY_ALIKE = "; suffixes do not count, and rows of one image need key: [IMAGE, CAPTION]"
 
 
 class Catalogue:
     """The samples of one build: listed first, then sorted, then planned; the rest is for what is finished."""
 
     def __init__(self, path: Path, *, reads_only: bool = False, is_kept: bool = False) -> None:
-        """`is_kept`: a later build may take it up, so every transaction waits for the disk."""
+        """`is_kept`: a later build may continue it, so every transaction waits for the disk."""
         self.path = path
         mode = "mode=ro&immutable=1" if reads_only else "mode=rwc&nolock=1"
         if not reads_only:
@@ -104,27 +143,40 @@ class Catalogue:
 
     # listing
 
-    def containers(self) -> list[tuple[int, str, str]]:
-        """The containers read so far, in order: source, name, stat."""
-        found = self._database.execute("SELECT source, name, stat FROM containers ORDER BY rowid")
-        return [(source, rows.text(name), stat) for source, name, stat in found]
+    def add_containers(self, source: int, containers: Iterable[Container]) -> None:
+        """Containers that are to be read."""
+        rows = ((source, _raw(one.name), one.stat.size, one.stat.stamp) for one in containers)
+        self._database.executemany("INSERT INTO containers VALUES (?, ?, ?, ?, NULL)", rows)
 
-    def close_container(self, source: int, name: str, stat: str, filtered: int) -> None:
+    def containers(self, *, are_read: bool) -> list[tuple[int, Container]]:
+        """Those that were read, or those that are still to be, in order, each with its source."""
+        found = self._database.execute(
+            f"SELECT * FROM containers WHERE filtered IS {'NOT ' * are_read}NULL ORDER BY rowid"
+        )
+        return [(source, Container(_text(name), Stat(size, stamp))) for source, name, size, stamp, _ in found]
+
+    def forget_unread(self) -> None:
+        """Forget the containers that are still to be read."""
+        self._database.execute("DELETE FROM containers WHERE filtered IS NULL")
+
+    def close_container(self, source: int, name: str, filtered: int) -> None:
+        """Note that a container was read, and how many of its samples were filtered."""
         self._database.execute(
-            "INSERT INTO containers VALUES (?, ?, ?, ?)", (source, rows.raw(name), stat, filtered)
+            "UPDATE containers SET filtered = ? WHERE source = ? AND name = ?", (filtered, source, _raw(name))
         )
 
-    @property
-    def following_number(self) -> int:
-        """The number of the next raw sample."""
-        query = (
-            "SELECT max(n) FROM (SELECT max(number) AS n FROM listed UNION SELECT max(number) FROM rejects)"
-        )
-        last = self._database.execute(query).fetchone()[0]
-        return 0 if last is None else last + 1
+    def following_number(self, source: int) -> int:
+        """The number of the source's next raw sample."""
+        first = source << SOURCE_BITS
+        query = "SELECT max(number) FROM {} WHERE number >= ? AND number < ?"
+        bounds = (first, first + (1 << SOURCE_BITS))
+        found = (self._database.execute(query.format(table), bounds) for table in ("listed", "rejects"))
+        last: list[int | None] = [row.fetchone()[0] for row in found]
+        return max([first, *(number + 1 for number in last if number is not None)])
 
-    def add(self, listed: Iterable[Weighed[Entry]]) -> None:
-        self._database.executemany(f"INSERT INTO listed VALUES ({', '.join('?' * 16)})", map(rows.of, listed))
+    def add(self, listed: Iterable[tuple[Entry, int, int]]) -> None:
+        """Samples with their shard hash and weight."""
+        self._database.executemany(f"INSERT INTO listed VALUES ({', '.join('?' * 16)})", map(_row, listed))
 
     def reject(self, rejected: Iterable[Rejected], *, in_conversion: bool = False) -> None:
         """Note what is not taken: before it could become an entry, or `in_conversion` of what is one."""
@@ -140,38 +192,73 @@ class Catalogue:
 
     def sort(self, by_hash: bool) -> None:
         """Refuse what has the key of an earlier sample, and bring the others into the order of the shards."""
-        if self._database.execute(_SHARED_POSITION).fetchone():
-            self._refuse_duplicates()
-        order = "position, key" if by_hash else "number"
+        self._refuse_duplicates()
+        order = "shard_hash, key" if by_hash else "number"
         self._database.execute(
             "INSERT INTO entries SELECT NULL, * FROM listed "
             f"WHERE number NOT IN (SELECT number FROM rejects) ORDER BY split, {order}"
         )
 
     def _refuse_duplicates(self) -> None:
+        if not self._database.execute(_SHARED_HASH).fetchone():
+            return  # equal keys have equal hashes
         self._database.execute("CREATE INDEX IF NOT EXISTS listed_keys ON listed (key, number)")
         for number, key, original_key, place, file, first in self._database.execute(_DUPLICATES):
-            names = [printable(rows.text(name)) for name in (original_key, place, file)]
-            detail = f"{printable(rows.text(first))} has this key{_WHY_ALIKE}"
+            names = [printable(_text(name)) for name in (original_key, place, file)]
+            detail = f"{printable(_text(first))} has this key{WHY_ALIKE}"
             self.reject([Rejected(number, key, names[0], "key.duplicate", detail, names[1], names[2])])
+
+    def plan(self, rules: ShardRules, rules_digest: str, source_digests: Sequence[str]) -> None:
+        """Cut the sorted samples into shards. A shard's digest names what shapes its bytes: the rules, each
+        sample, and the source that it comes from."""
+        prefixes = [f"{digest}\0".encode() for digest in source_digests]
+        splits = ((split, self._weighed(split, prefixes)) for split in self.splits())
+        self.add_shards(plan_shards(splits, rules, rules_digest))
+
+    def select(self, wanted: Mapping[str, Sequence[str]]) -> list[str]:
+        """Instead of `sort` and `plan`: one shard per name, of the samples that have these keys, in this
+        order; the keys that no sample has. Ordinals count the names that have samples, in their order."""
+        self._refuse_duplicates()
+        self._database.execute("CREATE TEMP TABLE wanted (shard TEXT, row INTEGER, key TEXT)")
+        rows = ((name, row, key) for name, keys in wanted.items() for row, key in enumerate(keys))
+        self._database.executemany("INSERT INTO wanted VALUES (?, ?, ?)", rows)
+        self._database.execute(
+            "INSERT INTO entries SELECT NULL, listed.* FROM wanted JOIN listed ON listed.key = wanted.key "
+            "WHERE number NOT IN (SELECT number FROM rejects) ORDER BY wanted.shard, wanted.row"
+        )
+        self._database.execute(
+            "UPDATE entries SET split = (SELECT shard FROM wanted WHERE wanted.key = entries.key)"
+        )
+        bounds = self._database.execute(
+            "SELECT split, min(rank), max(rank) + 1 FROM entries GROUP BY split ORDER BY split"
+        ).fetchall()
+        self.add_shards(
+            PlannedShard(ordinal, name, start, stop, name.removesuffix(".tar").replace("/", "-"))
+            for ordinal, (name, start, stop) in enumerate(bounds)
+        )
+        missing = self._database.execute(
+            "SELECT key FROM wanted WHERE key NOT IN (SELECT key FROM entries) ORDER BY shard, row"
+        )
+        return [key for (key,) in missing]
 
     def splits(self) -> list[str]:
         return [
             split for (split,) in self._database.execute("SELECT DISTINCT split FROM entries ORDER BY split")
         ]
 
-    def sorted_samples(self, split: str) -> Iterator[Weighed[Identity]]:
-        """What planning needs of a split's samples, in the order of their ranks, which count from 1 over all
-        splits."""
-        query = f"SELECT position, weight, {rows.IDENTITY} FROM entries WHERE split = ? ORDER BY rank"
-        for position, weight, *rest in self._database.execute(query, (split,)):
-            yield Weighed(position + rows.SIGN, weight, rows.identity(rest))
-
-    def add_leaves(self, leaves: Iterable[Leaf]) -> None:
-        self._database.executemany(
-            "INSERT INTO leaves VALUES (?, ?, ?, ?, ?)",
-            ((leaf.ordinal, leaf.split, leaf.start, leaf.stop, leaf.digest) for leaf in leaves),
+    def _weighed(self, split: str, prefixes: Sequence[bytes]) -> Iterator[tuple[int, int, bytes]]:
+        """Shard hash, weight and identity of a split's samples, in the order of their ranks, which count from
+        1 over all splits."""
+        query = (
+            f"SELECT shard_hash, weight, source, CAST({_IDENTITY} AS BLOB) FROM entries "
+            "WHERE split = ? ORDER BY rank"
         )
+        for shard_hash, weight, source, identity in self._database.execute(query, (split,)):
+            yield shard_hash + _SIGN, weight, prefixes[source] + identity
+
+    def add_shards(self, shards: Iterable[PlannedShard]) -> None:
+        rows = ((one.ordinal, one.split, one.start, one.stop, one.digest) for one in shards)
+        self._database.executemany("INSERT INTO shards VALUES (?, ?, ?, ?, ?)", rows)
 
     # the finished catalogue
 
@@ -192,41 +279,47 @@ class Catalogue:
 
     @property
     def rejected_entries(self) -> int:
-        """Samples that were rejected in conversion, as far as `reject` was told."""
+        """Samples that were rejected in conversion, as far as `reject` has noted them."""
         return self._count("SELECT count(*) FROM rejects WHERE is_entry")
 
     @property
     def filtered(self) -> int:
+        """Samples that the user's filter left out."""
         return self._count("SELECT coalesce(sum(filtered), 0) FROM containers")
 
-    def leaves(self) -> Iterator[Leaf]:
+    @property
+    def container_count(self) -> int:
+        return self._count("SELECT count(*) FROM containers")
+
+    def shards(self) -> Iterator[PlannedShard]:
         """Split by split in the order of their names, in shard order within."""
-        for row in self._database.execute("SELECT * FROM leaves ORDER BY ordinal"):
-            yield Leaf(*row)
+        for row in self._database.execute("SELECT * FROM shards ORDER BY ordinal"):
+            yield PlannedShard(*row)
 
     @property
     def planned(self) -> int:
-        """The number of leaves."""
-        return self._count("SELECT count(*) FROM leaves")
+        """The number of planned shards."""
+        return self._count("SELECT count(*) FROM shards")
 
-    def leaf(self, ordinal: int) -> Leaf:
-        return Leaf(*self._database.execute("SELECT * FROM leaves WHERE ordinal = ?", (ordinal,)).fetchone())
+    def shard(self, ordinal: int) -> PlannedShard:
+        row = self._database.execute("SELECT * FROM shards WHERE ordinal = ?", (ordinal,)).fetchone()
+        return PlannedShard(*row)
 
     def ordinal(self, digest: str) -> int | None:
-        """The leaf of this digest, if it is planned."""
-        row = self._database.execute("SELECT ordinal FROM leaves WHERE digest = ?", (digest,)).fetchone()
+        """The planned shard of this digest, if there is one."""
+        row = self._database.execute("SELECT ordinal FROM shards WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else int(row[0])
 
-    def entries(self, leaf: Leaf) -> list[Entry]:
-        return list(self.between(leaf.start, leaf.stop))
+    def entries(self, shard: PlannedShard) -> list[Entry]:
+        return list(self.between(shard.start, shard.stop))
 
     def between(self, start: int, stop: int) -> Iterator[Entry]:
         """The entries of ranks start to stop."""
-        query = f"SELECT {rows.ENTRY} FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
-        return map(rows.entry, self._database.execute(query, (start, stop)))
+        query = f"SELECT {_ENTRY} FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
+        return map(_entry, self._database.execute(query, (start, stop)))
 
     def forget_conversions(self) -> None:
-        """Forget the rejects that a build noted which was killed later: its sidecars tell them again."""
+        """Forget the rejects that an earlier build noted in its conversion: its sidecars hold them."""
         self._database.execute("DELETE FROM rejects WHERE is_entry")
 
     def rejects(self) -> Iterator[Rejected]:
@@ -239,7 +332,7 @@ class Catalogue:
         return dict(self._database.execute(query).fetchall())
 
     def kept_of(self, keys: Iterable[str]) -> int:
-        """How many of these keys (of an earlier version) are of accepted samples."""
+        """How many of these keys (of an earlier version) belong to accepted samples."""
         self._database.execute("CREATE UNIQUE INDEX IF NOT EXISTS entry_keys ON entries (key)")
         query = "SELECT 1 FROM entries WHERE key = ? AND number NOT IN (SELECT number FROM rejects)"
         return sum(self._database.execute(query, (key,)).fetchone() is not None for key in keys)
@@ -259,3 +352,44 @@ def reading(path: Path) -> Iterator[Catalogue]:
         yield catalogue
     finally:
         catalogue.close()
+
+
+# Texts beyond ASCII are stored as bytes, because paths and captions may hold what is not Unicode; to store
+# all of them so would take SQLite half as long again.
+
+
+def _row(listed: tuple[Entry, int, int]) -> tuple[Any, ...]:
+    entry, shard_hash, weight = listed
+    texts = (entry.original_key, entry.place, entry.file, entry.content, entry.group)
+    if all(text is None or text.isascii() for text in texts):
+        return (*entry, shard_hash - _SIGN, weight)
+    original_key, place, file, content, group = (None if text is None else _raw(text) for text in texts)
+    return (
+        entry.number,
+        entry.key,
+        original_key,
+        place,
+        entry.source,
+        file,
+        *entry[6:8],
+        content,
+        entry.split,
+        group,
+        *entry[11:],
+        shard_hash - _SIGN,
+        weight,
+    )
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    if bytes in map(type, row):
+        row = tuple(_text(value) if isinstance(value, bytes) else value for value in row)
+    return Entry._make(row)
+
+
+def _raw(value: str) -> str | bytes:
+    return value if value.isascii() else value.encode("utf-8", "surrogatepass")
+
+
+def _text(stored: str | bytes) -> str:
+    return stored if isinstance(stored, str) else stored.decode("utf-8", "surrogatepass")

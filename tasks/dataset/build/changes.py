@@ -1,22 +1,24 @@
-"""What a new version has gained and lost against the one before: half a source must not pass unnoticed."""
+"""What a new version has gained and lost against the one before: half a source must not pass unnoticed.
+
+The guard holds as long as anything says what the current version had: its manifest, its tables of samples, or
+the sidecars of its shards. Where nothing does, a person has to say that a loss is fine.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
 from tasks.dataset.build.catalogue import Catalogue
-from tasks.dataset.build.reuse import INPUTS
 from tasks.dataset.build.sidecar import accepted
+from tasks.dataset.layout import INPUTS
 from tasks.dataset.manifest import read_manifest
-from tasks.dataset.tables import Batches
+from tasks.dataset.tables import Batches, read_pieces, read_shards
 
 ALLOWED = 0.05
 """Share of the samples that may go from one version to the next without a word from the user."""
@@ -24,17 +26,25 @@ ALLOWED = 0.05
 
 @dataclass(frozen=True)
 class Changes:
-    """Samples, told by their keys, of which `had` were there before; the keys of `unread` of them cannot be
-    read, so those count as lost."""
+    """Samples, told apart by their keys, of which `had` were there before (None: nothing says how many); the
+    keys of `unread` of them cannot be read, so those count as lost."""
 
     gained: int
     lost: int
-    had: int
+    had: int | None
     unread: int = 0
 
     def check(self, before: Path | None) -> None:
-        """DataError when more than ALLOWED of the samples are gone, or that cannot be told."""
-        if before is None or self.lost <= ALLOWED * self.had:
+        """DataError when more than ALLOWED of the samples are gone, or that cannot be known."""
+        if before is None:
+            return
+        if self.had is None:
+            raise DataError(
+                f"neither manifest nor tables of the current version {before.name} can be read, so nobody "
+                "knows which samples it had; `tarmac repair DATASET` mends them, or accept a loss: "
+                "tarmac build CONFIG --accept-loss"
+            )
+        if self.lost <= ALLOWED * self.had:
             return
         if self.unread > ALLOWED * self.had:
             raise DataError(
@@ -58,12 +68,28 @@ def since(before: Path | None, catalogue: Catalogue) -> Changes:
     if before is None:
         return Changes(now, 0, 0)
     kept, read = _kept(catalogue, _keys_of_tables(before))
-    had = read
-    with contextlib.suppress(DataError):  # of a manifest that is damaged, which verify tells
-        had = max(read_manifest(before).accepted, read)
-    if read < had:
-        kept, read = max((kept, read), _kept(catalogue, _keys_of_sidecars(before)), key=itemgetter(1))
+    recorded = _recorded(before)
+    if recorded is None or read < recorded:
+        others = _kept(catalogue, _keys_of_sidecars(before))
+        if others[1] > read:
+            kept, read = others
+    if recorded is None and not read:
+        return Changes(now, 0, None)
+    had = max(recorded or 0, read)
     return Changes(now - kept, had - kept, had, had - read)
+
+
+def _recorded(version: Path) -> int | None:
+    """How many samples the version had, by its manifest or its table of shards; None when neither can be
+    read."""
+    sources: tuple[Callable[[], int], ...] = (
+        lambda: read_manifest(version).accepted,
+        lambda: sum(shard.samples for shard in read_shards(version)),
+    )
+    for count in sources:
+        with contextlib.suppress(DataError):  # verify is who reports damage
+            return count()
+    return None
 
 
 def _kept(catalogue: Catalogue, keys: Iterator[str]) -> tuple[int, int]:
@@ -79,11 +105,11 @@ def _kept(catalogue: Catalogue, keys: Iterator[str]) -> tuple[int, int]:
 
 
 def _keys_of_tables(version: Path) -> Iterator[str]:
-    """As far as they can be read: damage is for verify to find."""
+    """As far as they can be read: damage is for verify to report."""
     for path in sorted((version / "samples").glob("*.parquet")):
-        with contextlib.suppress(OSError, pa.ArrowException):
-            for batch in pq.ParquetFile(path).iter_batches(columns=["key"]):
-                yield from batch.column(0).to_pylist()
+        with contextlib.suppress(DataError):
+            for piece in read_pieces(path, ["key"]):
+                yield from piece.column(0).to_pylist()
 
 
 def _keys_of_sidecars(version: Path) -> Iterator[str]:

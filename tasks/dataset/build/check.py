@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tasks.core.stores import is_remote
 from tasks.core.errors import UsageError
-from tasks.core.patterns import base_folder, would_match
 from tasks.core.files import require_writable
+from tasks.core.patterns import base_folder, would_match
 from tasks.core.schema import Dataset, ShardsSource
 from tasks.core.schema import Source as SourceConfig
+from tasks.core.stores import is_remote
 from tasks.dataset import splits, versions
+from tasks.dataset.layout import STAGING, VERSIONS
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.sources import Source, open_sources
 from tasks.dataset.sources.tabular import require
@@ -24,7 +25,7 @@ MADE = (
     "quarantine.jsonl",
 )
 """Files of each kind that a dataset holds, and where."""
-WORKED_IN = ("staging", "versions", "repair")
+WORKED_IN = (STAGING, VERSIONS, "repair")
 
 
 def check(dataset: Dataset) -> list[Source]:

@@ -1,4 +1,4 @@
-"""What tells whether anything has changed, as digests.
+"""Whether anything has changed, as digests.
 
 Three questions, three digests. `rules_digest`: would the same raw sample become the same bytes? It keys
 converted shards. `config_digest`: were the user's wishes the same, wherever the data lies? It stands in the
@@ -7,22 +7,23 @@ manifest. `Fingerprint`: is everything listed as it was, so that there is nothin
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import xxhash
+from blake3 import blake3
 
 from tasks.core.files import digest
 from tasks.core.schema import Config, Dataset
-from tasks.core.stores import Stat
-from tasks.dataset.sources import Container, Item, Source, open_sources
+from tasks.dataset.sources import Container, Item, Source
 from tasks.dataset.tar.writer import Members
 
 PLACES = {"output", "mirror", "keep", "private", "source", "sources"}
+"""Keys of the dataset block that say where things lie or who may see them."""
 AT_ONCE = 1000
 """Samples between two updates of a digest."""
-CONVERTER = 5
+CONVERTER = 6
 """Raise it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
 
@@ -50,10 +51,10 @@ def rules_digest(dataset: Dataset) -> str:
     )
 
 
-def source_digests(dataset: Dataset) -> list[str]:
+def source_digests(dataset: Dataset, sources: Sequence[Source]) -> list[str]:
     """Of each source, what shapes its samples' raw members: its place and its options."""
-    sources = zip(open_sources(dataset), dataset.all_sources, strict=True)
-    return [digest([source.location, config.model_dump(mode="json")]) for source, config in sources]
+    configs = zip(sources, dataset.all_sources, strict=True)
+    return [digest([source.location, config.model_dump(mode="json")]) for source, config in configs]
 
 
 def packages(modality: str) -> dict[str, str | None]:
@@ -100,18 +101,20 @@ class Fingerprint:
     """Running digest over all that is listed, in order."""
 
     def __init__(self, config: Config) -> None:
-        self._digest = blake2b(digest_size=32)
+        self._digest = blake3()
         self._waiting: list[str] = []
         splits = config.dataset.splits
         self._used = sorted({*config.dataset.filter, *filter(None, (splits.group_by, splits.column))})
         self._add(config.name, rules_digest(config.dataset), config_digest(config.dataset))
 
-    def add_container(self, source: int, container: Container) -> None:
-        """A container whose content is told by its size and time of change alone."""
-        self._add(source, container.name, container.stat)
+    def add_containers(self, source: int, containers: Iterable[Container]) -> None:
+        """Containers whose content is known by their size and time of change alone."""
+        for container in containers:
+            self._add(source, container.name, container.stat)
 
-    def add_item(self, source: Source, item: Item, stat: Stat) -> None:
-        """A sample that has files of its own; of its fields, only those that decide anything count."""
+    def add_item(self, source: Source, item: Item) -> None:
+        """A sample that has files of its own; of its fields, only those that filters and splits use count."""
+        stat = item.stat
         used = [item.fields.get(name) for name in self._used]
         self._add_line(
             f"{source.location}\0{item.place}\0{item.original_key}\0{item.file}\0{stat.size}\0{stat.stamp}\0"

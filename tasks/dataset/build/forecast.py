@@ -1,8 +1,8 @@
-"""What a build would do, told without doing it: samples, shards, bytes, time and why.
+"""What a build would do, found out without doing it: samples, shards, bytes, time and why.
 
-The catalogue is made in a temporary folder, so nothing beside the dataset changes. A sequential source is not
-read for it: of that only its containers are known. Size and time come from converting TRIED samples spread
-over all.
+The sources are listed once, into a temporary folder, so nothing beside the dataset changes. A sequential
+source is not read for it: only its containers are known. Size and time come from converting TRIED samples
+spread over all.
 """
 
 from __future__ import annotations
@@ -10,28 +10,31 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from tasks.core.errors import DataError
-from tasks.core.files import read_json
-from tasks.core.screen import Progress, no_progress
 from tasks.core.schema import Config
-from tasks.dataset import versions
-from tasks.dataset.layout import BUILD
+from tasks.core.screen import Progress, no_progress
+from tasks.dataset import layout
+from tasks.dataset.build.budget import Budget
 from tasks.dataset.build.catalogue import Catalogue
 from tasks.dataset.build.changes import since
 from tasks.dataset.build.check import check
-from tasks.dataset.build.convert import Converter, converter, write_rules
-from tasks.dataset.build.fingerprint import config_digest
-from tasks.dataset.build.leaves import plan_leaves
-from tasks.dataset.build.listing import fingerprint, list_samples
-from tasks.dataset.build.rejects import Budget
-from tasks.dataset.build.reuse import known_leaves
-from tasks.dataset.build.spread import spread
+from tasks.dataset.build.convert import Converter, converter
+from tasks.dataset.build.fingerprint import config_digest, rules_digest, source_digests
 from tasks.dataset.build.freshness import unchanged
+from tasks.dataset.build.listing import Listing
+from tasks.dataset.build.reuse import known_shards
+from tasks.dataset.build.shard_plan import PlannedShard
+from tasks.dataset.build.staging import write_rules
+from tasks.dataset.build_info import read_build_info
 from tasks.dataset.manifest import read_manifest
+from tasks.dataset.sources import Source
 from tasks.dataset.tar.writer import ShardWriter
 
 TRIED = 20
@@ -39,7 +42,7 @@ TRIED = 20
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be converted, told by listing the sources: `bytes` and `seconds` are for one process, and
+    """What is to be converted, known from listing the sources: `bytes` and `seconds` are for one process, and
     `tried_rejects` holds an example of each reason among the samples that were tried."""
 
     listed: int
@@ -76,18 +79,21 @@ class Forecast:
 def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
     """UsageError and DataError as the build would raise them."""
     sources = check(config.dataset)
-    before = versions.current(config.dataset.output)
+    before = layout.linked(config.dataset.output)
     free = _room(config.dataset.output)
-    inputs = fingerprint(config, progress) if before is not None else ""
-    if before is not None and unchanged(before, inputs, config.dataset):
-        return Forecast(before.name, None, 0, 0, free, None)
-    containers = [one for source in sources if source.is_sequential for one in source.containers()]
-    if containers:
-        size = sum(max(one.stat.size, 0) for one in containers)
-        why = _why(config, before, inputs, "a container of the source has changed, come or gone")
-        return Forecast(None, why, len(containers), size, free, None)
     with tempfile.TemporaryDirectory(prefix="tarmac-plan-") as folder:
-        work = _work(config, before, Path(folder), progress)
+        listing = Listing(config, sources, Path(folder), progress)
+        listing.survey()
+        inputs = listing.inputs_digest
+        with closing(listing.catalogue) as catalogue:
+            if before is not None and unchanged(before, inputs, config.dataset):
+                return Forecast(before.name, None, 0, 0, free, None)
+            if listing.has_containers:
+                sizes = [max(one.stat.size, 0) for _, one in catalogue.containers(are_read=False)]
+                why = _why(config, before, inputs, "a container of the source has changed, come or gone")
+                return Forecast(None, why, len(sizes), sum(sizes), free, None)
+            listing.read()
+            work = _work(config, before, catalogue, sources)
     changed = "samples have changed, come or gone" if work.to_convert else "samples have gone"
     return Forecast(None, _why(config, before, inputs, changed), 0, 0, free, work)
 
@@ -105,39 +111,49 @@ def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
     try:
         if read_manifest(before).config_digest != config_digest(config.dataset):
             return "the dataset block of the config has changed"
-        is_same = read_json(before / BUILD)["inputs_digest"] == inputs
-    except (DataError, OSError, ValueError, KeyError, TypeError):
+        is_same = read_build_info(before).inputs_digest == inputs
+    except DataError:
         is_same = True
     return "the current version is damaged, or a sample could not be read for it" if is_same else changed
 
 
-def _work(config: Config, before: Path | None, staging: Path, progress: Progress) -> Work:
-    """List into a folder of its own and try a few samples."""
-    rules = write_rules(staging, config.dataset)
-    catalogue = list_samples(config, staging, progress)
-    try:
-        plan_leaves(catalogue, config.dataset)
-        known = known_leaves(config.dataset.output, catalogue)
-        missing = [leaf for leaf in catalogue.leaves() if leaf.ordinal not in known]
-        to_convert = sum(leaf.samples for leaf in missing)
-        ranks = spread(missing, TRIED)
-        size, seconds, rejects = _try(catalogue, converter(staging, rules), ranks)
-        share = to_convert / max(len(ranks), 1)
-        return Work(
-            listed=catalogue.read,
-            filtered=catalogue.filtered,
-            rejected=catalogue.reasons(),
-            shards=len(known) + len(missing),
-            to_convert=to_convert,
-            to_convert_shards=len(missing),
-            bytes=round(size * share),
-            seconds=seconds * share,
-            tried=len(ranks),
-            tried_rejects=rejects,
-            stops=_stops(config, before, catalogue),
-        )
-    finally:
-        catalogue.close()
+def _work(config: Config, before: Path | None, catalogue: Catalogue, sources: Sequence[Source]) -> Work:
+    """Plan all shards and try a few samples of those that are to be converted."""
+    dataset, staging = config.dataset, catalogue.path.parent
+    with catalogue.transaction():
+        catalogue.plan(dataset.shard, rules_digest(dataset), source_digests(dataset, sources))
+    known = known_shards(dataset.output, catalogue)
+    missing = [shard for shard in catalogue.shards() if shard.ordinal not in known]
+    to_convert = sum(shard.samples for shard in missing)
+    ranks = spread(missing, TRIED)
+    size, seconds, rejects = _try(catalogue, converter(staging, write_rules(staging, dataset)), ranks)
+    share = to_convert / max(len(ranks), 1)
+    return Work(
+        listed=catalogue.read,
+        filtered=catalogue.filtered,
+        rejected=catalogue.reasons(),
+        shards=len(known) + len(missing),
+        to_convert=to_convert,
+        to_convert_shards=len(missing),
+        bytes=round(size * share),
+        seconds=seconds * share,
+        tried=len(ranks),
+        tried_rejects=rejects,
+        stops=_stops(config, before, catalogue),
+    )
+
+
+def spread(shards: Iterable[PlannedShard], count: int) -> list[int]:
+    """The ranks of at most `count` samples, evenly spread over these shards."""
+    chosen = list(shards)
+    ends = list(accumulate(shard.samples for shard in chosen))
+    total = ends[-1] if ends else 0
+    ranks = []
+    for number in range(min(count, total)):
+        place = number * total // min(count, total)
+        shard = bisect_right(ends, place)
+        ranks.append(chosen[shard].stop - (ends[shard] - place))
+    return ranks
 
 
 def _stops(config: Config, before: Path | None, catalogue: Catalogue) -> str | None:
@@ -161,9 +177,10 @@ def _try(catalogue: Catalogue, work: Converter, ranks: list[int]) -> tuple[int, 
     """Bytes and seconds of converting these entries, and the rejects among them with their details."""
     entries = [entry for rank in ranks for entry in catalogue.between(rank, rank + 1)]
     with ShardWriter(work.staging / "tried.tar") as writer:
-        work.convert(writer, entries[:1])  # imports what it needs
+        for entry in entries[:1]:
+            work.convert(writer, entry)  # imports what it needs
         began, before = time.perf_counter(), writer.size_bytes
-        outcomes = work.convert(writer, entries)
+        outcomes = [work.convert(writer, entry) for entry in entries]
         took, size = time.perf_counter() - began, writer.size_bytes - before
     rejects = {
         str(one.reject.reason): f"{one.entry.place}: {one.reject.detail}" for one in outcomes if one.reject

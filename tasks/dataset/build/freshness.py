@@ -3,10 +3,17 @@
 Kept apart from the build, because the answer must come fast and needs neither Pillow nor pyarrow. So tars are
 judged by number and size, and the files beside them by what build.json says of each: its size and, up to
 HASHED_BYTES, its BLAKE3. Damage that keeps the size of a tar or of a larger file is for `verify` to find.
+
+The sources are listed for it, which is what costs time. Where there is something to build, this listing can
+be kept for the build that follows in the same command, so that no file and no server is asked twice.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,30 +21,70 @@ from tasks.core.errors import DataError
 from tasks.core.files import blake3_file, read_json
 from tasks.core.schema import Config, Dataset
 from tasks.dataset import versions
-from tasks.dataset.layout import MIRRORED
-from tasks.dataset.layout import BUILD
 from tasks.dataset.build_info import FileSeal, read_build_info
+from tasks.dataset.layout import MANIFEST, MIRRORED, current
 from tasks.dataset.manifest import version_name
 
 HASHED_BYTES = 64_000_000
 """Reading more than this would make a build that has nothing to do slow."""
+SURVEY = ".survey-"
+"""Begins the name of a folder, in the dataset's, that holds a listing until the build takes it over."""
+_surveys: dict[Path, Path] = {}
+"""Folders of listings by dataset, for the build that follows in this process's command."""
 
 
-def is_up_to_date(config: Config) -> Path | None:
+def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
     """The current version, when sources (path, size, time) and config are as they were when it was built,
     and the mirror has it.
 
-    UsageError and DataError as the build would raise them.
+    `for_build` keeps the listing, where there is something to build, for a build that follows in this
+    process: see `take_survey`. UsageError and DataError as the build would raise them.
     """
     from tasks.dataset.build.check import check
-    from tasks.dataset.build.listing import fingerprint
+    from tasks.dataset.build.listing import Listing
 
-    version = versions.current(config.dataset.output)
+    dataset = config.dataset
+    sources = check(dataset)
+    version = current(dataset.output)
     if version is None:
-        check(config.dataset)
         return None
-    is_current = unchanged(version, fingerprint(config), config.dataset)
-    return version if is_current and _is_mirrored(config.dataset, version) else None
+    folder = _survey_folder(dataset.output)
+    is_kept = False
+    try:
+        listing = Listing(config, sources, folder)
+        listing.survey()
+        with contextlib.closing(listing.catalogue):
+            if unchanged(version, listing.inputs_digest, dataset) and _is_mirrored(dataset, version):
+                return version
+        is_kept = for_build and folder.parent == dataset.output and not listing.has_containers
+    finally:
+        if is_kept:
+            _keep(dataset.output, folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def take_survey(dataset: Path) -> Path | None:
+    """The folder of the listing that `is_up_to_date` has just made in this process, once; the build takes it
+    over."""
+    return _surveys.pop(dataset.absolute(), None)
+
+
+def _survey_folder(output: Path) -> Path:
+    """A new folder in the dataset's, where there must be room anyway, or in the system's temporary one where
+    the dataset's may not be written."""
+    with contextlib.suppress(OSError):
+        return Path(tempfile.mkdtemp(prefix=SURVEY, dir=output))
+    return Path(tempfile.mkdtemp(prefix="tarmac-survey-"))
+
+
+def _keep(output: Path, folder: Path) -> None:
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    earlier = _surveys.pop(output.absolute(), None)
+    if earlier is not None:
+        shutil.rmtree(earlier, ignore_errors=True)
+    _surveys[output.absolute()] = folder
 
 
 def _is_mirrored(dataset: Dataset, version: Path) -> bool:
@@ -52,7 +99,7 @@ def _is_mirrored(dataset: Dataset, version: Path) -> bool:
 
 
 def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
-    """Whether the version was built from what has this fingerprint, has all its files, and is worth keeping.
+    """Whether the version was built from what has this digest, has all its files, and is worth keeping.
 
     It is not when a file could not be read at the time, which may have passed. Files of more than
     HASHED_BYTES, and all tars, are compared by size only.
@@ -60,7 +107,7 @@ def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
     try:
         build = read_build_info(version)
         manifest = versions.read_manifest(version)
-        is_itself = version_name((version / "manifest.json").read_bytes()) == version.name
+        is_itself = version_name((version / MANIFEST).read_bytes()) == version.name
         is_of_these = build.inputs_digest == inputs and build.private == dataset.private
         if build.unread or not (is_itself and is_of_these and _are_sound(version, build.files)):
             return False

@@ -1,234 +1,293 @@
 """Every raw sample of every source, brought into the catalogue, and the digest of all that was listed.
 
-Where samples have files of their own, listing opens none of them: one `stat` a sample. Samples of a
-sequential source come with their bytes, which are spilled. Filtered samples and what cannot be a sample are
-sorted out here; whatever can only be known by decoding is left to the conversion.
+It goes in two steps. The survey lists what costs little: samples that have files of their own (one `stat` per
+sample, none is opened) and the containers of sequential sources. Its digest says whether there is anything to
+build. The reading then takes the samples out of those containers, with their bytes, which are spilled.
+Filtered samples and what cannot be a sample are sorted out here; whatever can only be known by decoding is
+left to the conversion.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from tasks.core.errors import DataError
 from tasks.core.files import digest
-from tasks.core.screen import Progress, no_progress
 from tasks.core.schema import Config
+from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import Stat
 from tasks.dataset import filters, splits
-from tasks.dataset.build.catalogue import NAME, SCHEMA, Catalogue
-from tasks.dataset.build.check import check
-from tasks.dataset.build.entries import Entry, Rejected
+from tasks.dataset.build.catalogue import NAME, SCHEMA, Catalogue, Entry, Rejected
 from tasks.dataset.build.fingerprint import Fingerprint, members_digest, source_digests
-from tasks.dataset.build.shard_plan import Weighed
-from tasks.dataset.build.spill import Spill, is_whole
-from tasks.dataset.keys import key_of, position
+from tasks.dataset.build.spill import FOLDER, Spill, is_whole
+from tasks.dataset.keys import key_of, shard_hash
 from tasks.dataset.rejects import Reject, printable
 from tasks.dataset.sources import Container, Item, Source, of_files
-from tasks.dataset.tar.writer import Members, span_bytes
+from tasks.dataset.tar.writer import span_bytes
 
 AT_ONCE = 1000
 """Samples between two writes, and two reports of progress."""
-SPILL = "spill"
 NOTE = "samples listed"
-
-
 COMMIT_BYTES = 256_000_000
 COMMIT_S = 5.0
-"""A killed listing loses at most what it read since this much."""
+"""A killed reading loses at most what it read since this much."""
 
 
-def fingerprint(config: Config, progress: Progress = no_progress) -> str:
-    """The digest that `list_samples` would note, found without keeping anything or reading a sequential
-    source; UsageError for a config that does not fit, DataError for a source that cannot be listed."""
-    running = Fingerprint(config)
-    for index, source in enumerate(check(config.dataset)):
-        for container in source.containers():
+class Listing:
+    """One listing of a config's sources into a catalogue in a folder, such as the staging folder.
+
+    `survey` comes first, `read` second. With `keys`, other samples are left out: a repair looks for its own.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        sources: Sequence[Source],
+        folder: Path,
+        progress: Progress = no_progress,
+        keys: Collection[str] | None = None,
+    ) -> None:
+        self._config = config
+        self._dataset = config.dataset
+        self._sources = sources
+        self._folder = folder
+        self._progress = progress
+        self._keys = keys
+        self._seen = 0
+        self._rules = "".join(
+            [digest(SCHEMA), Fingerprint(config).hexdigest(), *source_digests(config.dataset, sources)]
+        )
+        self._is_kept = all(source.is_sequential for source in sources)
+        self.catalogue: Catalogue
+
+    @property
+    def has_containers(self) -> bool:
+        """Whether the survey leaves samples to be read."""
+        return any(source.is_sequential for source in self._sources)
+
+    @property
+    def inputs_digest(self) -> str:
+        """The digest of all that the survey listed."""
+        return str(self.catalogue.fact("inputs"))
+
+    def survey(self, *, surveyed: Path | None = None, anew: bool = False) -> None:
+        """List all but the content of sequential sources' containers.
+
+        `surveyed` is the folder of a survey of the same config that was made just before: its catalogue is
+        taken over. What a killed build has read of sequential sources is kept, unless `anew`. DataError for a
+        source that cannot be listed or holds nothing; UsageError for a config that does not fit it.
+        """
+        if surveyed is not None and self._take_over(surveyed):
+            return
+        containers: dict[int, list[Container]] = {}
+        for index, source in enumerate(self._sources):
             if source.is_sequential:
-                running.add_container(index, container)
-                continue
-            for number, item in enumerate(source.items(container)):
-                running.add_item(source, item, item.stat)
-                if number % AT_ONCE == 0:
-                    progress(number, 0, NOTE)
-    return running.hexdigest()
-
-
-def list_samples(
-    config: Config, staging: Path, progress: Progress = no_progress, *, anew: bool = False
-) -> Catalogue:
-    """The catalogue of all sources, listed and sorted; what a killed build had read of sequential sources is
-    not read again, unless `anew`. Its fact `inputs` is the digest of all that was listed. UsageError and
-    DataError as `fingerprint`; DataError too when the sources hold nothing."""
-    sources = check(config.dataset)
-    catalogue = _opened(config, sources, staging, anew)
-    try:
-        if catalogue.fact("inputs") is None:
-            spill = Spill(staging / SPILL, _spilled(catalogue))
-            try:
-                _Lister(config, sources, catalogue, spill, progress).run()
-            finally:
-                spill.close()
-    except BaseException:
-        catalogue.close()
-        raise
-    return catalogue
-
-
-def _opened(config: Config, sources: list[Source], staging: Path, anew: bool) -> Catalogue:
-    """The catalogue that a killed build left, when all it says still holds; else a new one."""
-    path = staging / NAME
-    is_kept = all(source.is_sequential for source in sources)
-    rules = "".join([digest(SCHEMA), Fingerprint(config).hexdigest(), *source_digests(config.dataset)])
-    if is_kept and path.exists() and not anew:
-        with contextlib.suppress(sqlite3.DatabaseError):  # torn by a crash of the machine
-            catalogue = Catalogue(path, is_kept=True)
-            if catalogue.fact("rules") == rules and _still_holds(catalogue, sources, staging):
-                return catalogue
-            catalogue.close()
-    for left in staging.glob(f"{NAME}*"):
-        left.unlink()
-    catalogue = Catalogue(path, is_kept=is_kept)
-    catalogue.note("rules", rules)
-    return catalogue
-
-
-def _spilled(catalogue: Catalogue) -> dict[int, int]:
-    """The sizes of the spill's parts when the last container was done."""
-    return {int(part): size for part, size in (catalogue.fact("spill") or {}).items()}
-
-
-def _still_holds(catalogue: Catalogue, sources: list[Source], staging: Path) -> bool:
-    """Whether the containers read so far are the first of those there are now, unchanged; they could all be
-    read, and their samples are still there."""
-    if catalogue.fact("unread_containers"):
-        return False
-    known = catalogue.containers()
-    there = (
-        (index, c.name, repr(c.stat)) for index, source in enumerate(sources) for c in source.containers()
-    )
-    is_finished = catalogue.fact("inputs") is not None
-    are_first = all(one == next(there, None) for one in known)
-    are_all = not is_finished or next(there, None) is None
-    return are_first and are_all and is_whole(staging / SPILL, _spilled(catalogue))
-
-
-@dataclass
-class _Lister:
-    """One listing of all sources into the catalogue."""
-
-    config: Config
-    sources: list[Source]
-    catalogue: Catalogue
-    spill: Spill
-    progress: Progress
-
-    def run(self) -> None:
-        done = {(source, name) for source, name, _ in self.catalogue.containers()}
-        running = Fingerprint(self.config)
-        numbers = count(self.catalogue.following_number)
-        with ExitStack() as stack:
-            since = self._begin(stack)
-            for index, source in enumerate(self.sources):
-                holds_some = False
-                for container in source.containers():
-                    if source.is_sequential:
-                        running.add_container(index, container)
-                    if (index, container.name) in done:
-                        holds_some = True
-                        continue
-                    holds_some |= self._container(index, source, container, numbers, running)
-                    since = self._commit_in_time(stack, since)
-                if not holds_some:
-                    raise DataError(f"{self._named(index)}: holds no samples")
-            self._note_spill()
-        with self.catalogue.transaction():
-            self.catalogue.sort(by_hash=self.config.dataset.shard.order == "hash")
+                containers[index] = list(source.containers())
+                self._require_some(index, bool(containers[index]))
+        self.catalogue = self._opened(containers, anew)
+        running = Fingerprint(self._config)
+        with self._closing_on_error(), self.catalogue.transaction():
+            for index, source in enumerate(self._sources):
+                if source.is_sequential:
+                    running.add_containers(index, containers[index])
+                else:
+                    self._survey_files(index, source, running)
             self.catalogue.note("inputs", running.hexdigest())
 
-    def _named(self, source: int) -> str:
-        """The key and place of a source."""
-        dataset = self.config.dataset
-        key = "dataset.source" if dataset.source is not None else f"dataset.sources[{source}]"
-        return f"{key}.path: {dataset.all_sources[source].path}"
+    def read(self) -> None:
+        """Read the containers that are left, and sort. DataError as `survey`."""
+        with self._closing_on_error():
+            if self.catalogue.fact("sorted"):
+                return
+            if self.has_containers:
+                self._read_containers()
+            if self._keys is None:
+                with self.catalogue.transaction():
+                    self.catalogue.sort(by_hash=self._dataset.shard.order == "hash")
+                    self.catalogue.note("sorted", True)
 
-    def _begin(self, stack: ExitStack) -> tuple[float, int]:
-        """Open a transaction; when, and how much was spilled by then."""
-        stack.enter_context(self.catalogue.transaction())
-        return time.monotonic(), self.spill.size_bytes
+    def _take_over(self, surveyed: Path) -> bool:
+        """Move the catalogue of another survey here; False where it is not one of these sources."""
+        path = self._folder / NAME
+        try:
+            self._remove()
+            os.rename(surveyed / NAME, path)
+        except OSError:
+            return False
+        self.catalogue = Catalogue(path)
+        if self.catalogue.fact("rules") == self._rules and self.catalogue.fact("inputs") is not None:
+            return True
+        self.catalogue.close()
+        return False
 
-    def _commit_in_time(self, stack: ExitStack, since: tuple[float, int]) -> tuple[float, int]:
-        """End the transaction after a container when enough has been read since it began."""
-        began, size = since
-        if time.monotonic() - began < COMMIT_S and self.spill.size_bytes - size < COMMIT_BYTES:
-            return since
-        self._note_spill()
-        stack.close()
-        return self._begin(stack)
+    def _opened(self, containers: dict[int, list[Container]], anew: bool) -> Catalogue:
+        """The catalogue that a killed build left, when all it says still holds; else a new one. These
+        containers are noted in it."""
+        path = self._folder / NAME
+        if self._is_kept and path.exists() and not anew:
+            with contextlib.suppress(sqlite3.DatabaseError):  # torn by a crash of the machine
+                catalogue = Catalogue(path, is_kept=True)
+                if catalogue.fact("rules") == self._rules and self._continue(catalogue, containers):
+                    return catalogue
+                catalogue.close()
+        self._remove()
+        catalogue = Catalogue(path, is_kept=self._is_kept)
+        with catalogue.transaction():
+            catalogue.note("rules", self._rules)
+            for index, found in containers.items():
+                catalogue.add_containers(index, found)
+        return catalogue
 
-    def _note_spill(self) -> None:
-        self.spill.flush()
-        self.catalogue.note("spill", self.spill.sizes)
+    def _remove(self) -> None:
+        for left in self._folder.glob(f"{NAME}*"):
+            left.unlink()
 
-    def _container(
-        self, index: int, source: Source, container: Container, numbers: Iterator[int], running: Fingerprint
+    def _continue(self, catalogue: Catalogue, containers: dict[int, list[Container]]) -> bool:
+        """Bring a killed build's catalogue up to date: the containers read so far must be the first of those
+        there are now, unchanged, all of them read without trouble, and their samples still there."""
+        if catalogue.fact("unread_containers"):
+            return False
+        known = catalogue.containers(are_read=True)
+        now = [(index, container) for index, found in containers.items() for container in found]
+        is_same = known == now[: len(known)]
+        if catalogue.fact("sorted"):
+            is_same = known == now
+        if not (is_same and is_whole(self._folder / FOLDER, _spilled(catalogue))):
+            return False
+        with catalogue.transaction():
+            catalogue.forget_unread()
+            for index, container in now[len(known) :]:
+                catalogue.add_containers(index, [container])
+        return True
+
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.catalogue.close()
+            raise
+
+    def _survey_files(self, index: int, source: Source, running: Fingerprint) -> None:
+        numbers = count(self.catalogue.following_number(index))
+        holds_some = False
+        for container in source.containers():
+            self.catalogue.add_containers(index, [container])
+            holds_some |= self._list(index, container, numbers, running, None)
+        self._require_some(index, holds_some)
+
+    def _read_containers(self) -> None:
+        """Commit as often as COMMIT_S and COMMIT_BYTES say, so that little is lost with a killed build."""
+        holding = {index for index, _ in self.catalogue.containers(are_read=True)}
+        numbers = {
+            index: count(self.catalogue.following_number(index)) for index, _ in enumerate(self._sources)
+        }
+        spill = Spill(self._folder / FOLDER, _spilled(self.catalogue))
+        with contextlib.closing(spill), ExitStack() as stack:
+            stack.enter_context(self.catalogue.transaction())
+            began, size_bytes = time.monotonic(), spill.size_bytes
+            for index, container in self.catalogue.containers(are_read=False):
+                if self._list(index, container, numbers[index], None, spill):
+                    holding.add(index)
+                if time.monotonic() - began >= COMMIT_S or spill.size_bytes - size_bytes >= COMMIT_BYTES:
+                    self._note_spill(spill)
+                    stack.close()
+                    stack.enter_context(self.catalogue.transaction())
+                    began, size_bytes = time.monotonic(), spill.size_bytes
+            self._note_spill(spill)
+        for index, source in enumerate(self._sources):
+            if source.is_sequential:
+                self._require_some(index, index in holding)
+
+    def _note_spill(self, spill: Spill) -> None:
+        spill.flush()
+        self.catalogue.note("spill", spill.sizes)
+
+    def _require_some(self, index: int, holds_some: bool) -> None:
+        if not holds_some:
+            key = "dataset.source" if self._dataset.source is not None else f"dataset.sources[{index}]"
+            raise DataError(f"{key}.path: {self._dataset.all_sources[index].path}: holds no samples")
+
+    def _list(
+        self,
+        index: int,
+        container: Container,
+        numbers: Iterator[int],
+        running: Fingerprint | None,
+        spill: Spill | None,
     ) -> bool:
         """Note the samples of a container, and that it is done; whether there were any."""
-        rules = self.config.dataset.filter
-        listed: list[Weighed[Entry]] = []
+        source = self._sources[index]
+        rules = self._dataset.filter
+        listed: list[tuple[Entry, int, int]] = []
         rejected: list[Rejected] = []
-        filtered = unread = 0
-        number = None
-        for item in source.items(container):
-            number = next(numbers)
-            if not source.is_sequential:
-                running.add_item(source, item, item.stat)
+        filtered = unread = seen = 0
+        is_cut_short = False
+        for item, number in zip(source.items(container), numbers, strict=False):
+            seen += 1
+            if running is not None:
+                running.add_item(source, item)
             try:
                 if item.fault is not None:
                     unread += item.may_pass
+                    is_cut_short |= item.more_lost
                     raise Reject(*item.fault)
                 if filters.passes(rules, item.fields):
-                    listed.append(self._entry(index, source, number, item))
+                    listed += self._entries(index, number, item, spill)
                 else:
                     filtered += 1
             except Reject as reject:
                 rejected.append(_rejected(number, item, reject))
-            if number % AT_ONCE == 0:
+            if seen % AT_ONCE == 0:
                 self._write(listed, rejected)
-                self.progress(number, 0, NOTE)
+                self._progress(self._seen + seen, 0, NOTE)
         self._write(listed, rejected)
-        self.catalogue.close_container(index, container.name, repr(container.stat), filtered)
-        if unread:
-            self.catalogue.note("unread_containers", (self.catalogue.fact("unread_containers") or 0) + unread)
-        return number is not None
+        self._seen += seen
+        self.catalogue.close_container(index, container.name, filtered)
+        self._count("unread_containers", unread)
+        self._count("cut_short", is_cut_short)
+        return seen > 0
 
-    def _write(self, listed: list[Weighed[Entry]], rejected: list[Rejected]) -> None:
+    def _count(self, fact: str, more: int) -> None:
+        if more:
+            self.catalogue.note(fact, (self.catalogue.fact(fact) or 0) + more)
+
+    def _write(self, listed: list[tuple[Entry, int, int]], rejected: list[Rejected]) -> None:
         self.catalogue.add(listed)
         self.catalogue.reject(rejected)
         listed.clear()
         rejected.clear()
 
-    def _entry(self, index: int, source: Source, number: int, item: Item) -> Weighed[Entry]:
-        rules = self.config.dataset
+    def _entries(
+        self, index: int, number: int, item: Item, spill: Spill | None
+    ) -> Iterable[tuple[Entry, int, int]]:
+        """The sample with its shard hash and weight; nothing where it is not looked for."""
         key = key_of(item.original_key)
+        if self._keys is not None and key not in self._keys:
+            return ()
+        rules = self._dataset
         group = splits.group_of(rules.splits, item.fields)
         split = splits.split_of(rules.splits, key, group, item.fields)
-        place = position(key)
-        stat, spilled = item.stat, None
+        place = shard_hash(key)
+        stat = item.stat
+        spilled: tuple[int | None, int | None, int | None] = (None, None, None)
         weight = 1
         if item.members is not None:
-            stat = _stat_of(item.members)
-            spilled = self.spill.write(place, item.members)
+            assert spill is not None
+            sizes = [len(content) for content in item.members.values()]
+            stat = Stat(sum(sizes), members_digest(item.members).hexdigest())
+            spilled = spill.write(place, item.members)
             if rules.shard.bytes is not None:
-                weight = span_bytes([len(content) for content in item.members.values()])
+                weight = span_bytes(sizes)
         elif rules.shard.bytes is not None:
-            weight = of_files(source).stored_bytes(item.file, stat.size, item.content)
+            weight = of_files(self._sources[index]).stored_bytes(item.file, stat.size, item.content)
         entry = Entry(
             number,
             key,
@@ -241,14 +300,14 @@ class _Lister:
             item.content,
             split,
             group,
-            spilled,
+            *spilled,
         )
-        return Weighed(place, weight, entry)
+        return ((entry, place, weight),)
 
 
-def _stat_of(members: Members) -> Stat:
-    """Of a sample that comes with its bytes: their number, and their digest in place of a time."""
-    return Stat(sum(len(content) for content in members.values()), members_digest(members).hexdigest())
+def _spilled(catalogue: Catalogue) -> dict[int, int]:
+    """The sizes of the spill's parts when the last container was done."""
+    return {int(part): size for part, size in (catalogue.fact("spill") or {}).items()}
 
 
 def _rejected(number: int, item: Item, reject: Reject) -> Rejected:

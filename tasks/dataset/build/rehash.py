@@ -1,4 +1,4 @@
-"""Raw samples compared with what they were when they were converted, by content."""
+"""Raw samples compared with what they were when they were converted, by content: what --rehash asks for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.core.engines import map_groups
-from tasks.core.screen import Progress
 from tasks.core.schema import Config
+from tasks.core.screen import Progress
 from tasks.dataset.build.catalogue import NAME, reading
-from tasks.dataset.build.conversion import JOBS
 from tasks.dataset.build.convert import content_digest, converter
-from tasks.dataset.build.reuse import Known, KnownSidecars
+from tasks.dataset.build.reuse import KnownShard, KnownSidecars
+from tasks.dataset.build.staging import JOBS
 from tasks.dataset.rejects import Reject
 
 NOTE = "samples compared with their source"
@@ -20,12 +20,12 @@ NOTE = "samples compared with their source"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A leaf that a version holds, to be compared with its source."""
+    """A shard that a version holds, to be compared with its source."""
 
     staging: Path
     rules: str
     ordinal: int
-    known: Known
+    known: KnownShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Compared:
     is_same: bool
 
 
-def changed_leaves(
-    config: Config, staging: Path, rules: str, known: Mapping[int, Known], progress: Progress
+def changed_shards(
+    config: Config, staging: Path, rules: str, known: Mapping[int, KnownShard], progress: Progress
 ) -> list[int]:
-    """The known leaves whose raw samples have another content than when they were converted."""
+    """The known shards whose raw samples have another content than when they were converted."""
     work = [Comparison(staging, rules, ordinal, one) for ordinal, one in known.items()]
     total = sum(one.samples for one in known.values())
     done = 0
@@ -52,11 +52,11 @@ def changed_leaves(
 
 
 def compare(task: Comparison) -> Compared:
-    """Whether every sample of a leaf has the content that it had, or as little as it had."""
+    """Whether every sample of a shard has the content that it had, or is rejected as it was."""
     table = KnownSidecars()[task.known]
     work = converter(task.staging, task.rules)
     with reading(task.staging / NAME) as catalogue:
-        entries = catalogue.entries(catalogue.leaf(task.ordinal))
+        entries = catalogue.entries(catalogue.shard(task.ordinal))
     for entry, content in zip(entries, table.column("content").to_pylist(), strict=True):
         try:
             found = content_digest(entry, work.raw(entry))

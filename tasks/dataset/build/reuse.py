@@ -1,4 +1,4 @@
-"""Shards that an earlier version or a killed build has converted already, found by what they are made of."""
+"""Shards that an earlier version has converted already, found by what they are made of."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.dataset import versions
+from tasks.dataset import layout, versions
 from tasks.dataset.build.catalogue import Catalogue
 from tasks.dataset.build.sidecar import counted_reasons, first, holds_transient
+from tasks.dataset.layout import INPUTS
 from tasks.dataset.tables import Batches
 
-INPUTS = "inputs.arrow"
-LOOKED_AT = ("leaf", "tar", "bytes", "reason")
+LOOKED_AT = ("planned", "tar", "bytes", "reason")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownShard:
     """A converted shard in a version: the batch of its sidecar, its tar unless every sample of it was
     rejected, and the rejects in it by reason."""
 
@@ -30,27 +30,28 @@ class Known:
     rejects: Mapping[str, int]
 
 
-def known_leaves(dataset: Path, catalogue: Catalogue) -> dict[int, Known]:
-    """What the versions on disk hold of the catalogue's leaves, by ordinal.
+def known_shards(dataset: Path, catalogue: Catalogue) -> dict[int, KnownShard]:
+    """What the versions on disk hold of the catalogue's planned shards, by ordinal.
 
     A tar that is missing or of the wrong size in any version is converted again, even if another version
     has it: versions share their files, so that one may be damaged too. A shard of which a sample could not be
     read is converted again as well.
 
-    The current version comes first. A leaf is told by the sizes and times of its files, which --rehash looks
-    behind, so another version may hold older content of the same leaf.
+    The current version comes first. A planned shard is known by the sizes and times of its files, which
+    --rehash looks behind, so another version may hold older content of the same shard.
     """
-    found: dict[int, Known] = {}
+    found: dict[int, KnownShard] = {}
     doubted: set[int] = set()
-    now = versions.current(dataset)
-    for version in sorted(versions.listed(dataset), key=lambda version: version != now):
+    now = layout.linked(dataset)
+    now = None if now is None else now.resolve()
+    for version in sorted(versions.listed(dataset), key=lambda version: version.resolve() != now):
         for number, table in _sidecars(version):
-            ordinal = catalogue.ordinal(first(table, "leaf"))
+            ordinal = catalogue.ordinal(first(table, "planned"))
             if ordinal is None or holds_transient(table):
                 continue
             if _has_its_tar(version, table):
                 rejects = counted_reasons(table)
-                known = Known(version, number, first(table, "tar"), table.num_rows, rejects)
+                known = KnownShard(version, number, first(table, "tar"), table.num_rows, rejects)
                 found.setdefault(ordinal, known)
             else:
                 doubted.add(ordinal)
@@ -58,7 +59,8 @@ def known_leaves(dataset: Path, catalogue: Catalogue) -> dict[int, Known]:
 
 
 def _sidecars(version: Path) -> Iterator[tuple[int, Any]]:
-    """The version's sidecars, of LOOKED_AT only; as far as they can be read, verify is who reports damage."""
+    """The version's sidecars, of LOOKED_AT only, as far as they can be read: damage is for verify to
+    report."""
     try:
         batches = Batches(version / INPUTS, LOOKED_AT)
         for number in range(len(batches)):
@@ -76,12 +78,12 @@ def _has_its_tar(version: Path, table: Any) -> bool:
 
 
 class KnownSidecars:
-    """Reads whole sidecars of known leaves, each version's file opened once."""
+    """Reads whole sidecars of known shards, each version's file opened once."""
 
     def __init__(self) -> None:
         self._open: dict[Path, Batches] = {}
 
-    def __getitem__(self, known: Known) -> Any:
+    def __getitem__(self, known: KnownShard) -> Any:
         if known.version not in self._open:
             self._open[known.version] = Batches(known.version / INPUTS)
         return self._open[known.version][known.batch]

@@ -3,44 +3,54 @@
 The build asks the disk what is done: shards of any version and of a killed build are taken over when they
 are made of the same samples by the same rules. It never switches `current`; `versions.publish` does, once
 the version is verified.
+
+The steps, each a module: `listing` brings every raw sample into the `catalogue`, `shard_plan` cuts it into
+shards, `reuse` finds those that are there, `convert` makes the others in `staging`, `assemble` makes a
+version of them, `budget` and `changes` refuse one that has lost too much. `named` uses the same steps to make
+single shards of a version again, for a repair.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
+import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks.core.engines.local import warm_up
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import FULL, disk_full_as_error
 from tasks.core.lock import Held, Lease
-from tasks.core.screen import Progress, no_progress
 from tasks.core.schema import Config
-from tasks.dataset import versions
-from tasks.dataset.build import assemble
-from tasks.dataset.build import changes
-from tasks.dataset.build import pilot
-from tasks.dataset.build import rejects
+from tasks.core.screen import Progress, no_progress
+from tasks.dataset import layout, quarantine
+from tasks.dataset.build import assemble, changes
+from tasks.dataset.build.budget import Budget
 from tasks.dataset.build.catalogue import Catalogue
 from tasks.dataset.build.check import check
-from tasks.dataset.build.conversion import Exceeded, Tally, convert_all
-from tasks.dataset.build.convert import sidecar_path, write_rules
-from tasks.dataset.build.facts import facts
-from tasks.dataset.build.flushing import flushed, trust
-from tasks.dataset.build.leaves import plan_leaves
-from tasks.dataset.build.listing import fingerprint, list_samples
-from tasks.dataset.build.redo import leaf_of_shard
-from tasks.dataset.build.rehash import changed_leaves
-from tasks.dataset.build.release import release
-from tasks.dataset.build.reuse import Known, known_leaves
-from tasks.dataset.build.staging import converted_shards, note_rejects, require_own, sweep
-from tasks.dataset.build.freshness import is_up_to_date, unchanged
+from tasks.dataset.build.convert import Exceeded, Tally, convert_all
+from tasks.dataset.build.fingerprint import CONVERTER, packages, rules_digest, source_digests
+from tasks.dataset.build.freshness import SURVEY, is_up_to_date, unchanged
+from tasks.dataset.build.listing import Listing
+from tasks.dataset.build.rehash import changed_shards
+from tasks.dataset.build.reuse import KnownShard, known_shards
+from tasks.dataset.build.staging import (
+    converted_shards,
+    note_rejects,
+    redact_config,
+    require_own,
+    sweep,
+    write_rules,
+)
+from tasks.dataset.layout import LEASE, REJECTS, STAGING
 from tasks.dataset.manifest import Manifest, read_manifest
+from tasks.dataset.sources import Source
 from tasks.dataset.tables import give_memory_back
 
 __all__ = ["BuildResult", "build", "is_up_to_date"]
@@ -48,6 +58,8 @@ __all__ = ["BuildResult", "build", "is_up_to_date"]
 logger = logging.getLogger(__name__)
 PRELOAD = "tasks.dataset.build.preload"
 """Never imported here: it is for the process that workers are forked from."""
+ABANDONED_S = 3600.0
+"""A survey this old is of a command that was killed."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +89,12 @@ class Asked:
     """What the caller wants beyond the config.
 
     `rehash` compares the content of all raw samples, not only size and time. `accept_loss` takes a version
-    that has lost more samples than changes.ALLOWED. `shard` (`train/000007`) is converted again.
+    that has lost more samples than changes.ALLOWED. `survey` is the folder of a listing made just before.
     """
 
     rehash: bool = False
     accept_loss: bool = False
-    shard: str | None = None
-
-    @property
-    def wants_work(self) -> bool:
-        return self.rehash or self.shard is not None
+    survey: Path | None = None
 
 
 def build(
@@ -95,38 +103,45 @@ def build(
     *,
     rehash: bool = False,
     accept_loss: bool = False,
-    shard: str | None = None,
+    survey: Path | None = None,
     waits: bool = True,
 ) -> BuildResult:
     """Build the dataset's next version; waits for whoever else builds it, unless `waits` is False.
 
-    UsageError for a config that does not fit the source or the disk. DataError when the source holds nothing,
-    the rejects are certain to pass the budget, too many samples are gone, the disk is full, or, with `waits`
-    False, somebody else builds.
+    `survey` is the folder that `freshness.take_survey` gave: its listing is taken over, and removed in any
+    case. UsageError for a config that does not fit the source or the disk. DataError when the source holds
+    nothing, the rejects are certain to pass the budget, too many samples are gone, the disk is full, or, with
+    `waits` False, somebody else builds.
     """
     started = time.monotonic()
     give_memory_back()
-    check(config.dataset)  # a wrong config is told before anything is written
-    if config.dataset.mirror is not None:
-        from tasks.dataset import mirror  # not above: workers would wait for its import before they start
+    try:
+        sources = check(config.dataset)  # a wrong config is reported before anything is written
+        if config.dataset.mirror is not None:
+            from tasks.dataset import mirror  # not above: workers would wait for its import before they start
 
-        mirror.require_reachable(config.dataset.mirror)
-    output = config.dataset.output
-    with disk_full_as_error(output), _leased(output, waits, progress) as lease:
-        asked = Asked(rehash, accept_loss, shard)
-        return _Build(config, output / "staging", progress, asked, lease, started).run()
+            mirror.require_reachable(config.dataset.mirror)
+        output = config.dataset.output
+        with disk_full_as_error(output), _leased(output, waits, progress) as (lease, has_waited):
+            asked = Asked(rehash, accept_loss, None if has_waited else survey)
+            return _Build(config, sources, output / STAGING, progress, asked, lease, started).run()
+    finally:
+        if survey is not None:
+            shutil.rmtree(survey, ignore_errors=True)
 
 
 @contextmanager
-def _leased(output: Path, waits: bool, progress: Progress) -> Iterator[Lease]:
-    """Hold the dataset while the block runs."""
-    lease = Lease(output / "lease.json")
+def _leased(output: Path, waits: bool, progress: Progress) -> Iterator[tuple[Lease, bool]]:
+    """Hold the dataset while the block runs; the lease, and whether somebody else held it before."""
+    lease = Lease(output / LEASE)
+    has_waited = False
     try:
         try:
             lease.acquire()
         except Held as held:
             if not waits:
                 raise DataError(f"{held}; without --no-wait this build would wait for it") from None
+            has_waited = True
             logger.warning("%s; waiting", held)
             progress(0, 0, f"{held}; waiting")
             lease.wait()
@@ -136,7 +151,7 @@ def _leased(output: Path, waits: bool, progress: Progress) -> Iterator[Lease]:
         reason = error.strerror or error
         raise UsageError(f"dataset.output: {output} cannot be written ({reason}); choose another") from None
     try:
-        yield lease
+        yield lease, has_waited
     finally:
         lease.release()
 
@@ -146,6 +161,7 @@ class _Build:
     """One build, from its lease on."""
 
     config: Config
+    sources: list[Source]
     staging: Path
     progress: Progress
     asked: Asked
@@ -155,68 +171,86 @@ class _Build:
     def run(self) -> BuildResult:
         dataset = self.config.dataset
         require_own(self.staging)
-        before = versions.current(dataset.output)
-        if before is not None and not self.asked.wants_work and self._is_unchanged(before):
-            shutil.rmtree(self.staging, ignore_errors=True)  # of a build that was killed when all was done
-            return self._result(before, read_manifest(before), 0, 0, before, changes.NONE)
-        again = None if self.asked.shard is None else leaf_of_shard(before, self.asked.shard)
+        _sweep_surveys(dataset.output)
+        before = layout.linked(dataset.output)
         if self.config.engine.build.kind == "local":
             warm_up(PRELOAD)
         self.staging.mkdir(exist_ok=True)
-        rules = write_rules(self.staging, dataset)  # first, as they tell that the folder is a build's
-        trust(self.staging)
-        catalogue = list_samples(self.config, self.staging, self.progress, anew=self.asked.rehash)
+        rules = write_rules(self.staging, dataset)  # first, as they show that the folder is a build's
+        listing = Listing(self.config, self.sources, self.staging, self.progress)
+        listing.survey(surveyed=self.asked.survey, anew=self.asked.rehash)
+        catalogue = listing.catalogue
         try:
-            plan_leaves(catalogue, dataset)
-            catalogue.forget_conversions()
-            if self.config.engine.build.kind != "local":
-                catalogue.flush()
-            sweep(self.staging, lambda path: catalogue.ordinal(path.stem) is not None)
-            known = self._known(catalogue, rules, again)
+            may_stay = None if self.asked.rehash else before
+            if may_stay is not None and unchanged(may_stay, listing.inputs_digest, dataset):
+                shutil.rmtree(self.staging)
+                return self._result(may_stay, read_manifest(may_stay), 0, 0, before, changes.NONE)
+            listing.read()
+            self._plan(catalogue)
+            known = self._known(catalogue, rules)
             draft = self._convert(catalogue, rules, known)
             changed = changes.since(before, catalogue)
             if not self.asked.accept_loss:
                 changed.check(before)
             self.lease.require()
-            told = facts(self.config, catalogue)
-            version, manifest = assemble.complete(draft, self.config, catalogue, told, dataset.output)
+            account = assemble.Account(catalogue.read, catalogue.filtered, catalogue.reasons())
+            manifest = assemble.describe(draft, self.config, account, catalogue.rejects())
+            facts = build_facts(
+                self.config, listing.inputs_digest, catalogue.fact("unread"), catalogue.filtered
+            )
+            version = assemble.install(draft, manifest, facts, dataset.output)
         finally:
             catalogue.close()
         rewritten = sum(1 for _ in self.staging.glob("*.tar"))
-        released = release(version, self.staging)
+        released = _release(version, self.staging)
         shutil.rmtree(self.staging)
         return self._result(version, manifest, rewritten, released, before, changed)
 
-    def _is_unchanged(self, before: Path) -> bool:
-        return unchanged(before, fingerprint(self.config, self.progress), self.config.dataset)
+    def _plan(self, catalogue: Catalogue) -> None:
+        """Plan the shards, unless a killed build has, and remove what is staged for others."""
+        dataset = self.config.dataset
+        if not catalogue.fact("planned"):
+            with catalogue.transaction():
+                catalogue.plan(dataset.shard, rules_digest(dataset), source_digests(dataset, self.sources))
+                catalogue.note("planned", True)
+        catalogue.forget_conversions()
+        if self.config.engine.build.kind != "local":
+            catalogue.flush()
+        sweep(self.staging, lambda shard: not self.asked.rehash and catalogue.ordinal(shard) is not None)
 
-    def _known(self, catalogue: Catalogue, rules: str, again: str | None) -> dict[int, Known]:
+    def _known(self, catalogue: Catalogue, rules: str) -> dict[int, KnownShard]:
         """What need not be converted."""
-        known = known_leaves(self.config.dataset.output, catalogue)
+        known = known_shards(self.config.dataset.output, catalogue)
         if self.asked.rehash:
-            sweep(self.staging, lambda path: False)
-            for ordinal in changed_leaves(self.config, self.staging, rules, known, self.progress):
+            for ordinal in changed_shards(self.config, self.staging, rules, known, self.progress):
                 del known[ordinal]
-        if again is not None:
-            sidecar_path(self.staging, again).unlink(missing_ok=True)
-            known = {one: its for one, its in known.items() if one != catalogue.ordinal(again)}
         return known
 
-    def _convert(self, catalogue: Catalogue, rules: str, known: Mapping[int, Known]) -> assemble.Draft:
+    def _convert(self, catalogue: Catalogue, rules: str, known: Mapping[int, KnownShard]) -> assemble.Draft:
         """Convert the rest into `staging` and draft the version; DataError once the budget is sure to be
         passed, or when nothing is left. Afterwards the catalogue knows all rejects."""
-        budget = rejects.Budget(catalogue.read, self.config.dataset.reject_budget)
+        share, cut_short = self.config.dataset.reject_budget, catalogue.fact("cut_short") or 0
+        budget = Budget(catalogue.read, share, catalogue.container_count, cut_short)
         budget.add(catalogue.reasons())
         tally = Tally(budget, catalogue.accepted)
         for ordinal, one in known.items():
             tally.add(ordinal, one.samples, one.rejects)
+        missing = (shard.ordinal for shard in catalogue.shards() if shard.ordinal not in known)
         try:
-            draft = self._draft(catalogue, rules, known, tally)
+            with (
+                closing(
+                    convert_all(self.config, self.staging, rules, missing, tally, self.progress)
+                ) as converted,
+                closing(converted_shards(catalogue, known, self.staging, converted)) as shards,
+            ):
+                draft = assemble.draft_version(self.config, shards, self.staging)
         except Exceeded:
-            note_rejects(catalogue, known, self.staging, range(catalogue.planned))
-            path = self.staging / "rejects.parquet"
-            rejects.write(path, catalogue.rejects())
-            raise budget.error(catalogue, path, self.config.dataset.private) from None
+            looked_at = note_rejects(catalogue, known, self.staging, range(catalogue.planned))
+            looked_at += catalogue.refused + catalogue.filtered
+            path = self.staging / REJECTS
+            assemble.write_rejects(path, catalogue.rejects())
+            is_private = self.config.dataset.private
+            raise budget.error(catalogue.reasons(), looked_at, path, is_private) from None
         note_rejects(catalogue, known, self.staging, tally.rejecting)
         if catalogue.accepted == catalogue.rejected_entries:
             raise DataError(
@@ -224,24 +258,6 @@ class _Build:
                 f"{sum(catalogue.reasons().values()):,} rejected; loosen dataset.filter or mend the source"
             )
         return draft
-
-    def _draft(
-        self, catalogue: Catalogue, rules: str, known: Mapping[int, Known], tally: Tally
-    ) -> assemble.Draft:
-        """Convert what is missing while its pilot runs and what is there is drafted; Exceeded."""
-        if tally.budget.is_exceeded:
-            raise Exceeded
-        missing = [leaf for leaf in catalogue.leaves() if leaf.ordinal not in known]
-        ordinals = [leaf.ordinal for leaf in missing]
-        with (
-            pilot.beside(self.config, self.staging, missing, tally.budget) as trial,
-            closing(
-                convert_all(self.config, self.staging, rules, ordinals, tally, trial, self.progress)
-            ) as converted,
-            closing(flushed(catalogue, self.staging, converted)) as on_disk,
-            closing(converted_shards(catalogue, known, self.staging, on_disk)) as shards,
-        ):
-            return assemble.begin(self.config, shards, self.staging)
 
     def _result(
         self,
@@ -269,3 +285,61 @@ class _Build:
             up_to_date=version == before and rewritten == 0,
             seconds=round(time.monotonic() - self.started, 3),
         )
+
+
+def build_facts(config: Config, inputs_digest: str, unread: int, filtered: int) -> dict[str, Any]:
+    """What build.json holds beside the seals (see BuildInfo): what depends on time and place."""
+    dataset, cut = redact_config(config.dataset)
+    return {
+        "name": config.name,
+        "dataset": dataset,
+        "cut": cut,
+        "inputs_digest": inputs_digest,
+        "unread": unread,
+        "filtered": filtered,
+        "private": config.dataset.private,
+        "built": time.time(),
+        "host": socket.gethostname(),
+        "engine": config.engine.build.model_dump(mode="json"),
+        "python": sys.version.split()[0],
+        "versions": packages(config.dataset.modality),
+        "converter": CONVERTER,
+        "output": str(config.dataset.output),
+    }
+
+
+def _sweep_surveys(dataset: Path) -> None:
+    """Remove the listings that killed commands have left."""
+    for folder in dataset.glob(f"{SURVEY}*"):
+        try:
+            is_abandoned = time.time() - folder.stat().st_mtime > ABANDONED_S
+        except OSError:
+            continue
+        if is_abandoned:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _release(version: Path, staging: Path) -> int:
+    """Take the samples of those shards of the version that were converted in `staging` out of the quarantine,
+    because they are as they were built; how many that were.
+
+    The version's other shards were not looked into, so their samples stay. So do those whose reason says
+    nothing of the shard's bytes: they were bad when it was built.
+    """
+    home = layout.home(version)
+    listed = quarantine.of_version(version, quarantine.read(home / quarantine.NAME))
+    if not listed:
+        return 0
+    converted = {_identity(tar) for tar in staging.glob("*.tar")}
+    written = {shard for shard in {one.shard for one in listed} if _identity(version / shard) in converted}
+    sound = [one for one in listed if one.shard in written and one.reason in quarantine.BY_BYTES]
+    return quarantine.remove(home, sound) if sound else 0
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells the file from others, whatever it is named; None where there is none."""
+    try:
+        state = path.stat()
+    except (OSError, ValueError):
+        return None
+    return state.st_dev, state.st_ino

@@ -1,9 +1,9 @@
-"""How samples are cut into shards: pure functions from a stream of samples to groups of them.
+"""How samples are cut into shards: pure functions from a stream of samples to planned shards.
 
-`by_hash` is a trie over the keys' hash bits: a node that fits is a shard, one that does not is cut by its
-next bit. A sample's shard hence depends on its own bits and on how full that corner is, never on history: n
-changed samples touch at most n shards, n added or removed at most 2n (more only where a corner splits
-repeatedly), and a rebuild equals a build from nothing. The price is shards between half full and full.
+`by_hash` is a trie over the bits of the keys' hashes: a node that fits is a shard, one that does not is cut
+by its next bit. A sample's shard hence depends on its own bits and on how full that corner is, never on
+history: n changed samples touch at most n shards, n added or removed at most 2n (more only where a corner
+splits repeatedly), and a rebuild equals a build from nothing. The price is shards between half full and full.
 `in_order` fills shards one after another, so only appended samples leave the earlier shards alone.
 
 Both hold no more samples than one shard has, whatever their number.
@@ -12,27 +12,63 @@ Both hold no more samples than one shard has, whatever their number.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
 
+from blake3 import blake3
+
+from tasks.core.schema.dataset import ShardRules
 from tasks.dataset.keys import HASH_BITS
+from tasks.dataset.tar.writer import END
 
 Sample = TypeVar("Sample")
+Weighed: TypeAlias = tuple[int, int, Sample]
+"""A sample after its shard hash (64 bits, its place among all) and its weight (samples or bytes)."""
+DIGEST_BYTES = 16
 
 
-class Weighed(NamedTuple, Generic[Sample]):
-    """A sample with its place among all (64 bits) and its weight (samples or bytes)."""
+@dataclass(frozen=True, slots=True)
+class PlannedShard:
+    """The samples of ranks `start` to `stop`, and the digest of all that shapes the shard's bytes.
 
-    position: int
-    weight: int
-    sample: Sample
+    Ranks count from 1 over all splits, ordinals from 0.
+    """
+
+    ordinal: int
+    split: str
+    start: int
+    stop: int
+    digest: str
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+
+def plan_shards(
+    splits: Iterable[tuple[str, Iterable[Weighed[bytes]]]], rules: ShardRules, rules_digest: str
+) -> Iterator[PlannedShard]:
+    """The shards of all splits, whose samples are their identities and come in the order of `rules.order`."""
+    cut = by_hash if rules.order == "hash" else in_order
+    maximum = rules.samples or 0
+    if rules.bytes is not None:
+        maximum = max(rules.bytes - len(END), 0)
+    ordinal = 0
+    start = 1
+    for split, samples in splits:
+        for group in cut(samples, maximum):
+            digest = blake3(b"\n".join([rules_digest.encode(), *group])).hexdigest(DIGEST_BYTES)
+            yield PlannedShard(ordinal, split, start, start + len(group), digest)
+            ordinal += 1
+            start += len(group)
 
 
 def by_hash(samples: Iterable[Weighed[Sample]], maximum: int) -> Iterator[list[Sample]]:
-    """Groups of samples that come by ascending position, each group at most `maximum` heavy.
+    """Groups of samples that come by ascending shard hash, each group at most `maximum` heavy.
 
     A group of one sample may be heavier, and so may one whose samples share all 64 bits.
     """
-    return _Trie(iter(samples), maximum).leaves(0, 0)
+    return _Trie(iter(samples), maximum).groups(0, 0)
 
 
 class _Trie(Generic[Sample]):
@@ -43,45 +79,47 @@ class _Trie(Generic[Sample]):
         self._maximum = maximum
         self._ahead: list[Weighed[Sample]] = []
 
-    def leaves(self, bit: int, prefix: int) -> Iterator[list[Sample]]:
-        """The leaves of the node whose positions share the first `bit` bits of `prefix`."""
+    def groups(self, bit: int, prefix: int) -> Iterator[list[Sample]]:
+        """The groups of the node whose hashes share the first `bit` bits of `prefix`."""
         stop = prefix + (1 << (HASH_BITS - bit))
         count, fits = self._look(stop, bit == HASH_BITS)
         if not count:
             return
         if fits:
-            yield [ahead.sample for ahead in self._ahead[:count]]
+            yield [sample for _, _, sample in self._ahead[:count]]
             del self._ahead[:count]
             return
-        yield from self.leaves(bit + 1, prefix)
-        yield from self.leaves(bit + 1, prefix | 1 << (HASH_BITS - 1 - bit))
+        yield from self.groups(bit + 1, prefix)
+        yield from self.groups(bit + 1, prefix | 1 << (HASH_BITS - 1 - bit))
 
     def _look(self, stop: int, takes_all: bool) -> tuple[int, bool]:
         """Read until the node is known to be too heavy or to end; its samples so far, and whether it fits."""
-        weight = count = 0
+        total = count = 0
+        ahead = self._ahead
         while True:
-            if count == len(self._ahead):
+            if count == len(ahead):
                 following = next(self._samples, None)
                 if following is None:
                     return count, True
-                self._ahead.append(following)
-            if self._ahead[count].position >= stop:
+                ahead.append(following)
+            shard_hash, weight, _ = ahead[count]
+            if shard_hash >= stop:
                 return count, True
-            weight += self._ahead[count].weight
+            total += weight
             count += 1
-            if weight > self._maximum and count > 1 and not takes_all:
+            if total > self._maximum and count > 1 and not takes_all:
                 return count, False
 
 
 def in_order(samples: Iterable[Weighed[Sample]], maximum: int) -> Iterator[list[Sample]]:
     """Groups of consecutive samples, each as full as `maximum` allows, at least one sample."""
     group: list[Sample] = []
-    weight = 0
-    for _, own, sample in samples:
-        if group and weight + own > maximum:
+    total = 0
+    for _, weight, sample in samples:
+        if group and total + weight > maximum:
             yield group
-            group, weight = [], 0
+            group, total = [], 0
         group.append(sample)
-        weight += own
+        total += weight
     if group:
         yield group

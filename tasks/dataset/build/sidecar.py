@@ -1,7 +1,7 @@
-"""What is known of a converted shard, one row for each of its raw samples, taken or rejected, in order.
+"""What is known of a converted shard: a row per raw sample, taken or rejected, in order.
 
-A sidecar is written last, so its presence says that the shard is done. The version keeps the sidecars of all
-its shards in one file, `inputs.arrow`, a record batch a shard, from which a later build takes over whatever
+A sidecar is written last, so its presence means that the shard is done. The version keeps the sidecars of all
+its shards in one file, `inputs.arrow`, a record batch per shard, from which a later build takes over whatever
 has not changed, without reading the rest.
 """
 
@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tasks.dataset.build.entries import Entry
-from tasks.dataset.rejects import TRANSIENT, Reject, printable
+from tasks.dataset.build.catalogue import Entry
 from tasks.dataset.modalities import MODALITIES
+from tasks.dataset.rejects import TRANSIENT, Reject, printable
 from tasks.dataset.tar.writer import Span
 
-LEAF_COLUMNS: Mapping[str, Any] = {
-    "leaf": pa.string(),
+SHARD_COLUMNS: Mapping[str, Any] = {
+    "planned": pa.string(),
     "tar": pa.string(),
     "blake3": pa.string(),
     "bytes": pa.int64(),
 }
+"""`planned` is the digest that names the planned shard, `tar` the name it has got in a version."""
 SAMPLE_COLUMNS: Mapping[str, Any] = {
     "key": pa.string(),
     "original_key": pa.string(),
@@ -50,44 +52,52 @@ class Outcome(NamedTuple):
     reject: Reject | None
 
 
-def schema(modality: str) -> Any:
+def statistics_schema(modality: str) -> dict[str, Any]:
+    """The modality's own columns with their Arrow types."""
     named = MODALITIES[modality].statistics
-    statistics = {name: pa.int32() if kind is int else pa.float32() for name, kind in named.items()}
-    return pa.schema({**LEAF_COLUMNS, **SAMPLE_COLUMNS, **statistics}.items())
+    return {name: pa.int32() if kind is int else pa.float32() for name, kind in named.items()}
+
+
+@lru_cache
+def schema(modality: str) -> Any:
+    return pa.schema({**SHARD_COLUMNS, **SAMPLE_COLUMNS, **statistics_schema(modality)}.items())
 
 
 def columns_of(modality: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The columns that tell of the samples."""
-    told: dict[str, list[Any]] = {
-        "key": [outcome.entry.key for outcome in outcomes],
-        "original_key": [printable(outcome.entry.original_key) for outcome in outcomes],
-        "group": [_printable(outcome.entry.group) for outcome in outcomes],
-        "file": [printable(outcome.entry.file) for outcome in outcomes],
-        "size": [outcome.entry.size for outcome in outcomes],
-        "stamp": [outcome.entry.stamp for outcome in outcomes],
-        "reason": [outcome.reject and outcome.reject.reason for outcome in outcomes],
-        "detail": [outcome.reject and printable(outcome.reject.detail) for outcome in outcomes],
+    """The columns about the samples."""
+    nothing = (None, None, None)
+    entries = [outcome.entry for outcome in outcomes]
+    spans = [nothing if outcome.span is None else outcome.span for outcome in outcomes]
+    rejects = [outcome.reject for outcome in outcomes]
+    columns: dict[str, list[Any]] = {
+        "key": [entry.key for entry in entries],
+        "original_key": [printable(entry.original_key) for entry in entries],
+        "group": [None if entry.group is None else printable(entry.group) for entry in entries],
+        "file": [printable(entry.file) for entry in entries],
+        "size": [entry.size for entry in entries],
+        "stamp": [entry.stamp for entry in entries],
+        "reason": [None if reject is None else reject.reason for reject in rejects],
+        "detail": [None if reject is None else printable(reject.detail) for reject in rejects],
         "content": [outcome.content for outcome in outcomes],
-        "offset": [outcome.span and outcome.span.offset for outcome in outcomes],
-        "length": [outcome.span and outcome.span.length for outcome in outcomes],
-        "crc32c": [outcome.span and outcome.span.crc32c for outcome in outcomes],
+        "offset": [span[0] for span in spans],
+        "length": [span[1] for span in spans],
+        "crc32c": [span[2] for span in spans],
     }
     for name in MODALITIES[modality].statistics:
-        told[name] = [outcome.statistics.get(name) for outcome in outcomes]
+        columns[name] = [outcome.statistics.get(name) for outcome in outcomes]
     fields = schema(modality)
-    return {name: pa.array(values, fields.field(name).type) for name, values in told.items()}
+    return {name: pa.array(values, fields.field(name).type) for name, values in columns.items()}
 
 
-def sidecar(modality: str, leaf: str, blake3: str | None, size_bytes: int, columns: Mapping[str, Any]) -> Any:
-    """The table of one shard; `blake3` is None where every sample was rejected and there is no tar."""
-    told = {"leaf": leaf, "tar": None, "blake3": blake3, "bytes": size_bytes}
+def sidecar(
+    modality: str, planned: str, seal: str | None, size_bytes: int, columns: Mapping[str, Any]
+) -> Any:
+    """The table of one shard; `seal`, the tar's BLAKE3, is None where every sample was rejected and there is
+    no tar."""
+    facts = {"planned": planned, "tar": None, "blake3": seal, "bytes": size_bytes}
     count = len(columns["key"])
-    facts = {name: pa.repeat(pa.scalar(told[name], kind), count) for name, kind in LEAF_COLUMNS.items()}
-    return pa.table({**facts, **columns}, schema(modality))
-
-
-def _printable(text: str | None) -> str | None:
-    return None if text is None else printable(text)
+    repeated = {name: pa.repeat(pa.scalar(facts[name], kind), count) for name, kind in SHARD_COLUMNS.items()}
+    return pa.table({**repeated, **columns}, schema(modality))
 
 
 def first(table: Any, column: str) -> Any:

@@ -1,8 +1,8 @@
 """Raw members of samples that come out of containers, kept beside the dataset until their shard is converted.
 
 A container is read once, in its own order, which is not the order of the shards. So its samples are appended
-to PARTS files by the first bits of their place among the shards: a shard's samples then lie close together in
-one or few files. The price is that the raw bytes are written and read once more.
+to PARTS files by the first bits of their shard hash: a shard's samples then lie close together in one or few
+files. The price is that the raw bytes are written and read once more.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tasks.core.errors import DataError
-from tasks.dataset.build.entries import Spilled
+from tasks.dataset.build.catalogue import Entry
 from tasks.dataset.keys import HASH_BITS
 from tasks.dataset.tar.writer import Members
 
+FOLDER = "spill"
+"""Below the staging folder."""
 PART_BITS = 6
 PARTS = 1 << PART_BITS
 LENGTH = 4
-"""Bytes that say how long the list of members is which stands before them."""
+"""Bytes that hold the length of the list of members, which follows them."""
 
 
 def _path(folder: Path, part: int) -> Path:
@@ -41,8 +43,9 @@ class Spill:
             if path.exists():
                 os.truncate(path, sizes.get(part, 0))  # what came after was never recorded
 
-    def write(self, position: int, members: Members) -> Spilled:
-        part = position >> (HASH_BITS - PART_BITS)
+    def write(self, shard_hash: int, members: Members) -> tuple[int, int, int]:
+        """Append a sample's raw members; the part, and offset and length in it."""
+        part = shard_hash >> (HASH_BITS - PART_BITS)
         contents = {suffix: bytes(content) for suffix, content in members.items()}
         head = json.dumps({suffix: len(content) for suffix, content in contents.items()}).encode()
         record = b"".join([len(head).to_bytes(LENGTH, "big"), head, *contents.values()])
@@ -52,7 +55,7 @@ class Spill:
         file.write(record)
         offset = self.sizes.get(part, 0)
         self.sizes[part] = offset + len(record)
-        return Spilled(part, offset, len(record))
+        return part, offset, len(record)
 
     @property
     def size_bytes(self) -> int:
@@ -78,13 +81,14 @@ def is_whole(folder: Path, sizes: Mapping[int, int]) -> bool:
         return False
 
 
-def read_spilled(folder: Path, spilled: Spilled) -> dict[str, bytes]:
+def read_spilled(folder: Path, entry: Entry) -> dict[str, bytes]:
     """The raw members of one sample by suffix; DataError when the spill is damaged, which is no sample's
     fault."""
-    path = _path(folder, spilled.part)
+    assert entry.part is not None and entry.offset is not None and entry.length is not None
+    path = _path(folder, entry.part)
     try:
         with path.open("rb", buffering=0) as file:
-            record = os.pread(file.fileno(), spilled.length, spilled.offset)
+            record = os.pread(file.fileno(), entry.length, entry.offset)
         start = LENGTH + int.from_bytes(record[:LENGTH], "big")
         members = {}
         for suffix, size in json.loads(record[LENGTH:start]).items():
@@ -92,7 +96,7 @@ def read_spilled(folder: Path, spilled: Spilled) -> dict[str, bytes]:
             start += size
     except (OSError, ValueError, AttributeError) as error:
         raise _damaged(folder, str(error)) from None
-    if start != spilled.length or len(record) != spilled.length:
+    if start != entry.length or len(record) != entry.length:
         raise _damaged(folder, f"{path.name} ends too early")
     return members
 

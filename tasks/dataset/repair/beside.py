@@ -16,8 +16,7 @@ from pathlib import Path
 
 from tasks.core.errors import TarmacError
 from tasks.core.screen import Progress
-from tasks.dataset.build.reuse import INPUTS
-from tasks.dataset.layout import BUILD
+from tasks.dataset.layout import BUILD, INPUTS
 from tasks.dataset.repair import install, twin
 from tasks.dataset.repair.cause import is_of_full_disk, is_of_host
 from tasks.dataset.repair.identity import (

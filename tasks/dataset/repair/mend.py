@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from tasks.core.errors import TarmacError
 from tasks.core.files import CHUNK
 from tasks.core.stores import LocalStore
-from tasks.dataset.build.convert import Conversion, convert, staged, tar_path
+from tasks.dataset.build.convert import Conversion, convert
+from tasks.dataset.build.staging import staged, tar_path
 from tasks.dataset.repair.cause import is_of_full_disk, is_of_host, is_reject_of_host, worded
 from tasks.dataset.tar.writer import END
 

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
-from tasks.dataset.build.reuse import INPUTS
 from tasks.dataset.build.sidecar import SAMPLE_COLUMNS, accepted, first
 from tasks.dataset.index import read_index
+from tasks.dataset.layout import INPUTS
 from tasks.dataset.manifest import Manifest, content_digest
 from tasks.dataset.repair.examine import NOTHING
 from tasks.dataset.repair.identity import TAR

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tasks.core.files import write_json
-from tasks.dataset.build.kept import kept
+from tasks.dataset.build.staging import redact_config
 from tasks.dataset.build_info import sealed
 from tasks.dataset.layout import BUILD
 from tasks.dataset.repair import install
@@ -74,6 +74,6 @@ def _facts(place: Place, origin: Origin, filtered: int) -> Mapping[str, Any]:
         "output": str(place.dataset or place.version),
     }
     if origin.config is not None:
-        dataset, cut = kept(origin.dataset)
+        dataset, cut = redact_config(origin.dataset)
         facts |= {"name": origin.config.name, "dataset": dataset, "cut": cut}
     return facts

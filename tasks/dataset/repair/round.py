@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from tasks.core.engines.local import map_here
 from tasks.core.units import counted
-from tasks.dataset.build.catalogue import NAME, Catalogue, Leaf
-from tasks.dataset.build.convert import write_rules
-from tasks.dataset.build.listing import SPILL
-from tasks.dataset.build.shard_plan import Weighed
-from tasks.dataset.keys import position
+from tasks.dataset.build.catalogue import NAME, Catalogue
+from tasks.dataset.build.shard_plan import PlannedShard
+from tasks.dataset.build.spill import FOLDER as SPILL
+from tasks.dataset.build.staging import write_rules
+from tasks.dataset.keys import shard_hash
 from tasks.dataset.repair import reasons
 from tasks.dataset.repair.mend import Mended, Mending, mend
 from tasks.dataset.repair.outcome import BRING_BACK, MOVED
@@ -110,12 +110,12 @@ class Round:
         try:
             with catalogue.transaction():
                 entries = [one for one in self._found.entries.values() if one.split in names]
-                catalogue.add(Weighed(position(one.key), 1, one) for one in entries)
+                catalogue.add((one, shard_hash(one.key), 1) for one in entries)
                 catalogue.sort(by_hash=False)
                 start = 1  # ranks count the samples from 1, split by split
                 for ordinal, name in enumerate(catalogue.splits()):
                     stop = start + len(names[name].needed)
-                    catalogue.add_leaves([Leaf(ordinal, name, start, stop, names[name].shard.blake3)])
+                    catalogue.add_shards([PlannedShard(ordinal, name, start, stop, names[name].shard.blake3)])
                     ordinals[name] = ordinal
                     start = stop
         finally:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,10 +20,10 @@ from tasks.core.schema import Dataset
 from tasks.core.screen import Progress
 from tasks.core.stores import ABSENT, Stat
 from tasks.dataset import filters
-from tasks.dataset.build.entries import Entry
+from tasks.dataset.build.catalogue import Entry
 from tasks.dataset.build.fingerprint import members_digest
 from tasks.dataset.build.spill import Spill
-from tasks.dataset.keys import key_of, position
+from tasks.dataset.keys import key_of, shard_hash
 from tasks.dataset.rejects import Reject, printable
 from tasks.dataset.repair.cause import is_of_full_disk, is_of_host, is_reject_of_host, worded
 from tasks.dataset.sources import Container, Item, Source, of_files, open_sources
@@ -157,7 +158,9 @@ class _Seeker:
         self.found.lost.setdefault(key, f"{reason}: {detail}" if reason else detail)
 
     def _entry(self, key: str, wanted: Sought, index: int, item: Item, stat: Stat) -> Entry:
-        spilled = None if item.members is None else self._spill.write(position(key), item.members)
+        spilled: Any = (
+            (None, None, None) if item.members is None else self._spill.write(shard_hash(key), item.members)
+        )
         return Entry(
             number=wanted.number,
             key=key,
@@ -170,7 +173,9 @@ class _Seeker:
             content=item.content,
             split=wanted.shard,
             group=None,
-            spilled=spilled,
+            part=spilled[0],
+            offset=spilled[1],
+            length=spilled[2],
         )
 
 

@@ -13,18 +13,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from tasks.core.screen import Progress
 from tasks.dataset.build import assemble
-from tasks.dataset.build.catalogue import Catalogue
-from tasks.dataset.build.entries import Rejected
-from tasks.dataset.build.reuse import INPUTS
+from tasks.dataset.build.catalogue import Rejected
 from tasks.dataset.build.run import build
 from tasks.dataset.build.sidecar import first
-from tasks.dataset.manifest import Manifest
+from tasks.dataset.layout import INPUTS
+from tasks.dataset.manifest import Manifest, version_name
 from tasks.dataset.repair.install import is_file
 from tasks.dataset.repair.origin import Origin
 from tasks.dataset.repair.place import Place
@@ -46,9 +45,12 @@ def from_tables(place: Place, origin: Origin, manifest: Manifest | None, has_rej
     shutil.rmtree(place.again, ignore_errors=True)
     place.again.mkdir(parents=True)
     assert origin.config is not None
-    draft = assemble.begin(origin.config, _shards(place), place.again)
-    # The draft asks of a catalogue only what _Told tells.
-    version, _ = assemble.complete(draft, origin.config, cast(Catalogue, told), {}, place.again)
+    draft = assemble.draft_version(origin.config, _shards(place), place.again)
+    account = assemble.Account(told.read, told.filtered, told.counts)
+    again = assemble.describe(draft, origin.config, account, told.rejects())
+    version = place.again / "versions" / version_name(again.to_bytes())
+    version.parent.mkdir(exist_ok=True)
+    os.rename(draft.folder, version)
     return version
 
 
@@ -90,9 +92,6 @@ class _Told:
         return cls(
             _accepted(place) + filtered + counts.total(), filtered, dict(sorted(counts.items())), table
         )
-
-    def reasons(self) -> Mapping[str, int]:
-        return self.counts
 
     def rejects(self) -> Iterator[Rejected]:
         rows = [] if self.table is None else _rows(self.table)

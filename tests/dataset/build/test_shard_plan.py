@@ -4,18 +4,15 @@ from collections.abc import Iterator
 import pytest
 
 from tasks.dataset.build import shard_plan as plan
-from tasks.dataset.build.shard_plan import Weighed
-from tasks.dataset.keys import position
+from tasks.dataset.keys import shard_hash
 
 MAXIMUM = 32
 
 
 def shards_of(keys: set[str], maximum: int = MAXIMUM) -> set[tuple[str, ...]]:
     """What the shards hold, as the trie plans them."""
-    ordered = sorted(keys, key=lambda key: (position(key), key))
-    return {
-        tuple(group) for group in plan.by_hash((Weighed(position(key), 1, key) for key in ordered), maximum)
-    }
+    ordered = sorted(keys, key=lambda key: (shard_hash(key), key))
+    return {tuple(group) for group in plan.by_hash(((shard_hash(key), 1, key) for key in ordered), maximum)}
 
 
 @pytest.fixture
@@ -71,20 +68,18 @@ def test_the_stream_is_cut_as_the_whole_would_be(seed: int) -> None:
     bits = rng.choice([4, 12, 64])  # few bits: many samples share theirs
     positions = sorted(rng.getrandbits(bits) << (64 - bits) for _ in range(rng.randrange(200)))
     weights = [rng.choice([0, 1, 5, 40, 90]) for _ in positions]
-    samples = [
-        Weighed(place, weight, n) for n, (place, weight) in enumerate(zip(positions, weights, strict=True))
-    ]
+    samples = [(place, weight, n) for n, (place, weight) in enumerate(zip(positions, weights, strict=True))]
     assert list(plan.by_hash(samples, 50)) == reference(positions, weights, 50)
 
 
 def test_no_more_than_a_shard_is_read_ahead() -> None:
     read = 0
 
-    def samples() -> Iterator[Weighed[int]]:
+    def samples() -> Iterator[plan.Weighed[int]]:
         nonlocal read
         for number in range(10_000):
             read += 1
-            yield Weighed(number << 50, 1, number)
+            yield (number << 50, 1, number)
 
     given = 0
     for group in plan.by_hash(samples(), MAXIMUM):
@@ -93,11 +88,11 @@ def test_no_more_than_a_shard_is_read_ahead() -> None:
 
 
 def test_samples_with_all_bits_equal_share_a_shard() -> None:
-    assert list(plan.by_hash([Weighed(7, 1, n) for n in range(5)], 2)) == [[0, 1, 2, 3, 4]]
+    assert list(plan.by_hash([(7, 1, n) for n in range(5)], 2)) == [[0, 1, 2, 3, 4]]
 
 
 def test_in_order_fills_one_shard_after_another() -> None:
-    samples = [Weighed(0, weight, n) for n, weight in enumerate([4, 4, 4, 20, 1, 1])]
+    samples = [(0, weight, n) for n, weight in enumerate([4, 4, 4, 20, 1, 1])]
     assert list(plan.in_order(samples, 8)) == [[0, 1], [2], [3], [4, 5]]
     assert list(plan.in_order([], 8)) == []
     assert list(plan.by_hash([], 8)) == []

@@ -9,40 +9,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError
-from tasks.core.schema import Config
 from tasks.dataset.build import listing
-from tasks.dataset.build.catalogue import _WHY_ALIKE, NAME, Catalogue, reading
-from tasks.dataset.build.entries import Entry, Rejected
-from tasks.dataset.build.listing import SPILL, list_samples
+from tasks.dataset.build.catalogue import NAME, WHY_ALIKE, Catalogue, Entry, Rejected, reading
+from tasks.dataset.build.check import check
+from tasks.dataset.build.listing import Listing
 from tasks.dataset.build.run import build
-from tasks.dataset.build.shard_plan import Weighed
-from tasks.dataset.build.spill import PARTS, read_spilled
-from tasks.dataset.keys import position
+from tasks.dataset.build.spill import FOLDER, PARTS, read_spilled
+from tasks.dataset.keys import shard_hash
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw
-
-COUNT = 60
-
-
-def parquet(folder: Path, files: int = 3) -> Config:
-    """COUNT images with their bytes in Parquet files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for part in range(files):
-        numbers = range(part, COUNT, files)
-        rows = {
-            "key": [f"{number:04d}" for number in numbers],
-            "image": [raw.png(number) for number in numbers],
-            "caption": [f"picture {number}" for number in numbers],
-        }
-        pq.write_table(pa.table(rows), folder / f"{part}.parquet")
-    source = {"kind": "table", "path": str(folder), "image": "image", "caption": "caption", "key": "key"}
-    return raw.config(folder, folder.parent / "out", source=source)
+from tests.dataset.build.prepared import COUNT, parquet
 
 
-def entry(number: int, key: str, split: str = "train", **changes: Any) -> Weighed[Entry]:
+def entry(number: int, key: str, split: str = "train", **changes: Any) -> tuple[Entry, int, int]:
     facts = {"original_key": key, "place": f"t:{number}", "file": key, "content": "", **changes}
     made = Entry(number, key, source=0, size=1, stamp="1", split=split, group=None, **facts)
-    return Weighed(position(key), 1, made)
+    return made, shard_hash(key), 1
 
 
 @pytest.fixture
@@ -62,30 +44,12 @@ def test_samples_come_back_as_they_were_in_the_order_of_the_shards(
         "group": "\udcaa",
     }
     samples = [entry(n, f"key {n}") for n in range(50)] + [entry(50, "odd")]
-    samples[-1] = samples[-1]._replace(
-        sample=Entry(
-            50,
-            "odd",
-            odd["original_key"],
-            odd["place"],
-            3,
-            "f",
-            7,
-            "s",
-            odd["content"],
-            "train",
-            odd["group"],
-        )
-    )
+    texts = odd["original_key"], odd["place"], 3, "f", 7, "s", odd["content"], "train", odd["group"]
+    samples[-1] = (Entry(50, "odd", *texts), *samples[-1][1:])
     catalogue.add(samples)
     catalogue.sort(by_hash=True)
     found = list(catalogue.between(1, 1000))
-    assert found == [one.sample for one in sorted(samples, key=lambda one: (one.position, one.sample.key))]
-    planned = list(catalogue.sorted_samples("train"))
-    assert [(one.sample.key, one.sample.original_key, one.sample.group) for one in planned] == [
-        (one.key, one.original_key, one.group) for one in found
-    ]
-    assert [one.position for one in planned] == [position(one.key) for one in found]
+    assert found == [one for one, _, _ in sorted(samples, key=lambda one: (one[1], one[0].key))]
     catalogue.close()
     with reading(tmp_path / NAME) as again:
         assert list(again.between(1, 100)) == found
@@ -96,11 +60,11 @@ def test_the_first_of_a_key_stays_wherever_the_others_would_go(catalogue: Catalo
     catalogue.add([entry(4, "a", "val"), entry(1, "a", "train"), entry(2, "b"), entry(9, "a", "train")])
     catalogue.sort(by_hash=True)
     assert catalogue.splits() == ["train"]
-    kept = sorted((1, 2), key=lambda n: position("a" if n == 1 else "b"))
+    kept = sorted((1, 2), key=lambda n: shard_hash("a" if n == 1 else "b"))
     assert [one.number for one in catalogue.between(1, 10)] == kept
     assert [(one.number, one.reason, one.detail) for one in catalogue.rejects()] == [
-        (4, "key.duplicate", f"t:1 has this key{_WHY_ALIKE}"),
-        (9, "key.duplicate", f"t:1 has this key{_WHY_ALIKE}"),
+        (4, "key.duplicate", f"t:1 has this key{WHY_ALIKE}"),
+        (9, "key.duplicate", f"t:1 has this key{WHY_ALIKE}"),
     ]
     assert (catalogue.read, catalogue.accepted, catalogue.refused) == (4, 2, 2)
 
@@ -118,15 +82,17 @@ def test_a_reject_of_the_conversion_is_counted_once(catalogue: Catalogue) -> Non
 def test_members_out_of_containers_wait_on_disk(tmp_path: Path) -> None:
     config = parquet(tmp_path / "raw")
     (tmp_path / "staging").mkdir()
-    catalogue = list_samples(config, tmp_path / "staging")
+    listing = Listing(config, check(config.dataset), tmp_path / "staging")
+    listing.survey()
+    listing.read()
+    catalogue = listing.catalogue
     found = list(catalogue.between(1, COUNT + 1))
     assert len(found) == catalogue.accepted == COUNT
     for one in found:
-        assert one.spilled is not None
-        members = read_spilled(tmp_path / "staging" / SPILL, one.spilled)
+        members = read_spilled(tmp_path / "staging" / FOLDER, one)
         assert members["image"] == raw.png(int(one.key))
         assert members["txt"] == f"picture {int(one.key)}".encode()
-    assert 1 < len(list((tmp_path / "staging" / SPILL).iterdir())) <= PARTS
+    assert 1 < len(list((tmp_path / "staging" / FOLDER).iterdir())) <= PARTS
 
 
 def test_a_killed_listing_reads_no_container_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,18 +15,19 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build.convert import Conversion, convert, write_rules
+from tasks.dataset.build.check import check
+from tasks.dataset.build.convert import Conversion, convert
 from tasks.dataset.build.forecast import forecast
-from tasks.dataset.build.leaves import plan_leaves
-from tasks.dataset.build.listing import fingerprint, list_samples
+from tasks.dataset.build.listing import Listing
 from tasks.dataset.build.run import PRELOAD, BuildResult, build, is_up_to_date
 from tasks.dataset.build.sidecar import first
-from tasks.dataset.build.staging import converted_shards
+from tasks.dataset.build.staging import converted_shards, write_rules
 from tasks.dataset.index import INDEX, read_index
-from tasks.dataset.keys import position
+from tasks.dataset.keys import shard_hash
 from tasks.dataset.layout import shard_name
 from tasks.dataset.tar.span import parse_key, parse_sample
 from tests.dataset import raw
+from tests.dataset.build.prepared import planned
 
 COUNT = 150
 
@@ -93,7 +94,7 @@ def test_the_tables_agree_with_the_shards(folder: Path, tmp_path: Path) -> None:
         assert table["row"] == list(range(len(index)))
         assert table["width"] == [12] * len(index)
         assert list(samples_of(version, split)) == table["key"]
-        assert table["key"] == sorted(table["key"], key=position), "shards are in the order of key hashes"
+        assert table["key"] == sorted(table["key"], key=shard_hash), "shards are in the order of key hashes"
 
 
 def test_workers_leave_no_trace(folder: Path, tmp_path: Path) -> None:
@@ -109,8 +110,7 @@ def test_shards_are_drafted_in_order_while_later_ones_are_converted(folder: Path
     staging = tmp_path / "staging"
     staging.mkdir()
     rules = write_rules(staging, config.dataset)
-    catalogue = list_samples(config, staging)
-    plan_leaves(catalogue, config.dataset)
+    catalogue = planned(config, staging)
     order = [2, 0, 1, *reversed(range(3, catalogue.planned))]
     told: list[int] = []
 
@@ -121,10 +121,10 @@ def test_shards_are_drafted_in_order_while_later_ones_are_converted(folder: Path
             yield ordinal
 
     given = [
-        (first(shard.sidecar, "leaf"), len(told))
+        (first(shard.sidecar, "planned"), len(told))
         for shard in converted_shards(catalogue, {}, staging, converted())
     ]
-    assert [leaf for leaf, _ in given] == [leaf.digest for leaf in catalogue.leaves()]
+    assert [digest for digest, _ in given] == [shard.digest for shard in catalogue.shards()]
     assert [after for _, after in given] == [2, 3, 3, *[len(order)] * (len(order) - 3)]
     catalogue.close()
 
@@ -257,8 +257,12 @@ def test_the_listing_says_how_far_it_is(folder: Path, tmp_path: Path) -> None:
     rows = [(f"{number}.png", "absent", "") for number in range(2500)]
     raw.write_table(folder, rows)
     seen: list[tuple[int, int]] = []
-    fingerprint(raw.config(folder, tmp_path / "out"), lambda done, total, note: seen.append((done, total)))
-    assert seen == [(0, 0), (1000, 0), (2000, 0)]
+    config = raw.config(folder, tmp_path / "out")
+    sources = check(config.dataset)
+    listing = Listing(config, sources, tmp_path, lambda done, total, note: seen.append((done, total)))
+    listing.survey()
+    listing.catalogue.close()
+    assert seen == [(1000, 0), (2000, 0)]
 
 
 def test_the_sources_order_can_be_kept(folder: Path, tmp_path: Path) -> None:

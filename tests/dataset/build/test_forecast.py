@@ -10,7 +10,7 @@ from tasks.dataset import versions
 from tasks.dataset.build.forecast import forecast
 from tasks.dataset.build.run import build
 from tests.dataset import raw
-from tests.dataset.test_catalogue import parquet
+from tests.dataset.build.prepared import parquet
 
 COUNT = 100
 

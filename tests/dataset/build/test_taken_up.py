@@ -12,13 +12,12 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build import pilot
 from tasks.dataset.build import run as build_module
 from tasks.dataset.build.catalogue import NAME
-from tasks.dataset.build.listing import SPILL
 from tasks.dataset.build.run import BuildResult, build, is_up_to_date
+from tasks.dataset.build.spill import FOLDER as SPILL
 from tests.dataset import raw
-from tests.dataset.test_catalogue import COUNT, parquet
+from tests.dataset.build.prepared import COUNT, parquet
 
 BAD = 3
 
@@ -57,7 +56,7 @@ def killed_at(name: str, config: Config, monkeypatch: pytest.MonkeyPatch) -> Non
             build(config)
 
 
-@pytest.mark.parametrize("step", ["convert_all", "note_rejects", "facts"])
+@pytest.mark.parametrize("step", ["convert_all", "note_rejects", "build_facts"])
 def test_rejects_count_once_however_often_a_build_is_killed(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,9 +169,7 @@ def test_a_dataset_lies_beside_its_source(tmp_path: Path) -> None:
     )
 
 
-def test_filtered_samples_leave_room_in_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pilot, "WORTH_SAMPLES", 50)
-    monkeypatch.setattr(pilot, "PATIENCE_S", 0.0)
+def test_filtered_samples_leave_room_in_the_budget(tmp_path: Path) -> None:
     rows = raw.pictures(tmp_path / "raw", 100)
     for number in range(40):
         (tmp_path / "raw" / f"{number:04d}.png").write_bytes(b"no image")

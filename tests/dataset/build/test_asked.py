@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build.run import BuildResult, build
-from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 
 COUNT = 100
@@ -22,10 +21,8 @@ def config(tmp_path: Path) -> Config:
     return raw.config(tmp_path / "raw", tmp_path / "out")
 
 
-def built(
-    config: Config, *, accept_loss: bool = False, rehash: bool = False, shard: str | None = None
-) -> BuildResult:
-    result = build(config, accept_loss=accept_loss, rehash=rehash, shard=shard)
+def built(config: Config, *, accept_loss: bool = False, rehash: bool = False) -> BuildResult:
+    result = build(config, accept_loss=accept_loss, rehash=rehash)
     versions.publish(config.dataset.output, result.version, config.dataset.keep)
     return result
 
@@ -102,30 +99,6 @@ def test_rehash_of_an_unchanged_source_changes_nothing(config: Config) -> None:
     first = built(config)
     second = built(config, rehash=True)
     assert second.version == first.version and second.shards_rewritten == 0
-
-
-@pytest.mark.parametrize("shard", ["1", "train/000001", "train/1.tar"])
-def test_one_shard_is_converted_again(config: Config, shard: str) -> None:
-    first = built(config)
-    tar = first.version / "train" / "000001.tar"
-    whole = tar.read_bytes()
-    damaged = bytearray(whole)
-    damaged[700] ^= 255
-    tar.write_bytes(damaged)
-    assert not verify(first.version).ok
-    with tar.open("rb") as reader:
-        second = built(config, shard=shard)
-        assert (second.version, second.shards_rewritten) == (first.version, 1)
-        assert tar.read_bytes() == whole
-        assert reader.read() == bytes(damaged), "who reads the old file is not disturbed"
-    assert verify(first.version).ok
-
-
-@pytest.mark.parametrize("shard", ["99", "dev/0", "train/000001.zip", "-1"])
-def test_an_unknown_shard_is_named(config: Config, shard: str) -> None:
-    built(config)
-    with pytest.raises(UsageError, match=r"--shard"):
-        build(config, shard=shard)
 
 
 def test_nobody_has_to_wait(config: Config, tmp_path: Path) -> None:

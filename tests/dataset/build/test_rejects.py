@@ -9,7 +9,7 @@ import pytest
 
 from tasks.core.errors import DataError, TarmacError
 from tasks.dataset import versions
-from tasks.dataset.build import conversion
+from tasks.dataset.build import convert
 from tasks.dataset.build.run import build, is_up_to_date
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw
@@ -154,9 +154,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException) -
         return honest(path, *arguments, **keys)
 
     monkeypatch.setattr(os, "open", opened)
-    monkeypatch.setattr(
-        conversion, "map_groups", lambda function, items, engine, **keys: map(function, items)
-    )
+    monkeypatch.setattr(convert, "map_groups", lambda function, items, engine, **keys: map(function, items))
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.EMFILE])

@@ -1,0 +1,44 @@
+"""Configs and catalogues that several tests of the build start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.core.schema import Config
+from tasks.dataset.build.catalogue import Catalogue
+from tasks.dataset.build.check import check
+from tasks.dataset.build.fingerprint import rules_digest, source_digests
+from tasks.dataset.build.listing import Listing
+from tests.dataset import raw
+
+COUNT = 60
+
+
+def parquet(folder: Path, files: int = 3) -> Config:
+    """COUNT images with their bytes in Parquet files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in range(files):
+        numbers = range(part, COUNT, files)
+        rows = {
+            "key": [f"{number:04d}" for number in numbers],
+            "image": [raw.png(number) for number in numbers],
+            "caption": [f"picture {number}" for number in numbers],
+        }
+        pq.write_table(pa.table(rows), folder / f"{part}.parquet")
+    source = {"kind": "table", "path": str(folder), "image": "image", "caption": "caption", "key": "key"}
+    return raw.config(folder, folder.parent / "out", source=source)
+
+
+def planned(config: Config, staging: Path) -> Catalogue:
+    """A catalogue of all samples with its shards planned, open."""
+    sources = check(config.dataset)
+    listing = Listing(config, sources, staging)
+    listing.survey()
+    listing.read()
+    with listing.catalogue.transaction():
+        rules = rules_digest(config.dataset), source_digests(config.dataset, sources)
+        listing.catalogue.plan(config.dataset.shard, *rules)
+    return listing.catalogue

@@ -1,0 +1,136 @@
+"""A changed dataset is listed once: no file and no server is asked twice by the check, the plan and the build."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.core.lock import Lease
+from tasks.core.schema import Config
+from tasks.core.stores import LocalStore, Stat
+from tasks.dataset import versions
+from tasks.dataset.build import freshness
+from tasks.dataset.build.forecast import forecast
+from tasks.dataset.build.run import build, is_up_to_date
+from tasks.dataset.sources.table import TableImages
+from tests.dataset import raw
+from tests.dataset.build.prepared import parquet
+
+COUNT = 40
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each file of a source is looked at."""
+    counts: Counter[str] = Counter()
+    honest = LocalStore.stat
+
+    def counted(self: LocalStore, file: str) -> Stat:
+        counts[os.path.basename(file)] += 1
+        return honest(self, file)
+
+    monkeypatch.setattr(LocalStore, "stat", counted)
+    return counts
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources' containers that are listed, in turn."""
+    names: list[str] = []
+    honest = TableImages.items
+
+    def watched(self: TableImages, container: object) -> Iterator[object]:
+        names.append(container.name)  # type: ignore[attr-defined]
+        yield from honest(self, container)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TableImages, "items", watched)
+    return names
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    raw.pictures(tmp_path / "raw", COUNT)
+    made = raw.config(tmp_path / "raw", tmp_path / "out")
+    versions.publish(made.dataset.output, build(made).version, 3)
+    (tmp_path / "raw" / "0007.png").write_bytes(raw.png(777))
+    return made
+
+
+def images(asked: Counter[str]) -> set[int]:
+    return {count for name, count in asked.items() if name.endswith(".png")}
+
+
+def test_the_build_takes_over_what_the_check_has_listed(
+    config: Config, asked: Counter[str], opened: list[str], tmp_path: Path
+) -> None:
+    assert is_up_to_date(config, for_build=True) is None
+    survey = freshness.take_survey(config.dataset.output)
+    assert survey is not None and freshness.take_survey(config.dataset.output) is None
+    result = build(config, survey=survey)
+    assert result.shards_rewritten == 1
+    assert opened == ["captions.csv"]
+    assert images(asked) == {1} and len(asked) >= COUNT
+    assert not survey.exists()
+    fresh = config.model_copy(
+        update={"dataset": config.dataset.model_copy(update={"output": tmp_path / "fresh"})}
+    )
+    assert raw.contents(build(fresh).version) == raw.contents(result.version)
+
+
+@pytest.mark.parametrize("command", [build, forecast])
+def test_alone_it_lists_once_too(
+    command: object, config: Config, asked: Counter[str], opened: list[str]
+) -> None:
+    command(config)  # type: ignore[operator]
+    assert opened == ["captions.csv"] and images(asked) == {1}
+
+
+def test_containers_are_looked_at_once(tmp_path: Path, asked: Counter[str], opened: list[str]) -> None:
+    config = parquet(tmp_path / "raw")
+    build(config)
+    assert sorted(opened) == sorted({*opened}) and len(opened) == 3
+    assert asked["1.parquet"] == asked["2.parquet"] == 2, "before and after it is read"
+
+
+def test_a_listing_is_kept_for_a_build_alone(config: Config) -> None:
+    before = set(config.dataset.output.iterdir())
+    assert is_up_to_date(config) is None
+    assert set(config.dataset.output.iterdir()) == before
+    assert freshness.take_survey(config.dataset.output) is None
+
+
+def test_what_was_listed_for_another_config_is_not_taken_over(config: Config, tmp_path: Path) -> None:
+    assert is_up_to_date(config, for_build=True) is None
+    survey = freshness.take_survey(config.dataset.output)
+    other = raw.config(tmp_path / "raw", tmp_path / "out", image={"encode": "jpg"})
+    result = build(other, survey=survey)
+    assert result.shards_rewritten == result.shards and result.accepted == COUNT
+
+
+def test_what_a_killed_command_listed_is_removed(config: Config) -> None:
+    left = config.dataset.output / f"{freshness.SURVEY}x1"
+    left.mkdir()
+    build(config)
+    assert left.exists(), "it may be of a command that is about to build"
+    os.utime(left, (0, 0))
+    build(config)
+    assert not left.exists()
+
+
+def test_a_build_that_had_to_wait_lists_anew(config: Config, tmp_path: Path) -> None:
+    assert is_up_to_date(config, for_build=True) is None
+    survey = freshness.take_survey(config.dataset.output)
+    other = Lease(config.dataset.output / "lease.json")
+    other.acquire()
+
+    def progress(done: int, total: int, note: str) -> None:
+        if note.endswith("waiting"):
+            (tmp_path / "raw" / "0008.png").write_bytes(raw.png(888))
+            other.release()
+
+    result = build(config, progress, survey=survey)
+    versions.publish(config.dataset.output, result.version, 3)
+    assert is_up_to_date(config) == result.version, "what changed while it waited is in it"
+    assert survey is not None and not survey.exists()
