@@ -115,6 +115,8 @@ _NAME = re.compile(
     re.VERBOSE,
 )
 _WORD = re.compile(r"[^\W\d_]+|\d+")
+_OWN_WORDS = frozenset(_WORD.findall(" ".join([*MEANINGS, *MEANINGS.values()]).lower()))
+"""Words of the program, which name nobody although a key may hold them too."""
 _TOKEN = re.compile(r"[\w-]+")
 _ADDRESS = re.compile(r"\b(?:https?|s3|gs)://[^\s\"']+")
 _PADDING = re.compile(r"(?:\A|(?<=[/_-]))0+\Z")
@@ -262,7 +264,9 @@ def _anonymous(row: RejectRow) -> str:
     def is_name(word: str) -> bool:
         if word.isdigit():
             return len(word) > 4 or (len(word) > 2 and word in words)
-        return not word.isascii() or word.lower() in words or (len(word) > 3 and word.lower() in place)
+        word = word.lower()
+        is_theirs = not word.isascii() or word in words or (len(word) > 3 and word in place)
+        return is_theirs and word not in _OWN_WORDS
 
     def masked(token: re.Match[str]) -> str:
         return "…" if any(map(is_name, _WORD.findall(token[0]))) else token[0]

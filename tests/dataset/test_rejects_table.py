@@ -78,12 +78,13 @@ def test_details_that_differ_in_names_and_figures_are_one_cause() -> None:
         ("patient born 19640229 has no report", "patient born … has no report"),
         ("Jürgen has no report", "… has no report"),
         ("ask admin@meier.org or see C:\\data", "ask … or see …"),
+        ("the report is empty at site", "the report is empty at …"),
         ("Meier", ""),
     ],
 )
 def test_of_private_data_details_show_what_names_nobody(tmp_path: Path, detail: str, says: str) -> None:
     private = [
-        RejectRow(f"site/Meier_{n}", detail.replace("{n}", str(n)), f"site/Meier_{n}.npz")
+        RejectRow(f"site/Meier_{n}", detail.replace("{n}", str(n)), f"site/reports/Meier_{n}.npz")
         for n in range(LEAST)
     ]
     assert [cause.detail for cause in causes_of(private, is_private=True)] == ([says] if says else [])
