@@ -36,9 +36,6 @@ LONGEST_SLICE, SHORTEST_SLICE = 200, 8
 """Pixels of a slice's longer side, and of any side, however flat the volume is."""
 PLANES = (("axial", "z", "y", "x"), ("coronal", "y", "z", "x"), ("sagittal", "x", "z", "y"))
 """Each plane with the axis across it, the one that runs down and the one that runs to the right."""
-POINTS_TO = {"S": "z", "I": "z", "L": "x", "R": "x", "P": "y", "A": "y"}
-"""The axis of a direction: superior or inferior, left or right, posterior or anterior."""
-
 Box = tuple[float, float, float, float]
 
 
@@ -116,16 +113,6 @@ def open_scan(name: str, content: bytes) -> StoredVolume:
         raise DataError(f"{name} cannot be read: {error}") from None
     except (ModuleNotFoundError, UsageError):
         raise NotShown(f"{name} is not shown: pip install 'tarmac[ct]'") from None
-
-
-def axes_of(facts: Mapping[str, Any]) -> str:
-    """Which of z, y and x each axis of a stored volume is, such as `zxy`: by the sample's `axes`, else by
-    where its `orientation` (such as SLP) points, else as (depth, height, width) is usually meant."""
-    orientation = str(facts.get("orientation"))
-    for axes in (facts.get("axes"), [POINTS_TO.get(letter, "") for letter in orientation]):
-        if isinstance(axes, str | list) and sorted(map(str, axes)) == ["x", "y", "z"]:
-            return "".join(axes)
-    return "zyx"
 
 
 def slices(scan: StoredVolume, axes: str, spacing: Spacing | None, alt: str) -> list[Picture]:

@@ -15,7 +15,7 @@ import google_crc32c
 
 from tasks.core.errors import DataError
 from tasks.dataset.index import read_index
-from tasks.dataset.layout import shard_name
+from tasks.dataset.layout import index_name, shard_name
 from tasks.dataset.tar.reader import Member, TarReader
 from tasks.dataset.tar.span import parse_key, parse_sample
 
@@ -47,6 +47,8 @@ class SampleReader:
     """The samples 0..len-1 of a split in storage order; DataError when the split has no sound index."""
 
     def __init__(self, version: Path, split: str) -> None:
+        if not (version / index_name(split)).exists():
+            raise DataError(f"{index_name(split)} is missing")
         self.split = split
         self._version = version
         self._index = read_index(version, split)

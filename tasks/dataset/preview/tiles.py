@@ -17,9 +17,9 @@ from tasks.core.units import NOTHING, counted, shorten
 from tasks.dataset.formats.checks import is_blank
 from tasks.dataset.formats.images import MEMBERS
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.formats.volumes.geometry import Spacing, spacing_of
+from tasks.dataset.formats.volumes.geometry import ZYX, Spacing, axes_of, spacing_of
 from tasks.dataset.modalities import reinforced
-from tasks.dataset.preview.pictures import Box, NotShown, Picture, axes_of, open_scan, slices, thumbnail
+from tasks.dataset.preview.pictures import Box, NotShown, Picture, open_scan, slices, thumbnail
 from tasks.dataset.preview.samples import Faulty, Sample, SampleReader, spread
 from tasks.dataset.rejects import Reject, printable
 
@@ -204,9 +204,10 @@ def _add_slices(
     name = stored.member_of(members)
     if name is None:
         raise Faulty("sample.missing_member", f"there is no volume among {_names(members)}")
-    scan, axes = open_scan(name, members[name]), axes_of(facts)
-    tile.notes.append(" × ".join(map(str, scan.shape)) + f" voxels ({', '.join(axes)})")
-    tile.pictures = slices(scan, axes, spacing, f"Slice of {tile.key}")
+    scan, axes = open_scan(name, members[name]), axes_of(facts.get("axes"))
+    order = f"({', '.join(axes)})" if axes else "of no stated order, shown as (z, y, x)"
+    tile.notes.append(f"{' × '.join(map(str, scan.shape))} voxels {order}")
+    tile.pictures = slices(scan, axes or ZYX, spacing, f"Slice of {tile.key}")
 
 
 def _names(members: Mapping[str, bytes]) -> str:

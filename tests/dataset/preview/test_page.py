@@ -86,6 +86,8 @@ def test_a_broken_table_costs_its_own_section(tmp_path: Path, file: str, says: s
     version = a_version(tmp_path)
     (version / file).write_bytes(b"PAR1 torn")
     text = words(page(version, count_tokens=len))
+    (version / "index" / "train.npy").unlink()
+    assert "No samples of train are shown: index/train.npy is missing." in words(page(version))
     assert says in text and "112 read" in text and "val 10 of 10" in text and str(tmp_path) not in text
 
 

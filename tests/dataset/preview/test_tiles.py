@@ -14,7 +14,7 @@ from PIL import Image
 from tasks.core.errors import DataError
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.preview.page import gather
-from tasks.dataset.preview.pictures import MOST_BYTES, axes_of, planes_of, thumbnail
+from tasks.dataset.preview.pictures import MOST_BYTES, planes_of, thumbnail
 from tasks.dataset.preview.samples import choose_rows, salvage, spread
 from tasks.dataset.preview.tiles import Tile
 from tasks.dataset.tar.format import header, padding
@@ -107,35 +107,25 @@ def test_a_volume_is_three_planes_in_two_windows_with_the_aspect_of_its_spacing(
 ) -> None:
     voxels = np.full((10, 20, 40), -1000, np.int16)
     voxels[5] = 40
-    facts = json.dumps({"spacing_mm": [4.0, 2.0, 1.0], "labels": {"effusion": 1, "nodule": 0}}).encode()
+    facts = json.dumps(
+        {"spacing_mm": [4.0, 2.0, 1.0], "axes": "zyx", "labels": {"effusion": 1, "nodule": 0}}
+    ).encode()
     name, content = stored.encode(voxels, encoding)
     members = {name: bytes(content), "txt": b"Clear lungs.", "json": facts}
     bare = {**members, "json": b"{}"}
     torn = {**members, name: members[name][:100]}
-    tiles = tiles_of(tmp_path, "volume_report", [("a", members), ("b", bare), ("c", torn)])
+    turned = {**members, "json": facts.replace(b"zyx", b"yzx")}
+    samples = [("a", members), ("b", bare), ("c", torn), ("d", turned)]
+    tiles = tiles_of(tmp_path, "volume_report", samples)
     pictures = tiles["a"].pictures
     assert [one.label for one in pictures[:3]] == ["axial, lung", "coronal, lung", "sagittal, lung"]
     assert len(pictures) == 6 and {one.width / one.height for one in pictures} == {1.0}
     assert [round(one.width / one.height, 2) for one in tiles["b"].pictures[:3]] == [2.0, 4.0, 2.0]
     assert "labels: effusion of 2" in tiles["a"].notes and "10 × 20 × 40 voxels (z, y, x)" in tiles["a"].notes
     assert any("no spacing" in note for note in tiles["b"].notes)
+    assert "10 × 20 × 40 voxels of no stated order, shown as (z, y, x)" in tiles["b"].notes
+    assert "10 × 20 × 40 voxels (y, z, x)" in tiles["d"].notes
     assert f"{name} cannot be read" in faults(tiles["c"]) and tiles["c"].caption == "Clear lungs."
-
-
-@pytest.mark.parametrize(
-    ("facts", "axes"),
-    [
-        ({}, "zyx"),
-        ({"axes": "zxy"}, "zxy"),
-        ({"axes": ["z", "y", "x"], "orientation": "SLP"}, "zyx"),
-        ({"orientation": "SLP"}, "zxy"),
-        ({"orientation": "RAS"}, "xyz"),
-        ({"axes": "zzz", "orientation": None}, "zyx"),
-        ({"axes": [[1], 2, 3]}, "zyx"),
-    ],
-)
-def test_which_axis_is_which_is_read_from_the_sample(facts: dict[str, object], axes: str) -> None:
-    assert axes_of(facts) == axes
 
 
 @pytest.mark.parametrize("axes", ["zyx", "zxy", "xyz"])
