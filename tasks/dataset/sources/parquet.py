@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, BinaryIO
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from tasks.core.errors import DataError
 from tasks.core.stores import Unreachable
 from tasks.dataset.sources.fields import Row
@@ -39,9 +42,6 @@ def open_rows(
     A row is at fault when a column that is `used` (None: any) holds no value; elsewhere that is a null. A
     plain column of bytes that is `used`, but for the `image`, counts as one of texts.
     """
-    import pyarrow as pa  # here, so that tables of text are listed without its start-up
-    import pyarrow.parquet as pq
-
     try:
         metadata = pq.read_metadata(file)
         opened = pq.ParquetFile(
@@ -92,8 +92,6 @@ def _rows(
     used: Collection[str] | None,
     texts: Collection[str],
 ) -> Iterator[Row]:
-    import pyarrow as pa
-
     line = 1
     try:
         with source:
@@ -143,16 +141,12 @@ def _batch_rows(group: Any, schema: Any) -> int:
 
 def _fixed_width(kind: Any) -> int:
     """Bytes of a value of fixed size, which rows may repeat though the file holds it once."""
-    import pyarrow as pa
-
     if pa.types.is_fixed_size_binary(kind):
         return int(kind.byte_width)
     return max((_fixed_width(kind.field(n).type) for n in range(kind.num_fields)), default=0)
 
 
 def _holds_bytes(kind: Any) -> bool:
-    import pyarrow as pa
-
     if pa.types.is_dictionary(kind):
         return _holds_bytes(kind.value_type)
     if any(is_kind(kind) for is_kind in (pa.types.is_binary, pa.types.is_large_binary)):
@@ -163,8 +157,6 @@ def _holds_bytes(kind: Any) -> bool:
 
 
 def _is_plain_bytes(kind: Any) -> bool:
-    import pyarrow as pa
-
     if pa.types.is_dictionary(kind):
         return _is_plain_bytes(kind.value_type)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
@@ -172,8 +164,6 @@ def _is_plain_bytes(kind: Any) -> bool:
 
 def _values(column: Any) -> Iterator[Any]:
     """The column's Python values, made one by one where they may be large."""
-    import pyarrow as pa
-
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _repeated(column)
@@ -182,9 +172,8 @@ def _values(column: Any) -> Iterator[Any]:
         return map(_text, column.cast(raw).to_pylist())
     if pa.types.is_nested(kind) or _holds_bytes(kind):
         return map(_value, column)
-    if pa.types.is_timestamp(kind) and kind.tz is not None and not _is_known_zone(kind):
-        kind = pa.timestamp(kind.unit)
-        column = column.cast(kind)  # the times in UTC
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        column = column.cast(pa.timestamp(kind.unit))  # in UTC, whatever zones this machine knows
     if _has_nanoseconds(kind):
         column = column.cast(pa.string())  # Python's times have none
     try:
@@ -214,28 +203,12 @@ def _decoded(cell: Any) -> Any:
     return _text(cell) if isinstance(cell, bytes) else cell
 
 
-def _is_known_zone(kind: Any) -> bool:
-    """Whether the zone of the times is known to Python, or to Arrow where that writes them."""
-    import pyarrow as pa
-
-    epoch = pa.array([0], kind)
-    try:
-        epoch.cast(pa.string()) if _has_nanoseconds(kind) else epoch.to_pylist()
-    except (KeyError, ValueError, pa.ArrowException):
-        return False
-    return True
-
-
 def _has_nanoseconds(kind: Any) -> bool:
-    import pyarrow as pa
-
     has_unit = pa.types.is_timestamp(kind) or pa.types.is_time64(kind) or pa.types.is_duration(kind)
     return bool(has_unit and kind.unit == "ns")
 
 
 def _value(cell: Any) -> Any:
-    import pyarrow as pa
-
     try:
         return cell.as_py()
     except (KeyError, ValueError, OverflowError, pa.ArrowException):  # KeyError: a zone that is not known

@@ -28,7 +28,6 @@ from typing import BinaryIO, TextIO
 from tasks.core.errors import DataError, UsageError
 from tasks.core.stores import Unreachable, open_store, redact, split_location, without_query
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources import parquet
 from tasks.dataset.sources.fields import Row, parse_json
 from tasks.dataset.sources.files import unreachable
 
@@ -263,6 +262,8 @@ def _jsonl_row(number: int, line: str) -> Row:
 
 
 def _open_parquet(place: str, opened: Open, wanted: Collection[str] | None, image: str | None) -> Table:
+    from tasks.dataset.sources import parquet  # here, so that tables of text are listed without Arrow
+
     file = opened()
     columns, binary, count, rows = parquet.open_rows(place, file, image, wanted)
     return Table(place, columns, rows, binary, count=count, close=file.close)
