@@ -190,10 +190,18 @@ class Files:
         return join_location(self.store.location, name)
 
     def stats(self) -> Iterator[tuple[str, Stat]]:
+        """Each file with its Stat; Unreachable where it cannot be looked at."""
         for start in range(0, len(self.names), AT_ONCE):
             some = self.names[start : start + AT_ONCE]
             self.store.look_ahead(some)
-            yield from ((name, self.store.stat(name)) for name in some)
+            for name in some:
+                yield name, self.stat(name)
+
+    def stat(self, name: str) -> Stat:
+        try:
+            return self.store.stat(name)
+        except OSError as error:
+            raise unreachable(self.location(name), error, "cannot be looked at") from None
 
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:

@@ -86,7 +86,7 @@ class TableImages:
         else:
             while rows := list(islice(table.rows, AT_ONCE)):
                 yield from self._items_of_paths(container.name, file.rpartition("/")[0], rows)
-        if self._files.store.stat(file) != container.stat:
+        if self._files.stat(file) != container.stat:
             raise DataError(f"{table.location} has changed while it was read; run again")
 
     def read(self, file: str, content: str) -> Members:
@@ -114,7 +114,7 @@ class TableImages:
     def _first(self) -> Table:
         """What its head tells. It stays open for the listing that follows."""
         file = self._files.names[0]
-        stat = self._files.store.stat(file)
+        stat = self._files.stat(file)
         table = self._open(file)
         self._unread = table, stat
         return table

@@ -92,7 +92,7 @@ class VolumeFolder(ABC):
     def items(self, container: Container) -> Iterator[Item]:
         self.columns()
         tables = VolumeTables(self._tables, self.location, self._config_key)
-        files = FileList(stats_of(self._store, self._files()))
+        files = FileList(self._files())
         found = False
         for file, stat in files:
             found = True
@@ -108,11 +108,10 @@ class VolumeFolder(ABC):
             kinds = " or ".join(self.suffixes)
             raise DataError(f"{self._config_key}.path: {self._tables.path} holds no {kinds} file")
 
-    def _files(self) -> Iterator[str]:
+    def _files(self) -> Iterator[tuple[str, Stat]]:
+        found = (file for file in self._store.files() if file.lower().endswith(self.suffixes))
         try:
-            for file in self._store.files():
-                if file.lower().endswith(self.suffixes) and not is_hidden(file):
-                    yield file
+            yield from stats_of(self._store, (file for file in found if not is_hidden(file)))
         except Unreachable:
             raise
         except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tasks.core.schema import Config
 VOLATILE = ("build.json", "inputs.arrow")
 
 
+@cache
 def png(seed: int, side: int = 12, kind: str = "PNG") -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
     file = io.BytesIO()
