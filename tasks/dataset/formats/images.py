@@ -1,8 +1,8 @@
 """Images as shards hold them: read whole to prove them sound, stored as given or re-encoded.
 
-Formats are told by their first bytes and handed to that format's decoder alone, not to `Image.open`: a file
-is never tried as PostScript or the like, the pixel count is checked before anything is decoded, and Pillow's
-process-wide limits and warnings stay untouched.
+The format is known by the first bytes, and the file is handed to that format's decoder alone, not to
+`Image.open`: it is never tried as PostScript or the like, the pixel count is checked before anything is
+decoded, and Pillow's process-wide limits and warnings stay untouched.
 
 What is kept is kept to the byte, EXIF rotation included, which the loader applies. Of a file with several
 frames or pictures (animated WebP and PNG, MPO) the first is the image, as it is for whoever opens it to
@@ -27,15 +27,15 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from tasks.core.schema import ImageRules
 from tasks.core.schema.dataset import MOST_PIXELS
-from tasks.dataset.formats import jpeg, png, signatures
+from tasks.dataset.formats import jpeg, png
 from tasks.dataset.rejects import Reject
 
 logger = logging.getLogger(__name__)
 
 MEMBERS = ("jpg", "png", "webp")
-"""Suffixes an image may have in a shard; the others are only read, to be re-encoded."""
+"""Suffixes that an image may have in a shard; other formats are only read, to be re-encoded."""
 SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff")
-"""Of files in these formats, in lower case."""
+"""Of files in the formats that are read, in lower case."""
 UNREAD = (
     *("heic", "heif", "hif", "avif", "jxl", "jp2", "j2k", "jpf", "jpx", "jxr"),
     *("svg", "svgz", "eps", "psd", "xcf", "ico", "icns", "tga", "pcx", "dds"),
@@ -60,10 +60,38 @@ ENCODERS: dict[str, dict[str, object]] = {
     "webp": {"format": "WEBP", "quality": 90},
 }
 ANY_SIZE = ImageRules(max_pixels=MOST_PIXELS)
-"""For whoever does not know what the build allowed; a torn header must still not ask for all the memory."""
+"""For readers that do not know what the build allowed; a torn header must still not ask for all memory."""
 RANGELESS = ("I", "F")
-"""Modes of pixels that may mean anything: which value is white, only whoever wrote them knows."""
+"""Modes of pixels that may mean anything: only their author knows which value is white."""
 RANGE_UNKNOWN = "float or 32-bit grey, whose range is not known"
+
+START = 512
+"""Bytes from a file's start by which its kind is described."""
+BEGINNINGS: tuple[tuple[bytes, str], ...] = (
+    (b"%PDF-", "a PDF file"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x1f\x8b", "gzip"),
+    (b"\xff\x0a", "a JPEG XL image"),
+    (b"\0\0\0\x0cJXL ", "a JPEG XL image"),
+    (b"\0\0\0\x0cjP  ", "a JPEG 2000 image"),
+)
+BRANDS = {
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"mif1"), "a HEIC image"),
+    **dict.fromkeys((b"avif", b"avis"), "an AVIF image"),
+}
+"""Of the container that holds MP4 videos too."""
+MARKUP: tuple[tuple[bytes, str], ...] = (
+    (b"<!doctype html", "HTML"),
+    (b"<html", "HTML"),
+    (b"<svg", "SVG"),
+    (b"<", "XML"),
+    (b"{", "JSON"),
+    (b"[", "JSON"),
+)
+
+
+Stored = tuple[str, bytes, tuple[int, int]]
+"""An image as a shard holds it: suffix, content, (width, height)."""
 
 
 def largest_bytes(rules: ImageRules) -> int:
@@ -93,13 +121,63 @@ def decode(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
     return kind, image
 
 
+def check(data: bytes, rules: ImageRules) -> str:
+    """The format of an image that can be decoded; Reject as `decode`, at less cost, as no pixels are kept."""
+    kind, _, image, frame = _inspect(data, rules)
+    _prove(data, rules, kind, image, frame)
+    return kind
+
+
+def store(data: bytes, rules: ImageRules) -> Stored:
+    """The image as the rules want it stored; Reject as `decode`.
+
+    A PNG that only its texts or colour profile keep from being decoded is stored without them.
+    """
+    try:
+        return _store(data, rules)
+    except Reject as reject:
+        if reject.reason != "image.undecodable" or not data.startswith(png.SIGNATURE):
+            raise
+        plain = png.without_texts(data)
+        if plain == data:
+            raise
+    return _store(plain, rules)
+
+
+def _store(data: bytes, rules: ImageRules) -> Stored:
+    kind, size, image, frame = _inspect(data, rules)
+    fits = rules.max_side is None or max(size) <= rules.max_side
+    if fits and kind in MEMBERS and rules.encode in ("keep", kind):
+        if rules.check == "decode" or not _is_whole(kind, data, image, frame):
+            _prove(data, rules, kind, image, frame)
+        return kind, data, size
+    kind, image = decode(data, rules)
+    if rules.encode == "keep" and kind not in MEMBERS:
+        fix = "set dataset.image.encode"
+        raise Reject("image.undecodable", f"shards hold {', '.join(MEMBERS)}, not {kind}: {fix}")
+    return _encode(image, kind if rules.encode == "keep" else rules.encode, rules.max_side)
+
+
+def _inspect(
+    data: bytes, rules: ImageRules
+) -> tuple[str, tuple[int, int], ImageFile | None, jpeg.Frame | None]:
+    """Format and (width, height) by the header, nothing decoded; what Pillow has parsed, unless a plain JPEG
+    needed no parser; and a JPEG's frame."""
+    frame = jpeg.frame(data)
+    if frame is not None and frame.is_plain:
+        _check_size(frame.size, rules)
+        return "jpg", frame.size, None, frame
+    kind, image = _parse(data, rules)
+    return kind, image.size, image, frame
+
+
 def _parse(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
-    """The image's format and its header, nothing decoded."""
+    """The image's format and its header by Pillow's parser, nothing decoded."""
     if not data:
         raise Reject("image.empty", "0 bytes")
     kind = kind_of(data)
     if kind is None:
-        raise Reject("image.not_an_image", f"it is {signatures.described(data)}")
+        raise Reject("image.not_an_image", f"it is {_described(data)}")
     try:
         image = DECODERS[kind](io.BytesIO(data))
     except MemoryError:
@@ -125,36 +203,26 @@ def _load(kind: str, image: ImageFile, data: bytes) -> None:
         raise Reject("image.undecodable", "png: ends before its last chunk")
 
 
-def check(data: bytes, rules: ImageRules) -> str:
-    """The format of an image that can be decoded; Reject as `decode`, for less where no pixels are wanted."""
-    found = jpeg.frame(data)
-    if found is not None and found.is_plain:
-        _check_size(found.size, rules)
-        if jpeg.surely_decodes(data, found):
-            return "jpg"
-    kind, image = _parse(data, rules)
-    _prove(kind, image, data)
-    return kind
-
-
-def _prove(kind: str, image: ImageFile, data: bytes) -> None:
+def _prove(
+    data: bytes, rules: ImageRules, kind: str, image: ImageFile | None, frame: jpeg.Frame | None
+) -> None:
     """Reject unless the image can be decoded."""
-    found = jpeg.frame(data)
-    if found is not None and jpeg.surely_decodes(data, found):
+    if frame is not None and jpeg.surely_decodes(data, frame):
         return
+    if image is None:
+        kind, image = _parse(data, rules)
     _load(kind, image, data)
 
 
-def _is_whole(kind: str, image: ImageFile, data: bytes) -> bool:
+def _is_whole(kind: str, data: bytes, image: ImageFile | None, frame: jpeg.Frame | None) -> bool:
     """Whether the end of the file is there, which a torn one lacks; False if only decoding can tell."""
     if kind == "png":
         return png.has_end(data)
     if kind == "webp":
-        return True  # its parser has compared the sizes that its chunks tell
-    if kind == "jpg":
-        assert image.fp is not None
-        return jpeg.has_end(data, image.fp.tell())
-    return False
+        return True  # its parser has compared the sizes of its chunks
+    if frame is not None:
+        return jpeg.has_end(data, frame.scan)
+    return image is not None and image.fp is not None and jpeg.has_end(data, image.fp.tell())
 
 
 def _undecodable(kind: str, error: Exception) -> Reject:
@@ -169,64 +237,47 @@ def _check_size(size: tuple[int, int], rules: ImageRules) -> None:
         raise Reject("image.too_small", f"{width} x {height}, shorter than {rules.min_side}")
 
 
-def store(data: bytes, rules: ImageRules) -> tuple[str, bytes, tuple[int, int]]:
-    """Suffix, bytes and (width, height) of the image as the rules want it stored; Reject as `decode`.
+def _described(data: bytes) -> str:
+    """What a file is that is no image, by its kind alone: its bytes may be anything, such as a password file
+    that a row named by mistake, and reports of rejects are read by many."""
+    start = data[:START]
+    for beginning, name in BEGINNINGS:
+        if start.startswith(beginning):
+            return name
+    if start[4:8] == b"ftyp":
+        return BRANDS.get(start[8:12], "a video")
+    if not _is_text(start):
+        return "no known kind of file"
+    written = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    return next((name for beginning, name in MARKUP if written.startswith(beginning)), "text")
 
-    A PNG that only its texts or colour profile keep from being decoded is stored without them.
-    """
+
+def _is_text(start: bytes) -> bool:
+    """Whether it is UTF-8 without control characters; a last character may be cut."""
+    if any(byte < 0x20 and byte not in b"\t\n\v\f\r" for byte in start):
+        return False
     try:
-        return _store(data, rules)
-    except Reject as reject:
-        if reject.reason != "image.undecodable" or not data.startswith(png.SIGNATURE):
-            raise
-        plain = png.without_texts(data)
-        if plain == data:
-            raise
-    return _store(plain, rules)
+        start.decode()
+    except UnicodeDecodeError as error:
+        return error.end == START and error.start > START - 4
+    return True
 
 
-def _store(data: bytes, rules: ImageRules) -> tuple[str, bytes, tuple[int, int]]:
-    found = jpeg.frame(data)
-    if found is not None and found.is_plain and _is_kept("jpg", found.size, rules):
-        _check_size(found.size, rules)
-        decodes = rules.check == "decode"
-        if jpeg.surely_decodes(data, found) if decodes else jpeg.has_end(data, found.scan):
-            return "jpg", data, found.size
-    kind, image = _parse(data, rules)
-    size = image.size
-    if _is_kept(kind, size, rules):
-        if rules.check == "decode" or not _is_whole(kind, image, data):
-            _prove(kind, image, data)
-        return kind, data, size
-    _load(kind, image, data)
-    if rules.encode == "keep" and kind not in MEMBERS:
-        fix = "set dataset.image.encode"
-        raise Reject("image.undecodable", f"shards hold {', '.join(MEMBERS)}, not {kind}: {fix}")
-    suffix = kind if rules.encode == "keep" else rules.encode
-    return suffix, *_encode(image, suffix, rules.max_side)
-
-
-def _is_kept(kind: str, size: tuple[int, int], rules: ImageRules) -> bool:
-    """Whether the file goes into the shard as it is."""
-    fits = rules.max_side is None or max(size) <= rules.max_side
-    return fits and kind in MEMBERS and rules.encode in ("keep", kind)
-
-
-def _encode(image: Image.Image, suffix: str, max_side: int | None) -> tuple[bytes, tuple[int, int]]:
+def _encode(image: Image.Image, suffix: str, max_side: int | None) -> Stored:
     """Upright, scaled down to `max_side` and encoded, as `to_rgb` shows what is not plain grey or RGB(A)."""
     image = upright(image)
     if image.mode not in ("L", "P", "RGB", "RGBA"):
-        image.info.pop("icc_profile", None)  # it tells about inks or so, and the pixels will be RGB
+        image.info.pop("icc_profile", None)  # it is about inks or so, and the pixels will be RGB
     keeps_alpha = image.mode == "RGBA" and suffix != "jpg"
     if not keeps_alpha and (image.mode != "L" or image.has_transparency_data):
         image = to_rgb(image)
     if max_side is not None:
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
     if suffix == "png":
-        return png.encode(image), image.size
+        return "png", png.encode(image), image.size
     file = io.BytesIO()
     image.save(file, **ENCODERS[suffix])  # type: ignore[arg-type]
-    return file.getvalue(), image.size
+    return suffix, file.getvalue(), image.size
 
 
 def upright(image: Image.Image) -> Image.Image:

@@ -71,13 +71,22 @@ def test_scans_come_as_scanners_store_them(folder: Path) -> None:
     assert set(codes) == {"LPS", "RAS"}
 
 
-def test_both_formats_become_the_same_dataset(folder: Path, tmp_path: Path) -> None:
-    built = build(config(folder, tmp_path / "a"))
+def test_both_formats_become_the_same_dataset_whose_patients_stand_in_one_split(
+    folder: Path, tmp_path: Path
+) -> None:
+    built = build(config(folder, tmp_path / "a", "dataset.splits.val=0.5"))
     assert (built.accepted, built.rejected) == (9, 0)
     assert verify(built.version, "full").ok
     again = build(npz_config(folder, tmp_path / "b"))
     assert (again.accepted, again.rejected) == (9, 0)
     assert volumes(built.version) == volumes(again.version)
+    sides: dict[str, set[str]] = {}
+    for split, name, content in members(built.version):
+        if name.endswith(".json"):
+            sides.setdefault(json.loads(content)["patient"], set()).add(split)
+    assert len(sides) == PATIENTS
+    assert all(len(where) == 1 for where in sides.values())
+    assert set.union(*sides.values()) == {"train", "val"}
 
 
 def npz_config(folder: Path, output: Path) -> Config:
@@ -104,14 +113,3 @@ def volumes(version: Path) -> dict[str, str]:
         for _, name, content in members(version)
         if name.endswith(".volume.b2nd")
     }
-
-
-def test_no_patient_stands_in_two_splits(folder: Path, tmp_path: Path) -> None:
-    version = build(config(folder, tmp_path / "out", "dataset.splits.val=0.5")).version
-    sides: dict[str, set[str]] = {}
-    for split, name, content in members(version):
-        if name.endswith(".json"):
-            sides.setdefault(json.loads(content)["patient"], set()).add(split)
-    assert len(sides) == PATIENTS
-    assert all(len(where) == 1 for where in sides.values())
-    assert set.union(*sides.values()) == {"train", "val"}

@@ -143,7 +143,7 @@ def test_an_eighth_of_the_size_finds_what_whole_decoding_finds() -> None:
     """Both read every byte of every scan; the scale only shapes what is computed of what was read."""
     verdicts: Counter[bool] = Counter()
     left_to_pillow = 0
-    for data in cases(250):
+    for data in cases(120):
         whole, found = opened(data), jpeg.frame(data)
         if whole is None or found is None:
             continue
@@ -152,20 +152,20 @@ def test_an_eighth_of_the_size_finds_what_whole_decoding_finds() -> None:
             assert is_sound, data.hex()
             left_to_pillow += 1
         verdicts[is_sound] += 1
-    assert left_to_pillow < 10
-    assert min(verdicts[True], verdicts[False]) > 300
+    assert left_to_pillow < 5
+    assert min(verdicts[True], verdicts[False]) > 150
 
 
 def test_a_header_that_passes_is_one_that_pillow_takes() -> None:
     passed = 0
-    for data in cases(250):
+    for data in cases(120):
         found = jpeg.frame(data)
         if found is not None and found.is_plain:
             image = opened(data)
             assert image is not None and (image.size, image.mode) == (found.size, found.mode), data.hex()
             assert image.fp is not None and image.fp.tell() == found.scan
             passed += 1
-    assert passed > 1000
+    assert passed > 500
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -3,7 +3,6 @@ import io
 import json
 import os
 import pickle
-import subprocess
 import sys
 import tracemalloc
 import zipfile
@@ -335,11 +334,6 @@ def test_images_that_would_be_changed_are_an_error_of_the_config(rule: dict[str,
     check(DATASET)
 
 
-def test_torch_is_imported_only_where_one_of_its_files_is_read() -> None:
-    program = "import sys, tasks.dataset.modalities; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "digits"
@@ -349,16 +343,16 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_example_is_a_sound_dataset(example: Path, tmp_path: Path) -> None:
-    config = shards.config(example / "{00000..00001}.tar", "reinforced", output=tmp_path / "out")
+    config = shards.config(example / "00000.tar", "reinforced", output=tmp_path / "out")
     result = build(config)
-    assert (result.accepted, result.rejected) == (600, 0)
+    assert (result.accepted, result.rejected) == (300, 0)
     assert not verify(result.version, "full").findings
 
 
 def test_the_examples_embeddings_find_the_digit_in_the_picture(example: Path) -> None:
     (source,) = open_sources(shards.config(example, "reinforced").dataset)
     right = 0
-    found = [item.members for container in list(source.containers())[:2] for item in source.items(container)]
+    found = [item.members for container in list(source.containers())[:1] for item in source.items(container)]
     arrays = [npy.parse_npz(bytes(one["npz"]), 1 << 20) for one in found if one]
     labels = [json.loads(one["json"])["label"] for one in found if one]
     texts = {label: one["text_emb"][0] for label, one in zip(labels, arrays, strict=True)}

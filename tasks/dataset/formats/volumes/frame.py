@@ -1,4 +1,5 @@
-"""A Blosc2 frame is looked at before Blosc2 is: nothing in it may name a plugin or claim what is not there.
+"""The header of a Blosc2 frame, checked before Blosc2 sees it: it may name no plugin, and claim nothing that
+is not there.
 
 Blosc2 loads a shared library, by starting a Python process, for a codec or filter with a number that it does
 not know, and hands out uninitialised memory where a chunk says so. So the frame's header, and each chunk's
@@ -28,7 +29,7 @@ SPECIAL = (0, ZEROS, REPEATED)
 
 
 @dataclass(frozen=True)
-class Head:
+class FrameHeader:
     """Sizes in bytes as the frame claims them, unpacked and packed."""
 
     header: int
@@ -37,7 +38,7 @@ class Head:
     chunk: int
 
 
-def require_frame(content: Buffer) -> Head:
+def require_frame(content: Buffer) -> FrameHeader:
     """The frame's header; ValueError when the bytes are no frame that is safe to open."""
     start = bytes(content[:FIXED_HEADER])
     if len(start) < FIXED_HEADER or not start.startswith(MAGIC):
@@ -49,7 +50,7 @@ def require_frame(content: Buffer) -> Head:
         raise ValueError(f"a Blosc2 frame that claims {length:,} bytes, of which there are {len(content):,}")
     if unpacked > 0:
         require_chunk(bytes(content[header + packed : header + packed + CHUNK_HEADER]))
-    return Head(header, unpacked, packed, chunk)
+    return FrameHeader(header, unpacked, packed, chunk)
 
 
 def require_chunk(start: bytes, unpacked: int | None = None) -> None:

@@ -1,11 +1,11 @@
-"""Whether numbers can be Hounsfield units, told by their histogram; and their quantiles.
+"""Whether numbers can be Hounsfield units, judged by their histogram; and their quantiles.
 
 Air lies at -1000 HU, soft tissue between -200 and 300, and a scan of a body has some of both. Outside the
 scanner's round field of view lies a constant, often -1024 or -3024: a constant at or below the place of air
 that fills more than PADDING of the volume is left out. Of what is left, nothing much can lie far below air,
 and some must be soft tissue. A second intercept of -1024 moves air far below and tissue to where air belongs;
 stored values without their intercept have air at 0 and tissue at 1024; numbers divided by 1000 all lie within
-a few units. Minimum and mean tell none of these.
+a few units. Minimum and mean show none of these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOWEST_AIR = -1100
 FAR_BELOW_AIR = -1500.0
 FAR_BELOW_SHARE = 0.05
 WIDE = (-900, 300)
-"""A window narrower than this leaves too little of the histogram to tell."""
+"""A window narrower than this leaves too little of the histogram to judge by."""
 
 
 def require_in_range(voxels: NDArray[np.generic]) -> None:

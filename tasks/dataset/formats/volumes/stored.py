@@ -97,7 +97,7 @@ def member_of(members: Mapping[str, Any]) -> str | None:
 
 
 def kind_of(content: Buffer) -> str | None:
-    """The member that such bytes would be, told by the first of them; None when they are no volume."""
+    """The member that such bytes would be, by their start; None when they are no volume."""
     start = bytes(content[:FIXED_HEADER])
     return NPY if start.startswith(npy.MAGIC) else B2ND if start.startswith(MAGIC) else None
 
