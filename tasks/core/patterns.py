@@ -33,17 +33,18 @@ from tasks.core.stores import (
     split_location,
     without_query,
 )
+from tasks.core.units import shorten
 
 MOST_FILES = 10_000_000
 """Names that braces may stand for."""
 LONGEST_RANGE = 60
-"""Characters between braces; numbers of thousands of digits are no names of files."""
+"""Characters of a range; Python refuses to read numbers of thousands of digits."""
 FEW_FILES = 8
 """Up to this many names, each file is looked for by itself; more in a list of their folder."""
 
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.|\{).*\}")
 _GROUP = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d{1,18})?")
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?")
 _WILD, _WEB_WILD = re.compile(r"[*?[]"), re.compile(r"[*[]")
 _TOKENS = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^]]*\])")
 _EXPRESSIONS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
@@ -90,7 +91,8 @@ def expand_braces(location: str, config_key: str) -> list[str]:
     UsageError for a range that runs backwards and for more than MOST_FILES names.
     """
     if _most_names(location, config_key) > MOST_FILES:
-        raise UsageError(f"{config_key}: {location} stands for more than {MOST_FILES:,} files; give fewer")
+        name = shorten(location)
+        raise UsageError(f"{config_key}: {name} stands for more than {MOST_FILES:,} files; give fewer")
     try:
         return list(braceexpand(location, escape=False))
     except (ValueError, RecursionError):  # unbalanced braces, or thousands of them
@@ -102,15 +104,15 @@ def _most_names(location: str, config_key: str) -> int:
     a group at once, so a hostile pattern would take the memory before it could be counted."""
     most, rest = 1, location
     while most <= MOST_FILES and (group := _GROUP.search(rest)):
-        if numbers := _RANGE.fullmatch(group[1]):
-            first, last = int(numbers[1]), int(numbers[2])
-            if first > last:
-                raise UsageError(f"{config_key}: {group[0]} needs the smaller number first")
-            most *= last - first + 1
-        elif ".." in group[1] and len(group[1]) > LONGEST_RANGE:
-            most = MOST_FILES + 1
-        else:
+        numbers = _RANGE.fullmatch(group[1])
+        if numbers is None:
             most *= group[1].count(",") + 1
+        elif len(group[1]) > LONGEST_RANGE:
+            return MOST_FILES + 1
+        elif int(numbers[1]) > int(numbers[2]):
+            raise UsageError(f"{config_key}: {group[0]} needs the smaller number first")
+        else:
+            most *= int(numbers[2]) - int(numbers[1]) + 1
         rest = rest[: group.start()] + rest[group.end() :]
     return most
 

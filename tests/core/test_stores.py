@@ -69,6 +69,7 @@ TRAIN = ["train/000000.tar", "train/000001.TAR", "train/000002.tar"]
         ("train/{000000..000000}.tar", TRAIN[:1]),
         ("{train,val}/{000000..000000}.tar", ["train/000000.tar", "val/000000.tar"]),
         ("train/{000000,000002}.t?r", [TRAIN[0], TRAIN[2]]),
+        ("{{val,train}/000000,train/000002}.tar", ["val/000000.tar", TRAIN[0], TRAIN[2]]),
     ],
 )
 def test_a_file_a_folder_and_patterns(folder: Path, pattern: str, files: list[str]) -> None:
@@ -95,6 +96,9 @@ def test_a_gap_in_a_range_is_address_key(folder: Path, last: int) -> None:
         ("*.tar", r"^the\.key: there is no .*\.tar file"),
         ("train/{2..0}.tar", r"^the\.key: \{2\.\.0\}"),
         ("{0..99999}/{0..99999}.tar", r"^the\.key: .* more than"),
+        ("{0..99999999999999999999}.tar", r"^the\.key: .* more than"),
+        (f"{{0..{'9' * 5000}}}.tar", r"^the\.key: .* more than"),
+        ("{{" + "{a,b}" * 40 + "},x}.tar", r"^the\.key: .* more than"),
         ("read.me", r"^the\.key"),
     ],
 )
