@@ -127,7 +127,6 @@ def _of_table(inventory: Inventory, table: TableSet, tables: Tables) -> Reading 
         *_key(profile, image, caption),
     ]
     dataset = [
-        *_filter(label),
         _image_rules({suffix_of(name) for name in image.values} if not image.is_binary else ()),
         *_splits(table, image),
         shard_key(table.rows),
@@ -206,12 +205,6 @@ def _key(profile: Profile, image: Column, caption: Column) -> Iterator[Key]:
         why = f"unique in the rows looked at, such as {shown(next(iter(column.values)), 30)}"
         is_needed = image.is_binary
         yield Key("key", column.name, why if is_needed else f"{why}; else its path", not is_needed)
-
-
-def _filter(label: Column | None) -> Iterator[Key]:
-    if label is not None:
-        only = [next(iter(label.values))]
-        yield Key("filter", {label.name: only}, "your own rules; what they leave out is no reject", True)
 
 
 def _image_rules(suffixes: Iterable[str]) -> Key:
@@ -295,7 +288,7 @@ def _by_folder(
     names = sorted(folders)
     if len(names) < 2 or "" in folders or set(names) <= SPLIT_FOLDERS:
         return
-    warnings = [f"that the folders' names {listed(names)} say what the images show is a guess"]
+    warnings = [f"the captions are a guess, made of the folders' names: {listed(names)}"]
     used = {str(key.value) for one in others for key in one.source if key.name == "path"}
     warnings += [one.warnings[0] for one in others if one.kind == "table" and one.grade == 0]
     warnings += [f"not used: {unused_table(inventory, one)}" for one in tables.sets if one.path not in used]

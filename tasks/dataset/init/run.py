@@ -6,6 +6,7 @@ first rows are read. What is found is evidence, not proof: the build checks ever
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -112,6 +113,8 @@ def _nothing_fits(inventory: Inventory, tables: Tables, location: str) -> str:
     if inventory.datasets and not fix:
         dataset = shlex.quote(shown_path(inventory.path(inventory.datasets[0])))
         return f"PATH: {place} holds a dataset that Tarmac built; tarmac look {dataset}"
+    if os.path.isfile(location):
+        return f"PATH: {place}: {fix or f'not a kind of file that Tarmac reads: {READ}'}"
     return f"PATH: {place} holds {inventory.described}; {fix or f'Tarmac reads {READ}'}"
 
 

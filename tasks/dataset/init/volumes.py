@@ -10,37 +10,34 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, field
 from math import prod
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from tasks.core.errors import TarmacError
-from tasks.core.stores import Unreachable, join_location
+from tasks.core.stores import Unreachable
 from tasks.core.units import count, counted
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.hounsfield import implausible
 from tasks.dataset.formats.volumes.stored import require_package
 from tasks.dataset.init.evidence import Grade, Key, Reading, listed, shown, splits_key, spread
 from tasks.dataset.init.files import NIFTI, NPZ, Inventory, suffix_of
-from tasks.dataset.init.tables import MOST_TABLES, Column, Profile, profile
-from tasks.dataset.keys import stem
+from tasks.dataset.init.volume_tables import VolumeTable, tables_about
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import npz
-from tasks.dataset.sources.tabular import SUFFIXES, open_table
 
 HEADERS = 12
 VOXELS = 2
 """Volumes whose voxels are looked at; reading one may take seconds."""
 LARGEST_BYTES = 1 << 30
-LOOKED_AT_ROWS = 2_000
-MOST_ROWS = 1_000_000
-REPORT_WORDS = ("finding", "impression", "report", "text", "description", "conclusion")
-REPORT_CHARACTERS = 20
-"""A report is longer than this on average, where the column's name does not say that it is one."""
-METADATA = ("XYSpacing", "ZSpacing")
 SCALES = (1, 1000)
 """Factors from stored numbers to HU that are tried."""
+AXES = (
+    ("zyx", "first", "y comes before x"),
+    ("yzx", "second", "y comes before x"),
+    ("xyz", "last", "x comes before y"),
+)
+"""The order of the axes that is assumed for each side that may be z."""
 CT_CLIP = {"window": [-1000, 1000], "spacing_mm": [1.5, 0.75, 0.75], "shape": [240, 480, 480]}
 
 PATIENTS = (
@@ -58,47 +55,7 @@ MOST_PER_PATIENT = 20
 """Files on average; a part of the name that more files share says something else."""
 EXAMPLE = r"(?:^|/)([^/_]+)_[^/]*$"
 
-Role = Literal["reports", "labels", "metadata"]
 Seen = TypeVar("Seen")
-
-
-@dataclass(frozen=True)
-class VolumeTable:
-    """A table whose column `key` names volumes; `path` is a pattern where it lies in several files."""
-
-    role: Role
-    path: str
-    key: str
-    names: frozenset[str]
-    profile: Profile
-
-    @property
-    def columns(self) -> list[Column]:
-        return [column for name, column in self.profile.columns.items() if name != self.key]
-
-    @property
-    def report_columns(self) -> list[str]:
-        """Those that are named as reports are, else the one with the longest texts."""
-        texts = [column for column in self.columns if _is_report(column)]
-        longest = max(texts, key=lambda one: one.share("characters"))
-        return [one.name for one in texts if _is_named_report(one)] or [longest.name]
-
-    def matches(self, files: Sequence[str]) -> str:
-        return f"matches {count(len(self.names))} of {count(len(files))} files"
-
-    def line(self, files: Sequence[str]) -> str:
-        line = f"{shown(self.path)}: {shown(self.key)} {self.matches(files)}"
-        if self.role == "reports":
-            return f"{line}; text {listed(self.report_columns)}"
-        if self.role == "labels":
-            return f"{line}; {len(self.columns)} labels: {listed([column.name for column in self.columns])}"
-        return line
-
-    def config_key(self, files: Sequence[str], why: str = "", is_alternative: bool = False) -> Key:
-        value: dict[str, object] = {"path": self.path, "key": self.key}
-        if self.role == "reports":
-            value["text"] = self.report_columns
-        return Key(self.role, value, self.matches(files) + why, is_alternative)
 
 
 @dataclass
@@ -163,8 +120,22 @@ def patient_pattern(files: Sequence[str]) -> tuple[str, int] | None:
     return None
 
 
+def axes_of(shapes: Sequence[Sequence[int]]) -> tuple[str, str]:
+    """The order of the axes of the body in arrays of these shapes, and the evidence.
+
+    z is the side that slices are stacked along: the others are equal, or the same in all files.
+    """
+    square = {z for shape in shapes for z in range(3) if shape[z] != shape[z - 1] == shape[z - 2]}
+    varying = {z for z in range(3) if len({shape[z] for shape in shapes}) > 1}
+    for found, evidence in ((square, "slices are square"), (varying, "files differ in that side alone")):
+        if len(found) == 1:
+            axes, place, order = AXES[found.pop()]
+            return axes, f"z is the {place} side, as {evidence}; that {order} is assumed"
+    return "zyx", "assumed, as the sides do not show which one is z"
+
+
 def _reading(inventory: Inventory, kind: str, files: Sequence[str]) -> Reading | None:
-    tables, warnings = _tables(inventory, files)
+    tables, warnings = tables_about(inventory, files)
     if "reports" not in tables:
         return None
     metadata = tables.get("metadata")
@@ -271,6 +242,10 @@ def _look_at_npz(inventory: Inventory, files: Sequence[str], metadata: VolumeTab
     besides = f"; besides {listed(others)}" if others else ""
     found.keys.append(Key("array", array, f"three-dimensional, {headers[0][1].dtype}{besides}"))
 
+    axes, why = axes_of(found.shapes)
+    found.seen.append(("axes", f"{axes}: {why}"))
+    found.keys.append(Key("axes", axes, why))
+
     small = [file for file, header in headers if header.size_bytes <= LARGEST_BYTES]
     volumes, _ = _each(spread(small, VOXELS), lambda file: npy.parse(npz.read_npy(store, file, array, None)))
     fits = [scale for scale in SCALES for _, voxels in volumes if implausible(voxels * scale) is None]
@@ -308,102 +283,3 @@ def _each(files: Sequence[str], look: Callable[[str], Seen]) -> tuple[list[tuple
 
 def _broken(broken: Sequence[str], looked_at: int) -> list[str]:
     return [f"{len(broken)} of {looked_at} looked at cannot be read: {broken[0]}"] if broken else []
-
-
-def _tables(inventory: Inventory, files: Sequence[str]) -> tuple[dict[Role, VolumeTable], list[str]]:
-    """The table of each role that names most of the volumes, and warnings about tables that are not used.
-
-    Where no table lies below, the folder around is looked into.
-    """
-    names = frozenset(stem(file.rpartition("/")[2]) for file in files)
-    candidates = spread(inventory.of(SUFFIXES), MOST_TABLES) or _tables_around(inventory)
-    profiles = [profile(inventory, file, LOOKED_AT_ROWS) for file in candidates]
-    tables = [table for one in profiles if (table := _table(inventory, one, names)) is not None]
-    tables.sort(key=lambda one: (-len(one.names), one.path))
-    chosen: dict[Role, VolumeTable] = {}
-    unused: list[str] = []
-    roles: tuple[Role, ...] = ("reports", "labels", "metadata")
-    for role in roles:
-        its = [table for table in tables if table.role == role]
-        if its:
-            chosen[role], others = _joined(its)
-            unused += [shown(table.path) for table in others]
-    warnings = [
-        f"{shown(one.file)} is not used, as it cannot be read: {one.problem}"
-        for one in profiles
-        if one.problem
-    ]
-    if unused:
-        warnings.append(f"not used, as other tables name these volumes: {listed(unused)}")
-    return chosen, warnings
-
-
-def _tables_around(inventory: Inventory) -> list[str]:
-    try:
-        files = inventory.store.entries("..")[1]
-    except OSError:
-        return []
-    return [f"../{file}" for file in files if suffix_of(file) in SUFFIXES and file[0] != "."][:MOST_TABLES]
-
-
-def _joined(tables: Sequence[VolumeTable]) -> tuple[VolumeTable, list[VolumeTable]]:
-    """The first table and those of the same columns about other volumes as one; and the tables left over."""
-    first, paths, names, others = tables[0], [tables[0].path], tables[0].names, []
-    for table in tables[1:]:
-        is_alike = table.key == first.key and table.profile.columns.keys() == first.profile.columns.keys()
-        if is_alike and names.isdisjoint(table.names) and not set("{,}") & set(first.path + table.path):
-            paths.append(table.path)
-            names |= table.names
-        else:
-            others.append(table)
-    path = first.path if len(paths) == 1 else f"{{{','.join(paths)}}}"
-    return replace(first, path=path, names=names), others
-
-
-def _table(inventory: Inventory, table: Profile, volumes: frozenset[str]) -> VolumeTable | None:
-    """The table as one about volumes; None where it is none."""
-    candidates = [name for name, one in table.columns.items() if one.counts["text"] or one.is_numeric]
-    matches = _matches(inventory, table.file, candidates, volumes)
-    key = max(candidates, key=lambda name: len(matches[name]), default=None)
-    if key is None or not matches[key]:
-        return None
-    others = [column for name, column in table.columns.items() if name != key]
-    role: Role
-    if any(_is_report(column) for column in others):
-        role = "reports"
-    elif all(name in table.columns for name in METADATA):
-        role = "metadata"
-    elif others and all(column.is_flag for column in others):
-        role = "labels"
-    else:
-        return None
-    return VolumeTable(role, table.file, key, frozenset(matches[key]), table)
-
-
-def _matches(
-    inventory: Inventory, file: str, columns: Sequence[str], volumes: frozenset[str]
-) -> dict[str, set[str]]:
-    """The volumes that each column names, with or without suffix."""
-    found: dict[str, set[str]] = {column: set() for column in columns}
-    try:
-        table = open_table(join_location(inventory.store.location, file), "PATH", wanted=())
-        for row in islice(table.rows, MOST_ROWS):
-            for column in columns:
-                name = stem(str(row.fields.get(column)))
-                if name in volumes:
-                    found[column].add(name)
-    except Unreachable:
-        raise
-    except (TarmacError, OSError):
-        pass  # The table is torn further down: what was read is evidence, and the build names the line.
-    return found
-
-
-def _is_report(column: Column) -> bool:
-    """Texts that are long, or in a column of a report's name."""
-    is_text = column.counts["text"] > 0 and not column.is_numeric
-    return is_text and (_is_named_report(column) or column.share("characters") >= REPORT_CHARACTERS)
-
-
-def _is_named_report(column: Column) -> bool:
-    return any(word in column.name.lower() for word in REPORT_WORDS)

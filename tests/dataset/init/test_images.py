@@ -24,7 +24,7 @@ from tests.dataset.raw import png
 def test_folder_names_as_captions_are_said_to_be_a_guess(tmp_path: Path) -> None:
     classes(tmp_path / "raw")
     seen = survey("raw")
-    assert "nine, zero say what the images show is a guess" in warnings(seen)
+    assert "the captions are a guess, made of the folders' names: nine, zero" in warnings(seen)
     assert config_of(seen, tmp_path).dataset.source.captions == "folder"  # type: ignore[union-attr]
 
 

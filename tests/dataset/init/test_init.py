@@ -149,7 +149,8 @@ def test_nothing_recognised_says_what_is_there(
     [
         ("", "PATH: it is empty"),
         ("nowhere", "PATH: there is no file or folder nowhere"),
-        ("raw/0.PNG", "give their folder"),
+        ("raw/0.PNG", r"PATH: raw/0\.PNG: images by themselves, .*give their folder"),
+        ("raw/1.txt", r"PATH: raw/1\.txt: not a kind of file that Tarmac reads: images"),
         ("raw/*.png", "give their folder"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.dataset.build.run import build
 from tasks.dataset.init import config_text, survey
-from tasks.dataset.init.volumes import patient_pattern
+from tasks.dataset.init.volumes import axes_of, patient_pattern
+from tasks.loader.indexed import IndexedReader
 from tests.dataset.init.kinds import config_of, evidence, nifti, npz, scan, warnings
 
 
@@ -124,3 +126,35 @@ def test_tables_of_the_same_columns_about_other_volumes_are_one(tmp_path: Path) 
     assert "matches 6 of 6 files" in evidence(seen)["reports"]
     assert "not used, as other tables name these volumes: old.csv" in warnings(seen)
     assert build(config_of(seen, tmp_path)).accepted == 6
+
+
+@pytest.mark.parametrize(
+    ("shapes", "axes"),
+    [
+        ([(6, 16, 16)], "zyx"),
+        ([(16, 16, 6), (16, 16, 9)], "xyz"),
+        ([(16, 6, 16)], "yzx"),
+        ([(6, 12, 16), (9, 12, 16)], "zyx"),
+        ([(12, 16, 6), (12, 16, 9)], "xyz"),
+    ],
+)
+def test_the_side_that_slices_are_stacked_along_is_z(shapes: list[tuple[int, ...]], axes: str) -> None:
+    found, why = axes_of(shapes)
+    assert found == axes and "is assumed" in why
+
+
+@pytest.mark.parametrize("shapes", [[(16, 16, 16)], [(6, 12, 16)], [(6, 16, 16), (16, 16, 6)]])
+def test_sides_that_do_not_show_the_axes_are_said_to(shapes: list[tuple[int, ...]]) -> None:
+    assert axes_of(shapes) == ("zyx", "assumed, as the sides do not show which one is z")
+
+
+def test_volumes_with_z_last_are_turned(tmp_path: Path) -> None:
+    npz(tmp_path / "raw")
+    for number, path in enumerate(sorted((tmp_path / "raw").glob("*.npz"))):
+        np.savez_compressed(path, scan(number).transpose(2, 1, 0))
+    seen = survey("raw")
+    assert evidence(seen)["axes"].startswith("xyz: z is the last side, as the other two are equal in 6 files")
+    config = config_of(seen, tmp_path)
+    assert config.dataset.source.axes == "xyz"  # type: ignore[union-attr]
+    sample = IndexedReader(build(config).version, "val").read(0)
+    assert json.loads(sample.members["json"])["shape"] == [6, 16, 16]
