@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import nibabel
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from tasks.core.config import load
 from tasks.core.schema import Config
@@ -172,9 +174,15 @@ KINDS: dict[str, tuple[Callable[[Path], None], str, str]] = {
 }
 
 
+SCHEMA = Config.model_json_schema()
+
+
 def config_of(seen: Survey, tmp_path: Path) -> Config:
+    """The config that is written, which both editors and the loader accept."""
+    text = config_text(seen)
+    jsonschema.validate(yaml.safe_load(text), SCHEMA)
     path = tmp_path / "written.yaml"
-    path.write_text(config_text(seen), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return load(path)
 
 

@@ -153,7 +153,7 @@ def test_volumes_with_z_last_are_turned(tmp_path: Path) -> None:
     for number, path in enumerate(sorted((tmp_path / "raw").glob("*.npz"))):
         np.savez_compressed(path, scan(number).transpose(2, 1, 0))
     seen = survey("raw")
-    assert evidence(seen)["axes"].startswith("xyz: z is the last side, as the other two are equal in 6 files")
+    assert evidence(seen)["axes"].startswith("xyz: z is the last side, as slices are square; ")
     config = config_of(seen, tmp_path)
     assert config.dataset.source.axes == "xyz"  # type: ignore[union-attr]
     sample = IndexedReader(build(config).version, "val").read(0)
