@@ -1,8 +1,8 @@
-"""Line charts as SVG inside a page: geometry here, drawing in `templates/parts.html`, colours in `style.css`.
+"""Line and bar charts as SVG inside a page: the geometry is here, the drawing in `core/templates`.
 
-A chart drawn with the page's own colours follows light, dark and paper, its text is text, and no plotting
-library has to be imported. The price is a small vocabulary: lines, marks with intervals, levels.
-Series differ in dash and mark as well as in colour.
+A chart in the page's own colours follows light, dark and print, its text is text, and no plotting library is
+imported. The price is a small vocabulary: lines, marks with intervals, levels; bars between edges, for a
+histogram as well as a row of things. Series differ in dash and mark as well as in colour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.core.units import number, percent
 
 @dataclass(frozen=True)
 class Frame:
-    """The whole and the plot's area in user units; labels fit the margins in larger type, too."""
+    """The chart's size and plot area in user units; labels fit the margins in larger type, too."""
 
     width: int = 520
     height: int = 280
@@ -29,7 +29,7 @@ class Frame:
 
 FRAME = Frame()
 LEAST_GAP, MOST_GAP = 0.75, 6.0
-"""Beside a bar, in user units: a twelfth of its width within these, none where it is narrower than four."""
+"""Limits of the gap beside a bar, a twelfth of its width, in user units; narrow bars have none."""
 
 Point = tuple[float, float | None]
 Interval = tuple[float, float, float]
@@ -48,7 +48,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """What a chart shows. `description` says in words what one sees, for those who cannot see it."""
+    """A line chart. `description` puts it into words, for those who cannot see it."""
 
     title: str
     description: str
@@ -59,7 +59,7 @@ class Chart:
     """Horizontal lines with their labels."""
     x_low: float | None = 0.0
     x_high: float | None = None
-    """Where the axes begin and end at the latest; None leaves it to the data."""
+    """Values that the axes reach at least; None leaves it to the data."""
     y_low: float | None = 0.0
     y_high: float | None = None
     y_unit: Literal["number", "share"] = "number"
@@ -89,7 +89,7 @@ class Layout:
 
 
 def layout(chart: Chart) -> Layout:
-    """Places a chart that has at least one point with a value (ValueError without)."""
+    """The places of everything on a chart; ValueError where no point has a value."""
     places = [x for series in chart.series for x, y in series.points if y is not None]
     heights = [y for series in chart.series for _, y in series.points if y is not None]
     heights += [end for series in chart.series for _, *ends in series.intervals for end in ends]
@@ -185,9 +185,9 @@ def _path(points: Sequence[Point]) -> str:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bar i reaches from `edges[i]` to `edges[i + 1]` and is `heights[i]` high.
+    """A bar chart: bar i reaches from `edges[i]` to `edges[i + 1]` and is `heights[i]` high.
 
-    `description` says in words what one sees, for those who cannot see it. `lines` are vertical, with labels.
+    `description` puts it into words, for those who cannot see it. `lines` are vertical, with labels.
     """
 
     title: str
@@ -197,11 +197,11 @@ class Bars:
     edges: Sequence[float]
     heights: Sequence[float]
     names: Sequence[str] = ()
-    """What each bar is called when one points at it; its edges unless given."""
+    """The tooltip of each bar; its edges unless given."""
     lines: Sequence[tuple[str, float]] = ()
     note: str = ""
     is_whole: bool = False
-    """Only whole numbers are marked along the bars."""
+    """Only whole numbers are ticks of the x axis."""
 
 
 @dataclass(frozen=True)
@@ -224,11 +224,11 @@ class BarLayout:
     y_ticks: Sequence[tuple[float, str]]
     columns: Sequence[Bar]
     lines: Sequence[tuple[float, str, str]]
-    """Place, label, and the label's anchor: `start` or `end`, whichever leaves it inside the frame."""
+    """Place, label and text anchor (`start` or `end`, so that the label stays inside the frame)."""
 
 
 def layout_bars(bars: Bars) -> BarLayout:
-    """Places the bars; ValueError when there are none, or their edges do not rise."""
+    """The places of all bars; ValueError where there are none, or their edges do not rise."""
     edges, heights = bars.edges, bars.heights
     if not heights or len(edges) != len(heights) + 1 or edges[-1] <= edges[0]:
         raise ValueError(f"the chart {bars.title!r} has no bars")
@@ -249,7 +249,7 @@ def layout_bars(bars: Bars) -> BarLayout:
         )
         top = to_y(heights[index])
         if heights[index] > 0:
-            top = min(top, FRAME.bottom - 1.0)  # what is there is seen
+            top = min(top, FRAME.bottom - 1.0)  # a bar above zero is visible
         text = f"{name}: {number(heights[index], 6)}"
         return Bar(start + gap, top, round(end - start - 2 * gap, 2), round(FRAME.bottom - top, 2), text)
 

@@ -1,10 +1,10 @@
 """Heavy work in a process of its own: started in its own session, ended when its starter ends.
 
-Prefect's process is threaded and long-lived; a fork of it deadlocks and a stuck C call in it cannot be
-stopped. So a stage calls a function by name in a fresh interpreter. The child's standard input is a pipe
-that the starter holds open: when it closes, because the starter ended in whatever way, the child kills its
-whole process group. Messages come back as JSON lines on a pipe of their own, so that nothing the work prints
-can be mistaken for one.
+Prefect's process is threaded and long-lived: a fork of it deadlocks, and a stuck C call in it cannot be
+stopped. So a stage calls a function by name in a fresh interpreter. The child's standard input is a pipe that
+the starter holds open: when it closes, because the starter ended in whatever way, the child kills its whole
+process group. Messages return as JSON lines on a pipe of their own, so that nothing the work prints can be
+mistaken for one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAST_LINES = 15
 
 
 class Killed(TarmacError):
-    """A child was killed by a signal, which another try may be spared."""
+    """A child was killed by a signal; another try may succeed."""
 
 
 def call(
@@ -47,9 +47,9 @@ def call(
 ) -> Any:
     """Run `package.module:function` with JSON arguments in a child process and return its JSON result.
 
-    Arguments are coerced to the function's annotations (paths, configs) by pydantic. `log` takes what the
-    child prints; without it that goes to this process's standard error. Errors of the kinds in ERRORS are
-    raised here as they were; a child that crashed or was killed is a TarmacError with its last lines.
+    pydantic coerces the arguments to the function's annotations (paths, configs). What the child prints goes
+    to `log`, or to this process's standard error. Errors of the kinds in ERRORS are raised here as they were;
+    a child that crashed or was killed is a TarmacError with its last lines.
     """
     read_end, write_end = os.pipe()
     output = log.open("ab") if log is not None else None
@@ -97,12 +97,12 @@ def _converse(
     code = process.wait()
     ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     tail = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log is not None else []
-    told = "\n  ".join([f"{target} {ended}" + (f"; its log is {log}" if log else ""), *tail])
-    raise Killed(told) if code < 0 else TarmacError(told)
+    message = "\n  ".join([f"{target} {ended}" + (f"; its log is {log}" if log else ""), *tail])
+    raise Killed(message) if code < 0 else TarmacError(message)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Close the child's input, by which it ends with its group, and reap it."""
+    """Close the child's input, which ends it and its group, and reap it."""
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):  # it has ended already
             process.stdin.close()
@@ -114,7 +114,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_starter() -> None:
-    """Kill this process group when standard input ends: the starter is gone, or has what it wants."""
+    """Kill this process group when standard input closes: the starter is gone, or has its result."""
 
     def wait() -> None:
         while os.read(0, 1 << 16):
@@ -141,7 +141,7 @@ def main(target: str, descriptor: int) -> int:
             last = now
             send({"progress": [done, total, note]})
 
-    with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:  # a buffer's lock would outlive the thread
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:  # a buffer's lock can block the exit
         arguments = json.loads(stdin.readline())
     _end_with_starter()
     module, _, name = target.partition(":")

@@ -1,8 +1,8 @@
-"""Files that are either there whole or not there at all.
+"""Files that appear whole or not at all, their digests, and what a failing disk means.
 
-Every file that somebody else reads is written to a temporary name in the same folder, flushed to disk and
-renamed. Append-only files (JSON lines) take one `write` a line, so that a killed writer leaves at most one
-torn last line, which readers skip. The price is one fsync a file, paid where losing it would cost more.
+Every file that others read is written to a temporary name in the same folder, flushed to disk and renamed.
+Append-only files (JSON lines) take one `write` per line, so that a killed writer leaves at most one torn last
+line, which readers skip. The price is one fsync per file, paid where losing the file would cost more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)
 
 
 def fsync_path(path: Path) -> None:
-    """Make a file's content durable, or the names in a folder: a rename is on disk only after this."""
+    """Make a file's content, or a folder's names, durable: a rename is on disk only after this."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -36,7 +36,7 @@ def fsync_path(path: Path) -> None:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Replace `path` by `content` in one step, durably; its folder is made if it is missing."""
+    """Replace `path` by `content` in one durable step; a missing folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -54,7 +54,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def link_atomic(link: Path, target: str) -> None:
-    """Point the symbolic link `link` at `target` by rename, so that a reader sees the old or the new one."""
+    """Point the symbolic link `link` at `target` by a rename, so that readers see the old or the new one."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
@@ -67,20 +67,20 @@ def link_atomic(link: Path, target: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_atomic` of readable JSON; NaN and Infinity are refused (ValueError), as JSON has none."""
+    """`write_atomic` of readable JSON; ValueError for NaN and Infinity, which JSON does not have."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """The parsed file; FileNotFoundError or ValueError (json.JSONDecodeError) as they come."""
+    """The parsed file; OSError or ValueError (json.JSONDecodeError)."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def append_line(path: Path, line: str) -> None:
     """Append one line by a single `write`, which survives SIGKILL of this process.
 
-    A torn line that an earlier writer left gets its end first, so that it costs no other line. OSError when
-    the file system takes only a part (it is full).
+    A torn line that an earlier writer left is ended first, so that it costs no other line. OSError where the
+    file system is full and takes only a part.
     """
     data = line.rstrip("\n").encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -89,7 +89,7 @@ def append_line(path: Path, line: str) -> None:
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             data = b"\n" + data
         if os.write(descriptor, data) != len(data):
-            raise OSError(errno.ENOSPC, f"only a part of a line could be written to {path}")
+            raise OSError(errno.ENOSPC, "only a part of a line could be written", str(path))
     finally:
         os.close(descriptor)
 
@@ -97,8 +97,8 @@ def append_line(path: Path, line: str) -> None:
 def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     """The JSON objects from byte `offset` on, and the offset after the last whole line.
 
-    A missing file is empty. A last line without its newline is still being written and stays unread; a whole
-    line that is no JSON object was torn by a crash and is skipped.
+    A missing file counts as empty. A last line without a newline is still being written and stays unread; a
+    whole line that is no JSON object was torn by a crash and is skipped.
     """
     try:
         with path.open("rb") as file:
@@ -138,8 +138,8 @@ def digest(value: Any) -> str:
 
 
 def code_digest() -> str:
-    """12 digits of the BLAKE3 of the library's own sources: two processes with the same digest do the same
-    to the same input."""
+    """The first 12 digits of the BLAKE3 of the library's own sources: processes with the same digest do the
+    same with the same input."""
     root = Path(__file__).resolve().parents[1]
     total = blake3()
     for path in sorted(root.rglob("*.py")):

@@ -1,6 +1,6 @@
-"""A finding says what is wrong, where, how it is known and what to do; a report holds all of them.
+"""Findings: what is wrong, where, how it is known and what to do. A report holds all of them.
 
-Every command that judges something speaks in these, so that a person, a script and a page read the same.
+Every command that judges something reports findings, so that a person, a script and a page read the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MARKS: Mapping[Severity, str] = {"error": "✗", "warning": "!", "info": "·"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause. `where` names split, shard, key, member, rank, worker or source line where it applies."""
+    """One cause. `where` names split, shard, key, member, rank, worker or source line, where they apply."""
 
     code: str
     severity: Severity
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings of one judgement, with what was ruled out and what could not be seen."""
+    """All findings of one examination, with what was ruled out and what could not be examined."""
 
     findings: Sequence[Finding] = ()
     ruled_out: Sequence[Mapping[str, Any]] = ()

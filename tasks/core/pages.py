@@ -1,11 +1,11 @@
-"""Pages for people: HTML files that hold all they need and run nothing.
+"""HTML pages in one self-contained file, without scripts.
 
-A page is one file to mail, archive or open years later, so its style stands inside it, images are data URIs
-and charts are SVG. There are no scripts, and the base template forbids them to the browser as well, so that a
-caption can be hostile without being dangerous. The price is that nothing on a page can be sorted or zoomed.
+A page can be mailed, archived or opened years later, so its style is inline, images are data URIs and charts
+are SVG. The base template forbids scripts to the browser as well, so that a hostile caption is not dangerous.
+The price is that nothing on a page can be sorted or zoomed.
 
-A template is named `<package>/<file>` and lies in `tasks/<package>/templates/`: every package brings its own
-and may extend `core/base.html`.
+A template is named `<package>/<file>` and lies in `tasks/<package>/templates/`: every package has its own and
+may extend `core/base.html`.
 """
 
 from __future__ import annotations

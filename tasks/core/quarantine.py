@@ -1,8 +1,8 @@
-"""The lines of `quarantine.jsonl`: samples known to be bad, which nobody reads until they are repaired.
+"""The format of `quarantine.jsonl`: samples known to be bad, which no reader takes until they are repaired.
 
-One JSON object a line, `{version, split, shard, key, reason}`, sorted, so that the same samples give the same
-bytes. An entry holds for one version: what another build makes of the sample is another matter. The file
-lies in a dataset's folder, and a run keeps a copy of the lines that are about its version.
+The file has one JSON object per line, `{version, split, shard, key, reason}`, sorted, so that equal sets of
+samples give equal bytes. An entry is about one version only. The file lies in a dataset's folder, and a run
+keeps a copy of the lines about its version.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Entry:
 
     @property
     def sample(self) -> tuple[str, str, str]:
-        """What tells it from other samples, whatever the reason."""
+        """What identifies the sample, whatever the reason."""
         return self.version, self.shard, self.key
 
 
 def home(version: Path) -> Path:
-    """The folder whose quarantine holds for a version: its dataset, or itself where it lies alone."""
+    """The folder of a version's quarantine: its dataset, or the version itself where it lies alone."""
     real = version.resolve()
     return real.parent.parent if real.parent.name == "versions" else real
 
 
 def read(path: Path) -> list[Entry]:
-    """The entries of a file, none when it is missing; DataError naming file and line when one is torn."""
+    """The entries of a file, none where it is missing; DataError that names file and line of a torn one."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -50,7 +50,7 @@ def count(value: float | None) -> str:
 
 
 def counted(value: float | None, thing: str, things: str = "") -> str:
-    """2 and `worker` -> `2 workers`; `things` is the plural where it is not `thing` with an s."""
+    """2 and `worker` -> `2 workers`; `things` is the plural where it is not formed by an s."""
     return f"{count(value)} {thing if value == 1 else things or thing + 's'}"
 
 
@@ -66,7 +66,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def percent(share: float | None, places: int = 1) -> str:
-    """0.0312 -> `3.1 %`; a share too small to show is `<0.1 %`, since 0 would say that there was none."""
+    """0.0312 -> `3.1 %`; a share too small to show is `<0.1 %`, since 0 would mean none."""
     if share is None or not math.isfinite(share):
         return NOTHING
     least = 10.0**-places
@@ -100,7 +100,7 @@ def when(timestamp: float | None) -> str:
 
 
 def shorten(text: str, limit: int = 160) -> str:
-    """The beginning of a long text, on one line."""
+    """A text on one line, cut to `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
