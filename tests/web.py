@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -46,6 +47,30 @@ def web_server(folder: Path, gives_parts: bool) -> Iterator[tuple[str, list[int]
 
     with _serving(Handler) as address:
         yield address, sent
+
+
+@contextmanager
+def counting_server(folder: Path) -> Iterator[tuple[str, Counter[str]]]:
+    """A web server over a folder, and how often each `METHOD /path` was asked for."""
+    asked: Counter[str] = Counter()
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(folder))
+
+        def do_HEAD(self) -> None:
+            asked[f"HEAD {self.path}"] += 1
+            super().do_HEAD()
+
+        def do_GET(self) -> None:
+            asked[f"GET {self.path}"] += 1
+            super().do_GET()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with _serving(Handler) as address:
+        yield address, asked
 
 
 @contextmanager

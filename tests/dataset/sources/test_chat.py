@@ -329,7 +329,7 @@ def test_of_a_file_torn_in_its_middle_each_row_that_is_lost_counts(tmp_path: Pat
     for item in lost:
         assert item.fault is not None and item.fault[0] == "source.unreadable"
         assert "row 11 and on" in item.fault[1]
-    with pytest.raises(DataError, match=r"10 of 20 read are rejected \(50\.0%\)"):
+    with pytest.raises(DataError, match=r"all 10 in rows 11 to 20 of vqa\.parquet"):
         build(chat.config(path, tmp_path / "out"))
 
 

@@ -14,18 +14,22 @@ import pytest
 from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config, Splits
-from tasks.core.stores import ABSENT, LocalStore
+from tasks.core.stores import ABSENT, LocalStore, Unreachable, open_store
+from tasks.dataset import versions
+from tasks.dataset.build import freshness
+from tasks.dataset.build.run import build
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import tabular
 from tasks.dataset.sources.base import Absent, Item
 from tasks.dataset.sources.fields import text_of
+from tasks.dataset.sources.files import LinkedFiles
 from tasks.dataset.sources.table import TableImages
 from tasks.dataset.sources.tabular import open_table
 from tasks.dataset.splits import group_of
 from tests.dataset import raw
 from tests.dataset.raw import table as tables
-from tests.web import web_server
+from tests.web import counting_server, failing_server, web_server
 
 ROWS = [("a.png", "a cat, sitting", "x"), ("b.png", 'she said "no"', "y"), ("c.png", "two\nlines", "")]
 
@@ -429,6 +433,44 @@ def test_images_may_be_addresses(tmp_path: Path, gives_parts: bool, monkeypatch:
         assert unreachable.may_pass and missing.fault is None
         with pytest.raises(Absent):
             table.read(missing.file, missing.content)
+
+
+def test_a_server_is_asked_once_for_each_image_and_once_for_its_content(tmp_path: Path) -> None:
+    """From the question whether there is anything to build to the build that follows; three rows an image."""
+    raw.pictures(tmp_path / "there", 4)
+    with counting_server(tmp_path / "there") as (address, asked):
+
+        def write(count: int) -> Config:
+            rows = [(f"{address}/{n:04d}.png", f"{n} {k}", "") for n in range(count) for k in range(3)]
+            raw.write_table(tmp_path, rows)
+            source = {"kind": "table", "path": str(tmp_path / "captions.csv"), "image": "file"}
+            keys = {"caption": "caption", "key": ["file", "caption"]}
+            return raw.config(tmp_path, tmp_path / "out", source={**source, **keys}, splits={})
+
+        before = write(3)
+        versions.publish(before.dataset.output, build(before).version, 3)
+        once = {f"HEAD /{n:04d}.png": 1 for n in range(3)}
+        assert asked == once | {f"GET /{n:04d}.png": 3 for n in range(3)}, "the content goes to three samples"
+        asked.clear()
+        config = write(4)
+        assert freshness.is_up_to_date(config, for_build=True) is None
+        build(config, survey=freshness.take_survey(config.dataset.output))
+        looks = {name: count for name, count in asked.items() if name.startswith("HEAD")}
+        assert looks == once | {"HEAD /0003.png": 1}
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_server_in_trouble_is_no_missing_file(
+    tmp_path: Path, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "PAUSE_S", 0.01)
+    with failing_server(status) as (address, _):
+        raw.write_table(tmp_path, [(f"{address}/0000.png", "x", "")])
+        (foreign,) = listed(source(tmp_path / "captions.csv"))
+        assert foreign.fault == ("source.unreadable", "its server does not answer") and foreign.may_pass
+        own = LinkedFiles(open_store(address), "dataset.source.path")
+        with pytest.raises(Unreachable, match=str(status)):
+            own.stats(["0000.png"])
 
 
 @pytest.mark.parametrize("gives_parts", [True, False])
