@@ -56,7 +56,7 @@ def read_account(ref: DataRef, private: bool, quarantined: Iterable[Entry] = ())
         try:
             rejects = read_groups(path, manifest.rejects, private)
         except DataError as error:
-            why_no_examples = str(error)
+            why_no_examples = str(error).replace(f"{path}/", "")  # a page is passed on
     return Account(
         name,
         ref.version,

@@ -245,7 +245,7 @@ def truncate(path: Path) -> None:
         (lambda run: run.findings.write_text('{"code": 3}\n[]\n'), "3 (info)", "0.957"),
         (lambda run: shutil.rmtree(version_of(run)), "The data of data cannot be read", "0.957"),
         (lambda run: truncate(version_of(run) / "manifest.json"), "damaged or newer", "0.957"),
-        (lambda run: truncate(version_of(run) / "rejects.parquet"), "rejects.parquet cannot be read", "image.not_an_image"),
+        (lambda run: truncate(version_of(run) / "rejects.parquet"), "rejects.parquet: cannot be read", "image.not_an_image"),
         (lambda run: truncate(version_of(run) / "val/000000.tar"), "of these held-out samples cannot be read", "0.957"),
         (lambda run: truncate(version_of(run) / "index/val.npy"), "The held-out samples cannot be read", "0.957"),
     ],

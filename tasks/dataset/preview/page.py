@@ -79,7 +79,6 @@ class WrittenPage:
 def write_look(
     version: Path,
     out: Path,
-    title_note: str = "",
     *,
     count_tokens: CountTokens | None = None,
     progress: Progress = no_progress,
@@ -87,8 +86,8 @@ def write_look(
 ) -> WrittenPage:
     """Write the page of a version to `out`; OSError when it cannot be written.
 
-    `title_note` stands under the name. `count_tokens` gives the tokens of a caption; without it they are left
-    out, and the page says so. `checked` is what verify said: without it there is no tab of faults.
+    `count_tokens` gives the tokens of a caption; without it they are left out, and the page says so.
+    `checked` is what verify said: without it there is no tab of faults.
     """
     content = gather(version, count_tokens, progress, checked)
     text = render(
@@ -98,7 +97,6 @@ def write_look(
         faults=content.faults,
         name=content.manifest.name if content.manifest else _dataset_name(version),
         version=version.resolve().name,
-        note=title_note,
         built=content.built,
         figures=list(numbers.FIGURES),
         written=time.time(),

@@ -403,7 +403,7 @@ def test_tars_of_others_have_no_source_to_be_repaired_from(
 
 
 def test_a_page_without_verify_has_no_such_tab(version: Path) -> None:
-    made = write_look(version, version.parent / "page.html", "a pilot: 50 samples")
+    made = write_look(version, version.parent / "page.html")
     page = page_of(made.path)
     assert made.report is None and "No faults" not in words(page)
     assert "faults" not in {attrs.get("id") for _, attrs in page.tags}

@@ -15,9 +15,9 @@ from tests.dataset.preview.pages import HOSTILE, SECRET, a_version, attributes, 
 
 
 def test_counts_samples_rejects_and_numbers_are_on_one_page(tmp_path: Path) -> None:
-    tags = page(a_version(tmp_path), title_note="seen by two")
+    tags = page(a_version(tmp_path))
     text = words(tags)
-    assert "112 read = 100 accepted + 0 filtered + 12 rejected" in text and "seen by two" in text
+    assert "112 read = 100 accepted + 0 filtered + 12 rejected" in text
     assert "train 60 of 90" in text and "val 10 of 10" in text
     assert len(attributes(tags, "img")) == 70 and "caption 99" in text and "90 × 60" in text
     assert f"all 12 under {SECRET}_90* : one cause?" in text and "0 bytes (secret.csv:3)" in text
@@ -43,7 +43,7 @@ def test_the_page_runs_nothing_and_asks_nothing_of_the_network(tmp_path: Path) -
         {"train": [("a", {"jpg": picture(1), "txt": HOSTILE.encode("utf-8", "replace")})]},
         rejects=[("caption.empty", "<script>", "<script>alert(1)</script>", "<img src=x>")] * 6,
     )
-    tags = page(version, title_note=HOSTILE)
+    tags = page(version)
     assert "<script>alert(1)</script>" in tags.text
     assert not {tag for tag, _ in tags.tags} & {"script", "link", "iframe", "object", "input", "button"}
     assert not [attrs for _, attrs in tags.tags if any(name.startswith("on") for name in attrs)]

@@ -114,7 +114,7 @@ def test_a_volume_is_three_planes_in_two_windows_with_the_aspect_of_its_spacing(
     members = {name: bytes(content), "txt": b"Clear lungs.", "json": facts}
     bare = {**members, "json": b"{}"}
     torn = {**members, name: members[name][:100]}
-    turned = {**members, "json": facts.replace(b"zyx", b"yzx")}
+    turned = {**members, "json": b'{"axes": "yzx"}'}
     samples = [("a", members), ("b", bare), ("c", torn), ("d", turned)]
     tiles = tiles_of(tmp_path, "volume_report", samples)
     pictures = tiles["a"].pictures
@@ -125,6 +125,7 @@ def test_a_volume_is_three_planes_in_two_windows_with_the_aspect_of_its_spacing(
     assert any("no spacing" in note for note in tiles["b"].notes)
     assert "10 × 20 × 40 voxels of no stated order, shown as (z, y, x)" in tiles["b"].notes
     assert "10 × 20 × 40 voxels (y, z, x)" in tiles["d"].notes
+    assert [round(one.width / one.height, 2) for one in tiles["d"].pictures[:3]] == [4.0, 2.0, 0.5]
     assert f"{name} cannot be read" in faults(tiles["c"]) and tiles["c"].caption == "Clear lungs."
 
 
