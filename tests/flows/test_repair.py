@@ -114,7 +114,7 @@ def test_what_only_this_machine_cannot_read_is_left_and_not_set_aside(birds: Bui
 
 
 @needs_rights
-@pytest.mark.parametrize("name", ["build.json", "inputs.arrow", "train/sizes.json", "train"])
+@pytest.mark.parametrize("name", ["build.json", "train"])
 def test_a_table_that_may_not_be_read_is_not_replaced(birds: Built, name: str) -> None:
     path = birds.version / name
     inode, mode = path.stat().st_ino, path.stat().st_mode
