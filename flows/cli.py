@@ -198,7 +198,8 @@ def _problem(error: CycloptsError, command: str) -> tuple[str, str | None]:
         case UnknownCommandError(unused_tokens=[word, *_]) if word.startswith("-"):
             return f"unknown option {word}; options come after the command", None
         case UnknownCommandError(unused_tokens=[word, *_]):
-            return f"no command is named {word!r}", _nearest(word, (*NAMES, "--help")) or f"there are: {', '.join(NAMES)}"
+            near = _nearest(word, (*NAMES, "--help"))
+            return f"no command is named {word!r}", near or f"there are: {', '.join(NAMES)}"
         case UnknownOptionError():
             option = (error.token.keyword or error.token.value).partition("=")[0]
             known = [name for argument in error.argument_collection for name in argument.names]
