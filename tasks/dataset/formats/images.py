@@ -128,6 +128,11 @@ def check(data: bytes, rules: ImageRules) -> str:
     return kind
 
 
+def size_of(data: bytes, rules: ImageRules) -> tuple[int, int]:
+    """Width and height by the header alone; Reject."""
+    return _inspect(data, rules)[1]
+
+
 def store(data: bytes, rules: ImageRules) -> Stored:
     """The image as the rules want it stored; Reject as `decode`.
 

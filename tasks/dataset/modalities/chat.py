@@ -17,7 +17,7 @@ from tasks.core.schema import Dataset
 from tasks.dataset.formats import images
 from tasks.dataset.formats.checks import is_blank
 from tasks.dataset.modalities.base import Fault, Modality, Taken
-from tasks.dataset.modalities.image_text import judge_image, judge_json
+from tasks.dataset.modalities.image_text import judge_each, judge_json
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
 
@@ -73,7 +73,7 @@ def take(raw: Members, dataset: Dataset) -> Taken:
 
 def judge(members: Mapping[str, bytes]) -> list[Fault]:
     numbered = sorted(name for name in members if _IMAGE.fullmatch(name))
-    faults = [fault for name in numbered for fault in judge_image(name, members[name])]
+    faults = judge_each(members, numbered)
     gap = _gap(numbered)
     if gap is not None:
         faults.append(Fault("sample.missing_member", numbered[-1], gap))

@@ -6,11 +6,11 @@ White space around a caption is no part of it, whatever source it comes from.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import images
-from tasks.dataset.formats.checks import is_blank
+from tasks.dataset.formats.checks import Blank, check_of, is_blank
 from tasks.dataset.modalities.base import Fault, Modality, Taken
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
@@ -29,27 +29,24 @@ def take(raw: Members, dataset: Dataset) -> Taken:
 
 
 def judge(members: Mapping[str, bytes]) -> list[Fault]:
-    pictures = [suffix for suffix in images.MEMBERS if suffix in members]
-    faults = [fault for suffix in pictures for fault in judge_image(suffix, members[suffix])]
-    return faults + judge_text(members) + judge_json(members)
+    return [*judge_each(members, (*images.MEMBERS, "txt")), *judge_json(members)]
 
 
-def judge_image(member: str, content: bytes) -> list[Fault]:
-    """What is wrong with an image stored as `jpg`, or as `000.jpg`."""
-    try:
-        kind = images.check(content, images.ANY_SIZE)
-    except Reject as reject:
-        return [Fault("member.undecodable", member, str(reject))]
-    is_named = kind == member.rpartition(".")[2]
-    return [] if is_named else [Fault("member.undecodable", member, f"holds a {kind}")]
-
-
-def judge_text(members: Mapping[str, bytes]) -> list[Fault]:
-    try:
-        text = members.get("txt", b"-").decode()
-    except UnicodeDecodeError as error:
-        return [Fault("member.undecodable", "txt", f"not UTF-8: {error.reason} at byte {error.start}")]
-    return [Fault("member.empty", "txt", "the text is blank")] if is_blank(text) else []
+def judge_each(members: Mapping[str, bytes], names: Iterable[str]) -> list[Fault]:
+    """What is wrong with those of the members that are there, each by its suffix."""
+    faults = []
+    for name in names:
+        if name in members:
+            check = check_of(name)
+            try:
+                if check is None:
+                    raise ValueError("its suffix names no format")
+                check(members[name])
+            except Blank:
+                faults.append(Fault("member.empty", name, "the text is blank"))
+            except (Reject, ValueError) as error:
+                faults.append(Fault("member.undecodable", name, str(error)))
+    return faults
 
 
 def judge_json(members: Mapping[str, bytes]) -> list[Fault]:

@@ -14,7 +14,6 @@ empty, and verify says that such members were not judged.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import math
@@ -100,14 +99,11 @@ def unjudged() -> tuple[str, ...]:
 
 def _size(members: Mapping[str, bytes]) -> tuple[int, int] | None:
     """Width and height by the image's header; None when it has none that is sound."""
-    for suffix in images.MEMBERS:
-        kind = images.kind_of(members.get(suffix, b""))
-        if kind is not None:
-            try:
-                return images.DECODERS[kind](io.BytesIO(members[suffix])).size
-            except Exception:  # noqa: BLE001 - image_text.judge says what is wrong with it
-                return None
-    return None
+    suffix = next((suffix for suffix in images.MEMBERS if suffix in members), None)
+    try:
+        return None if suffix is None else images.size_of(members[suffix], images.ANY_SIZE)
+    except Reject:
+        return None
 
 
 def check_added(members: Members, width: int, height: int) -> dict[str, int]:

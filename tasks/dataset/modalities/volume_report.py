@@ -33,7 +33,7 @@ from tasks.dataset.formats.volumes.hounsfield import QUANTILES, implausible, qua
 from tasks.dataset.formats.volumes.resample import resample
 from tasks.dataset.formats.volumes.stored import StoredVolume
 from tasks.dataset.modalities.base import Fault, Modality, Taken
-from tasks.dataset.modalities.image_text import judge_json, judge_text
+from tasks.dataset.modalities.image_text import judge_each, judge_json
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
 
@@ -185,7 +185,7 @@ def _dumped(facts: Mapping[str, Any]) -> bytes:
 def judge(members: Mapping[str, bytes]) -> list[Fault]:
     malformed = judge_json(members)
     facts: Any = {} if malformed else json.loads(members.get("json", b"{}"))
-    return [*_judge_volume(members, facts), *judge_text(members), *malformed, *_judge_facts(facts)]
+    return [*_judge_volume(members, facts), *judge_each(members, ("txt",)), *malformed, *_judge_facts(facts)]
 
 
 def _judge_volume(members: Mapping[str, bytes], facts: Mapping[str, Any]) -> list[Fault]:
