@@ -17,7 +17,7 @@ from PIL import Image
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 END = b"IEND\xaeB`\x82"
 TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
-"""Texts, and the colour profile: what decoders inflate beside the pixels, and refuse when it is large."""
+"""Texts and the colour profile: chunks that decoders inflate beside the pixels, and refuse when large."""
 TAIL = 4096
 """Bytes at a file's end in which its end mark is looked for."""
 LEVEL = 6

@@ -46,7 +46,7 @@ class Damaged(ValueError):
 
 
 class StoredVolume(Protocol):
-    """A volume that is open for reading; nothing is decompressed yet."""
+    """A volume open for reading; nothing is decompressed yet."""
 
     shape: Shape
     chunk: Shape
@@ -77,14 +77,15 @@ def encode(voxels: NDArray[np.int16], encoding: str) -> tuple[str, Buffer]:
 
 
 def chunk_and_block(shape: Sequence[int]) -> tuple[list[int], list[int]]:
-    """CHUNK within the volume, and blocks of one size, at most BLOCK, that fill a chunk with least waste."""
+    """The chunk, CHUNK cut to the volume's sides, and blocks of one size, at most BLOCK, that fill it with
+    the least waste."""
     chunk = [min(sides) for sides in zip(CHUNK, shape, strict=True)]
     block = [-(-side // -(-side // most)) for side, most in zip(chunk, BLOCK, strict=True)]
     return chunk, block
 
 
 def most_bytes(shape: Shape, encoding: str) -> int:
-    """At most how many bytes `encode` makes of a volume: what cannot be compressed, in whole chunks."""
+    """The most bytes that `encode` makes of a volume: whole chunks of what cannot be compressed."""
     if encoding == "npy":
         return 128 + 2 * prod(shape)
     chunk, block = chunk_and_block(shape)
@@ -128,7 +129,7 @@ def checksums(volume: StoredVolume) -> list[int]:
 def read_crop(
     volume: StoredVolume, crop: Crop | None = None, expected: Sequence[int] | None = None
 ) -> NDArray[np.int16]:
-    """The voxels of a crop, or all; only chunks that it touches are looked at.
+    """The voxels of a crop, or all; only chunks that it touches are read.
 
     `expected` are the CRC32C of all chunks: Damaged when one that is touched differs. IndexError for a crop
     that is not within the volume.
@@ -185,7 +186,7 @@ class _NpyVolume:
 
 
 class _Blosc2Volume:
-    """A plain array of int16; whatever else a frame may hold is refused."""
+    """A plain array of int16; anything else that a frame may hold is refused."""
 
     def __init__(self, content: Buffer) -> None:
         head = require_frame(content)
@@ -219,7 +220,7 @@ class _Blosc2Volume:
         return found
 
     def _chunk(self, number: int) -> bytes:
-        """The compressed chunk, which is found safe to decompress."""
+        """The compressed chunk; Damaged unless it is safe to decompress."""
         try:
             packed: bytes = self._chunks.get_chunk(number)
             require_chunk(packed[:CHUNK_HEADER], self._chunk_bytes)
@@ -235,8 +236,8 @@ def require_package(name: str, config_key: str) -> None:
 
 
 def _blosc2() -> Any:
-    """Imported only where a volume is handled: it takes a fifth of a second, and numexpr, which it brings
-    along and nobody here uses, starts threads for every core unless told otherwise."""
+    """Import Blosc2 only where a volume is handled: it takes a fifth of a second, and numexpr, which comes
+    with it and nobody here uses, starts threads for every core by default."""
     os.environ.setdefault("NUMEXPR_NUM_THREADS", "1")
     try:
         import blosc2
