@@ -23,6 +23,7 @@ from tasks.dataset.examples.draft import is_taken, whole
 from tasks.dataset.formats import png
 from tasks.dataset.tar.writer import ShardWriter
 
+SAMPLES = 1797
 SHARD = 300
 AUGMENTATIONS = 4
 CAPTIONS = 4
@@ -39,8 +40,8 @@ Ints = NDArray[np.int64]
 Augmentation = list[Any]
 
 
-def reinforced(path: Path) -> int:
-    """Write 1,797 reinforced pairs as WebDataset tars; returns how many.
+def reinforced(path: Path, samples: int = SAMPLES) -> int:
+    """Write reinforced pairs as WebDataset tars; returns how many.
 
     A folder with anything in it is left alone, and 0 is returned. The folder appears whole or not at all.
     """
@@ -53,13 +54,13 @@ def reinforced(path: Path) -> int:
     images = grey.repeat(ENLARGED, axis=1).repeat(ENLARGED, axis=2)
     teacher = Teacher(images, data.target)
     with whole(path) as draft:
-        for shard, first in enumerate(range(0, len(images), SHARD)):
+        for shard, first in enumerate(range(0, samples, SHARD)):
             with ShardWriter(draft / f"{shard:05d}.tar") as writer:
-                for number in range(first, min(first + SHARD, len(images))):
+                for number in range(first, min(first + SHARD, samples)):
                     members = _members(number, images[number], int(data.target[number]), teacher)
                     writer.add(f"{number:06d}", members)
                 writer.finish()
-    return len(images)
+    return samples
 
 
 def _members(number: int, image: NDArray[np.uint8], digit: int, teacher: Teacher) -> dict[str, bytes]:

@@ -113,7 +113,7 @@ FUZZ = """
 import random, sys
 from tests.dataset.formats.test_stored_volumes import FRAME, HEADER, INDEX, Damaged, read
 draws = random.Random(int(sys.argv[1]))
-for _ in range(200):
+for _ in range(120):
     frame = bytearray(FRAME)
     start, stop = draws.choice([(0, len(frame)), (0, HEADER + 64), (INDEX, len(frame))])
     for _ in range(draws.choice([1, 1, 2, 8])):

@@ -307,7 +307,7 @@ def test_a_flipped_voxel_shows_in_its_chunk(folder: Path, encoding: str) -> None
 def test_only_what_numpy_packs_is_unpacked(folder: Path, compression: int) -> None:
     """bzip2 unpacks 900 kB a block at least, and LZMA whatever its dictionary holds, at one go."""
     with zipfile.ZipFile(folder / "p0_scan_0.npz", "w", compression) as file:
-        file.writestr("arr_0.npy", _npy((1, 1000, 1000), bytes(40_000_000)))
+        file.writestr("arr_0.npy", _npy((1, 1000, 1000), bytes(12_000_000)))
     tracemalloc.start()
     assert reason(folder) == "volume.undecodable"
     assert tracemalloc.get_traced_memory()[1] < 2_000_000
