@@ -10,6 +10,7 @@ import errno
 import io
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -133,10 +134,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         again = "the same command without --fresh goes on with the run that is there"
         fix = again if "--fresh" in ours else "the same command goes on with it"
         return _fail(as_json, f"interrupted; what is done stays, and {fix}", INTERRUPTED, "\n")
-    except BrokenPipeError:  # whoever read the output has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+            return 1
         if isinstance(error, OSError) and error.errno in REFUSED:
             return _fail(as_json, _refusal(error), 1)
         if as_json:  # a program that parses the output finds an object, and a person the traceback
@@ -169,6 +170,13 @@ def _refusal(error: OSError) -> str:
     return f"{where}{error.strerror}; {fix}"
 
 
+def _reader_is_gone() -> bool:
+    """Whether nobody reads standard output any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
 def _replace_unprintable() -> None:
     """Print a question mark for what a terminal that is not UTF-8 cannot show, such as ✓."""
     for stream in (sys.stdout, sys.stderr):
@@ -188,11 +196,11 @@ def _refuse_empty(app: App, commands: Sequence[str], arguments: ArgumentCollecti
 def _wrong_usage(error: CycloptsError) -> str:
     """The line about a command line that cannot be read: what is wrong with it, and the fix."""
     command = " ".join(("tarmac", *(error.command_chain or ())))
-    problem, fix = _problem(error, command)
+    problem, fix = _problem(error)
     return f"{command}: {problem}; {fix or f'see {command} --help'}"
 
 
-def _problem(error: CycloptsError, command: str) -> tuple[str, str | None]:
+def _problem(error: CycloptsError) -> tuple[str, str | None]:
     """What is wrong, and how to mend it where more can be said than where the help is."""
     match error:
         case UnknownCommandError(unused_tokens=[word, *_]) if word.startswith("-"):
