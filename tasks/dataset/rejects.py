@@ -182,7 +182,7 @@ class RejectGroup:
             place = first.examples[0].source or first.examples[0].original_key if first.examples else ""
             line += f" {place}: {first.detail}" if place else f" {first.detail}"
             if first.count < self.compared:
-                notes.insert(0, f"{first.count:,} of {self.compared:,}")
+                notes.insert(0, f"{first.count:,} of {self.compared:,} alike")
         return (line + (f"   ← {'; '.join(notes)}" if notes else "")).rstrip()
 
 

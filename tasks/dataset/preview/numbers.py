@@ -218,8 +218,9 @@ def table_rows(columns: Sequence[Column]) -> list[Row]:
 
 
 def _figures(values: Distribution) -> list[str]:
+    is_whole = values.is_whole
     found = [values.quantile(share) for share in FIGURES.values()]
-    return [count(value) if values.is_whole else number(value, 4) for value in found]
+    return [count(value) if is_whole else number(value, 4) for value in found]
 
 
 def column_charts(columns: Sequence[Column]) -> list[BarLayout]:
