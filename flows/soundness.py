@@ -90,7 +90,7 @@ def report_lines(report: Report, name: str, level: str, took: str) -> Iterator[s
 
 def _without_count(finding: Finding) -> Finding:
     """The finding without the number of others of its kind that it stands for."""
-    from tasks.dataset.verify.reporting import LEFT
+    from tasks.dataset.verify.report import LEFT
 
     evidence = {name: value for name, value in finding.evidence.items() if name != LEFT}
     return replace(finding, evidence=evidence)
@@ -98,7 +98,7 @@ def _without_count(finding: Finding) -> Finding:
 
 def _unshown_lines(report: Report, shown: Counter[str]) -> Iterator[str]:
     """For each code how many more there are than were shown, and how many of them `--json` lists."""
-    from tasks.dataset.verify.reporting import weight
+    from tasks.dataset.verify.report import weight
 
     listed = Counter(finding.code for finding in report.findings)
     found: Counter[str] = Counter()
@@ -111,7 +111,7 @@ def _unshown_lines(report: Report, shown: Counter[str]) -> Iterator[str]:
 
 
 def _findings_counted(report: Report) -> str:
-    from tasks.dataset.verify.reporting import weight
+    from tasks.dataset.verify.report import weight
 
     shards = {finding.where["shard"] for finding in report.findings if "shard" in finding.where}
     findings = counted(sum(map(weight, report.findings)), "finding")

@@ -13,11 +13,11 @@ from tasks.core.schema import Config
 from tasks.dataset.build.run import build
 from tasks.dataset.repair.run import repair
 from tasks.dataset.verify.run import verify
-from tests.dataset import faults_of_shards as faults
 from tests.dataset import raw
-from tests.dataset.faults_of_shards import Fault
-from tests.dataset.injectors import Place
 from tests.dataset.raw import chat
+from tests.dataset.verify import faults_of_shards as faults
+from tests.dataset.verify.faults_of_shards import Fault
+from tests.dataset.verify.injectors import Place
 
 FORGERIES = ("a shard with another number of samples",)
 """Tables that were all written anew, so that nothing tells of the damage."""

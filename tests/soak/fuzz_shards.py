@@ -31,8 +31,8 @@ from tasks.core.findings import Finding
 from tasks.dataset.build.run import build
 from tasks.dataset.index import read_index
 from tests.dataset import raw, tampering
-from tests.dataset.judging import judged, told
 from tests.dataset.raw import shards
+from tests.dataset.verify.judging import judged, told
 
 SAMPLES = {"digits": 40, "jpegs": 24, "volumes": 12}
 LEVELS = ("quick", "default", "full")

@@ -19,7 +19,7 @@ from tasks.dataset.layout import BUILD, MANIFEST, SHARDS, home
 from tasks.dataset.preview.fault_codes import FAULT_CODES, FaultCode
 from tasks.dataset.preview.samples import SHOWN_PER_SPLIT, salvage
 from tasks.dataset.preview.tiles import Fault, Tile, legible, tile_of, without_folder
-from tasks.dataset.verify.reporting import LEFT, weight
+from tasks.dataset.verify.report import LEFT, weight
 
 DATASET = "DATASET"
 """In a command, where nobody says how the dataset is called."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.dataset import quarantine
 from tasks.dataset.quarantine import Entry
-from tasks.dataset.verify.inside import BadSample
+from tasks.dataset.verify.outcome import BadSample
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def mend(task: Mending) -> Mended:
     try:
         table = None
         if task.ordinal is not None:
-            convert(Conversion(task.staging, task.rules, (task.ordinal,)))
+            convert(Conversion(task.staging, task.rules, task.ordinal))
             table = staged(task.staging, task.blake3)
         faults = tuple(_faults(task, table))
         if faults:

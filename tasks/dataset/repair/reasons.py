@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tasks.core.units import counted
 from tasks.dataset.repair.mend import Fault, Mended
 from tasks.dataset.repair.origin import Origin
-from tasks.dataset.verify.faults import plain
+from tasks.dataset.verify.report import plain
 
 SHOWN = 3
 WORDED: Mapping[Fault, tuple[str, str]] = {

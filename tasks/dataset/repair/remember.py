@@ -65,8 +65,12 @@ def _time_ns(place: Place) -> int:
 def _facts(place: Place, origin: Origin, filtered: int) -> Mapping[str, Any]:
     """What can still be said where build.json is lost. No build takes the version for up to date."""
     facts: dict[str, Any] = {
-        "inputs_digest": None,
+        "inputs_digest": "",
         "unread": 0,
+        "host": "",
+        "engine": {},
+        "python": "",
+        "converter": 0,
         "filtered": filtered,
         "private": origin.is_private,
         "built": _time_ns(place) / 1e9,

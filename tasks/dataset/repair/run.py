@@ -28,7 +28,7 @@ from tasks.dataset.repair.outcome import MEND, REBUILD, Done, Failed
 from tasks.dataset.repair.place import Place, find, require_readable
 from tasks.dataset.repair.recipes import read_recipes
 from tasks.dataset.repair.shards import ShardRepair, repair_shards
-from tasks.dataset.verify.inside import BadSample
+from tasks.dataset.verify.outcome import BadSample
 from tasks.dataset.verify.run import Level, verify
 
 __all__ = ["Repaired", "repair"]

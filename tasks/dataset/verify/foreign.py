@@ -1,142 +1,99 @@
-"""Tars that nobody has a manifest of: what their names, their ends and a `sizes.json` beside them show."""
+"""The judgement of tars that nobody has a manifest of: their names, their ends, and what is in them."""
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import json
+import os
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from tasks.core.findings import Finding
-from tasks.core.stores import Unreachable
-from tasks.dataset.tar.writer import BLOCK, END
-from tasks.dataset.verify.beside import Beside
-from tasks.dataset.verify.faults import AGAIN, FETCH, fault, where
-from tasks.dataset.verify.files import in_its_place, shut_faults, shut_in, unread
-from tasks.dataset.verify.locate import Place
-from tasks.dataset.verify.place import ZIPPED, compression_unread, ends
-from tasks.dataset.verify.recorded import read_json, told
-from tasks.dataset.verify.whole import REPLACE
+from tasks.core.stores import Unreachable, is_remote
+from tasks.core.units import counted
+from tasks.dataset.layout import MANIFEST
+from tasks.dataset.tar.format import BLOCK, END
+from tasks.dataset.tar.reader import ZIPPED
+from tasks.dataset.tar.siblings import stated_samples
+from tasks.dataset.verify.outcome import Outcome
+from tasks.dataset.verify.place import Place, dataset_of, is_current
+from tasks.dataset.verify.presence import hole_faults, missing, shut_splits, unread
+from tasks.dataset.verify.report import AGAIN, Coverage, Fault, fault, plain, shard_place
+from tasks.dataset.verify.tables import MOST_JSON
+from tasks.dataset.verify.tars import compression_unread, ends, kept_store, split_query
+from tasks.dataset.verify.work import Work
 
 SIZES = "sizes.json"
 GZIP = b"\x1f\x8b\x08"
 """How a file in gzip begins: RFC 1952, 2.3.1."""
-_DIGITS = re.compile(r"\d+")
+NO_MANIFEST = "changed bytes: no manifest says what they were"
+FETCH = "fetch it from where the others came, or name the tars without it"
+UNKNOWN_LOSS = "nothing beside it says how many samples it held"
+MOST_VERSIONS = 3
+"""Whose names are given."""
 
 
-@dataclass(frozen=True)
+def judge(place: Place, work: Work, outcome: Outcome) -> Coverage:
+    """Find everything that is wrong with the tars; what was looked at."""
+    sizes = Sizes(place, outcome.faults)
+    shut = shut_splits(place.folder, place.tars) if place.is_folder else {}
+    outcome.faults += [*shut.values(), *_name_faults(place, sizes)]
+    readable = {}
+    for name, found in _ends(place, [name for name in place.tars if name.rpartition("/")[0] not in shut]):
+        outcome.faults += found
+        if not any(one.code == "shard.missing" for one in found) and compression_unread(name) is None:
+            readable[name] = place.tars[name]
+    if work.level != "quick":
+        from tasks.dataset.verify.shard import ShardTask
+
+        tasks = (ShardTask(place.folder, name, decodes=work.level == "full") for name in readable)
+        for task, result in work.examine(tasks, readable):
+            outcome.take(task, result)
+        outcome.finish()
+    cut = {one.where["shard"] for one in outcome.faults if one.code == "shard.truncated"}
+    outcome.faults += _count_faults(outcome.counts, sizes.samples, cut)
+    outcome.faults[:] = [_with_loss(one, place, sizes, outcome) for one in outcome.faults]
+    return Coverage(
+        work.level,
+        shards=len(place.tars),
+        samples=sum(outcome.counts.values()),
+        undecoded=outcome.undecoded,
+        zipped=sum(name.endswith(ZIPPED) for name in readable) if work.level == "quick" else 0,
+        unseen=[*(f"what {name} says: its form is not known" for name in sizes.strange), *_unseen(place)],
+    )
+
+
 class Sizes:
-    """The samples of each tar by the `sizes.json` files, and the names of files whose form nobody knows."""
+    """What the `sizes.json` beside the tars say: the samples of each tar; a torn one is a fault."""
 
-    samples: dict[str, int] = field(default_factory=dict)
-    folders: set[str] = field(default_factory=set)
-    strange: list[str] = field(default_factory=list)
-
-
-def name_faults(place: Place, sizes: Sizes) -> Iterator[Finding]:
-    """Tars that should be there, by a pattern, by their numbers or by `sizes.json`; and those that should
-    not."""
-    absent = dict.fromkeys(place.absent, "the pattern names it")
-    if place.is_folder:
-        absent |= {name: f"{SIZES} names it" for name in sizes.samples if name not in place.tars}
-    for name, why in absent.items():
-        evidence = {"problem": why, **in_its_place(place.folder, name)}
-        yield fault("shard.missing", FETCH, where(name), **evidence)
-    if place.is_folder:
-        remedy = (
-            "fetch it, or where none is meant to be there, name the tars by a pattern such as FOLDER/*.tar"
-        )
-        counted = [name for name in place.tars if name.rpartition("/")[0] not in sizes.folders]
-        yield from hole_faults(counted, remedy)
-    for name in place.tars if place.is_folder else ():
-        if name.rpartition("/")[0] in sizes.folders and name not in sizes.samples:
-            remedy = f"move it away, or add it to {SIZES}"
-            yield fault("shard.extra", remedy, where(name), problem=f"{SIZES} does not name it")
-
-
-def hole_faults(names: Iterable[str], remedy: str) -> Iterator[Finding]:
-    for name in holes(names):
-        problem = "its number is left out, while those around it are there"
-        yield fault("shard.missing", remedy, where(name), problem=problem)
-
-
-def holes(names: Iterable[str]) -> list[str]:
-    """The names left out of consecutive numbers: `0.tar`, `1.tar`, `3.tar` lack `2.tar`.
-
-    Numbers of which fewer than half are there are taken for names that only look like numbers.
-    """
-    groups: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
-    for name in names:
-        for found in _DIGITS.finditer(name, name.rfind("/") + 1):
-            groups[name[: found.start()], name[found.end() :]][int(found[0])] = found[0]
-    known = set(names)
-    lacking = set()
-    for (before, after), members in groups.items():
-        first, last = min(members), max(members)
-        left_out = last - first + 1 - len(members)
-        if not 0 < left_out <= len(members):
-            continue
-        width = max((len(text) for text in members.values() if text.startswith("0")), default=0)
-        lacking |= {f"{before}{n:0{width}d}{after}" for n in range(first, last) if n not in members}
-    return sorted(lacking - known)
-
-
-def end_faults(place: Place) -> Iterator[Finding]:
-    """Tars that are cut, by their size and their last bytes; those in other compressions cannot be judged."""
-    found = list(shut_faults(place.folder, place.tars)) if place.is_folder else []
-    yield from found
-    shut, plain = shut_in(found), []
-    for name in place.tars:
-        if name.rpartition("/")[0] in shut:
-            continue
-        kind = compression_unread(name)
-        if kind is not None:
-            problem = f"it is compressed by {kind}, so nobody has looked into it"
-            remedy = "decompress it and verify again; loaders of tars read none, or gzip"
-            yield fault("shard.checksum", remedy, where(name), problem=problem)
-        else:
-            plain.append(name)
-    for name, end in ends(place.folder, plain, len(END)):
-        if isinstance(end, OSError):
-            yield unread(place.folder, name, end, FETCH)
-        elif name.endswith(ZIPPED):
-            yield from _gzip_faults(name, end)
-        elif end != END or max(place.tars[name], 0) % BLOCK:
-            problem = "it does not end in two zero blocks"
-            yield fault("shard.truncated", AGAIN, where(name), problem=problem, bytes=place.tars[name])
-
-
-def _gzip_faults(name: str, start: bytes) -> Iterator[Finding]:
-    if not start:
-        yield fault("shard.truncated", AGAIN, where(name), bytes=0)
-    elif not start.startswith(GZIP):
-        problem = "its name says gzip, but it does not begin as gzip does"
-        yield fault("shard.checksum", AGAIN, where(name), problem=problem)
-
-
-def read_sizes(files: Beside, place: Place, findings: list[Finding]) -> Sizes:
-    """What the `sizes.json` beside the tars say; a torn one is a finding."""
-    sizes = Sizes()
-    for folder in sorted({name.rpartition("/")[0] for name in (*place.tars, *place.absent)}):
-        below = f"{folder}/" if folder else ""
-        try:
-            content = read_json(files, below + SIZES)
-        except (FileNotFoundError, PermissionError):
-            continue  # a bucket may refuse what is not there
-        except Unreachable:
-            raise
-        except (OSError, ValueError) as error:
-            problem = told(error) if isinstance(error, OSError) else f"no JSON: {error}"
-            at = {"split": folder, "file": below + SIZES} if folder else {"file": SIZES}
-            findings.append(fault("manifest.invalid", AGAIN, at, problem=problem))
-            continue
-        if _is_sizes(content):
-            sizes.folders.add(folder)
-            sizes.samples.update({below + name: count for name, count in content.items()})
-        else:
-            sizes.strange.append(below + SIZES)
-    return sizes
+    def __init__(self, place: Place, faults: list[Fault]) -> None:
+        self.samples: dict[str, int] = {}
+        self.folders: set[str] = set()
+        """Those that have one."""
+        self.strange: list[str] = []
+        """Files whose form nobody knows."""
+        store, query = kept_store(place.folder), split_query(place.folder)[1]
+        for folder in sorted({name.rpartition("/")[0] for name in (*place.tars, *place.absent)}):
+            below = f"{folder}/" if folder else ""
+            where = {"split": folder, "file": below + SIZES} if folder else {"file": SIZES}
+            try:
+                content = json.loads(store.read(below + SIZES + query, MOST_JSON))
+            except (FileNotFoundError, PermissionError):
+                continue  # a bucket may refuse what is not there
+            except Unreachable:
+                raise
+            except OSError as error:
+                problem = f"unreadable: {error.strerror or error}"
+                faults.append(fault("manifest.invalid", where, AGAIN, problem=problem))
+                continue
+            except (ValueError, RecursionError):
+                faults.append(fault("manifest.invalid", where, AGAIN, problem="it is no JSON"))
+                continue
+            if _is_sizes(content):
+                self.folders.add(folder)
+                self.samples.update({below + name: count for name, count in content.items()})
+            else:
+                self.strange.append(below + SIZES)
 
 
 def _is_sizes(content: Any) -> bool:
@@ -149,17 +106,100 @@ def _is_sizes(content: Any) -> bool:
     )
 
 
-def count_faults(
-    counts: Mapping[str, int], stated: Mapping[str, int], findings: Iterable[Finding], by: str
-) -> Iterator[Finding]:
-    """Tars without any sample, or with another number of them than is `stated`, by whatever file; not those
-    of which it is known that they are cut."""
-    cut = {found.where.get("shard") for found in findings if found.code == "shard.truncated"}
+def _name_faults(place: Place, sizes: Sizes) -> Iterator[Fault]:
+    """Tars that should be there, by a pattern, by their numbers or by `sizes.json`; and those that should
+    not."""
+    absent = dict.fromkeys(place.absent, "the pattern names it")
+    if place.is_folder:
+        absent |= {name: f"{SIZES} names it" for name in sizes.samples if name not in place.tars}
+    for name, why in absent.items():
+        yield missing(place.folder, name, FETCH, problem=why)
+    if not place.is_folder:
+        return
+    remedy = "fetch it, or where none is meant to be there, name the tars by a pattern such as FOLDER/*.tar"
+    yield from hole_faults([name for name in place.tars if not _is_listed(name, sizes)], remedy)
+    for name in place.tars:
+        if _is_listed(name, sizes) and name not in sizes.samples:
+            remedy = f"move it away, or add it to {SIZES}"
+            yield fault("shard.extra", shard_place(name), remedy, problem=f"{SIZES} does not name it")
+
+
+def _is_listed(name: str, sizes: Sizes) -> bool:
+    """Whether the tar's folder has a file that lists its tars."""
+    return name.rpartition("/")[0] in sizes.folders
+
+
+def _ends(place: Place, names: list[str]) -> Iterator[tuple[str, list[Fault]]]:
+    """Each tar, and whether it is cut by its size and last bytes; other compressions cannot be judged."""
+    for name in names:
+        kind = compression_unread(name)
+        if kind is not None:
+            problem = f"it is compressed by {kind}, so nobody has looked into it"
+            remedy = "decompress it and verify again; loaders of tars read none, or gzip"
+            yield name, [fault("shard.checksum", shard_place(name), remedy, problem=problem)]
+    plain_ones = [name for name in names if compression_unread(name) is None]
+    for name, end in ends(place.folder, plain_ones, len(END)):
+        if isinstance(end, OSError):
+            yield name, [unread(place.folder, name, end, FETCH)]
+        elif name.endswith(ZIPPED):
+            yield name, list(_gzip_faults(name, end))
+        elif end != END or max(place.tars[name], 0) % BLOCK:
+            problem = "it does not end in two zero blocks"
+            evidence = {"problem": problem, "bytes": place.tars[name]}
+            yield name, [fault("shard.truncated", shard_place(name), **evidence)]
+        else:
+            yield name, []
+
+
+def _gzip_faults(name: str, start: bytes) -> Iterator[Fault]:
+    if not start:
+        yield fault("shard.truncated", shard_place(name), bytes=0)
+    elif not start.startswith(GZIP):
+        problem = "its name says gzip, but it does not begin as gzip does"
+        yield fault("shard.checksum", shard_place(name), problem=problem)
+
+
+def _count_faults(
+    counts: Mapping[str, int], stated: Mapping[str, int], cut: Collection[str]
+) -> Iterator[Fault]:
+    """Tars without any sample, or with another number of them than `sizes.json` says; not cut ones."""
     for name, samples in counts.items():
         expected = stated.get(name)
         if name in cut:
             continue
         if expected is not None and samples != expected:
-            yield fault("shard.count", REPLACE, where(name), samples=samples, expected=expected, by=by)
+            evidence = {"samples": samples, "expected": expected, "by": SIZES}
+            yield fault("shard.count", shard_place(name), **evidence)
         elif samples == 0:
-            yield fault("shard.count", REPLACE, where(name), samples=0, problem="it holds no sample")
+            yield fault("shard.count", shard_place(name), samples=0, problem="it holds no sample")
+
+
+def _with_loss(one: Fault, place: Place, sizes: Sizes, outcome: Outcome) -> Fault:
+    """Of a cut tar how many samples it has lost, by what lies beside it."""
+    shard = str(one.where.get("shard"))
+    if one.code != "shard.truncated" or shard not in place.tars:
+        return one
+    known = (sizes.samples[shard], SIZES) if shard in sizes.samples else None
+    known = known or stated_samples(kept_store(place.folder), shard, split_query(place.folder)[1])
+    if known is None:
+        return replace(one, evidence={**one.evidence, "lost_samples": "unknown", "why": UNKNOWN_LOSS})
+    whole = one.evidence.get("whole_samples")
+    there = {"written_samples": known[0], "by": known[1]}
+    lost = {} if whole is None else {"lost_samples": max(known[0] - int(whole), 0)}
+    return replace(one, evidence={**one.evidence, **lost, **there})
+
+
+def _unseen(place: Place) -> Iterator[str]:
+    """What only a manifest would show, and where there is one after all."""
+    yield NO_MANIFEST
+    if is_remote(place.folder):
+        return
+    folders = dict.fromkeys(os.path.dirname(os.path.join(place.folder, name)) for name in place.tars)
+    above = dict.fromkeys(os.path.dirname(os.path.realpath(folder)) for folder in folders)
+    found = [folder for folder in above if os.path.lexists(os.path.join(folder, MANIFEST))]
+    for version in found[:MOST_VERSIONS]:
+        known = dataset_of(version) if is_current(dataset_of(version), version) else version
+        command = f"tarmac verify {shlex.quote(plain(known))} compares them with its manifest"
+        yield f"these lie in version {plain(os.path.basename(version))}; {command}"
+    if len(found) > MOST_VERSIONS:
+        yield f"others lie in {counted(len(found) - MOST_VERSIONS, 'more version')}"

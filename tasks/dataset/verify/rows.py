@@ -1,77 +1,143 @@
-"""Which row of the tables a sample of the tar is, and what the row says of it."""
+"""The rows of a version's tables and index, read piece by piece, and compared where no seal proves them."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate, groupby
+from pathlib import Path
 
-from tasks.dataset.verify.collected import Collected
-from tasks.dataset.verify.faults import REBUILD, REMAKE, plain
-from tasks.dataset.verify.records import SampleFault, Task
-from tasks.dataset.verify.spans import NO_SPANS, Spans
+import numpy as np
+from numpy.typing import NDArray
 
-SHORT = 100
+from tasks.dataset.index import open_index
+from tasks.dataset.layout import shard_name
+from tasks.dataset.manifest import Manifest
+from tasks.dataset.tables import ShardRecord, give_memory_back, read_pieces, read_shards
+from tasks.dataset.tar.format import END
+from tasks.dataset.verify.tables import MOST_NAMED, Misfit, is_split, read_json_bytes
 
+_BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
-class Rows:
-    """A sample is the row of its place where the key agrees, else that of its key, else that of its place
-    unless that row's own sample is elsewhere in the tar. Without tables it is the row of its number."""
-
-    def __init__(self, task: Task, spans: Spans | None, samples: Collected) -> None:
-        self._samples = samples
-        self._split = task.expected.split if task.expected else ""
-        self._keys = task.keys or ()
-        self._has_tables = spans is not None or task.keys is not None
-        self._spans = spans or NO_SPANS
-        self._by_start = {start: row for row, start in enumerate(self._spans.starts)}
-        self._by_key = {key: row for row, key in enumerate(self._keys)}
-        self._there = frozenset(map(decoded, samples.keys)) if self._has_tables else frozenset()
-
-    def of(self, number: int) -> tuple[int | None, str]:
-        """Row and key of a sample, the key by the tables, else by the tar."""
-        key = self._samples.keys[number]
-        row = self._row(decoded(key), self._samples.starts[number]) if self._has_tables else number
-        return row, self._named(row) or shown(key)
-
-    def _row(self, key: str, start: int) -> int | None:
-        row = self._by_start.get(start)
-        named = self._named(row)
-        if row is not None and named in (None, key):
-            return row
-        return self._by_key.get(key, None if named in self._there else row)
-
-    def _named(self, row: int | None) -> str | None:
-        return None if row is None or row >= len(self._keys) else self._keys[row]
-
-    def of_differing(self, rows: list[int], is_sound: bool) -> Iterator[SampleFault]:
-        """`is_sound` says that the tar's BLAKE3 is the right one: then the index is wrong."""
-        code, remedy = ("index.mismatch", REBUILD) if is_sound else ("member.checksum", REMAKE)
-        for row in rows:
-            evidence = {"row": row, "problem": "CRC32C differs from the index"}
-            yield SampleFault(code, self._named(row) or self._found(row), None, remedy, evidence, row)
-
-    def _found(self, row: int) -> str | None:
-        """The key of the first sample that the tar has in the row's place."""
-        number = bisect_left(self._samples.starts, self._spans.starts[row])
-        is_within = (
-            number < len(self._samples.starts) and self._samples.starts[number] < self._spans.stops[row]
-        )
-        return shown(self._samples.keys[number]) if is_within else None
-
-    def of_keys(self, differing: set[int]) -> Iterator[SampleFault]:
-        """Rows in whose place the tar holds a sample of another key, though the bytes are the right ones."""
-        for key, start in zip(self._samples.keys, self._samples.starts, strict=True):
-            row = self._by_start.get(start)
-            named = self._named(row)
-            if row is not None and named is not None and row not in differing and decoded(key) != named:
-                problem = f"samples/{self._split}.parquet differs: the tar holds {shown(key)!r} in this place"
-                yield SampleFault("manifest.invalid", named, None, REBUILD, {"problem": problem}, row)
+give_memory_back()
 
 
-def decoded(key: bytes) -> str:
-    return key.decode("utf-8", "surrogateescape")
+def by_split(version: Path) -> dict[str, list[ShardRecord]]:
+    """Misfit unless the shards of every split are numbered from 0 without gaps, in order."""
+    found = {split: list(mine) for split, mine in groupby(read_shards(version), key=lambda one: one.split)}
+    for split, mine in found.items():
+        if not is_split(split):
+            raise Misfit("it names a split as none can be named")
+        for number, shard in enumerate(mine):
+            if shard.name != shard_name(split, number):
+                raise Misfit(f"another name where {shard_name(split, number)} belongs")
+            if not _BLAKE3.fullmatch(shard.blake3):
+                raise Misfit(f"what it gives for the BLAKE3 of {shard.name} is none")
+            if not (0 <= shard.bytes < 1 << 50 and 0 <= shard.samples < 1 << 50):
+                raise Misfit(f"the numbers of {shard.name} are beyond all measure")
+    return found
 
 
-def shown(key: bytes) -> str:
-    text = decoded(key)
-    return text if len(text) <= SHORT and text.isprintable() else plain(text)
+def counts_by_index(path: Path) -> list[int]:
+    """The samples of each shard as the index has them."""
+    return _counted([np.asarray(open_index(path)["shard"])])
+
+
+def counts_by_samples(path: Path) -> list[int]:
+    """The samples of each shard as the table of samples has them."""
+    return _counted(piece.column("shard").to_numpy() for piece in read_pieces(path, ("shard",)))
+
+
+def _counted(pieces: Iterable[NDArray[np.uint32]]) -> list[int]:
+    """How often each shard's number comes; Misfit unless they ascend."""
+    counts = np.zeros(0, np.int64)
+    for numbers in pieces:
+        first = max(len(counts) - 1, 0)
+        if len(numbers) and (np.diff(numbers.astype(np.int64), prepend=first).min() < 0):
+            raise Misfit("its rows are not in the order of the shards")
+        if len(numbers) and numbers[-1] >= MOST_NAMED:
+            raise Misfit("it numbers shards beyond all measure")
+        found = np.bincount(numbers, minlength=len(counts))
+        counts = found + np.pad(counts, (0, len(found) - len(counts)))
+    return list(counts.tolist())
+
+
+def require_index(path: Path, shards: Sequence[ShardRecord]) -> None:
+    """Misfit unless the rows are the shards' samples, one after the other."""
+    index = open_index(path)
+    samples = sum(shard.samples for shard in shards)
+    if len(index) != samples:
+        raise Misfit(f"{len(index):,} rows for {samples:,} samples")
+    start = 0
+    for number, shard in enumerate(shards):
+        rows = index[start : start + shard.samples]
+        start += shard.samples
+        stops = rows["offset"] + rows["length"]
+        if (rows["shard"] != number).any():
+            raise Misfit("its rows are not in the order of the shards")
+        if len(rows) and (rows["offset"][0] or (rows["offset"][1:] != stops[:-1]).any()):
+            raise Misfit("its samples do not lie one after the other")
+        end = int(stops[-1]) if len(rows) else 0
+        if end != shard.bytes - len(END):
+            raise Misfit(
+                f"its samples end at byte {end:,}, those of {shard.name} at {shard.bytes - len(END):,}"
+            )
+
+
+def require_samples(path: Path, shards: Sequence[ShardRecord]) -> None:
+    """Misfit unless there is a row for each sample, in the order of the shards."""
+    stops = list(accumulate(shard.samples for shard in shards))
+    row = 0
+    for piece in read_pieces(path, ("key", "shard", "row")):
+        if any(column.null_count for column in piece.columns):
+            raise Misfit("it lacks values")
+        rows = np.arange(row, row + piece.num_rows)
+        if not np.array_equal(piece.column("row").to_numpy(), rows):
+            raise Misfit("its rows are not those of the index")
+        if not np.array_equal(piece.column("shard").to_numpy(), np.searchsorted(stops, rows, side="right")):
+            raise Misfit("its samples are not in the shards of shards.parquet")
+        row += piece.num_rows
+    if row != sum(shard.samples for shard in shards):
+        raise Misfit(f"{row:,} rows for {stops[-1] if stops else 0:,} samples")
+
+
+def require_sizes(path: Path, shards: Sequence[ShardRecord]) -> None:
+    if json.loads(read_json_bytes(path)) != {shard.name.partition("/")[2]: shard.samples for shard in shards}:
+        raise Misfit("it differs from shards.parquet")
+
+
+def require_rejects(path: Path, manifest: Manifest) -> None:
+    """Misfit unless there are as many of each reason as the manifest says."""
+    counted: Counter[str] = Counter()
+    for piece in read_pieces(path, ("key", "reason")):
+        counted.update(piece.column("reason").to_pylist())
+    if counted != manifest.rejects:
+        raise Misfit(f"its {counted.total():,} rejects are not those that the manifest counts")
+
+
+def key_ranges(path: Path, ranges: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
+    pieces = iter(read_pieces(path, ("key",)))
+    held: list[str] = []
+    first = 0
+    for start, stop in ranges:
+        while first + len(held) < stop:
+            piece = next(pieces, None)
+            if piece is None:
+                raise Misfit("it has fewer rows than samples")
+            if first + len(held) + piece.num_rows <= start:
+                first += len(held) + piece.num_rows
+                held = []
+            else:
+                held += piece.column("key").to_pylist()
+        yield held[start - first : stop - first]
+        held = held[stop - first :]
+        first = stop
+
+
+def holders(path: Path, keys: Collection[str]) -> Iterator[tuple[int, str]]:
+    """The numbers of the shards that have one of these keys, and the key."""
+    for piece in read_pieces(path, ("key", "shard")):
+        pairs = zip(piece.column("key").to_pylist(), piece.column("shard").to_pylist(), strict=True)
+        yield from ((number, key) for key, number in pairs if key in keys)

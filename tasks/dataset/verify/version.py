@@ -1,231 +1,175 @@
-"""A version as its tables tell it: what there should be, split by split, shard by shard.
+"""The judgement of a version: what its seals prove, and what is wrong with the rest.
 
-Every table is used as far as it can be read: without `shards.parquet` the index still tells where samples
-lie, without an index the table of samples still tells their keys.
+The manifest's digest and `shards.parquet` prove the tars; only those that they do not prove are examined, and
+all of them at the level full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import PurePath
-from typing import TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+from tasks.core.stores import is_web
+from tasks.dataset.layout import SHARDS
+from tasks.dataset.tar.format import END
+from tasks.dataset.verify.outcome import Outcome
+from tasks.dataset.verify.place import Place
+from tasks.dataset.verify.presence import hole_faults, missing, shut_splits, unread
+from tasks.dataset.verify.report import Coverage, Fault, Fix, fault, shard_place
+from tasks.dataset.verify.tables import Tables
+from tasks.dataset.verify.tars import VersionFiles, ends, sizes_of, tars_in
+from tasks.dataset.verify.work import Work
 
-from tasks.dataset.layout import shard_name
-from tasks.dataset.manifest import content_digest, version_name
-from tasks.dataset.modalities import MODALITIES
-from tasks.dataset.verify.agreement import check_rejects, check_sizes, sizes_name
-from tasks.dataset.verify.beside import Beside
-from tasks.dataset.verify.files import Expected
-from tasks.dataset.verify.index import IndexFile, Misfit, index_name
-from tasks.dataset.verify.leaks import check_groups
-from tasks.dataset.verify.ledger import Ledger
-from tasks.dataset.verify.lost import is_version_name
-from tasks.dataset.verify.parquet import Torn
-from tasks.dataset.verify.recorded import MOST_JSON
-from tasks.dataset.verify.records import Task
-from tasks.dataset.verify.samples_table import Rows, samples_name
-from tasks.dataset.verify.tables import (
-    MANIFEST,
-    SHARDS,
-    SplitShards,
-    every,
-    read_manifest,
-    read_shards,
-)
+if TYPE_CHECKING:
+    from tasks.dataset.verify.shard import ShardTask
 
-Part = TypeVar("Part")
+UNLISTED = "tars that no table names: a web server gives no list"
 
 
-@dataclass(frozen=True)
-class Split:
-    """The tables of one split, None where they cannot be used; `counts` are the samples of each shard.
-
-    `is_confirmed` when all of them are as they were built.
-    """
-
-    name: str
-    shards: SplitShards | None
-    index: IndexFile | None
-    rows: Rows | None
-    counts: NDArray[np.int64]
-    is_confirmed: bool
-
-    def index_parts(self) -> Iterator[NDArray[np.void]] | None:
-        return None if self.index is None else self.index.parts(self.counts)
-
-    def keys(self) -> Iterator[list[str]] | None:
-        return None if self.rows is None else self.rows.keys(self.counts)
+def judge(place: Place, work: Work, outcome: Outcome) -> Coverage:
+    """Find everything that is wrong with a version; what was looked at."""
+    with VersionFiles(place.folder) as files:
+        return _Judgement(place.folder, files, work, outcome).run()
 
 
-class Version:
-    """Reads the tables and compares them with each other; what is wrong goes into the ledger, which knows of
-    their checksums.
+class _Judgement:
+    """One version on its way: its tables, then its tars from outside, their bytes, their members."""
 
-    `is_quick` takes those for sound that are as they were built, by their checksums.
-    """
+    def __init__(self, folder: str, files: VersionFiles, work: Work, outcome: Outcome) -> None:
+        self._folder, self._work, self._outcome = folder, work, outcome
+        there = {} if is_web(folder) else tars_in(folder, hidden=True, lenient=True)
+        self._tables = Tables(folder, files, there)
+        self._expected = self._tables.expected
+        self._there = sizes_of(folder, list(self._expected)) if is_web(folder) else there
+        self._shut = shut_splits(folder, self._expected)
+        names = [name for name in self._expected if name.rpartition("/")[0] not in self._shut]
+        self._absent = {name for name in names if name not in self._there}
+        self._tars = {name: self._there[name] for name in names if name not in self._absent}
+        """The sizes of the tars that are there."""
 
-    def __init__(self, files: Beside, folder: str, ledger: Ledger, is_quick: bool) -> None:
-        self._files, self.ledger, self._is_quick = files, ledger, is_quick
-        self.folder = folder
-        self.manifest = read_manifest(files, folder, ledger)
-        self.shards = read_shards(files, self.manifest, ledger)
-        self.modality = self._modality()
-        self.splits: list[Split] = []
-        if self._is_wanted("rejects.parquet"):
-            check_rejects(files, self.manifest, ledger)
+    def run(self) -> Coverage:
+        tables, outcome = self._tables, self._outcome
+        outcome.faults += [*self._shut.values(), *self._extra()]
+        if self._work.level == "default":
+            outcome.blake3 |= self._work.hash_all(self._folder, self._tars)
+        proven = tables.proven(outcome.blake3)
+        readable = self._look_from_outside(proven)
+        if self._work.level == "quick":
+            self._report_cut()
+        else:
+            self._examine(readable, proven)
+            outcome.finish()
+            proven = tables.proven(outcome.blake3)
+        for task in tables.tasks(self._absent) if outcome.wants_bad_samples else ():
+            outcome.all_bad(task, "shard.missing")
+        is_proven = bool(proven) and len(proven) == len(self._expected)
+        if is_proven:
+            tables.note(SHARDS, tars="together they have the manifest's digest: each is as it was built")
+        outcome.faults[:0] = [
+            found
+            for name, found in sorted(tables.faults.items())
+            if name.rpartition("/")[0] not in self._shut
+        ]
+        return Coverage(
+            self._work.level,
+            shards=len(self._expected),
+            samples=sum(outcome.counts.values()) if self._work.level == "full" else tables.samples,
+            sealed=len(tables.sealed),
+            splits=len(tables.splits),
+            has_sizes=is_proven or tables.shards is not None,
+            has_digests=is_proven,
+            undecoded=outcome.undecoded,
+            unseen=[UNLISTED] if is_web(self._folder) else [],
+        )
 
-    def _modality(self) -> str | None:
-        """The modality whose rules are known; not that of a manifest that belongs to another version."""
-        if self.manifest is None or self.manifest.modality not in MODALITIES or self._is_of_another():
-            return None
-        return self.manifest.modality
+    def _extra(self) -> Iterator[Fault]:
+        remedy = "move it away: it is in no table of this version"
+        for name, size in self._there.items():
+            if name not in self._expected and name.rpartition("/")[0] not in self._shut:
+                yield fault("shard.extra", shard_place(name), remedy, bytes=size)
 
-    def _is_of_another(self) -> bool:
-        """Whether folder or shards say that the manifest, as sound as it may be, is not this version's."""
-        if is_version_name(self.folder):
-            return self._digest_name() != PurePath(self.folder).name
-        if MANIFEST in self.ledger.confirmed or self.shards is None or self.manifest is None:
-            return False
-        return content_digest((one.name, one.blake3) for one in every(self.shards)) != self.manifest.digest
+    def _look_from_outside(self, proven: Collection[str]) -> dict[str, int]:
+        """Report what is not there, and what size and end blocks show of tars that no digest proves; return
+        the sizes of the tars that can be opened."""
+        readable = dict(self._tars)
+        found = self._outcome.faults
+        doubtful = [name for name in self._tars if name not in proven]
+        for name, end in ends(self._folder, doubtful, len(END)):
+            record = self._tables.record(name)
+            size = self._tars[name]
+            if isinstance(end, OSError):
+                found.append(unread(self._folder, name, end, Fix.SHARD, **self._samples(name)))
+                del readable[name]
+                if found[-1].code == "shard.missing":
+                    self._absent.add(name)
+            elif record is not None and size not in (record.bytes, -1):
+                code = "shard.truncated" if size < record.bytes else "shard.checksum"
+                found.append(fault(code, shard_place(name), bytes=size, expected=record.bytes))
+            elif end != END:
+                problem = "it does not end in two zero blocks"
+                found.append(fault("shard.truncated", shard_place(name), problem=problem))
+        found += [
+            missing(self._folder, name, Fix.SHARD, **self._samples(name))
+            for name in self._expected
+            if name in self._absent and name not in self._tars
+        ]
+        if self._tables.is_guess:
+            found += hole_faults(self._expected, Fix.SHARD)
+        return readable
 
-    @property
-    def true_name(self) -> str | None:
-        """What the folder was called when it was built, where it has another name now; None too where its
-        manifest may have been changed instead."""
-        folder = PurePath(self.folder)
-        if folder.parent.name != "versions" or is_version_name(self.folder):
-            return None
-        return self._digest_name() if MANIFEST in self.ledger.confirmed else None
+    def _samples(self, name: str) -> dict[str, int]:
+        record = self._tables.record(name)
+        return {} if record is None else {"samples": record.samples}
 
-    def _digest_name(self) -> str:
-        return version_name(self._files.read(MANIFEST, MOST_JSON))
+    def _report_cut(self) -> None:
+        """The bad samples of tars that are too short; more is not known without reading them."""
+        outcome = self._outcome
+        short = {one.where["shard"] for one in outcome.faults if one.code == "shard.truncated"}
+        for task in self._tables.tasks(short) if outcome.wants_bad_samples and short else ():
+            lost = (
+                None
+                if task.index is None
+                else task.index["offset"] + task.index["length"] > self._tars[task.name]
+            )
+            for row, key in enumerate(task.keys or ()):
+                if lost is None or lost[row]:
+                    outcome.bad(task.name, key, "shard.truncated")
 
-    @property
-    def split_names(self) -> list[str]:
-        named = self.shards if self.shards is not None else self.manifest.splits if self.manifest else ()
-        return sorted(named)
-
-    def read_splits(self, there: Iterable[str]) -> None:
-        """Read the tables of the splits, those of the tars that are there where no table names any."""
-        names = self.split_names or sorted({name.rpartition("/")[0] for name in there} - {""})
-        self.splits = [self._read_split(name) for name in names]
-        rows = {split.name: split.rows for split in self.splits if split.rows is not None}
-        if not self._is_quick or not self.ledger.confirmed.issuperset(map(samples_name, rows)):
-            check_groups(rows, self.ledger)
-
-    def expected(self, there: Collection[str]) -> Expected:
-        """The shards that should be there, as far as any table tells."""
-        if self.shards is not None:
-            return Expected(self.shards, {split: len(mine) for split, mine in self.shards.items()})
-        if self.manifest is not None:
-            return Expected(None, {split: one.shards for split, one in self.manifest.splits.items()})
-        return Expected(None, {split.name: len(split.counts) for split in self.splits}, there)
-
-    @property
-    def stated(self) -> dict[str, int]:
-        """The samples of each shard by the index or the table of samples; only without `shards.parquet`."""
-        if self.shards is not None:
-            return {}
-        return {
-            shard_name(split.name, number): int(count)
-            for split in self.splits
-            for number, count in enumerate(split.counts)
+    def _examine(self, readable: Mapping[str, int], proven: Collection[str]) -> None:
+        """Follow every tar that is in doubt, all of them at the level full."""
+        tables, outcome = self._tables, self._outcome
+        is_full = self._work.level == "full"
+        doubtful = {name for name in readable if is_full or name not in proven}
+        compared = {split for split in tables.splits if tables.is_compared(split)}
+        if doubtful:  # what keys the others hold shows which of theirs they hold as well
+            compared |= {split for split in tables.splits if not tables.can_tell_keys(split)}
+        wanted = {
+            name: size
+            for name, size in readable.items()
+            if name in doubtful or name.rpartition("/")[0] in compared
         }
-
-    def _is_wanted(self, file: str) -> bool:
-        return not (self._is_quick and file in self.ledger.confirmed)
-
-    def _read_split(self, split: str) -> Split:
-        shards = None if self.shards is None else self.shards.get(split)
-        if shards is not None and self._is_wanted(sizes_name(split)):
-            check_sizes(self._files, shards, self.ledger)
-        index, index_counts = self._index(split, shards)
-        rows, row_counts = self._rows(split, shards)
-        counts = shards.samples if shards is not None else index_counts if index is not None else row_counts
-        if index is not None and rows is not None and not np.array_equal(index_counts, row_counts):
-            self.ledger.at_odds(samples_name(split), index_name(split), "its rows are not those of the index")
-            rows = None
-        files = (SHARDS, index_name(split), samples_name(split))
-        is_confirmed = shards is not None and self.ledger.confirmed.issuperset(files)
-        return Split(split, shards, index, rows, counts, is_confirmed)
-
-    def _index(self, split: str, shards: SplitShards | None) -> tuple[IndexFile | None, NDArray[np.int64]]:
-        name = index_name(split)
-        try:
-            index = IndexFile(self._files, split)
-        except Misfit as misfit:
-            self.ledger.add(name, str(misfit))
-            return None, np.zeros(0, np.int64)
-        try:
-            if shards is None:
-                return index, index.counts()
-            if self._is_wanted(name):
-                index.check(shards)
-            return index, shards.samples
-        except Misfit as misfit:
-            self.ledger.at_odds(name, SHARDS, str(misfit))
-            return None, np.zeros(0, np.int64)
-
-    def _rows(self, split: str, shards: SplitShards | None) -> tuple[Rows | None, NDArray[np.int64]]:
-        name = samples_name(split)
-        is_sound = name in self.ledger.confirmed
-        try:
-            rows = Rows(self._files, split)
-        except Torn as torn:
-            self.ledger.add(name, str(torn))
-            return None, np.zeros(0, np.int64)
-        try:
-            if shards is None or self._is_wanted(name):
-                return rows, rows.check(shards, with_keys=not is_sound)
-            return rows, shards.samples
-        except Torn as torn:
-            self.ledger.at_odds(name, SHARDS, str(torn))
-            return None, np.zeros(0, np.int64)
-
-    def tasks(self, there: Collection[str], decodes: bool) -> Iterator[Task]:
-        """A look for each shard of the tables, in order, whether it is there or not; then, where there is no
-        table of the shards, for the other tars."""
-        for split in self.splits:
-            index = self._parts(split.index_parts(), index_name(split.name))
-            keys = self._parts(split.keys(), samples_name(split.name))
-            for number in range(len(split.counts)):
-                yield Task(
-                    folder=self.folder,
-                    name=shard_name(split.name, number),
-                    expected=None if split.shards is None else split.shards.shard(number),
-                    index=next(index),
-                    keys=next(keys),
-                    is_confirmed=split.is_confirmed,
-                    modality=self.modality,
-                    decodes=decodes,
-                )
-        if self.shards is None:
-            known = Expected(None, {split.name: len(split.counts) for split in self.splits})
-            for name in sorted(name for name in there if name not in known):
-                yield Task(folder=self.folder, name=name, modality=self.modality, decodes=decodes)
-
-    def _parts(self, parts: Iterator[Part] | None, file: str) -> Iterator[Part | None]:
-        """The parts of a table; None for ever where it has none, or from where it is torn."""
-        try:
-            if parts is not None:
-                yield from parts
-        except (Torn, Misfit) as problem:
-            self.ledger.add(file, str(problem))
-        while True:
-            yield None
-
-    def keys_of(self, wanted: Mapping[str, Collection[int]]) -> Iterator[tuple[str, str]]:
-        """The keys of these shards as the tables of samples have them."""
-        for split in self.splits:
-            if split.rows is None or not any(name.startswith(f"{split.name}/") for name in wanted):
+        if not wanted:
+            return
+        strangers: set[str] = set()
+        for task, result in self._work.examine(tables.tasks(wanted, decodes=is_full), wanted):
+            other = None if result.blake3 in (None, task.blake3) else tables.named_by(result.blake3)
+            if other is not None:
+                outcome.blake3[task.name] = str(result.blake3)
+                self._report_copy(task, other)
                 continue
-            for number, keys in enumerate(self._parts(split.keys(), split.rows.name)):
-                name = shard_name(split.name, number)
-                if keys is None:
-                    break
-                if name in wanted:
-                    yield from ((name, key) for key in keys)
+            outcome.take(task, result)
+            if len(wanted) < len(readable):
+                strangers |= result.keys.keys() - set(task.keys or ())
+        if strangers:
+            for name, found in groupby(tables.where_else(strangers, but=wanted), key=itemgetter(0)):
+                outcome.keys.add(name, dict.fromkeys((key for _, key in found), -1), [], ())
+
+    def _report_copy(self, task: ShardTask, other: str) -> None:
+        """Shards were swapped or copied: all that is wrong with this one is that it is another."""
+        place = shard_place(task.name)
+        known = [one for one in self._outcome.faults if one.where.get("shard") == task.name]
+        self._outcome.faults = [one for one in self._outcome.faults if one not in known]
+        self._outcome.faults.append(fault("shard.checksum", place, problem=f"holds the content of {other}"))
+        self._outcome.all_bad(task, "shard.checksum")

@@ -20,7 +20,7 @@ from tasks.dataset.modalities import MODALITIES, Taken
 from tasks.dataset.modalities.reinforced import check, judge, take
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources
-from tasks.dataset.verify.decoding import Decoder
+from tasks.dataset.verify.decode import Decoder
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 from tests.dataset.raw import shards

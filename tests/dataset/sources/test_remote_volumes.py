@@ -13,8 +13,9 @@ from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.dataset.sources import open_sources
 from tasks.dataset.tar.writer import END
-from tasks.dataset.verify import run as verify_module
-from tasks.dataset.verify.inside import Inside, Task, inspect
+from tasks.dataset.verify import shard, work
+from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.shard import ShardResult, ShardTask, check_shard
 from tests import s3
 from tests.dataset.raw import nifti, shards
 from tests.web import web_server
@@ -87,16 +88,16 @@ def test_tars_of_a_web_server_are_judged_in_threads_as_one_after_the_other(
     tars_of_others(tmp_path / "tars")
     threads: set[int] = set()
 
-    def inspected(task: Task) -> Inside:
+    def inspected(task: ShardTask) -> ShardResult:
         threads.add(threading.get_ident())
-        return inspect(task)
+        return check_shard(task)
 
-    monkeypatch.setattr(verify_module, "inspect", inspected)
+    monkeypatch.setattr(shard, "check_shard", inspected)
 
     def findings(place: str, cores: int) -> list[Finding]:
         threads.clear()
-        monkeypatch.setattr(verify_module, "available_cores", lambda: cores)
-        return list(verify_module.verify(place).findings)
+        monkeypatch.setattr(work, "available_cores", lambda: cores)
+        return list(verify(place).findings)
 
     with web_server(tmp_path / "tars", gives_parts) as (address, _):
         for place in (f"{address}/{{0..5}}.tar", str(tmp_path / "tars")):

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from tasks.dataset.tables import write_table
 from tests.dataset import raw, tampering
-from tests.dataset.places import Hit, Inject, Place
 from tests.dataset.tampering import Entry, Sample, flip, overwrite, taken_apart
+from tests.dataset.verify.places import Hit, Inject, Place
 
 ZEROS = 16_000
 """More than the one record of zeros that tar programs write behind the end."""

@@ -15,8 +15,8 @@ from tasks.dataset import versions
 from tasks.dataset.build.run import build
 from tasks.dataset.repair.run import repair
 from tasks.dataset.tar.writer import ShardWriter
-from tasks.dataset.verify.foreign import holes
-from tasks.dataset.verify.foreign_tars import NO_MANIFEST
+from tasks.dataset.verify.foreign import NO_MANIFEST
+from tasks.dataset.verify.presence import holes
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 from tests.dataset.tampering import flip, make_foreign
@@ -229,21 +229,23 @@ def test_a_current_that_leads_nowhere_goes_to_the_newest_version(two: tuple[Path
 def test_a_version_that_was_renamed_is_to_be_renamed_back(two: tuple[Path, str, str]) -> None:
     dataset, old, new = two
     backup = (dataset / "versions" / new).rename(dataset / "versions" / "backup")
-    for given in (dataset, backup):
-        (finding,) = found(given)
-        assert f"rename the folder backup back to {new}" in finding.remedy
-        assert finding.command == f"mv {backup} {dataset / 'versions' / new}"
-    (dataset / "current").unlink()
-    assert ways_out(dataset) == [f"tarmac versions {dataset} rollback {old}"]
-    shutil.rmtree(dataset / "versions" / old)
-    assert f"then tarmac versions DATASET rollback {new}" in found(dataset)[0].remedy
-    (backup / "train" / "000000.tar").unlink()
-    assert set(ways_out(backup)) == {f"tarmac repair {backup}"}, "its name is not all that is wrong"
-    assert repair(backup.rename(dataset / "versions" / new)).ok
-    versions.rollback(dataset, new)
-    shutil.copytree(dataset / "versions" / new, backup)
     (finding,) = found(backup)
-    assert finding.command is None and f"{new} stands beside it" in finding.remedy
+    assert finding.where == {"file": "manifest.json"} and f"rename the folder to {new}" in finding.remedy
+    assert ways_out(dataset) == [f"tarmac versions {dataset} rollback {old}"]
+
+
+def test_an_unfinished_build_is_no_dataset(two: tuple[Path, str, str]) -> None:
+    """However sound each of its tars is, it may lack most of them."""
+    dataset, _, new = two
+    staging = dataset / "staging"
+    shutil.move(dataset / "versions" / new / "train", staging)
+    (staging / "dataset.json").write_text("{}")
+    shutil.rmtree(dataset / "versions")
+    (dataset / "current").unlink()
+    for given in (dataset, staging, f"{staging}/*.tar", staging / "000000.tar"):
+        for level in LEVELS:
+            with pytest.raises(UsageError, match=r"a build was interrupted.*tarmac build CONFIG goes on"):
+                found(given, level)
 
 
 def test_a_folder_that_holds_nothing_to_judge(two: tuple[Path, str, str], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Decoder:
             except UsageError:
                 raise  # a package is missing, which is no fault of the data
             except Exception as error:  # noqa: BLE001 - hostile content may lead anywhere, but not to a crash
-                yield Fault("member.undecodable", " ".join(sorted(contents)), told(error))
+                yield Fault("member.undecodable", " ".join(sorted(contents)), _worded(error))
             self.undecoded.update(suffix for suffix in self._modality.unjudged() if suffix in contents)
         for suffix, content in contents.items():
             if not self._is_of_modality(suffix) and not is_pickle(suffix):
@@ -58,14 +58,14 @@ class Decoder:
         except Blank:
             yield Fault("member.empty", suffix, "the text is blank")
         except Exception as error:  # noqa: BLE001 - decoders raise whatever torn data lead them to
-            yield Fault("member.undecodable", suffix, told(error))
+            yield Fault("member.undecodable", suffix, _worded(error))
 
     def leave_out(self, suffix: str) -> None:
         if len(self.undecoded) < MOST_UNDECODED:
             self.undecoded.add(suffix.rpartition(".")[2][:LONGEST])
 
 
-def told(error: Exception) -> str:
+def _worded(error: Exception) -> str:
     """What a decoder says of the content; the kind of error too, unless the words are this project's."""
     if isinstance(error, Reject):
         return error.detail[:LONGEST]

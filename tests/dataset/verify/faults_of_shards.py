@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tests.dataset import file_injectors as harm
-from tests.dataset import injectors as put
 from tests.dataset import raw, tampering
-from tests.dataset.places import Inject
+from tests.dataset.verify import file_injectors as harm
+from tests.dataset.verify import injectors as put
+from tests.dataset.verify.places import Inject
 
 World = Literal["built", "forged", "foreign"]
 LEVELS = ("quick", "default", "full")
@@ -82,7 +82,7 @@ def structural(
     """Damage that a tar shows by itself."""
     worlds: Worlds = {
         "built": on("", f"{WRONG_BYTES} {default}", full),
-        "forged": on("", default, full),
+        "forged": on("", "", f"{default} {full}"),
         "foreign": on("", default, full),
     }
     return Fault(name, inject, worlds, also(more), TOLD_BY_CHECKSUM, **options)
@@ -166,7 +166,7 @@ SHARDS = [
     of_bytes("a folder as shard", put.folder_for_a_shard, _GONE, _GONE),
     of_bytes("a link to nowhere as shard", put.link_to_nowhere, _GONE, _GONE),
     of_bytes("a pipe as shard", put.pipe_for_a_shard, _GONE, _GONE),
-    Fault("a shard with another number of samples", put.one_row_for_two, {"built": on("", "shard.count")},
+    Fault("a shard with another number of samples", put.one_row_for_two, {"built": on("", "", "shard.count")},
           also("manifest.invalid"), forges=True),
 ]  # fmt: skip
 

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,10 @@ from flows.soundness import report_lines
 from tasks.dataset import quarantine
 from tasks.dataset.build.run import build
 from tasks.dataset.tar.writer import END, ShardWriter
-from tasks.dataset.verify import duplicates, members_of, reporting, spool
-from tasks.dataset.verify.duplicates import Duplicate, Duplicates, key_hash
-from tasks.dataset.verify.records import BadSample
+from tasks.dataset.verify import report
+from tasks.dataset.verify.duplicates import SampleKeys
+from tasks.dataset.verify.outcome import BadSample
 from tasks.dataset.verify.run import verify
-from tasks.dataset.verify.spool import Spool
 from tests.dataset import raw, tampering
 from tests.dataset.raw import shards
 from tests.dataset.tampering import flip
@@ -50,62 +50,19 @@ def write_tar(path: Path, keys: list[str]) -> None:
         writer.finish()
 
 
-@pytest.mark.parametrize("buffer", [3, 16, 1000])
-def test_equal_values_meet_however_many_there_are(monkeypatch: pytest.MonkeyPatch, buffer: int) -> None:
-    monkeypatch.setattr(spool, "BUFFER", buffer)
-    rng = np.random.default_rng(0)
-    values = rng.integers(0, 1 << 63, 200, dtype=np.uint64)
-    values[[3, 150]] = values[77]
-    values[120] = values[9]
-    values[199] = np.uint64((1 << 64) - 1)
-    values[0] = values[199]
-    with Spool() as one:
-        for place, start in enumerate(range(0, 200, 10)):
-            one.add(values[start : start + 10], place, np.arange(10, dtype=np.uint32))
-        met = [tuple(entry.tolist()) for piece in one.repeated() for entry in piece]
-    expected = [(int(values[number]), number // 10, number % 10) for number in (77, 3, 150, 9, 120, 0, 199)]
-    assert met == sorted(expected)
-
-
-def told(keys: dict[str, list[str]], readable: bool = True) -> list[Duplicate]:
-    one = Duplicates()
-    for shard in sorted(keys, reverse=True):
-        one.add(shard, np.array([key_hash(key) for key in keys[shard]], np.uint64))
-    found = list(
-        one.found(lambda wanted: ((shard, key) for shard in wanted if readable for key in keys[shard]))
-    )
-    one.close()
-    return sorted(found, key=lambda one: (one.shard, str(one.key)))
+def told(keys: dict[str, list[str]]) -> list[tuple[str, str, str]]:
+    with closing(SampleKeys()) as one:
+        for shard in sorted(keys, reverse=True):
+            one.add(shard, dict.fromkeys(keys[shard], -1), [], ())
+        return sorted((found.shard, found.key, found.also_in) for found in one.duplicates())
 
 
 def test_the_later_shard_has_the_duplicate() -> None:
     keys = {"a": ["x", "y"], "b": ["z", "x"], "c": ["x", "z", "w"]}
-    assert told(keys) == [
-        Duplicate("b", "x", "a", False),
-        Duplicate("c", "x", "a", False),
-        Duplicate("c", "z", "b", False),
-    ]
-    assert {(one.shard, one.key, one.also_in) for one in told(keys, readable=False)} == {
-        ("b", None, "a"),
-        ("c", None, "a"),
-        ("c", None, "b"),
-    }
+    assert told(keys) == [("b", "x", "a"), ("c", "x", "a"), ("c", "z", "b")]
 
 
-def test_two_keys_of_one_hash_are_no_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicates, "key_hash", lambda key: 7)
-    one = Duplicates()
-    keys = {"a": "x", "b": "y", "c": "x"}
-    for shard in keys:
-        one.add(shard, np.array([7], np.uint64))
-    assert list(one.found(lambda wanted: keys.items())) == [Duplicate("c", "x", "a", False)]
-
-
-@pytest.mark.parametrize("together", [1, 7, 100_000])
-def test_a_folder_twice_is_counted_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
-) -> None:
-    monkeypatch.setattr(duplicates, "TOGETHER", together)
+def test_a_folder_twice_is_counted_whole(tmp_path: Path) -> None:
     for number in range(3):
         write_tar(tmp_path / "a" / f"{number}.tar", [f"{number}-{key}" for key in range(20)])
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -125,7 +82,7 @@ def test_a_key_in_two_splits_is_named(version: Path) -> None:
         samples.append(tampering.read(version / "train" / "000000.tar")[2])
     tampering.forge(version)
     bad: list[BadSample] = []
-    (finding,) = verify(version, on_bad=bad.append).findings
+    (finding,) = verify(version, "full", on_bad=bad.append).findings
     assert finding.where == {"split": "val", "shard": "val/000000.tar", "key": key}
     assert finding.evidence == {"also_in": "train/000000.tar"}
     assert bad == [BadSample("val", "val/000000.tar", key, "sample.duplicate_key")]
@@ -136,25 +93,11 @@ def test_a_duplicate_that_lacks_a_member_is_one_bad_sample(version: Path) -> Non
     with tampering.taken_apart(version / "val" / "000000.tar") as samples:
         samples.append([entry for entry in sample if entry.suffix != "txt"])
     tampering.forge(version)
-    assert {one.code for one in verify(version).findings} == {"sample.duplicate_key", "sample.missing_member"}
-    assert bad_samples(version) == {("val/000000.tar", sample[0].key): "sample.missing_member"}
-
-
-def test_groups_in_two_splits_are_named_and_counted(tmp_path: Path) -> None:
-    raw.volumes(tmp_path / "ct", 24)
-    splits = {"val": 0.5, "group_by": "patient"}
-    version = build(raw.volume_config(tmp_path / "ct", tmp_path / "out", splits=splits)).version
-    groups = sorted(set(pq.read_table(version / "samples" / "train.parquet")["group"].to_pylist()))
-    path = version / "samples" / "val.parquet"
-    table = pq.read_table(path)
-    leaked = [groups[row % len(groups)] for row in range(table.num_rows)]
-    pq.write_table(table.set_column(table.schema.names.index("group"), "group", [leaked]), path)
-    shared = len(set(leaked))
-    for level in ("quick", "default"):
-        (finding,) = verify(version, level).findings
-        assert finding.where == {"split": "val", "file": "samples/val.parquet"}
-        assert finding.evidence["shared_groups"] == shared
-        assert f"group {groups[0]!r} is in train and in val" in finding.evidence["problem"]
+    assert {one.code for one in verify(version, "full").findings} == {
+        "sample.duplicate_key",
+        "sample.missing_member",
+    }
+    assert bad_samples(version, "full") == {("val/000000.tar", sample[0].key): "sample.missing_member"}
 
 
 def keys_of(version: Path, shard: str) -> list[str]:
@@ -214,13 +157,13 @@ def test_findings_are_bounded_and_bad_samples_are_all(version: Path, monkeypatch
         for sample in samples:
             sample[:] = [entry for entry in sample if entry.suffix != "txt"]
     tampering.forge(version)
-    bad = bad_samples(version)
+    bad = bad_samples(version, "full")
     assert set(bad.values()) == {"sample.missing_member"} and len(bad) > 6
-    assert {finding.where["key"] for finding in verify(version).findings} == {key for _, key in bad}
-    monkeypatch.setattr(reporting, "LISTED", 5)
-    findings = verify(version).findings
+    assert {finding.where["key"] for finding in verify(version, "full").findings} == {key for _, key in bad}
+    monkeypatch.setattr(report, "LISTED", 5)
+    findings = verify(version, "full").findings
     assert len(findings) == 5 and findings[-1].evidence["and_more_of_its_kind"] == len(bad) - 5
-    assert json.loads(json.dumps(verify(version).to_json()))["ok"] is False
+    assert json.loads(json.dumps(verify(version, "full").to_json()))["ok"] is False
 
 
 def write_apart(path: Path, keys: range) -> None:
@@ -266,30 +209,14 @@ def test_what_is_not_listed_is_counted_on_the_screen(tmp_path: Path, monkeypatch
         "… sample.split_members: 70 more; --json lists all",
         "✗ 80 findings in 2 shards, 1 s",
     ]
-    monkeypatch.setattr(reporting, "LISTED", 30)
-    monkeypatch.setattr(reporting, "MOST", 30)
+    monkeypatch.setattr(report, "LISTED", 30)
+    monkeypatch.setattr(report, "MOST", 30)
     told = list(report_lines(verify(tmp_path), "x", "default", "1 s"))
     assert told[-2:] == [
         "… sample.split_members: 70 more; --json lists 35 of 80",
         "✗ 80 findings in 2 shards, 1 s",
     ]
     assert not any("and_more" in line for line in told)
-
-
-def test_keys_of_samples_that_lack_a_member_are_kept_while_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(members_of, "MOST_HELD_BYTES", 1)
-    for number in range(10):
-        write_tar(tmp_path / f"{number}.tar", [f"{number}-{key}" for key in range(100)])
-    for name in ("a", "b"):
-        with ShardWriter(tmp_path / f"{name}.tar") as writer:
-            for key in range(20):
-                writer.add(f"{name}{key}", {"json": b"{}", "png": MEMBERS["png"]})
-            writer.finish()
-    findings = verify(tmp_path).findings
-    assert Counter(finding.where["shard"] for finding in findings) == {"a.tar": 5, "b.tar": 5}
-    assert sum(map(reporting.weight, findings)) == 40
 
 
 def test_a_sample_of_others_that_lacks_two_members_is_told_of_once(tmp_path: Path) -> None:
@@ -304,7 +231,7 @@ def test_a_sample_of_others_that_lacks_two_members_is_told_of_once(tmp_path: Pat
         finding.where for finding in verify(tmp_path).findings if finding.code == "sample.missing_member"
     ]
     assert [(where["key"], where["member"]) for where in lacking] == [
-        ("y", "png"),
         ("x", "txt"),
+        ("y", "png"),
         ("y", "txt"),
     ]

@@ -24,9 +24,9 @@ import pytest
 from tasks.dataset.build.run import build
 from tasks.dataset.formats.checks import CHECKS, MOST_UNPACKED
 from tasks.dataset.tar.writer import END, header
-from tasks.dataset.verify.inside import Inside, Task, inspect
-from tasks.dataset.verify.records import BadSample
+from tasks.dataset.verify.outcome import BadSample
 from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.shard import ShardResult, ShardTask, check_shard
 from tests.dataset import raw
 from tests.dataset.raw import shards
 
@@ -60,25 +60,25 @@ def most_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def judged(folder: Path, data: bytes | Callable[[Any], object], decodes: bool = True) -> Inside:
+def judged(folder: Path, data: bytes | Callable[[Any], object], decodes: bool = True) -> ShardResult:
     """What is found, within time and memory."""
     with (folder / "a.tar").open("wb") as file:
         _ = file.write(data) if isinstance(data, bytes) else data(file)
     before = most_memory()
     began = time.process_time()
-    found = inspect(Task(str(folder), "a.tar", decodes=decodes))
+    found = check_shard(ShardTask(str(folder), "a.tar", decodes=decodes))
     assert time.process_time() - began < MOST_S
     assert most_memory() - before < MOST_BYTES
     assert sorted(path.name for path in folder.iterdir()) == ["a.tar"], "nothing else was made"
     return found
 
 
-def codes(found: Inside) -> set[str]:
-    return {one.code for one in [*found.findings, *found.faults]}
+def codes(found: ShardResult) -> set[str]:
+    return {one.code for one in [*found.faults, *found.sample_faults]}
 
 
-def told(found: Inside, code: str) -> list[tuple[str | None, str | None]]:
-    return [(one.key, one.member) for one in found.faults if one.code == code]
+def told(found: ShardResult, code: str) -> list[tuple[str | None, str | None]]:
+    return [(one.key, one.member) for one in found.sample_faults if one.code == code]
 
 
 def _object_array(trap: Trap) -> bytes:
@@ -234,16 +234,16 @@ def test_unsafe_entries_are_named(tmp_path: Path, name: str, decodes: bool) -> N
     options, oddity = UNSAFE[name]
     around = [b"".join(sample(f"{n}", **GOOD) for n in numbers) for numbers in (range(20), range(20, 40))]
     found = judged(tmp_path, around[0] + entry(name, **options) + around[1] + END, decodes)
-    assert not found.findings and len(found.keys) == 41
-    (fault,) = found.faults
+    assert not found.faults and len(found.keys) == 41
+    (fault,) = found.sample_faults
     assert fault.code == "member.unsafe" and oddity in fault.evidence["problem"]
-    assert sum(kind.count for kind in found.kinds.values()) == 40
+    assert sum(members >= 0 for members in found.keys.values()) == 40
     assert fault.key is not None and len(fault.key) < 500
 
 
 def test_names_act_on_no_terminal(tmp_path: Path) -> None:
     data = b"".join(entry(f"{n}\x1b[2J\nx.txt") for n in range(20)) + END
-    assert all(fault.key.isprintable() for fault in judged(tmp_path, data).faults if fault.key)
+    assert all(fault.key.isprintable() for fault in judged(tmp_path, data).sample_faults if fault.key)
 
 
 def _pax(records: bytes, size: int | None = None) -> bytes:
@@ -323,12 +323,18 @@ def _broken(file: Any) -> None:
 
 def test_very_many_empty_members(tmp_path: Path) -> None:
     found = judged(tmp_path, _empty, decodes=False)
-    assert Counter(fault.code for fault in found.faults) == {"member.empty": MANY} and len(found.keys) == MANY
+    assert (
+        Counter(fault.code for fault in found.sample_faults) == {"member.empty": MANY}
+        and len(found.keys) == MANY
+    )
 
 
 def test_very_many_members_of_one_sample(tmp_path: Path) -> None:
     found = judged(tmp_path, _of_one_key, decodes=False)
-    assert Counter(fault.code for fault in found.faults) == {"member.empty": MANY} and len(found.keys) == 1
+    assert (
+        Counter(fault.code for fault in found.sample_faults) == {"member.empty": MANY}
+        and len(found.keys) == 1
+    )
 
 
 def test_a_name_of_a_gigabyte_is_not_held(tmp_path: Path) -> None:
@@ -342,7 +348,7 @@ def test_headers_about_headers(tmp_path: Path) -> None:
 
 def test_every_second_header_broken(tmp_path: Path) -> None:
     found = judged(tmp_path, _broken)
-    assert len(found.keys) == 100_000 and found.findings[0].evidence["gaps"] == 100_000
+    assert len(found.keys) == 100_000 and found.faults[0].evidence["gaps"] == 100_000
 
 
 STARTS = (

@@ -16,13 +16,13 @@ import pytest
 
 from tasks.core.findings import Finding
 from tasks.dataset.build.run import build
-from tests.dataset import faults_of_shards as faults
 from tests.dataset import raw, tampering
-from tests.dataset.faults_of_shards import LEVELS, Fault, World
-from tests.dataset.injectors import EXECUTED
-from tests.dataset.judging import judged, told
-from tests.dataset.places import Hit, Place
 from tests.dataset.raw import chat
+from tests.dataset.verify import faults_of_shards as faults
+from tests.dataset.verify.faults_of_shards import LEVELS, Fault, World
+from tests.dataset.verify.injectors import EXECUTED
+from tests.dataset.verify.judging import judged, told
+from tests.dataset.verify.places import Hit, Place
 
 SINGLE = [*faults.PICTURES, *faults.VOLUMES, *faults.CHATS]
 WORLDS: tuple[World, ...] = ("built", "forged", "foreign")

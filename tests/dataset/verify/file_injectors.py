@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.dataset.tables import write_table
-from tests.dataset.places import Hit, Inject, Place
+from tests.dataset.verify.places import Hit, Inject, Place
 
 
 def file(name: str, damage: Callable[[Path], object], *others: str) -> Inject:

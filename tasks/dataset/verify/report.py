@@ -1,0 +1,256 @@
+"""What verify found as a report gives it: faults with what helps, few of a kind, and what was ruled out.
+
+A fault carries a `Fix`, a value that code compares; it becomes words, and where there is one a command, only
+when the findings are made, because that depends on where the tars lie and who made them. Names and keys come
+from the data, so whatever a terminal would obey is shown as an escape.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Literal
+
+from tasks.core.findings import Finding
+from tasks.core.units import counted, shorten
+
+Level = Literal["quick", "default", "full"]
+LISTED = 1000
+"""Findings of one kind listed for a shard; the last one counts the rest."""
+MOST = 10_000
+"""Findings of one kind in all, beyond which each further shard lists no more than FEW."""
+FEW = 5
+LEFT = "and_more_of_its_kind"
+LONGEST = 300
+"""Characters of a name or a piece of evidence."""
+
+
+class Fix(Enum):
+    """What helps against a fault."""
+
+    SHARD = "make the tar again"
+    TABLE = "make a file beside the tars again"
+    SEAL = "make build.json again, which says how a repair goes about the rest"
+    RIGHTS = "give the right to read"
+
+
+REPAIR = {
+    Fix.SHARD: "tarmac repair DATASET makes this shard again from the source; all others stay as they are",
+    Fix.TABLE: "tarmac repair DATASET makes it again from the source; only what is damaged is redone",
+    Fix.SEAL: "tarmac repair DATASET --config CONFIG writes it again, by the config of the dataset",
+}
+RESEND = (
+    "delete it in the bucket, and mirror.json in the dataset's folder, then build again: what is missing is "
+    "sent again"
+)
+AGAIN = (
+    "fetch it again from where it came; a build from these tars (source kind: shards) drops bad samples and "
+    "lists them"
+)
+SORT = (
+    "nothing is lost: pack it again sorted by name, so that the members of a sample meet "
+    "(tar --sort=name -cf TAR FOLDER)"
+)
+RIGHTS = (
+    "give yourself the right to read it (chmod u+rX, or ask its owner), then verify again: nobody has seen "
+    "whether it is sound"
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong; `fix` in words where these do not depend on the place."""
+
+    code: str
+    where: Mapping[str, Any]
+    fix: Fix | str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    command: str | None = None
+
+
+def fault(code: str, where: Mapping[str, Any], fix: Fix | str = Fix.SHARD, /, **evidence: Any) -> Fault:
+    return Fault(code, _shown(where), fix, _shown(evidence))
+
+
+def shard_place(shard: str) -> dict[str, Any]:
+    """Where a shard is: its split, which is its folder, if it has one, and its name."""
+    split = shard.rpartition("/")[0]
+    return {"split": split, "shard": shard} if split else {"shard": shard}
+
+
+def file_fault(file: str, problem: str, fix: Fix | str = Fix.TABLE, **evidence: Any) -> Fault:
+    """Of a file beside the tars, which may belong to a split: `samples/val.parquet`, `val/sizes.json`."""
+    folder, _, name = file.rpartition("/")
+    split = name.rpartition(".")[0] if folder in ("samples", "index") else folder
+    where = {"split": split, "file": file} if split else {"file": file}
+    code = "index.mismatch" if folder == "index" else "manifest.invalid"
+    return fault(code, where, fix, problem=problem, **evidence)
+
+
+def _shown(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: plain(value) if isinstance(value, str) else value for name, value in facts.items()}
+
+
+def plain(text: str) -> str:
+    """The text on one line, without characters that act on a terminal or that no encoding takes."""
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else _escaped(char) for char in text[: LONGEST + 1])
+    return shorten(text, LONGEST)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a person can do about what was judged: `repairable` is what `tarmac repair` is to be given."""
+
+    is_version: bool
+    is_remote: bool
+    repairable: str | None
+
+
+def findings(faults: Iterable[Fault], advice: Advice) -> list[Finding]:
+    """One finding for each code and place, with all evidence: size and content may show the same damage.
+
+    Files beside the tars come first, then shard by shard.
+    """
+    by_place: dict[tuple[str, ...], Fault] = {}
+    for one in faults:
+        place = (one.code, *map(str, one.where.items()))
+        known = by_place.get(place)
+        by_place[place] = one if known is None else _together(known, one)
+    ordered = sorted(by_place.values(), key=lambda one: str(one.where.get("shard", "")))
+    options = " --config CONFIG" if any(one.fix is Fix.SEAL for one in ordered) else ""
+    return [_worded(one, advice, options) for one in ordered]
+
+
+def _together(known: Fault, other: Fault) -> Fault:
+    evidence = {**known.evidence, **other.evidence}
+    if LEFT in evidence:
+        evidence[LEFT] = _left(known) + _left(other)
+    return replace(known, evidence=evidence)
+
+
+def _left(one: Fault) -> int:
+    return int(one.evidence.get(LEFT, 0))
+
+
+def _worded(one: Fault, advice: Advice, options: str) -> Finding:
+    remedy, command = one.fix, one.command
+    if remedy is Fix.RIGHTS:
+        remedy = RIGHTS
+    elif isinstance(remedy, Fix):
+        if not advice.is_version:
+            remedy = SORT if one.code == "sample.split_members" else AGAIN
+        elif advice.is_remote:
+            remedy = RESEND
+        else:
+            remedy = REPAIR[remedy]
+            if advice.repairable is not None:
+                command = f"tarmac repair {shlex.quote(advice.repairable)}{options}"
+    return Finding(one.code, "error", str(remedy), one.where, one.evidence, command=command)
+
+
+def weight(finding: Finding) -> int:
+    """The finding itself, and those of its kind that it counts."""
+    return 1 + int(finding.evidence.get(LEFT, 0))
+
+
+@dataclass
+class Room:
+    """How many faults of each kind are listed already, which bounds the memory that they take."""
+
+    _listed: Counter[str] = field(default_factory=Counter)
+
+    def takes(self, code: str, already: int) -> bool:
+        """Whether one more is listed for a shard that has `already` so many of this kind; it then counts."""
+        takes = already < (LISTED if self._listed[code] < MOST else FEW)
+        self._listed[code] += takes
+        return takes
+
+
+def counted_out(listed: Sequence[Fault], total: int) -> list[Fault]:
+    """Those that are listed of `total` faults of a kind; the last one says how many more there are."""
+    if not listed or total <= len(listed):
+        return list(listed)
+    *others, last = listed
+    return [*others, replace(last, evidence={**last.evidence, LEFT: total - len(listed)})]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much was looked at: shards that were named and those that were read, samples in them.
+
+    `sealed` counts the files beside the tars that are as they were built. `has_digests` says that every tar
+    was compared with its BLAKE3, `has_sizes` with its size; `is_examined` that every tar was followed
+    member by member. `undecoded` are the ends of suffixes that no decoder knows.
+    """
+
+    level: Level
+    shards: int
+    samples: int = 0
+    sealed: int = 0
+    splits: int = 0
+    has_sizes: bool = False
+    has_digests: bool = False
+    undecoded: Collection[str] = ()
+    zipped: int = 0
+    unseen: Collection[str] = ()
+
+
+NOT_READ = "the bytes within the shards"
+NOT_DECODED = "whether members decode"
+BY_EXAMINATION = ("sample.split_members", "sample.missing_member", "member.empty", "member.unsafe")
+
+
+def ruled_out(coverage: Coverage, faults: Collection[Fault]) -> list[Mapping[str, str]]:
+    """Every code of which nothing was found although it was looked for, with the evidence."""
+    codes = {one.code for one in faults}
+    if any(one.fix is Fix.RIGHTS and one.code == "shard.checksum" for one in faults):
+        codes |= {"shard.missing", "shard.extra", "shard.truncated"}
+    return [{"code": code, "evidence": text} for code, text in _evidence(coverage) if code not in codes]
+
+
+def _evidence(seen: Coverage) -> Iterator[tuple[str, str]]:
+    if not seen.shards:
+        return
+    every = f"{seen.shards:,} of {counted(seen.shards, 'shard')}"
+    if seen.sealed:
+        yield "manifest.invalid", f"{counted(seen.sealed, 'file')} beside the tars, as they were built"
+        yield "index.mismatch", f"the index of {counted(seen.splits, 'split')}, as it was built"
+    yield "shard.missing", f"{every} there"
+    if seen.has_sizes:
+        yield "shard.extra", "no other tar beside them"
+    if not seen.zipped:
+        size = "have their size and " if seen.has_sizes else ""
+        yield "shard.truncated", f"{every} {size}end in two zero blocks"
+    if seen.level == "quick":
+        return
+    samples = counted(seen.samples, "sample")
+    if seen.has_digests:
+        yield "shard.checksum", f"{every} have the BLAKE3 that they were built with"
+        yield "member.checksum", f"{samples} are as they were built"
+    yield "sample.duplicate_key", f"{samples}, no key twice"
+    for code in BY_EXAMINATION:
+        yield code, f"{samples} {'are as they were checked and built' if seen.has_digests else 'looked at'}"
+    if seen.level == "full" and not seen.undecoded:
+        yield "member.undecodable", f"every member of {samples} decodes"
+
+
+def not_seen(coverage: Coverage) -> list[str]:
+    unseen = list(coverage.unseen)
+    if coverage.level == "quick":
+        count = coverage.zipped
+        zipped = [f"whether {counted(count, 'gzip file')} can be unpacked whole"] if count else []
+        return [NOT_READ, NOT_DECODED, *zipped, *unseen]
+    if coverage.level == "default":
+        return [NOT_DECODED, *unseen]
+    if coverage.undecoded:
+        suffixes = ", ".join(sorted(coverage.undecoded)[:12])
+        unseen.append(f"{NOT_DECODED} that end in {suffixes}: no decoder knows these")
+    return unseen
