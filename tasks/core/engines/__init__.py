@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tasks.core.engines.local import map_here
 from tasks.core.errors import UsageError
-from tasks.core.schema.engine import Engines
+
+if TYPE_CHECKING:  # whoever maps on this machine alone needs none of the config's models
+    from tasks.core.schema.engine import Engines
 
 __all__ = ["map_groups", "map_here"]
 
