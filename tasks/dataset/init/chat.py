@@ -26,8 +26,8 @@ def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
     readable = [file for file in inventory.files if suffix_of(file) in SUFFIXES]
     is_all = inventory.is_folder and not inventory.datasets
     if is_all and sum(len(one.files) for one in found) == len(readable):
-        return [_reading(found, inventory.given, tables)]
-    return [_reading([one], one.path, tables) for one in found]
+        return [_reading(found, inventory.given)]
+    return [_reading([one], one.path) for one in found]
 
 
 def other_conversations(tables: Tables) -> str:
@@ -43,7 +43,7 @@ def other_conversations(tables: Tables) -> str:
     return ""
 
 
-def _reading(sets: Sequence[TableSet], path: str, tables: Tables) -> Reading:
+def _reading(sets: Sequence[TableSet], path: str) -> Reading:
     first = sets[0].profile
     texts, images = str(_texts_column(first)), _images_column(first)
     rows, files = sum(one.rows for one in sets), sum(len(one.files) for one in sets)
@@ -71,9 +71,8 @@ def _reading(sets: Sequence[TableSet], path: str, tables: Tables) -> Reading:
     if key is not None and key.is_unique:
         source.append(Key("key", key.name, "without it the row's content makes the key", is_alternative=True))
     dataset = [*_filter(ratings), splits_key(rows), Key("shard", {"bytes": "512MB"}, "a maximum")]
-    warnings = tables.warnings()
-    if images is None:
-        warnings.append("no column holds images; name one as images where there are any")
+    fix = "no column holds images; name one as images where there are any"
+    warnings = [] if images is not None else [fix]
     return Reading("chat", "conversations about images", "chat", rows, 2, seen, warnings, source, dataset)
 
 

@@ -55,7 +55,7 @@ LARGEST_TEXT = 1 << 20
 
 
 def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
-    found = [one for table in tables.sets if (one := _of_table(inventory, table, tables)) is not None]
+    found = [one for table in tables.sets if (one := _of_table(inventory, table)) is not None]
     images = inventory.of(IMAGES)
     if images and inventory.is_folder:
         beside = (_beside(inventory, images, kind) for kind in ("txt", "json"))
@@ -93,7 +93,7 @@ def unused_table(inventory: Inventory, table: TableSet) -> str:
     return f"{shown(table.files[0])} {lacking}; its columns: {listed(list(table.profile.columns), 12)}"
 
 
-def _of_table(inventory: Inventory, table: TableSet, tables: Tables) -> Reading | None:
+def _of_table(inventory: Inventory, table: TableSet) -> Reading | None:
     profile = table.profile
     image = image_column(profile)
     captions = caption_columns(profile.columns, image) if image is not None else []
@@ -138,7 +138,7 @@ def _of_table(inventory: Inventory, table: TableSet, tables: Tables) -> Reading 
         table.rows,
         grade,
         seen,
-        [*warnings, *_split_files(table), *tables.warnings()],
+        [*warnings, *_split_files(table)],
         source,
         dataset,
         label=None if label is None else label.name,

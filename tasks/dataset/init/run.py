@@ -22,7 +22,7 @@ from tasks.core.units import counted
 from tasks.dataset.init import chat, images, tars, volumes
 from tasks.dataset.init.evidence import Reading, shown
 from tasks.dataset.init.files import IMAGES, READ, Inventory, shown_path, take_inventory
-from tasks.dataset.init.tables import Tables, look_at_tables
+from tasks.dataset.init.tables import MOST_NAMED, Tables, look_at_tables
 
 ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
 """Of readings that are as good and as large as each other, the one that says more comes first."""
@@ -30,8 +30,6 @@ RECIPES = {"image_text": "clip", "reinforced": "mobileclip", "volume_report": "c
 """The recipe that trains on each modality, once there is one."""
 WRITTEN = "clip"
 """The recipe that a train block is written for."""
-MOST_NAMED = 3
-"""Tables that an error names."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def survey(location: str) -> Survey:
     tables = look_at_tables(inventory)
     found = [
         *tars.readings(inventory),
-        *volumes.readings(inventory),
+        *volumes.readings(inventory, tables),
         *chat.readings(inventory, tables),
         *images.readings(inventory, tables),
     ]
@@ -65,13 +63,15 @@ def survey(location: str) -> Survey:
     found.sort(key=lambda one: (-one.grade, -one.samples, ORDER.index(one.kind)))
     if found[0].is_guess and tables.unreadable:
         raise UsageError(shown(_captions_are_elsewhere(inventory, tables), 1000))
-    return Survey(name_of(location), inventory, [_with_training(one) for one in found])
+    return Survey(name_of(location), inventory, [_with_notes(one, tables) for one in found])
 
 
-def _with_training(reading: Reading) -> Reading:
-    """The reading that also says what becomes of training, where no train block will be written."""
+def _with_notes(reading: Reading, tables: Tables) -> Reading:
+    """The reading with what holds for all: tables that cannot be read, and training that is not there yet."""
+    warnings = list(dict.fromkeys([*reading.warnings, *tables.warnings()]))
     note = training_note(reading.modality)
-    return replace(reading, seen=[*reading.seen, ("training", note)]) if note else reading
+    seen = [*reading.seen, ("training", note)] if note else reading.seen
+    return replace(reading, seen=seen, warnings=warnings)
 
 
 def training_note(modality: str) -> str:

@@ -29,6 +29,8 @@ FEW_ROWS = 2_000
 KEPT_ROWS = 200
 """Rows that are kept whole, for what their cells hold inside."""
 MOST_DISTINCT = 500
+MOST_NAMED = 3
+"""Tables that a message names."""
 MOST_CLASSES = 200
 
 IMAGE_NAMES = ("image", "img", "jpg", "png", "picture", "photo", "image_bytes", "bytes")
@@ -223,15 +225,20 @@ class TableSet:
 
 @dataclass(frozen=True)
 class Tables:
-    """All tables of a place in sets, the longest first, and the profiles of those that cannot be read."""
+    """The tables of a place that were looked at: each by itself, and those that can be read in sets, the
+    longest first."""
 
+    profiles: Sequence[Profile]
     sets: Sequence[TableSet]
-    unreadable: Sequence[Profile]
+
+    @property
+    def unreadable(self) -> list[Profile]:
+        return [one for one in self.profiles if one.problem]
 
     def warnings(self) -> list[str]:
         return [
             f"{shown(one.file)} is not used, as it cannot be read: {one.problem}"
-            for one in self.unreadable[:3]
+            for one in self.unreadable[:MOST_NAMED]
         ]
 
 
@@ -245,8 +252,7 @@ def look_at_tables(inventory: Inventory) -> Tables:
         if one.rows:
             alike[*_folder_and_suffix(one.file), *one.columns].append(one)
     sets = [_set(inventory, its, set(files) - set(chosen)) for its in alike.values()]
-    unreadable = [one for one in profiles if one.problem]
-    return Tables(sorted(sets, key=lambda one: (-one.rows, one.path)), unreadable)
+    return Tables(profiles, sorted(sets, key=lambda one: (-one.rows, one.path)))
 
 
 def _set(inventory: Inventory, profiles: Sequence[Profile], not_looked_at: set[str]) -> TableSet:

@@ -10,13 +10,12 @@ from typing import Literal
 from tasks.core.errors import TarmacError
 from tasks.core.stores import Unreachable, join_location
 from tasks.core.units import count
-from tasks.dataset.init.evidence import Key, listed, shown, spread
+from tasks.dataset.init.evidence import Key, listed, shown
 from tasks.dataset.init.files import Inventory, suffix_of
-from tasks.dataset.init.tables import MOST_TABLES, Column, Profile, profile
+from tasks.dataset.init.tables import FEW_ROWS, MOST_TABLES, Column, Profile, Tables, profile
 from tasks.dataset.keys import stem
 from tasks.dataset.sources.tabular import SUFFIXES, open_table
 
-LOOKED_AT_ROWS = 2_000
 MOST_ROWS = 1_000_000
 REPORT_WORDS = ("finding", "impression", "report", "text", "description", "conclusion")
 REPORT_CHARACTERS = 20
@@ -65,14 +64,15 @@ class VolumeTable:
         return Key(self.role, value, self.matches(files) + why, is_alternative)
 
 
-def tables_about(inventory: Inventory, files: Sequence[str]) -> tuple[dict[Role, VolumeTable], list[str]]:
+def tables_about(
+    inventory: Inventory, files: Sequence[str], all_tables: Tables
+) -> tuple[dict[Role, VolumeTable], list[str]]:
     """The table of each role that names most of the volumes, and warnings about tables that are not used.
 
-    Where no table lies below, the folder around is looked into.
+    Where no table lies below, those in the folder around are looked at.
     """
     names = frozenset(stem(file.rpartition("/")[2]) for file in files)
-    candidates = spread(inventory.of(SUFFIXES), MOST_TABLES) or _tables_around(inventory)
-    profiles = [profile(inventory, file, LOOKED_AT_ROWS) for file in candidates]
+    profiles = all_tables.profiles or _tables_around(inventory)
     tables = [table for one in profiles if (table := _table(inventory, one, names)) is not None]
     tables.sort(key=lambda one: (-len(one.names), one.path))
     chosen: dict[Role, VolumeTable] = {}
@@ -83,22 +83,19 @@ def tables_about(inventory: Inventory, files: Sequence[str]) -> tuple[dict[Role,
         if its:
             chosen[role], others = _joined(its)
             unused += [shown(table.path) for table in others]
-    warnings = [
-        f"{shown(one.file)} is not used, as it cannot be read: {one.problem}"
-        for one in profiles
-        if one.problem
-    ]
+    warnings = Tables(profiles, ()).warnings()
     if unused:
         warnings.append(f"not used, as other tables name these volumes: {listed(unused)}")
     return chosen, warnings
 
 
-def _tables_around(inventory: Inventory) -> list[str]:
+def _tables_around(inventory: Inventory) -> list[Profile]:
     try:
         files = inventory.store.entries("..")[1]
     except OSError:
         return []
-    return [f"../{file}" for file in files if suffix_of(file) in SUFFIXES and file[0] != "."][:MOST_TABLES]
+    tables = [f"../{file}" for file in files if suffix_of(file) in SUFFIXES and file[0] != "."]
+    return [profile(inventory, file, FEW_ROWS) for file in tables[:MOST_TABLES]]
 
 
 def _joined(tables: Sequence[VolumeTable]) -> tuple[VolumeTable, list[VolumeTable]]:

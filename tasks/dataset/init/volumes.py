@@ -22,6 +22,7 @@ from tasks.dataset.formats.volumes.hounsfield import implausible
 from tasks.dataset.formats.volumes.stored import require_package
 from tasks.dataset.init.evidence import Grade, Key, Reading, listed, shown, splits_key, spread
 from tasks.dataset.init.files import NIFTI, NPZ, Inventory, suffix_of
+from tasks.dataset.init.tables import Tables
 from tasks.dataset.init.volume_tables import VolumeTable, tables_about
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import npz
@@ -81,13 +82,13 @@ class Voxels:
         return line
 
 
-def readings(inventory: Inventory) -> list[Reading]:
+def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
     """One reading per format, where a table of reports names its files."""
     found = []
     for kind, suffixes in (("nifti", NIFTI), ("npz", NPZ)):
         files = inventory.of(suffixes)
         if files and inventory.is_folder:
-            reading = _reading(inventory, kind, files)
+            reading = _reading(inventory, kind, files, tables)
             if reading is not None:
                 found.append(reading)
     return found
@@ -134,8 +135,8 @@ def axes_of(shapes: Sequence[Sequence[int]]) -> tuple[str, str]:
     return "zyx", "assumed, as the sides do not show which one is z"
 
 
-def _reading(inventory: Inventory, kind: str, files: Sequence[str]) -> Reading | None:
-    tables, warnings = tables_about(inventory, files)
+def _reading(inventory: Inventory, kind: str, files: Sequence[str], all_tables: Tables) -> Reading | None:
+    tables, warnings = tables_about(inventory, files, all_tables)
     if "reports" not in tables:
         return None
     metadata = tables.get("metadata")
