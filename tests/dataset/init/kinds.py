@@ -20,6 +20,8 @@ from tasks.core.config import load
 from tasks.core.schema import Config
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.init import Survey, config_text
+from tasks.dataset.sources import open_sources
+from tasks.dataset.sources.base import of_files
 from tests.dataset import raw
 from tests.dataset.raw import chat, png
 
@@ -174,16 +176,25 @@ KINDS: dict[str, tuple[Callable[[Path], None], str, str]] = {
 }
 
 
-SCHEMA = Config.model_json_schema()
+SCHEMA = jsonschema.Draft202012Validator(Config.model_json_schema())
 
 
 def config_of(seen: Survey, tmp_path: Path) -> Config:
     """The config that is written, which both editors and the loader accept."""
     text = config_text(seen)
-    jsonschema.validate(yaml.safe_load(text), SCHEMA)
+    SCHEMA.validate(yaml.safe_load(text))
     path = tmp_path / "written.yaml"
     path.write_text(text, encoding="utf-8")
     return load(path)
+
+
+def taken(config: Config) -> int:
+    """How many samples the config's source hands over; a build would ask for them in the same way."""
+    (source,) = open_sources(config.dataset)
+    source.columns()
+    items = [item for container in source.containers() for item in source.items(container)]
+    sound = [item for item in items if item.fault is None]
+    return sum(bool(item.members or of_files(source).read(item.file, item.content)) for item in sound)
 
 
 def evidence(seen: Survey) -> dict[str, str]:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.dataset.build.run import build
 from tasks.dataset.init import config_text, survey
-from tests.dataset.init.kinds import config_of
+from tests.dataset.init.kinds import config_of, taken
 from tests.dataset.raw import chat
 
 
@@ -27,7 +26,7 @@ def test_a_pattern_stays_a_pattern(tmp_path: Path) -> None:
     config = config_of(survey("raw/*.parquet"), tmp_path)
     assert config.name == "raw"
     assert config.dataset.source.path == "raw/*.parquet"  # type: ignore[union-attr]
-    assert build(config).accepted == 6
+    assert taken(config) == 6
 
 
 def test_other_forms_of_turns_are_named(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks.dataset.build.run import build
 from tasks.dataset.init import survey
 from tests.dataset.init.kinds import (
     captions_beside,
@@ -16,6 +15,7 @@ from tests.dataset.init.kinds import (
     evidence,
     json_beside,
     pngs,
+    taken,
     warnings,
 )
 from tests.dataset.raw import png
@@ -33,7 +33,7 @@ def test_folders_named_after_splits_are_the_splits(tmp_path: Path) -> None:
         classes(tmp_path / "raw" / split)
     config = config_of(survey("raw"), tmp_path)
     assert config.dataset.splits.column == "folder"
-    assert build(config).accepted == 12
+    assert taken(config) == 12
 
 
 def test_images_that_lack_a_caption_are_counted(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_captions_in_upper_case_and_with_a_byte_order_mark(
     config = config_of(seen, tmp_path)
     assert (config.dataset.source.field, warnings(seen)) == (field, "")  # type: ignore[union-attr]
     assert "“a picture called" in evidence(seen)["caption"]
-    assert build(config).accepted == 6
+    assert taken(config) == 6
 
 
 def test_captions_for_few_images_are_no_captions_for_all(tmp_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_formats_that_shards_do_not_hold_are_encoded(tmp_path: Path) -> None:
     (tmp_path / "raw" / "0.bmp").write_bytes(png(1, kind="BMP"))
     config = config_of(survey("raw"), tmp_path)
     assert config.dataset.image.encode == "jpg"
-    assert build(config).accepted == 6
+    assert taken(config) == 6

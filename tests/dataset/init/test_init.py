@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.dataset.init.kinds import (
     npz,
     pngs,
     table,
+    taken,
 )
 
 
@@ -78,7 +80,7 @@ def test_what_it_writes_lies_apart_from_the_raw_data(
     monkeypatch.chdir(tmp_path / here)
     config = config_of(survey("." if here == place else place), tmp_path)
     assert config.dataset.output.resolve() == tmp_path / f"{place}-tarmac"
-    assert build(config).accepted == 6
+    assert taken(config) == 6
 
 
 def test_the_dataset_is_not_written_over_the_raw_data(tmp_path: Path) -> None:
@@ -97,17 +99,23 @@ def test_a_built_dataset_is_no_raw_data(tmp_path: Path) -> None:
         survey("data/**")
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("others")
+    raw.pictures(folder, 4)
+    build(raw.config(folder, folder / "built"))
+    return folder / "built"
+
+
 @pytest.mark.parametrize("name", ["captions beside", "chat", "reinforced"])
-def test_a_dataset_below_is_left_out(name: str, tmp_path: Path) -> None:
+def test_a_dataset_below_is_left_out(name: str, built: Path, tmp_path: Path) -> None:
     make, kind, _ = KINDS[name]
     make(tmp_path / "raw")
-    raw.pictures(tmp_path / "others", 4)
-    build(raw.config(tmp_path / "others", tmp_path / "raw/data/built"))
+    shutil.copytree(built, tmp_path / "raw/data/built", symlinks=True)
     seen = survey("raw")
     assert (seen.best.kind, seen.best.samples) == (kind, 6)
     assert seen.inventory.described.endswith(" besides 1 dataset")
-    built = build(config_of(seen, tmp_path))
-    assert (built.accepted, built.read) == (6, 6)
+    assert taken(config_of(seen, tmp_path)) == 6
 
 
 def bad_places() -> Iterator[tuple[str, Callable[[Path], object], str]]:
@@ -183,7 +191,7 @@ def test_values_are_read_back_as_they_were(text: str, tmp_path: Path) -> None:
 
 def test_a_bucket_is_seen_as_a_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here: dict[str, Any] = {}
-    for name in ("table", "captions beside", "npz", "nifti", "chat", "img2dataset", "reinforced"):
+    for name in ("table", "nifti", "chat", "reinforced"):
         KINDS[name][0](tmp_path / "raw" / name)
         here[name] = survey(f"raw/{name}")
     with s3.moto_server(tmp_path / "log") as port, s3.reached_through(port, monkeypatch):

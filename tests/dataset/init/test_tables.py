@@ -21,6 +21,7 @@ from tests.dataset.init.kinds import (
     npz,
     pngs,
     table,
+    taken,
     warnings,
 )
 
@@ -39,7 +40,7 @@ def test_columns_are_known_by_what_they_hold(tmp_path: Path) -> None:
     assert config.dataset.splits.column == "split"
     assert "group_by: patient_id" in config_text(seen)
     assert "6 of 6 looked at are there" in evidence(seen)["image"]
-    assert build(config).accepted == 6
+    assert taken(config) == 6
 
 
 @pytest.mark.parametrize("sign", [",", ";", "\t", "|"])

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.dataset.build.run import build
 from tasks.dataset.init import survey
-from tests.dataset.init.kinds import config_of, img2dataset, reinforcement, tars, warnings, webdataset
+from tests.dataset.init.kinds import config_of, img2dataset, reinforcement, taken, tars, warnings, webdataset
 from tests.dataset.raw import png
 
 
@@ -32,7 +31,7 @@ def test_a_caption_in_json_becomes_the_text(tmp_path: Path) -> None:
 )
 def test_members_of_other_names_are_found(make: Callable[[int], dict[str, bytes]], tmp_path: Path) -> None:
     tars(tmp_path / "raw", make)
-    assert build(config_of(survey("raw"), tmp_path)).accepted == 6
+    assert taken(config_of(survey("raw"), tmp_path)) == 6
 
 
 def test_the_samples_of_long_tars_are_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tasks.dataset.build.run import build
 from tasks.dataset.init import config_text, survey
 from tasks.dataset.init.volumes import axes_of, patient_pattern
 from tasks.loader.indexed import IndexedReader
-from tests.dataset.init.kinds import config_of, evidence, nifti, npz, scan, warnings
+from tests.dataset.init.kinds import config_of, evidence, nifti, npz, scan, taken, warnings
 
 
 def test_says_how_many_files_each_table_names(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_stored_values_are_rescaled_by_the_table(tmp_path: Path) -> None:
         nibabel.save(nibabel.Nifti1Image(stored, image.affine), path)
     config = config_of(survey("raw"), tmp_path)
     assert config.dataset.source.rescale == "metadata"  # type: ignore[union-attr]
-    assert build(config).accepted == 6
+    assert taken(config) == 6
 
 
 def test_hu_are_not_rescaled_by_a_header_that_says_so(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_tables_around_the_folder_are_found(tmp_path: Path) -> None:
     npz(tmp_path / "raw" / "volumes")
     (tmp_path / "raw/volumes/reports.csv").rename(tmp_path / "raw/reports.csv")
     config = config_of(survey("raw/volumes"), tmp_path)
-    assert build(config).accepted == 6
+    assert taken(config) == 6
 
 
 def test_without_reports_it_says_what_table_is_needed(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_tables_of_the_same_columns_about_other_volumes_are_one(tmp_path: Path) 
     seen = survey("raw")
     assert "matches 6 of 6 files" in evidence(seen)["reports"]
     assert "not used, as other tables name these volumes: old.csv" in warnings(seen)
-    assert build(config_of(seen, tmp_path)).accepted == 6
+    assert taken(config_of(seen, tmp_path)) == 6
 
 
 @pytest.mark.parametrize(
