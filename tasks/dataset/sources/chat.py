@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from tasks.core.errors import DataError
@@ -109,14 +109,14 @@ class ChatRows:
         return LinkedFiles(self._files.store, f"{self._config_key}.path")
 
     def _with_stats(self, items: Sequence[Item]) -> Iterator[Item]:
-        """The items of files, their images looked at together."""
-        images = [_images_of(item.file) for item in items]
-        stats = iter(self._images.stats([image for some in images for image in some]))
-        for item, some in zip(items, images, strict=True):
-            found = list(islice(stats, len(some)))
+        """The items of files, the images looked at together of those that are samples."""
+        images = [_images_of(item.file) if item.content else [] for item in items]
+        stats = iter(self._images.stats(list(chain.from_iterable(images))))
+        for item, its_images in zip(items, images, strict=True):
+            found = list(islice(stats, len(its_images)))
             silent = next((stat for stat in found if isinstance(stat, Reject)), None)
             if silent is not None:
-                yield item._replace(fault=item.fault or fault_of(silent), may_pass=item.fault is None)
+                yield item._replace(content="", fault=fault_of(silent), may_pass=True)
             else:
                 yield item._replace(stat=_together([stat for stat in found if isinstance(stat, Stat)]))
 

@@ -91,7 +91,9 @@ class TableRows(Partners):
 
     def columns(self) -> list[str]:
         """Of the first table; UsageError when it is not there, or lacks the key."""
-        return list(self._open(self.files.names[0]).columns)
+        table = self._open(self.files.names[0])
+        table.close()
+        return table.columns
 
     def members(self, container: str, key: str) -> dict[str, bytes]:
         return {self._roles.described: self._find(container, key).encode()}

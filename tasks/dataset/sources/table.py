@@ -12,13 +12,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from itertools import islice
+from itertools import compress, islice
 from typing import Any
 
 from tasks.core.errors import DataError
 from tasks.core.patterns import base_folder
 from tasks.core.schema import Dataset, TableSource
-from tasks.core.stores import Stat, address_key, is_remote
+from tasks.core.stores import ABSENT, Stat, address_key, is_remote
+from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
@@ -42,6 +43,7 @@ class TableImages:
         self._config = config
         self._config_key = config_key
         self._files = Files(config.path, SUFFIXES, f"{config_key}.path")
+        self._filter = dataset.filter
         self._limit = largest_bytes(dataset.image)
         self._keys = [config.key] if isinstance(config.key, str) else config.key or []
         roles = {"image": [config.image], "caption": [config.caption], "key": self._keys}
@@ -143,17 +145,20 @@ class TableImages:
             require(key, name, table.columns, table.name)
 
     def _items_of_paths(self, table: str, folder: str, rows: Sequence[Row]) -> Iterator[Item]:
-        """Samples of the rows, their images looked at together."""
-        named_images = [self._image_of(row, folder) for row in rows]
-        stats = iter(self._images.stats([name for name in named_images if name]))
-        for row, name in zip(rows, named_images, strict=True):
+        """Samples of the rows, their images looked at together, but for those that the filter leaves out."""
+        names = [self._image_of(row, folder) for row in rows]
+        looked_at = [
+            bool(name) and passes(self._filter, row.fields) for row, name in zip(rows, names, strict=True)
+        ]
+        stats = iter(self._images.stats(list(compress(names, looked_at))))
+        for row, name, is_looked_at in zip(rows, names, looked_at, strict=True):
             place = f"{table}:{row.line}"
             if row.fault is not None:
                 yield Item(place, place, "", {}, fault=("source.unreadable", row.fault))
             elif not name:
                 yield Item(place, place, "", row.fields, fault=("member.missing", "the row names no image"))
             else:
-                yield self._item_of_path(place, row.fields, name, next(stats))
+                yield self._item_of_path(place, row.fields, name, next(stats) if is_looked_at else ABSENT)
 
     def _image_of(self, row: Row, folder: str) -> str:
         """The name of the row's image; "" when it has none."""

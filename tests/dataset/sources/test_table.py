@@ -20,7 +20,7 @@ from tasks.dataset.build import freshness
 from tasks.dataset.build.run import build
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources import tabular
+from tasks.dataset.sources import open_sources, tabular
 from tasks.dataset.sources.base import Absent, Item
 from tasks.dataset.sources.fields import text_of
 from tasks.dataset.sources.files import LinkedFiles
@@ -457,6 +457,23 @@ def test_a_server_is_asked_once_for_each_image_and_once_for_its_content(tmp_path
         build(config, survey=freshness.take_survey(config.dataset.output))
         looks = {name: count for name, count in asked.items() if name.startswith("HEAD")}
         assert looks == once | {"HEAD /0003.png": 1}
+
+
+def test_a_row_that_the_filter_leaves_out_is_not_looked_at(tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "there", 2)
+    with counting_server(tmp_path / "there") as (address, asked):
+        rows = [(f"{address}/0000.png", "x", "wanted"), (f"{address}/0001.png", "x", "other")]
+        raw.write_table(tmp_path, rows)
+        block = {
+            "kind": "table",
+            "path": str(tmp_path / "captions.csv"),
+            "image": "file",
+            "caption": "caption",
+        }
+        config = raw.config(tmp_path, tmp_path / "out", source=block, filter={"label": "wanted"})
+        (images,) = open_sources(config.dataset)
+        assert len([item for container in images.containers() for item in images.items(container)]) == 2
+        assert asked == {"HEAD /0000.png": 1}
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
