@@ -564,15 +564,14 @@ def test_the_same_rows_are_the_same_version_wherever_they_lie(tmp_path: Path, ma
 
 
 def test_a_row_put_first_rewrites_few_shards(write: Any) -> None:
-    rows = [row(number) for number in range(40)]
-    assert built(write(rows)).shards > 8
+    rows = [row(number) for number in range(24)]
+    assert built(write(rows)).shards > 4
     result = built(write([row(99), *rows]))
-    assert result.accepted == 41 and 1 <= result.shards_rewritten <= 2
-    assert built(write([row(99), *rows])).shards_rewritten == 0
+    assert result.accepted == 25 and 1 <= result.shards_rewritten <= 2
 
 
 def test_a_changed_row_with_a_key_rewrites_one_shard(write: Any) -> None:
-    rows = [row(number, id=number) for number in range(40)]
+    rows = [row(number, id=number) for number in range(16)]
     built(write(rows, {"key": "id"}))
     rows[7] = row(7, id=7, texts=[turn("Who?", "You."), turn("Sure?")])
     assert built(write(rows, {"key": "id"})).shards_rewritten == 1

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 from tasks.core import remote
+from tasks.core.errors import DataError, UsageError
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
-from tasks.dataset.sources import open_sources
+from tasks.dataset.sources import Item, open_sources
 from tasks.dataset.tar.writer import END
 from tasks.dataset.verify import shard, work
 from tasks.dataset.verify.run import verify
 from tasks.dataset.verify.shard import ShardResult, ShardTask, check_shard
 from tests import s3
 from tests.dataset.raw import nifti, shards
+from tests.dataset.sources.test_shards import faults, items, parts
 from tests.web import web_server
 
 
@@ -113,3 +115,27 @@ def test_tars_of_a_web_server_are_judged_in_threads_as_one_after_the_other(
                 ("3.tar", "sample.split_members"),
                 ("4.tar", "shard.truncated"),
             ]
+
+
+def test_tars_of_a_bucket_are_streamed_and_joined_like_local_ones(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts(tmp_path)
+    content = shards.tar_bytes([member for n in range(2000) for member in shards.pair(f"{n:05d}", 1)])
+    (tmp_path / "x.tar").write_bytes(content)
+
+    def found(root: str, match: str) -> list[Item]:
+        source = {"key": "json:uid", "join": [{"path": f"{root}/added", "key": "json:uid", "match": match}]}
+        return items(f"{root}/images/{{00000..00001}}.tar", "reinforced", source=source)
+
+    with s3.reached_through(port, monkeypatch) as wire:
+        s3.put(tmp_path, "raw")
+        assert found("s3://raw", "key") == found("s3://raw", "shard") == found(str(tmp_path), "key")
+        before = wire.received
+        assert faults(items("s3://raw/x.tar")) == [None] * 2000
+        assert wire.received - before < 1.1 * len(content)
+        with pytest.raises(UsageError, match=r"dataset\.source\.path.*00002\.tar"):
+            items("s3://raw/images/{00000..00002}.tar")
+        wire.cut()
+        with pytest.raises(DataError, match="s3://raw"):
+            items("s3://raw/x.tar")

@@ -21,7 +21,6 @@ from tasks.dataset.sources import Item, open_sources
 from tasks.dataset.sources.shards import Shards
 from tasks.dataset.tar.reader import BUFFER
 from tasks.dataset.verify.run import verify
-from tests import s3
 from tests.dataset import raw
 from tests.dataset.raw import shards
 
@@ -626,32 +625,6 @@ def test_conversations_and_volumes_come_out_of_tars_too(tmp_path: Path) -> None:
     assert doubtful.fault is not None and doubtful.fault[0] == "key.duplicate"
     (chosen,) = items(tmp_path / "x.tar", "volume_report", source={"members": {"volume.npy": "volume.b2nd"}})
     assert chosen.members == {"volume": b"w", "txt": b"t", "json": b"{}"}
-
-
-def test_remote_tars_are_streamed_and_joined_like_local_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local = tmp_path / "local"
-    local.mkdir()
-    parts(local)
-    content = shards.tar_bytes([m for n in range(3000) for m in shards.pair(f"{n:05d}", 1)])
-    (local / "x.tar").write_bytes(content)
-
-    def found(root: str, match: str) -> list[Item]:
-        source = {"key": "json:uid", "join": [{"path": f"{root}/added", "key": "json:uid", "match": match}]}
-        return items(f"{root}/images/{{00000..00001}}.tar", "reinforced", source=source)
-
-    with s3.moto_server(tmp_path / "log") as port, s3.reached_through(port, monkeypatch) as wire:
-        s3.put(local, "raw")
-        assert found("s3://raw", "key") == found("s3://raw", "shard") == found(str(local), "key")
-        before = wire.received
-        assert faults(items("s3://raw/x.tar")) == [None] * 3000
-        assert wire.received - before < 1.1 * len(content)
-        with pytest.raises(UsageError, match=r"dataset\.source\.path.*00002\.tar"):
-            items("s3://raw/images/{00000..00002}.tar")
-        wire.cut()
-        with pytest.raises(DataError, match="s3://raw"):
-            items("s3://raw/x.tar")
 
 
 def test_every_sample_of_damaged_tars_is_accounted_for(tmp_path: Path) -> None:

@@ -88,23 +88,20 @@ def judged(members: dict[str, bytes]) -> list[str]:
 def test_what_is_taken_is_judged_sound_and_can_be_read(volume: dict[str, Any]) -> None:
     dataset = rules(**volume)
     taken = 0
-    for voxels in VOLUMES:
-        for facts in FACTS:
-            try:
-                made = VOLUME_REPORT.take(sample(voxels, **facts), dataset)
-            except Reject:
-                continue
-            taken += 1
-            members = {suffix: bytes(content) for suffix, content in made.members.items()}
-            assert judged(members) == [], facts
-            one = decode_volume(members, (slice(0, 1), slice(0, 1), slice(0, 1)))
-            assert one.shape == (1, 1, 1) and set(made.statistics) == set(VOLUME_REPORT.statistics)
-            name = stored.member_of(members)
-            assert name is not None
-            again = VOLUME_REPORT.take(
-                {**members, "volume": members[name]}, rules(encode=dataset.volume.encode)
-            )
-            assert {suffix: bytes(content) for suffix, content in again.members.items()} == members
+    for voxels, facts in [*((voxels, {}) for voxels in VOLUMES), *((VOLUMES[1], facts) for facts in FACTS)]:
+        try:
+            made = VOLUME_REPORT.take(sample(voxels, **facts), dataset)
+        except Reject:
+            continue
+        taken += 1
+        members = {suffix: bytes(content) for suffix, content in made.members.items()}
+        assert judged(members) == [], facts
+        one = decode_volume(members, (slice(0, 1), slice(0, 1), slice(0, 1)))
+        assert one.shape == (1, 1, 1) and set(made.statistics) == set(VOLUME_REPORT.statistics)
+        name = stored.member_of(members)
+        assert name is not None
+        again = VOLUME_REPORT.take({**members, "volume": members[name]}, rules(encode=dataset.volume.encode))
+        assert {suffix: bytes(content) for suffix, content in again.members.items()} == members
     assert taken >= len(VOLUMES), "the rules leave something to judge"
 
 
