@@ -12,9 +12,11 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tasks.dataset.formats import Unjudged, zips
@@ -26,6 +28,7 @@ LONGEST_PROGRAM = 1 << 16
 UNSOUND: Reason = "reinforcement.members"
 
 
+@cache
 def can_read() -> bool:
     return find_spec("torch") is not None
 
@@ -52,11 +55,13 @@ def read_gz(content: bytes) -> dict[str, NDArray[Any]]:
 def _array(tensor: Any) -> NDArray[Any]:
     import torch
 
-    plain = tensor.detach()
+    is_half = tensor.dtype == torch.bfloat16
     try:
-        array: NDArray[Any] = (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+        array: NDArray[Any] = (tensor.view(torch.int16) if is_half else tensor).detach().numpy()
     except (TypeError, RuntimeError):  # sparse, without numbers, or of a type that numpy lacks
         raise Reject(UNSOUND, "pth.gz holds a tensor that is no plain array") from None
+    if is_half:  # the upper half of a float32; torch's own conversion would start threads
+        array = np.left_shift(array.view(np.uint16), 16, dtype=np.uint32).view(np.float32)
     return array
 
 
@@ -70,10 +75,10 @@ def load(content: bytes, name: str) -> Any:
     if len(programs) != 1 or len(programs[0]) > LONGEST_PROGRAM:
         raise Reject(UNSOUND, f"{name} is no torch.save file: it has no data.pkl of sound size")
     _require_short(programs[0], name)
-    try:
-        import torch
-    except ImportError:
-        raise Unjudged from None
+    if not can_read():
+        raise Unjudged
+    import torch
+
     try:
         return torch.load(io.BytesIO(zips.pack(entries)), map_location="cpu", weights_only=True)
     except MemoryError:  # asked for by the pickle alone, since all that there is to read is small
