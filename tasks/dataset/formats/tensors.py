@@ -55,9 +55,10 @@ def read_gz(content: bytes) -> dict[str, NDArray[Any]]:
 def _array(tensor: Any) -> NDArray[Any]:
     import torch
 
-    is_half = tensor.dtype == torch.bfloat16
+    plain = tensor.detach()
+    is_half = plain.dtype == torch.bfloat16
     try:
-        array: NDArray[Any] = (tensor.view(torch.int16) if is_half else tensor).detach().numpy()
+        array: NDArray[Any] = (plain.view(torch.int16) if is_half else plain).numpy()
     except (TypeError, RuntimeError):  # sparse, without numbers, or of a type that numpy lacks
         raise Reject(UNSOUND, "pth.gz holds a tensor that is no plain array") from None
     if is_half:  # the upper half of a float32; torch's own conversion would start threads
