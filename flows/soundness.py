@@ -188,6 +188,10 @@ def repair(
     quick: Quick = False,
     full: Full = False,
     quarantine: Annotated[bool, Parameter(help="Let training skip the samples that stay bad.")] = False,
+    shard: Annotated[
+        list[str] | None,
+        Parameter(help="Convert this shard again, sound as it may be: train/000007, val/3, or 7 of train."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Make a damaged dataset sound again from its source.
@@ -206,7 +210,7 @@ def repair(
     settings = None if config is None else load(config)
     began = time.monotonic()
     with screen.running("repair") as progress:
-        done = mend(dataset, level, progress, config=settings, quarantines=quarantine)
+        done = mend(dataset, level, progress, config=settings, quarantines=quarantine, shards=shard or ())
     if as_json:
         print_json(_repair_facts(done))
     else:
@@ -264,7 +268,7 @@ def _last_lines(done: Repaired, level: Level, quarantines: bool, took: str) -> I
         yield f"✗ {_files_counted(shards, len(done.failed) - shards)} of version {name} could not be repaired"
     elif not done.ok:
         yield f"✗ {counted(len(done.findings), 'finding')} left in version {name}"
-    if quarantines and any(one.is_of_host for one in done.failed):
+    if quarantines and any(one.is_environment for one in done.failed):
         yield "! no sample was set aside: what this machine could not read or write may be sound"
     if quarantines and done.aside.now:
         mark = "✓" if done.ok else "!"

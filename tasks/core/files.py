@@ -147,21 +147,27 @@ def code_digest() -> str:
     return total.hexdigest()[:12]
 
 
+class DiskFull(DataError):
+    """There was no room for a write."""
+
+
 @contextlib.contextmanager
 def disk_full_as_error(folder: Path) -> Iterator[None]:
-    """Turn a disk-full error, SQLite's too, into a DataError that names `folder`."""
+    """Turn a disk-full error, SQLite's too, into a DiskFull that names `folder`."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
         if not is_disk_full(error):
             raise
-        raise DataError(
+        raise DiskFull(
             f"the disk of {folder} is full; make room and run again: what is done is kept"
         ) from error
 
 
 def is_disk_full(error: BaseException) -> bool:
     """Whether the file system, or SQLite on it, had no room left for a write."""
+    if isinstance(error, DiskFull):
+        return True
     if isinstance(error, sqlite3.OperationalError):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     return isinstance(error, OSError) and error.errno in FULL

@@ -117,6 +117,9 @@ def read_pieces(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     try:
         # Without threads: Arrow's may outlive the file, and have aborted the interpreter at its end.
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            lacking = set(columns) - set(file.schema_arrow.names)
+            if lacking:
+                raise KeyError(f"no column {min(lacking)}")
             yield from file.iter_batches(ROW_GROUP, columns=list(columns), use_threads=False)
     except DAMAGED as error:
         problem = str(error).partition("\n")[0][:200] or type(error).__name__

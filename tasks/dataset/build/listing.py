@@ -43,7 +43,8 @@ COMMIT_S = 5.0
 class Listing:
     """One listing of a config's sources into a catalogue in a folder, such as the staging folder.
 
-    `survey` comes first, `read` second. With `keys`, other samples are left out: a repair looks for its own.
+    `survey` comes first, `read` second. A repair looks for its own samples: with `keys`, others are left out,
+    and with `containers` those of sequential sources that have other names.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Listing:
         folder: Path,
         progress: Progress = no_progress,
         keys: Collection[str] | None = None,
+        containers: Collection[str] | None = None,
     ) -> None:
         self._config = config
         self._dataset = config.dataset
@@ -60,6 +62,7 @@ class Listing:
         self._folder = folder
         self._progress = progress
         self._keys = keys
+        self._containers = containers
         self._seen = 0
         self._rules = "".join(
             [digest(SCHEMA), Fingerprint(config).hexdigest(), *source_digests(config.dataset, sources)]
@@ -89,7 +92,7 @@ class Listing:
         containers: dict[int, list[Container]] = {}
         for index, source in enumerate(self._sources):
             if source.is_sequential:
-                containers[index] = list(source.containers())
+                containers[index] = [one for one in source.containers() if self._is_wanted(one)]
                 self._require_some(index, bool(containers[index]))
         self.catalogue = self._opened(containers, anew)
         running = Fingerprint(self._config)
@@ -210,8 +213,11 @@ class Listing:
         spill.flush()
         self.catalogue.note("spill", spill.sizes)
 
+    def _is_wanted(self, container: Container) -> bool:
+        return self._containers is None or printable(container.name) in self._containers
+
     def _require_some(self, index: int, holds_some: bool) -> None:
-        if not holds_some:
+        if not holds_some and self._keys is None:
             key = "dataset.source" if self._dataset.source is not None else f"dataset.sources[{index}]"
             raise DataError(f"{key}.path: {self._dataset.all_sources[index].path}: holds no samples")
 

@@ -7,7 +7,7 @@ the result is what the shard was is for the caller to prove, by its BLAKE3 or sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,15 +53,19 @@ class NamedShards:
 
 
 def list_named(
-    config: Config, wanted: Mapping[str, Sequence[str]], staging: Path, progress: Progress = no_progress
+    config: Config,
+    wanted: Mapping[str, Sequence[str]],
+    staging: Path,
+    progress: Progress = no_progress,
+    containers: Collection[str] | None = None,
 ) -> NamedShards:
     """List the samples of shards, given as keys by shard name (`train/000007.tar`), into the folder
-    `staging`, which the caller has made and removes. UsageError and DataError as a build's listing raises
-    them."""
+    `staging`, which the caller has made and removes. Of sequential sources only `containers` are read, where
+    they are given. UsageError and DataError as a build's listing raises them."""
     sources = check(config.dataset)
     rules = write_rules(staging, config.dataset)
     keys = {key for some in wanted.values() for key in some}
-    listing = Listing(config, sources, staging, progress, keys)
+    listing = Listing(config, sources, staging, progress, keys, containers)
     listing.survey(anew=True)
     listing.read()
     catalogue = listing.catalogue

@@ -1,8 +1,11 @@
-"""What a repair did to one file of a version, or why it could not."""
+"""What a repair did to one file of a version, or why it could not, and what a person can do then."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Way = Literal["converted", "joined", "linked", "renamed", "made"]
 
 
 @dataclass(frozen=True)
@@ -10,12 +13,23 @@ class Done:
     """A file that is whole again, `train/000007.tar` or `index/train.npy`, and how it came about.
 
     `way` of a shard: converted (from its source, wholly or in part), joined (of what was left of it), linked
-    (from another version), renamed.
+    (from another version), renamed (it lay under another name).
     """
 
     file: str
     how: str
-    way: str = "made"
+    way: Way = "made"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A file that is not whole, why, and what a person can do. `is_environment` says that the data may be
+    sound: it is this machine, or a server, that could not give or take them."""
+
+    file: str
+    reason: str
+    remedy: str
+    is_environment: bool = False
 
 
 BRING_BACK = (
@@ -36,16 +50,4 @@ MEND = (
     "mend the source and build a new version: tarmac build CONFIG; tarmac repair DATASET --quarantine lets "
     "training go on without what is bad"
 )
-
-MIND = "see to what this machine lacks (a disk that reads, rights, an answer) and repair again"
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A file that is not whole, why, and what a person can do. `is_of_host` says that the data may be sound:
-    it is this host that could not read or write them."""
-
-    file: str
-    reason: str
-    remedy: str
-    is_of_host: bool = False
+MIND = "see to what this machine lacks (a disk that reads, rights, a server that answers) and repair again"

@@ -1,47 +1,57 @@
-"""A damaged version made whole again, from what is left of it, from its neighbours, from its source.
+"""A damaged version made whole: its tables by their seals, its shards by a build of those that are damaged.
 
-Verify says what is damaged; only that is touched, and nothing takes its place that is not proven to be the
-same bytes: a tar by its BLAKE3 in shards.parquet, tables by the manifest and build.json's record, the
-manifest by the version's name. Each file is renamed into place when it is proven, so a repair that is killed
-loses what it had in hand, and the next one goes on.
+Verify says what is damaged; only that is touched. What is wanted again is looked for where it costs least
+(the sound part of the damaged file, another version, the raw source), and nothing takes its place that does
+not have its seal. Each file is renamed into place when it is proven, so a repair that is killed loses what it
+had in hand, and the next one goes on.
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from tasks.core.files import disk_full_as_error
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset import quarantine
-from tasks.dataset.layout import BUILD
-from tasks.dataset.repair.aside import Aside, set_aside
-from tasks.dataset.repair.beside import Tables
-from tasks.dataset.repair.identity import read_proven_manifest, read_record
-from tasks.dataset.repair.origin import read_build, read_origin
+from tasks.dataset.layout import shard_name
+from tasks.dataset.quarantine import Entry
 from tasks.dataset.repair.outcome import MEND, REBUILD, Done, Failed
-from tasks.dataset.repair.place import Place, find, require_readable
-from tasks.dataset.repair.recipes import read_recipes
-from tasks.dataset.repair.shards import ShardRepair, repair_shards
-from tasks.dataset.verify.outcome import BadSample
-from tasks.dataset.verify.run import Level, verify
+from tasks.dataset.repair.seals import Seals, read_seals
+from tasks.dataset.repair.shards import ShardRepair
+from tasks.dataset.repair.source import read_origin
+from tasks.dataset.repair.tables import TableRepair
+from tasks.dataset.repair.workplace import Workplace, find
+from tasks.dataset.splits import REST
+from tasks.dataset.verify.run import BadSample, Level, verify
 
 __all__ = ["Repaired", "repair"]
 
 UNTANGLE = "mend quarantine.jsonl by hand and repair again"
 AS_BUILT = "its bytes are as they were built, so what is bad came so from the source"
+_SHARD = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9_-]*)/)?(\d+)(?:\.tar)?")
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Samples that were added to the quarantine, that were taken out of it, and that are in it now."""
+
+    added: int = 0
+    released: int = 0
+    now: int = 0
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair did. `findings` are what remains; it is `ok` when nothing does, or when all that remains
-    is bad samples that are set aside. `moved` lies where it says now, `not_seen` is what the level did not
-    look at."""
+    """What a repair did. `findings` are what remains; it is `ok` when nothing does, or when all that
+    remains is bad samples that are set aside. `moved` says where what belonged to no version lies now,
+    `not_seen` what the level did not look at."""
 
     version: Path
     ok: bool
@@ -50,7 +60,7 @@ class Repaired:
     moved: Mapping[str, Path] = field(default_factory=dict)
     failed: Sequence[Failed] = ()
     findings: Sequence[Finding] = ()
-    aside: Aside = field(default_factory=lambda: Aside(0, 0, 0))
+    aside: Aside = field(default_factory=Aside)
     not_seen: Sequence[str] = ()
 
 
@@ -61,19 +71,22 @@ def repair(
     *,
     config: Config | None = None,
     quarantines: bool = False,
+    shards: Sequence[str] = (),
 ) -> Repaired:
     """Repair what verify finds at this level in a dataset's current version, or in a version.
 
     `config` takes the place of the one that build.json keeps. With `quarantines` samples that stay bad are
-    set aside, unless it is this host that keeps something from being repaired. UsageError for tars that
-    Tarmac did not build, and for a config of other rules; DataError when somebody else works on the dataset,
-    its disk is full, or this user may not read or write it.
+    set aside, unless it is this machine or a server that keeps something from being repaired. `shards`
+    (`train/000007`, `val/3`, `7` of train) are converted again from their source, sound as they may be.
+    UsageError for tars that Tarmac did not build, a config of other rules, or a shard that the version lacks;
+    DataError when somebody else works on the dataset, its disk is full, or this user may not read or write
+    it.
     """
     place = find(path)
     try:
         with place.leased(), disk_full_as_error(place.work):
-            require_readable(place)
-            return _Repair(place, level, progress, config, quarantines).run()
+            place.require_readable()
+            return _Repair(place, level, progress, config, quarantines, shards).run()
     except (OSError, sqlite3.OperationalError) as error:
         where = getattr(error, "filename", None) or place.version
         why = getattr(error, "strerror", None) or error
@@ -82,52 +95,57 @@ def repair(
 
 class _Repair:
     def __init__(
-        self, place: Place, level: Level, progress: Progress, config: Config | None, quarantines: bool
+        self,
+        place: Workplace,
+        level: Level,
+        progress: Progress,
+        config: Config | None,
+        quarantines: bool,
+        again: Sequence[str],
     ) -> None:
         self._place = place
         self._level: Level = level
         self._progress = progress
         self._quarantines = quarantines
+        self._seals = read_seals(place)
+        self._origin = read_origin(place.version, place.others, self._seals, config)
+        self._again = [_named(shard, self._seals, place.version) for shard in again]
         self._bad: list[BadSample] = []
         self._not_seen: Sequence[str] = ()
         self._has_quarantine = (quarantine.home(place.version) / quarantine.NAME).exists()
-        self._origin = read_origin(place, config)
 
     def run(self) -> Repaired:
-        tables = Tables(self._place, self._origin, self._progress)
-        tables.run()
-        if tables.record is None and self._level == "quick":
-            self._level = "default"  # only the tars tell whether the tables are sound
+        tables = TableRepair(self._place, self._seals, self._origin, self._progress)
+        self._seals = tables.run()
         findings = self._verify()
-        if tables.run_again(_tables_of(findings)):
-            findings = self._verify()
-        shards = self._shards(findings)
-        if not _tables_of(findings) - {BUILD}:
-            tables.remember()
-        if tables.done or shards.done or shards.moved:
+        shards = self._repair_shards(findings)
+        if shards.done or shards.cleared or self._place.moved:
             findings = self._remaining(findings, shards)
-        repaired = {done.file for done in shards.done}
-        as_built = [Failed(name, AS_BUILT, MEND) for name in sorted(shards.as_built & _shards_of(findings))]
-        failed = [*tables.failed, *shards.failed, *as_built]
-        quarantines = self._quarantines and not any(one.is_of_host for one in failed)
-        is_set_aside = quarantines and not tables.failed and all(map(self._is_covered, findings))
+        as_built = shards.as_built & _shards_of(findings)
+        failed = [
+            *tables.failed,
+            *shards.failed,
+            *(Failed(name, AS_BUILT, MEND) for name in sorted(as_built)),
+        ]
+        adds = self._quarantines and not any(one.is_environment for one in failed)
+        knows_keys = not any(one.file.startswith("samples/") for one in tables.failed)
+        is_set_aside = adds and not tables.failed and all(map(self._is_covered, findings))
         try:
-            knows_keys = not any(one.file.startswith("samples/") for one in tables.failed)
-            adds = quarantines and knows_keys
-            aside = set_aside(self._place.version, self._level, self._bad, repaired, adds)
+            repaired = {done.file for done in shards.done}
+            aside = _set_aside(self._place.version, self._level, self._bad, repaired, adds and knows_keys)
         except DataError as error:
             failed.append(Failed(quarantine.NAME, str(error), UNTANGLE))
-            aside, is_set_aside = Aside(0, 0, 0), False
+            aside, is_set_aside = Aside(), False
         return Repaired(
-            self._place.version,
-            is_set_aside or not (failed or findings),
-            shards.done,
-            tables.done,
-            self._place.moved,
-            failed,
-            findings,
-            aside,
-            self._not_seen,
+            version=self._place.version,
+            ok=is_set_aside or not (failed or findings),
+            shards=shards.done,
+            tables=tables.done,
+            moved=self._place.moved,
+            failed=failed,
+            findings=findings,
+            aside=aside,
+            not_seen=self._not_seen,
         )
 
     def _verify(self) -> list[Finding]:
@@ -138,24 +156,22 @@ class _Repair:
         self._not_seen = report.not_seen
         return list(report.findings)
 
-    def _shards(self, findings: Iterable[Finding]) -> ShardRepair:
-        """Repair what the findings name."""
-        manifest = read_proven_manifest(
-            self._place, read_record(self._place, read_build(self._place.version).facts)
-        )
+    def _repair_shards(self, findings: Sequence[Finding]) -> ShardRepair:
         named = _shards_of(findings)
-        extras = sorted(_shards_of(one for one in findings if one.code == "shard.extra"))
-        try:
-            recipes = read_recipes(self._place.version, manifest)
-        except DataError as error:
-            return ShardRepair(failed=[Failed(name, str(error), REBUILD) for name in sorted(named)])
-        extras = list(filter(_is_inside, extras))
-        return repair_shards(self._place, self._origin, recipes, named, extras, self._progress)
+        records = self._seals.shards
+        work = ShardRepair(self._place, records or {}, self._origin, self._progress)
+        if records is None:
+            reason = "nothing proves shards.parquet, so nothing says what it was"
+            work.failed += [Failed(name, reason, REBUILD) for name in sorted(named)]
+            return work
+        extras = sorted(filter(_is_inside, _shards_of(one for one in findings if one.code == "shard.extra")))
+        work.run(named, extras, self._again)
+        return work
 
     def _remaining(self, before: Sequence[Finding], shards: ShardRepair) -> list[Finding]:
         """What a look at the version would find now. Shards that are proven need no second reading, unless
-        what was asked for is not told by their bytes."""
-        repaired = {done.file for done in shards.done} | shards.moved.keys()
+        what was asked for does not follow from their bytes."""
+        repaired = {done.file for done in shards.done} | shards.cleared
         left = [one for one in before if one.where.get("shard") not in repaired]
         is_unsure = any(one.code == "sample.duplicate_key" for one in left)
         if shards.done and (is_unsure or self._level == "full"):
@@ -172,16 +188,46 @@ class _Repair:
         return finding.where.get("shard") in {one.shard for one in self._bad}
 
 
+def _set_aside(
+    version: Path, level: Level, bad: Iterable[BadSample], repaired: Collection[str], adds: bool
+) -> Aside:
+    """Bring the quarantine up to date with what is `bad` now, as far as this level can tell.
+
+    Entries whose reason the level does not look for stay, but for those of shards that were `repaired`. With
+    `adds` the bad samples are added.
+    """
+    home = quarantine.home(version)
+    listed = quarantine.of_version(version, quarantine.read(home / quarantine.NAME))
+    known = {(one.shard, one.key) for one in listed}
+    entries = [Entry(version.name, one.split, one.shard, one.key, one.reason) for one in bad]
+    still = {(one.shard, one.key) for one in entries}
+    levels = list(quarantine.SEEN)
+    seen = set().union(*(quarantine.SEEN[name] for name in levels[: levels.index(level) + 1]))
+    sound = [
+        one
+        for one in listed
+        if (one.shard, one.key) not in still
+        and (one.reason in seen or (one.shard in repaired and one.reason in quarantine.BY_BYTES))
+    ]
+    released = quarantine.remove(home, sound) if sound else 0
+    added = quarantine.add(home, entries) if adds and still - known else 0
+    return Aside(added, released, len(listed) - released + added)
+
+
+def _named(shard: str, seals: Seals, version: Path) -> str:
+    """The full name of `train/000007`, `val/3` or `7` (of train); UsageError when the version has no such
+    shard."""
+    match = _SHARD.fullmatch(shard)
+    if match is None:
+        raise UsageError(f"--shard: {shard!r} is no shard; give a number, or a name such as val/000003")
+    name = shard_name(match[1] or REST, int(match[2]))
+    if seals.shards is not None and name not in seals.shards:
+        raise UsageError(f"--shard {shard}: version {version.name} has no {name}; see its shards.parquet")
+    return name
+
+
 def _shards_of(findings: Iterable[Finding]) -> set[str]:
     return {str(one.where["shard"]) for one in findings if one.where.get("shard")}
-
-
-def _tables_of(findings: Iterable[Finding]) -> set[str]:
-    """Files beside the tars that are wrong. A key twice that no shard has is in the table of samples."""
-    named = {str(one.where["file"]) for one in findings if one.where.get("file")}
-    twice = (one.where for one in findings if one.code == "sample.duplicate_key")
-    splits = {where["split"] for where in twice if where.get("split") and not where.get("shard")}
-    return named | {f"samples/{split}.parquet" for split in splits}
 
 
 def _is_inside(name: str) -> bool:

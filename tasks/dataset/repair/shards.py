@@ -1,165 +1,340 @@
-"""All damaged shards of a version: found elsewhere, put together from what is left, or converted again.
+"""Damaged shards made whole: found under another name, or put together from what is sound of them and what is
+converted again.
 
-What another file holds already is linked. The rest is done in rounds of so many samples that they can be
-held, each shard taking its place as soon as it is proven.
+A shard takes its place only when it has the BLAKE3 that seals it, so whatever is tried on the way cannot
+spoil anything. Sound spans are kept by their CRC32C in the index; only the other samples need their source.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO
+from uuid import uuid4
 
-from tasks.core.engines.local import map_here
+import google_crc32c
+from blake3 import blake3
+
+from tasks.core.engines.local import map_in_threads
+from tasks.core.errors import DataError
+from tasks.core.files import CHUNK, blake3_file
+from tasks.core.process import available_cores
 from tasks.core.screen import Progress
-from tasks.dataset.repair import install
-from tasks.dataset.repair.copies import Copies
-from tasks.dataset.repair.examine import Examined, Remains, examine
-from tasks.dataset.repair.origin import Origin
-from tasks.dataset.repair.outcome import CONFIGURE, REBUILD, Done, Failed
-from tasks.dataset.repair.place import CLOSED, Place, opening
-from tasks.dataset.repair.recipes import Built, Recipes, spans_of
-from tasks.dataset.repair.round import Plan, Round
-from tasks.dataset.repair.work import Work
+from tasks.core.stores import LocalStore
+from tasks.core.units import counted
+from tasks.dataset.build_info import FileSeal
+from tasks.dataset.repair import reasons
+from tasks.dataset.repair.outcome import BRING_BACK, CONFIGURE, MIND, MOVED, REBUILD, Done, Failed, Way
+from tasks.dataset.repair.recipes import NO_SPANS, Plan, Recipes, Spans, spans_of
+from tasks.dataset.repair.seals import is_sealed
+from tasks.dataset.repair.source import Again, Origin, Source
+from tasks.dataset.repair.workplace import Workplace, inode, is_file
+from tasks.dataset.tables import ShardRecord, read_shards
+from tasks.dataset.tar.writer import END
 
-ROUND = 100_000
-ROUND_BYTES = 64_000_000_000
-"""Samples and bytes of the shards that are made together: what is looked for in one pass over the source, and
-what may lie in the work folder."""
-WORTH_WORKERS_BYTES = 64_000_000
-"""Below this, starting worker processes costs more than it saves."""
-NOTE = "shards looked into"
-
-Task = TypeVar("Task")
-Result = TypeVar("Result")
+NOTE = "shards repaired"
+CLOSED = "cannot be read: Permission denied; it stays as it is"
 
 
 @dataclass(frozen=True)
-class ShardRepair:
-    """`moved` are extra tars and where they lie now, None where only a second name went; `as_built` are
-    shards whose bytes are what they were."""
+class Examined:
+    """What lies under a shard's name. `blake3` is None for what cannot be read to its end; `sound` says of
+    each sample whether its bytes are as they were; `is_closed` that this user may not read the file."""
 
+    path: Path
+    blake3: str | None = None
+    inode: tuple[int, int] = (0, 0)
+    sound: Sequence[bool] = ()
+    is_closed: bool = False
+
+
+@dataclass
+class ShardRepair:
+    """Repairs shards of a version whose `shards.parquet` is proven; `as_built` are those that need
+    nothing."""
+
+    place: Workplace
+    records: Mapping[str, ShardRecord]
+    origin: Origin
+    progress: Progress
     done: list[Done] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
-    moved: dict[str, Path | None] = field(default_factory=dict)
     as_built: set[str] = field(default_factory=set)
+    cleared: set[str] = field(default_factory=set)
+    """Names that were in no table and are not there any more."""
+
+    def run(self, named: Iterable[str], extras: Sequence[str], again: Iterable[str]) -> None:
+        """Repair the shards that are `named`, convert those of `again` wholly from their source, and move the
+        `extras`, which belong to no version, away."""
+        afresh = set(again)
+        records = [self.records[name] for name in sorted({*named, *afresh}) if name in self.records]
+        self._total = len(records)
+        seen = self._examine(records, extras)
+        damaged = []
+        for record in records:
+            found = seen.get(self._path(record))
+            if found is not None and found.is_closed:
+                self._fail(
+                    record, "cannot be read: Permission denied; it stays as it is", self.place.opening, True
+                )
+            elif found is not None and found.blake3 == record.blake3 and record.name not in afresh:
+                self.as_built.add(record.name)
+            else:
+                damaged.append(record)
+        self._bad = {one.inode for one in seen.values()}
+        self._copies = _Copies(self.place, {record.blake3 for record in damaged})
+        left = self._link([one for one in damaged if one.name not in afresh], seen)
+        left += [one for one in damaged if one.name in afresh]
+        plans = {plan.record.name: plan for plan in self._plans(left, seen, afresh)}
+        self._make(plans)
+        self._clear(extras)
+
+    def _path(self, record: ShardRecord) -> Path:
+        return self.place.version / record.name
+
+    def _good(self, record: ShardRecord) -> Path:
+        return self.place.good / f"{record.blake3}.tar"
+
+    def _examine(self, records: Sequence[ShardRecord], extras: Sequence[str]) -> dict[Path, Examined]:
+        paths = [path for path in map(self.place.version.joinpath, extras) if is_file(path)]
+        tasks: list[tuple[Path, Spans]] = [(path, NO_SPANS) for path in paths]
+        for record in records:
+            if is_file(self._path(record)):
+                rows = self._recipes.rows(record)
+                tasks.append((self._path(record), NO_SPANS if rows is None else spans_of(rows)))
+        seen = {}
+        for found in map_in_threads(examine, tasks, available_cores()):
+            seen[found.path] = found
+            self.progress(len(seen), len(tasks), "shards examined")
+        return seen
+
+    @cached_property
+    def _recipes(self) -> Recipes:
+        return Recipes(self.place.version, self.records)
+
+    def _link(self, records: Sequence[ShardRecord], seen: Mapping[Path, Examined]) -> list[ShardRecord]:
+        """Take what another file has; returns those that none has. All get a second name first, because one
+        shard's file may be another's content."""
+        under = {one.blake3: path for path, one in seen.items() if one.blake3 is not None}
+        found: list[tuple[ShardRecord, str, Way]] = []
+        left = []
+        for record in records:
+            path = under.get(record.blake3)
+            copy = None if path is not None else self._copies.find(record, self._bad)
+            if path is not None:
+                self.place.link(path, self._good(record))
+                name = path.relative_to(self.place.version).as_posix()
+                found.append((record, f"renamed back from {name}", "renamed"))
+            elif copy is not None:
+                self.place.link(copy[0], self._good(record))
+                found.append((record, f"linked from {copy[1]}", "linked"))
+            else:
+                left.append(record)
+        for record, how, way in found:
+            self._install(record, how, way)
+        return left
+
+    def _plans(
+        self, records: Iterable[ShardRecord], seen: Mapping[Path, Examined], afresh: set[str]
+    ) -> Iterator[Plan]:
+        for record in records:
+            rows = self._recipes.rows(record)
+            if rows is None:
+                self._fail(record, "no table says which samples it held", REBUILD)
+                continue
+            found = seen.get(self._path(record))
+            has_some = found is not None and record.name not in afresh
+            plan = Plan(record, rows, found.sound if found and has_some else [False] * len(rows))
+            if plan.needed and self.origin.lacking:
+                self._fail(record, self.origin.lacking, CONFIGURE)
+            else:
+                yield plan
+
+    def _make(self, plans: Mapping[str, Plan]) -> None:
+        """Put the shards together, those first that need nothing of the source."""
+        for name in [name for name, plan in plans.items() if not plan.needed]:
+            self._put_together(plans[name], Again(name))
+        wanted = {
+            name: [plan.column("key")[row] for row in plan.needed]
+            for name, plan in plans.items()
+            if plan.needed
+        }
+        if not wanted or self.origin.config is None:
+            return
+        files = {file for plan in plans.values() for file in plan.needed_column("file")}
+        source = Source(self.origin.config, self.place.staging, self.progress)
+        finished = set()
+        for again in source.convert(wanted, frozenset(filter(None, files))):
+            if again.missing and source.trouble is not None:
+                continue  # it may be in what could not be read
+            finished.add(again.name)
+            self._put_together(plans[again.name], again)
+        for name in sorted(wanted.keys() - finished):
+            plan = plans[name]
+            needs = f"needs {len(plan.needed):,} of its {counted(len(plan.sound), 'sample')} from the source"
+            reason = f"{needs}, which cannot be read: {source.trouble}"
+            is_environment = source.is_environment
+            self._fail(plan.record, reason, MIND if is_environment else MOVED, is_environment)
+
+    def _put_together(self, plan: Plan, again: Again) -> None:
+        faults = reasons.missing(plan, again) if again.missing else reasons.untaken(plan, again)
+        if not faults and self._write(plan, again):
+            count, samples = len(plan.needed), counted(len(plan.sound), "sample")
+            if not count:
+                self._install(plan.record, "put together again: all its samples were sound", "joined")
+            elif count == len(plan.sound):
+                self._install(plan.record, f"converted again: {samples}", "converted")
+            else:
+                how = f"{count:,} of {samples} converted again, the others were sound"
+                self._install(plan.record, how, "converted")
+            return
+        faults = faults or reasons.differing(plan, again, self.origin.changes)
+        reason = "; ".join(fault.worded(len(plan.sound), self.origin.is_private) for fault in faults)
+        is_environment = any(fault.is_environment for fault in faults)
+        self._fail(plan.record, reason, MIND if is_environment else BRING_BACK, is_environment)
+
+    def _write(self, plan: Plan, again: Again) -> bool:
+        """Write the shard from its sound spans and the converted ones; whether it has its seal then."""
+        self.place.good.mkdir(parents=True, exist_ok=True)
+        temporary = self.place.good / f".{uuid4().hex}"
+        running = blake3()
+        try:
+            with temporary.open("wb") as out:
+                for part in _parts(plan, self._path(plan.record), again):
+                    running.update(part)
+                    out.write(part)
+                out.flush()
+                os.fsync(out.fileno())
+            if running.hexdigest() != plan.record.blake3:
+                return False
+            os.replace(temporary, self._good(plan.record))
+            return True
+        finally:
+            temporary.unlink(missing_ok=True)
+            if again.tar is not None:
+                again.tar.unlink(missing_ok=True)
+
+    def _install(self, record: ShardRecord, how: str, way: Way) -> None:
+        """Let the shard be the proven file, here and wherever it is as damaged; here last, so that a
+        repair that is killed begins with it again."""
+        for path in self._copies.to_mend(record, self._bad):
+            self.place.link(self._good(record), path)
+        self.place.link(self._good(record), self._path(record))
+        self.done.append(Done(record.name, how, way))
+        self._show_progress()
+
+    def _fail(self, record: ShardRecord, reason: str, remedy: str, is_environment: bool = False) -> None:
+        self.failed.append(Failed(record.name, reason, remedy, is_environment))
+        self._show_progress()
+
+    def _show_progress(self) -> None:
+        self.progress(len(self.done) + len(self.failed), self._total, NOTE)
+
+    def _clear(self, extras: Iterable[str]) -> None:
+        """A name that is in no table goes where its content has its own name again, else it is moved away."""
+        repaired = {inode(self.place.version / one.file) for one in self.done}
+        for name in extras:
+            path = self.place.version / name
+            if is_file(path) and inode(path) in repaired:
+                path.unlink()
+            elif os.path.lexists(path):
+                self.place.move_away(name)
+            self.cleared.add(name)
 
 
-def repair_shards(
-    place: Place,
-    origin: Origin,
-    recipes: Recipes,
-    named: Iterable[str],
-    extras: Sequence[str],
-    progress: Progress,
-) -> ShardRepair:
-    """Repair the shards that were `named`, and move the `extras` away."""
-    shards = [recipes.shards[name] for name in sorted(set(named)) if name in recipes.shards]
-    seen = _examine(place, origin, recipes, shards, extras, progress)
-    as_built = {
-        shard.name
-        for shard in shards
-        if (found := seen.get(place.version / shard.name)) is not None and found.blake3 == shard.blake3
-    }
-    closed = [shard for shard in shards if _is_closed(seen.get(place.version / shard.name))]
-    damaged = [shard for shard in shards if shard.name not in as_built and shard not in closed]
-    copies = Copies(place, {shard.blake3 for shard in damaged})
-    work = Work(place, origin, progress, copies, seen, len(damaged) + len(closed))
-    for shard in closed:
-        work.fail_for_host(shard, f"{CLOSED}; it stays as it is", opening(place.version))
-    for plans in _rounds(work, recipes, _link(work, damaged)):
-        Round(work, plans).run()
-    return ShardRepair(work.done, work.failed, dict(_clear(place, extras, work.done)), as_built)
+def examine(task: tuple[Path, Spans]) -> Examined:
+    """Read the file at a path, and each span of it; what its disk does not give is not sound."""
+    path, spans = task
+    folder, name = os.path.split(path)
+    try:
+        with LocalStore(folder).open(name) as file:
+            found = os.fstat(file.fileno())
+            sound = [_crc32c(file, int(offset), int(length)) == crc32c for offset, length, crc32c in spans]
+    except (OSError, ValueError) as error:
+        return Examined(path, sound=[False] * len(spans), is_closed=isinstance(error, PermissionError))
+    try:
+        seal = blake3_file(path)
+    except OSError:
+        seal = None
+    return Examined(path, seal, (found.st_dev, found.st_ino), sound)
 
 
-def _is_closed(found: Examined | None) -> bool:
-    return found is not None and found.is_closed
+class _Copies:
+    """Where the dataset's other versions should have shards with these seals."""
+
+    def __init__(self, place: Workplace, wanted: set[str]) -> None:
+        self._place = place
+        self._files: dict[str, list[Path]] = {}
+        for other in place.others if wanted else ():
+            try:
+                records = read_shards(other)
+            except DataError:
+                continue  # its own repair is for that
+            for record in records:
+                if record.blake3 in wanted:
+                    self._files.setdefault(record.blake3, []).append(other / record.name)
+
+    def find(self, record: ShardRecord, bad: set[tuple[int, int]]) -> tuple[Path, str] | None:
+        """A proven copy, and where it is from; files of `bad` inodes have been examined."""
+        seal = FileSeal(bytes=record.bytes, blake3=record.blake3)
+        candidates = [
+            (path, f"version {path.parents[1].name}") for path in self._files.get(record.blake3, ())
+        ]
+        candidates.append((self._place.good / f"{record.blake3}.tar", "a repair before"))
+        for path, origin in candidates:
+            if is_file(path) and inode(path) not in bad and is_sealed(path, seal):
+                return path, origin
+        return None
+
+    def to_mend(self, record: ShardRecord, bad: set[tuple[int, int]]) -> Iterator[Path]:
+        """The names in other versions whose file is damaged or gone, too."""
+        seal = FileSeal(bytes=record.bytes, blake3=record.blake3)
+        for path in self._files.get(record.blake3, ()):
+            if not is_file(path) or inode(path) in bad or not is_sealed(path, seal):
+                yield path
 
 
-def _examine(
-    place: Place,
-    origin: Origin,
-    recipes: Recipes,
-    shards: Iterable[Built],
-    extras: Iterable[str],
-    progress: Progress,
-) -> dict[Path, Examined]:
-    """Read what is there of the shards and extras."""
-    there = [shard for shard in shards if install.is_file(place.version / shard.name)]
-    beside = [path for path in map(place.version.joinpath, extras) if install.is_file(path)]
-    paths = [*(place.version / shard.name for shard in there), *beside]
-    damaged = (Remains(place.version / shard.name, spans_of(recipes.rows(shard))) for shard in there)
-    size = sum(path.stat().st_size for path in paths)
-    seen = {}
-    for one in _map(examine, chain(damaged, map(Remains, beside)), size, origin.workers):
-        seen[one.path] = one
-        progress(len(seen), len(paths), NOTE)
-    return seen
+def _parts(plan: Plan, damaged: Path, again: Again) -> Iterator[bytes]:
+    """The bytes of the shard: each sample's span, from its damaged file or from the converted one."""
+    converted: Iterator[tuple[int, int]] = iter(())
+    if again.sidecar is not None:
+        spans = spans_of(again.sidecar)
+        converted = ((int(offset), int(length)) for offset, length, _ in spans)
+    files: dict[Path, BinaryIO] = {}
+    try:
+        for is_sound, (offset, length, _) in zip(plan.sound, plan.spans, strict=True):
+            path = damaged if is_sound else again.tar
+            assert path is not None
+            if path not in files:
+                files[path] = path.open("rb", buffering=0)
+            start, count = (int(offset), int(length)) if is_sound else next(converted)
+            yield from _chunks(files[path], start, count)
+        yield END
+    finally:
+        for file in files.values():
+            file.close()
 
 
-def _map(
-    function: Callable[[Task], Result], tasks: Iterable[Task], size_bytes: int, workers: int
-) -> Iterable[Result]:
-    if size_bytes < WORTH_WORKERS_BYTES or workers < 2:
-        return map(function, tasks)
-    return map_here(function, tasks, workers)
+def _chunks(file: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
+    """A span of a file; OSError where it has become shorter."""
+    end = offset + length
+    while offset < end:
+        chunk = os.pread(file.fileno(), min(CHUNK, end - offset), offset)
+        if not chunk:
+            raise OSError("it has become shorter")
+        offset += len(chunk)
+        yield chunk
 
 
-def _link(work: Work, shards: Iterable[Built]) -> list[Built]:
-    """Take what another file has; returns those that none has. All copies get a second name first, because
-    one shard's file may be another's content."""
-    under = {one.blake3: path for path, one in work.seen.items()}
-    found, left = [], []
-    for shard in shards:
-        path = under.get(shard.blake3)
-        copy = work.copies.find(shard, work.inodes) if path is None else None
-        if path is not None:
-            how = f"renamed back from {path.relative_to(work.place.version).as_posix()}"
-            found.append((shard, path, how, "renamed"))
-        elif copy is not None:
-            found.append((shard, copy[0], f"linked from {copy[1]}", "linked"))
-        else:
-            left.append(shard)
-    for shard, path, _, _ in found:
-        install.link(work.place, path, work.good(shard))
-    for shard, _, how, way in found:
-        work.install(shard, work.good(shard), how, way)
-    return left
-
-
-def _rounds(work: Work, recipes: Recipes, shards: Iterable[Built]) -> Iterator[list[Plan]]:
-    some: list[Plan] = []
-    samples = size_bytes = 0
-    for shard in shards:
-        rows = recipes.rows(shard)
-        if rows is None:
-            work.fail(shard, "no table tells which samples it held", REBUILD)
-            continue
-        seen = work.seen.get(work.path(shard))
-        plan = Plan(shard, rows, seen.sound if seen is not None else [False] * len(rows))
-        if plan.needed and work.origin.lacking:
-            work.fail(shard, work.origin.lacking, CONFIGURE)
-            continue
-        some.append(plan)
-        samples += len(plan.sound)
-        size_bytes += shard.bytes
-        if samples >= ROUND or size_bytes >= ROUND_BYTES:
-            yield some
-            some, samples, size_bytes = [], 0, 0
-    if some:
-        yield some
-
-
-def _clear(place: Place, extras: Iterable[str], done: Sequence[Done]) -> Iterator[tuple[str, Path | None]]:
-    """A name that is in no table goes where its content has its own name again, else moves away."""
-    repaired = {install.inode(place.version / one.file) for one in done}
-    for name in extras:
-        path = place.version / name
-        if install.is_file(path) and install.inode(path) in repaired:
-            path.unlink()
-            yield name, None
-        elif os.path.lexists(path):
-            yield name, install.set_aside(place, path, name)
+def _crc32c(file: BinaryIO, offset: int, length: int) -> int | None:
+    """Of a span; None when it is not all there or cannot be read."""
+    running = 0
+    try:
+        for chunk in _chunks(file, offset, length):
+            running = google_crc32c.extend(running, chunk)
+    except OSError:
+        return None
+    return running

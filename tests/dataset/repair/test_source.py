@@ -12,18 +12,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tasks.core.errors import DataError
+from tasks.core import remote
+from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
 from tasks.core.schema import Config
 from tasks.dataset.build.staging import redact_config
 from tasks.dataset.build_info import sealed
-from tasks.dataset.repair import install
 from tasks.dataset.repair.outcome import Failed
 from tasks.dataset.repair.run import Repaired, repair
+from tasks.dataset.repair.workplace import Workplace
 from tasks.dataset.tables import Batches
 from tests.dataset import damage, raw, tampering
 from tests.dataset.damage import Built
 from tests.dataset.raw import chat, shards
+from tests.web import web_server
 
 
 @pytest.fixture
@@ -79,8 +81,8 @@ def test_samples_that_are_gone_are_named(built: Built, tmp_path: Path) -> None:
     damage.flip(built.tar(1))
     done = built.repair()
     one = failed(done)
-    assert one.reason.startswith(f"2 of its {len(names)} samples are not to be had")
-    assert all(f"{name}: its file is gone" in one.reason for name in names[:2])
+    assert one.reason.startswith(f"2 of its {len(names)} samples are gone from the source (")
+    assert all(name in one.reason for name in names[:2])
     assert "tarmac build" in one.remedy and "--quarantine" in one.remedy
     assert [done.file for done in done.shards] == ["train/000001.tar"], "the others are repaired"
     rows = (tmp_path / "raw/captions.csv").read_text().splitlines()
@@ -287,9 +289,63 @@ def test_a_folder_that_may_not_be_written_is_one_line(built: Built, monkeypatch:
         raise PermissionError(13, "Permission denied", str(built.tar(0)))
 
     damage.without_end(built.tar(0))
-    monkeypatch.setattr(install, "link", refused)
+    monkeypatch.setattr(Workplace, "link", refused)
     with pytest.raises(DataError, match=r"000000\.tar: Permission denied; mind its rights"):
         built.repair()
     monkeypatch.undo()
     assert built.repair().ok
     built.check([built.tar(0)])
+
+
+def urls(tmp_path: Path, address: str) -> Built:
+    """Images that lie on a server, four to a shard."""
+    raw.write_table(
+        tmp_path, [(f"{address}/{number:04d}.png", f"picture {number}", "x") for number in range(8)]
+    )
+    config = raw.config(tmp_path, tmp_path / "out", shard={"samples": 4}, splits={})
+    return damage.publish(config)
+
+
+def test_a_server_that_is_down_costs_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "TRIES", 1)
+    raw.pictures(tmp_path / "raw", 8)
+    with web_server(tmp_path / "raw", gives_parts=False) as (address, _):
+        built = urls(tmp_path, address)
+    built.tar(0).unlink()
+    done = built.repair(quarantines=True)
+    one = failed(done)
+    assert one.is_environment and address in one.reason and "gone" not in one.reason
+    assert "server" in one.remedy and not (built.dataset / "quarantine.jsonl").exists()
+
+
+def test_what_a_server_has_no_more_is_gone(tmp_path: Path) -> None:
+    raw.pictures(tmp_path / "raw", 8)
+    with web_server(tmp_path / "raw", gives_parts=False) as (address, _):
+        built = urls(tmp_path, address)
+        for path in (tmp_path / "raw").glob("000[0-3].png"):
+            path.unlink()
+        for tar in built.tars:
+            tar.unlink()
+        done = built.repair()
+    assert done.failed and all("gone from the source" in one.reason for one in done.failed)
+    assert not any(one.is_environment for one in done.failed)
+
+
+def test_a_named_shard_is_converted_again(built: Built) -> None:
+    before = built.tar(1).stat().st_ino
+    done = built.repair(shards=["1"])
+    assert done.ok and [(one.file, one.way) for one in done.shards] == [("train/000001.tar", "converted")]
+    assert built.tar(1).stat().st_ino != before
+    built.check([built.tar(1)])
+
+
+def test_a_named_shard_of_another_source_stays(built: Built, tmp_path: Path) -> None:
+    (tmp_path / "raw" / files_of(built, built.tar(1))[0]).write_bytes(raw.png(77))
+    assert "has changed in the source" in failed(built.repair(shards=["train/000001"])).reason
+    built.check()
+
+
+@pytest.mark.parametrize(("shard", "says"), [("99", "has no train/000099.tar"), ("a/b/c", "is no shard")])
+def test_a_shard_that_is_not_there_is_refused(built: Built, shard: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        built.repair(shards=[shard])

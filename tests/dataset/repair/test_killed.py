@@ -14,7 +14,7 @@ from tests.dataset import damage
 from tests.dataset.damage import Built
 from tests.soak.kill_builds import sigkill
 
-KILLS = 5
+KILLS = 3
 
 
 def spoil(built: Built) -> list[Path]:

@@ -14,7 +14,6 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.repair import shards
 from tasks.dataset.repair.run import repair
 from tests.dataset import damage, raw
 from tests.dataset.damage import Built
@@ -204,17 +203,6 @@ def test_any_mixture_of_damage(built: Built) -> None:
         assert done.ok, (hit, done)
         left = ("current", "repair", "versions") if (built.dataset / "repair").exists() else None
         built.check(built.tars, left or ("current", "versions"))
-
-
-def test_many_shards_take_many_rounds(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "ROUND", 10)
-    monkeypatch.setattr(shards, "WORTH_WORKERS_BYTES", 0)
-    for tar in built.tars[::2]:
-        tar.unlink()
-    for tar in built.tars[1::2]:
-        damage.flip(tar)
-    assert built.repair().ok
-    built.check(built.tars)
 
 
 def test_a_version_that_lies_alone(built: Built, tmp_path: Path) -> None:

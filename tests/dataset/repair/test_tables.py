@@ -15,7 +15,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import read_json
 from tasks.dataset import versions
 from tasks.dataset.build.run import is_up_to_date
-from tasks.dataset.build_info import is_sealed, recorded, sealed
+from tasks.dataset.build_info import sealed
 from tasks.dataset.repair.run import repair
 from tasks.dataset.tables import Batches, BatchWriter
 from tests.dataset import damage, raw
@@ -82,8 +82,8 @@ def test_all_tables_at_once(with_rejects: Built) -> None:
     with_rejects.check(with_rejects.tars[:2])
 
 
-@pytest.mark.parametrize("name", ["inputs.arrow", "rejects.parquet"])
-def test_what_only_the_source_tells_is_not_made_up(with_rejects: Built, tmp_path: Path, name: str) -> None:
+def test_what_only_the_source_says_is_not_made_up(with_rejects: Built, tmp_path: Path) -> None:
+    name = "inputs.arrow"
     (with_rejects.version / name).unlink()
     shutil.move(tmp_path / "raw", tmp_path / "away")
     done = with_rejects.repair()
@@ -138,13 +138,13 @@ def test_a_lost_build_json_is_written_again_with_the_config(built: Built, name: 
     damage.DAMAGES[name](build)
     done = built.repair()
     assert not done.ok and "--config" in done.failed[0].remedy and done.failed[0].file == "build.json"
-    assert done.failed[0].reason == f"its config is lost: build.json {WHY[name]}"
+    assert done.failed[0].reason.startswith("its config is lost: ") and WHY[name] in done.failed[0].reason
     assert built.repair(config=built.config).ok
     after = read_json(build)
     assert {key: after[key] for key in ("files", "dataset", "name", "private", "filtered")} == {
         key: before[key] for key in ("files", "dataset", "name", "private", "filtered")
     }
-    assert is_up_to_date(built.config) is None, "its times are lost, so the next build looks again"
+    assert is_up_to_date(built.config) == built.version
     damage.flip(built.tar(0))
     assert built.repair().ok, "the config is kept again"
     built.check([built.tar(0)])
@@ -167,72 +167,6 @@ def test_a_lost_build_json_is_made_of_another_versions(built: Built, tmp_path: P
     assert read_json(built.version / "build.json")["dataset"]["output"] == str(built.dataset)
 
 
-def changed(build: Path, how: str) -> None:
-    """A build.json whose checksum of itself is not right any more."""
-    facts = read_json(build)
-    if how == "of an older Tarmac":
-        del facts["digest"]
-    elif how == "edited":
-        facts |= {"host": 7, "engine": {"workers": "many"}, "built": None, "new": "1"}
-    elif how == "a flipped checksum":
-        facts["files"]["index/val.npy"]["blake3"] = "0" * 64
-    elif how == "no record":
-        facts["files"] = []
-    build.write_text(json.dumps(facts))
-
-
-@pytest.mark.parametrize("how", ["of an older Tarmac", "edited", "a flipped checksum", "no record"])
-def test_a_build_json_without_its_seal_still_tells_the_config(built: Built, how: str) -> None:
-    build = built.version / "build.json"
-    before = read_json(build)
-    changed(build, how)
-    built.tar(0).unlink()
-    damage.flip(built.version / "samples/train.parquet")
-    done = built.repair()
-    assert done.ok and "build.json" in [one.file for one in done.tables]
-    built.check([built.tar(0)])
-    after = read_json(build)
-    kept = ("name", "dataset", "cut", "private", "filtered", "inputs_digest", "files", "versions")
-    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
-    assert is_sealed(after) and "new" not in after and after["host"] in ("", before["host"])
-    assert built.repair().ok and is_up_to_date(built.config) == built.version
-
-
-def test_a_build_json_of_other_rules_is_not_believed(built: Built) -> None:
-    build = built.version / "build.json"
-    facts = read_json(build)
-    facts["dataset"]["image"]["max_side"] = 8
-    build.write_text(json.dumps(facts))
-    built.tar(0).unlink()
-    (failed,) = built.repair().failed
-    assert "build.json keeps one of other rules" in failed.reason and "--config" in failed.remedy
-
-
-def test_inputs_of_which_nothing_remembers_the_bytes_are_made_again(built: Built) -> None:
-    """Sizes and times of raw files stand in no other table."""
-    path = built.version / "inputs.arrow"
-    set_all(path, "stamp", "7")
-    (built.version / "build.json").unlink()
-    done = built.repair(config=built.config)
-    assert done.ok and [one.file for one in done.tables] == ["inputs.arrow", "build.json"]
-    built.check()
-
-
-def test_inputs_that_nothing_proves_are_not_recorded(built: Built, tmp_path: Path) -> None:
-    set_all(built.version / "inputs.arrow", "stamp", "7")
-    (built.version / "build.json").unlink()
-    built.tar(0).unlink()
-    (tmp_path / "raw/new.png").write_bytes(raw.png(99))
-    with (tmp_path / "raw/captions.csv").open("a") as file:
-        file.write("new.png,a new one,label 1\n")
-    done = built.repair(config=built.config)
-    assert [one.file for one in done.shards] == ["train/000000.tar"], "shards have checksums of their own"
-    (failed,) = done.failed
-    assert not done.ok and failed.file == "inputs.arrow"
-    assert failed.reason.startswith("no record says what it was, and the source is not what it was")
-    assert not (built.version / "build.json").exists()
-
-
 def set_all(path: Path, name: str, value: Any) -> None:
     """Write one value into a column of all batches."""
     batches = Batches(path)
@@ -243,20 +177,6 @@ def set_all(path: Path, name: str, value: Any) -> None:
             field = table.schema.field(name)
             column = pa.repeat(pa.scalar(value, field.type), table.num_rows)
             writer.write(table.set_column(table.schema.get_field_index(name), field, column))
-
-
-def test_a_record_that_is_wrong_does_not_spoil_what_is_sound(built: Built) -> None:
-    build = built.version / "build.json"
-    facts = read_json(build)
-    facts["files"]["index/train.npy"]["blake3"] = "0" * 64
-    facts["files"]["index/nowhere.npy"] = facts["files"].pop("samples/val.parquet")
-    facts["files"]["../../../current"] = facts["files"]["shards.parquet"]
-    build.write_text(json.dumps(sealed(facts)))
-    inode = (built.version / "index/train.npy").stat().st_ino
-    assert built.repair().ok
-    assert (built.version / "index/train.npy").stat().st_ino == inode
-    assert read_json(build)["files"] == recorded(built.version)
-    built.check()
 
 
 def test_a_repair_leaves_the_order_of_versions(built: Built, tmp_path: Path) -> None:
@@ -277,7 +197,8 @@ def test_a_forged_table_is_not_believed(built: Built, tmp_path: Path) -> None:
     other = another(built, tmp_path / "raw/0007.png")
     for name in ("manifest.json", "shards.parquet", "build.json"):
         shutil.copy(other / name, built.version / name)
-    assert repair(built.version).ok
+    assert not repair(built.version).ok
+    assert repair(built.version, config=built.config).ok
     built.check()
 
 
@@ -304,19 +225,3 @@ def test_a_version_that_nothing_names_is_not_made_up(built: Built, tmp_path: Pat
     done = repair(alone, config=built.config)
     assert not done.ok and not done.tables
     assert "nothing says which version it was" in done.failed[0].reason
-
-
-def test_what_a_damaged_table_tells_is_taken_only_where_build_json_agrees(
-    built: Built, tmp_path: Path
-) -> None:
-    path = built.version / "inputs.arrow"
-    set_all(path, "width", 7)
-    for name in ("index/train.npy", "samples/train.parquet"):
-        (built.version / name).unlink()
-    shutil.move(tmp_path / "raw", tmp_path / "away")
-    done = built.repair()
-    assert [one.file for one in done.tables] == ["index/train.npy"]
-    assert {one.file for one in done.failed} == {"inputs.arrow", "samples/train.parquet"}
-    shutil.move(tmp_path / "away", tmp_path / "raw")
-    assert built.repair().ok
-    built.check()

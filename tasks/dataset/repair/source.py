@@ -1,0 +1,195 @@
+"""The raw samples of damaged shards, converted again from their source: a build of named samples.
+
+The source is listed once, as a build does, but only the samples that are needed are kept. What has changed
+there is converted as well: whether it gives the same bytes is for the shard's seal to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tasks.core.errors import DataError, TarmacError, UsageError
+from tasks.core.files import is_disk_full
+from tasks.core.process import available_cores
+from tasks.core.schema import BuildEngine, Config, Dataset, Engines
+from tasks.core.screen import Progress
+from tasks.core.stores import is_environment_error
+from tasks.dataset.build.catalogue import Rejected
+from tasks.dataset.build.fingerprint import CONVERTER, PLACES, config_digest, packages
+from tasks.dataset.build.named import NamedShards, list_named
+from tasks.dataset.build_info import BuildInfo, read_build_info
+from tasks.dataset.manifest import Manifest
+from tasks.dataset.repair.seals import Seals
+from tasks.dataset.sources import open_sources
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the version was built by. `config` is None where nothing says it; `lacking` says why the sources
+    cannot be read, "" where they can; `changes` names packages that may take samples otherwise now."""
+
+    config: Config | None
+    lacking: str
+    is_private: bool
+    changes: str = ""
+
+
+def read_origin(version: Path, others: Iterable[Path], seals: Seals, given: Config | None) -> Origin:
+    """The config that the version's build.json keeps, or that of another version by the same rules, or the
+    given one; UsageError for one with other rules."""
+    info = seals.info or _of_the_same_rules(others, seals.manifest)
+    stored = None
+    if info is not None:
+        stored = _config(info.name, Dataset.model_validate(info.dataset), info.engine.get("workers"))
+    is_private = info.private if info is not None else True if given is None else given.dataset.private
+    if given is not None:
+        _require_same_rules(version, seals.manifest, stored, given)
+        name = given.name if stored is None else stored.name
+        engine = given.engine.for_build()
+        workers = engine.workers if engine.kind == "local" else None
+        config = _config(name if seals.manifest is None else seals.manifest.name, given.dataset, workers)
+        return Origin(config, "", is_private, _changed_packages(config, seals))
+    if stored is None or info is None:
+        return Origin(None, f"its config is lost: {seals.lost}", is_private)
+    keys = ", ".join(info.cut)
+    lacking = f"build.json keeps no passwords or signatures, which {keys} has" if keys else ""
+    return Origin(stored, lacking, is_private, _changed_packages(stored, seals))
+
+
+def _of_the_same_rules(others: Iterable[Path], manifest: Manifest | None) -> BuildInfo | None:
+    for other in others:
+        with contextlib.suppress(DataError, ValidationError):
+            info = read_build_info(other)
+            rules = config_digest(Dataset.model_validate(info.dataset))
+            if manifest is not None and rules == manifest.config_digest:
+                return info
+    return None
+
+
+@dataclass(frozen=True)
+class Again:
+    """A shard's needed samples after their conversion: a sidecar with a row and a tar with a span for
+    each, in the order of the needed keys; no tar where none could be taken. Where samples are missing from
+    the source, `missing` has the reject of each, None when it is not there any more, and nothing was
+    converted."""
+
+    name: str
+    sidecar: Any = None
+    tar: Path | None = None
+    missing: Mapping[str, Rejected | None] = field(default_factory=dict)
+
+
+class Source:
+    """Converts samples again, in a staging folder of its own. `trouble` is why a source could not be read."""
+
+    def __init__(self, config: Config, staging: Path, progress: Progress) -> None:
+        self._config = config
+        self._staging = staging
+        self._progress = progress
+        self.trouble: Exception | None = None
+
+    def convert(self, wanted: Mapping[str, Sequence[str]], containers: frozenset[str]) -> Iterator[Again]:
+        """Convert the samples of these keys, shard by shard, each as soon as it is done.
+
+        `containers` are those of sequential sources that held them: they are read first, the others only
+        where samples are not in them. Ends early, with `trouble`, where the sources cannot be read. A full
+        disk is raised.
+        """
+        try:
+            config = self._readable()
+            named = self._listed(config, wanted, containers or None)
+            if named.missing and containers:
+                named = self._listed(config, wanted, None)
+            lacking = set(named.missing)
+            for name, keys in wanted.items():
+                missing = {key: named.refused.get(key) for key in keys if key in lacking}
+                if missing:
+                    yield Again(name, missing=missing)
+            for name, sidecar, tar in named.convert(self._progress):
+                if lacking.isdisjoint(wanted[name]):
+                    yield Again(name, sidecar, tar)
+        except (TarmacError, OSError) as error:
+            if is_disk_full(error):
+                raise
+            self.trouble = error
+        finally:
+            shutil.rmtree(self._staging, ignore_errors=True)  # a full disk is not to be kept so
+
+    @property
+    def is_environment(self) -> bool:
+        """Whether the trouble says nothing about the data."""
+        return is_environment_error(self.trouble)
+
+    def _listed(
+        self, config: Config, wanted: Mapping[str, Sequence[str]], containers: frozenset[str] | None
+    ) -> NamedShards:
+        shutil.rmtree(self._staging, ignore_errors=True)
+        self._staging.mkdir(parents=True)
+        return list_named(config, wanted, self._staging, self._progress, containers)
+
+    def _readable(self) -> Config:
+        """The config with those of its sources alone that can be read; the trouble of the others is noted."""
+        config = self._config
+        blocks = config.dataset.all_sources
+        readable = []
+        for block, source in zip(blocks, open_sources(config.dataset), strict=True):
+            try:
+                next(iter(source.containers()), None)
+                readable.append(block)
+            except (TarmacError, OSError) as error:
+                self.trouble = error
+        if self.trouble is None:
+            return config
+        if not readable:
+            raise self.trouble
+        dataset = config.dataset.model_copy(update={"source": None, "sources": readable})
+        return config.model_copy(update={"dataset": dataset})
+
+
+def _config(name: str, dataset: Dataset, workers: Any) -> Config:
+    count = workers if type(workers) is int and workers > 0 else available_cores()
+    engine = BuildEngine(kind="local", workers=count)
+    return Config(name=name, dataset=dataset, engine=Engines(build=engine))
+
+
+def _changed_packages(config: Config, seals: Seals) -> str:
+    """What takes samples otherwise than when the version was built: `pillow 11.3.0, was 10.4.0`."""
+    if seals.info is None:
+        return ""
+    was = {**seals.info.versions, "Tarmac's converter": seals.info.converter}
+    now = {**packages(config.dataset.modality), "Tarmac's converter": CONVERTER}
+    changed = [name for name in now if was.get(name) not in (None, now[name])]
+    return "; ".join(f"{name} {now[name]}, was {was[name]}" for name in changed)
+
+
+def _require_same_rules(
+    version: Path, manifest: Manifest | None, stored: Config | None, given: Config
+) -> None:
+    if manifest is None or config_digest(given.dataset) == manifest.config_digest:
+        return
+    differs = [] if stored is None else _differing(stored.dataset, given.dataset)
+    what = ", ".join(differs[:5]) or f"the manifest's config_digest is {manifest.config_digest[:12]}…"
+    raise UsageError(
+        f"--config: its rules are not those of version {version.name} ({what}), so its shards would not be "
+        "the same; give the config that it was built by, or make a new version: tarmac build"
+    )
+
+
+def _differing(one: Dataset, other: Dataset) -> list[str]:
+    """The keys of rules in which two blocks differ."""
+    mine, its = (_flat(dataset.model_dump(mode="json", exclude=PLACES)) for dataset in (one, other))
+    return [f"dataset.{key}" for key in sorted(mine.keys() | its.keys()) if mine.get(key) != its.get(key)]
+
+
+def _flat(block: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in block.items():
+        flat |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
+    return flat

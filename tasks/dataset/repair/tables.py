@@ -1,0 +1,195 @@
+"""The files of a version beside its tars, made again where their seal is broken.
+
+Each is looked for where it costs least: in another version, in what `inputs.arrow` says of the shards, in a
+build of the version from its source. Nothing takes its place unless it has the seal; so what is offered may
+be wrong, and only costs its making. Where build.json is lost, the build from the source must give the
+version's own name, and its tables are sealed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.core.errors import DataError, TarmacError
+from tasks.core.files import is_disk_full
+from tasks.core.screen import Progress
+from tasks.core.stores import is_environment_error
+from tasks.dataset.build.assemble import Account, Shard, describe, draft_version
+from tasks.dataset.build.catalogue import Rejected
+from tasks.dataset.build.run import build
+from tasks.dataset.build.sidecar import first
+from tasks.dataset.build_info import FileSeal, read_build_info, write_build_info
+from tasks.dataset.layout import BUILD, INPUTS, MANIFEST, REJECTS, VERSIONS
+from tasks.dataset.repair.outcome import CONFIGURE, MIND, REBUILD, Done, Failed
+from tasks.dataset.repair.seals import Seals, is_sealed, read_seals
+from tasks.dataset.repair.source import Origin
+from tasks.dataset.repair.workplace import Workplace, is_file
+from tasks.dataset.tables import DAMAGED, REJECTS_SCHEMA, Batches, read_pieces
+
+NEIGHBOUR = "0" * 12
+"""The name, in the dataset of a build from the source, of the damaged version whose shards that build
+takes."""
+
+
+@dataclass
+class TableRepair:
+    """Repairs what is damaged of a version's tables; `seals` are up to date afterwards."""
+
+    place: Workplace
+    seals: Seals
+    origin: Origin
+    progress: Progress
+    done: list[Done] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+    trouble: Exception | None = None
+    """Why the version could not be built from its source."""
+
+    def run(self) -> Seals:
+        """Repair all that can be; the seals as they are then."""
+        if self.seals.info is None:
+            self._seal_again()
+        wanted = self._damaged()
+        for offer in (self._from_versions, self._from_inputs, self._from_source):
+            if wanted:
+                offer(wanted)
+        self.failed += [self._failure(name) for name in wanted]
+        if self.done:
+            self.seals = read_seals(self.place)
+        return self.seals
+
+    def _damaged(self) -> dict[str, FileSeal]:
+        files = self.seals.files
+        return {name: seal for name, seal in files.items() if not is_sealed(self.place.version / name, seal)}
+
+    def _take(self, folder: Path, wanted: dict[str, FileSeal], how: str) -> None:
+        """Take what of the folder has its seal; it is wanted no more."""
+        for name in [name for name, seal in wanted.items() if is_sealed(folder / name, seal)]:
+            self.place.copy(folder / name, self.place.version / name)
+            self.done.append(Done(name, how))
+            del wanted[name]
+
+    def _from_versions(self, wanted: dict[str, FileSeal]) -> None:
+        for other in self.place.others:
+            self._take(other, wanted, f"copied from version {other.name}")
+
+    def _from_inputs(self, wanted: dict[str, FileSeal]) -> None:
+        """Take the tables that follow from `inputs.arrow`, which says everything of the accepted samples."""
+        config = self.origin.config
+        if config is None or INPUTS in wanted:
+            return
+        work = self.place.work / "tables"
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            draft = draft_version(config, _shards_of(self.place.version), work)
+            rejects = list(self._rejects(wanted))
+            accepted = sum(split.samples for split in draft.splits.values())
+            filtered = 0 if self.seals.info is None else self.seals.info.filtered
+            reasons = Counter(str(one.reason) for one in rejects)
+            account = Account(accepted + filtered + len(rejects), filtered, reasons)
+            describe(draft, config, account, iter(rejects))
+            self._take(draft.folder, wanted, "made of what inputs.arrow says")
+        except (*DAMAGED, DataError) as error:
+            if is_disk_full(error):
+                raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _rejects(self, wanted: dict[str, FileSeal]) -> Iterator[Rejected]:
+        """The rejects that the version's own table lists; none where that is damaged."""
+        if REJECTS in wanted:
+            return
+        pieces = read_pieces(self.place.version / REJECTS, REJECTS_SCHEMA.names)
+        for number, row in enumerate(row for piece in pieces for row in piece.to_pylist()):
+            yield Rejected(number, **row)
+
+    def _from_source(self, wanted: dict[str, FileSeal]) -> None:
+        """Take the tables of a build from the source, which takes over the version's shards as far as
+        `inputs.arrow` is sound."""
+        version = self._build_again(keeps_shards=INPUTS not in wanted)
+        if version is not None:
+            self._take(version, wanted, "made again from the source")
+
+    def _build_again(self, keeps_shards: bool) -> Path | None:
+        """A build of the version's config in a dataset of its own; None where it cannot be, and why is
+        noted."""
+        config = self.origin.config
+        if config is None or self.origin.lacking:
+            return None
+        again = self.place.again
+        shutil.rmtree(again, ignore_errors=True)
+        if keeps_shards:
+            _plant(self.place.version, again / VERSIONS / NEIGHBOUR)
+        dataset = config.dataset.model_copy(update={"output": again, "mirror": None})
+        try:
+            return build(
+                config.model_copy(update={"dataset": dataset}), self.progress, accept_loss=True
+            ).version
+        except (TarmacError, OSError) as error:
+            if is_disk_full(error):
+                raise
+            self.trouble = error
+            return None
+
+    def _seal_again(self) -> None:
+        """Make build.json again: by a build from the source that gives this very version."""
+        if self.origin.config is None:
+            self.failed.append(Failed(BUILD, self.origin.lacking, CONFIGURE))
+            return
+        version = self._build_again(keeps_shards=True)
+        if version is None or (self.place.has_its_name and version.name != self.place.version.name):
+            self.failed.append(self._failure(BUILD))
+            return
+        if not self.place.has_its_name and self.seals.manifest is None:
+            reason = "nothing says which version it was: its folder has another name, its manifest no seal"
+            self.failed.append(Failed(BUILD, reason, REBUILD))
+            return
+        info = read_build_info(version)
+        wanted = {
+            name: seal for name, seal in info.files.items() if not is_sealed(self.place.version / name, seal)
+        }
+        self._take(version, wanted, "made again from the source")
+        facts = info.model_dump(mode="json", exclude={"files", "digest"})
+        with contextlib.suppress(OSError):  # versions are ordered by this time
+            facts["built"] = (self.place.version / MANIFEST).stat().st_mtime
+        output = self.place.dataset or self.place.version
+        facts["output"] = facts["dataset"]["output"] = str(output)
+        write_build_info(self.place.version, facts)
+        self.done.append(Done(BUILD, "written again"))
+        self.seals = read_seals(self.place)
+
+    def _failure(self, name: str) -> Failed:
+        """Why a table could not be made again, and what a person can do."""
+        if self.origin.lacking:
+            return Failed(name, self.origin.lacking, CONFIGURE)
+        if self.trouble is not None:
+            reason = f"needs the source, which cannot be read: {self.trouble}"
+            is_environment = is_environment_error(self.trouble)
+            return Failed(name, reason, MIND if is_environment else REBUILD, is_environment)
+        return Failed(
+            name, "needs the source, and the source is not what it was when this was built", REBUILD
+        )
+
+
+def _shards_of(version: Path) -> Iterator[Shard]:
+    """The shards that have a tar as `inputs.arrow` lists them, without their tars."""
+    batches = Batches(version / INPUTS)
+    for number in range(len(batches)):
+        table = batches[number]
+        tar = first(table, "tar")
+        if tar is not None:
+            yield Shard(tar.partition("/")[0], table, None)
+
+
+def _plant(version: Path, neighbour: Path) -> None:
+    """Let a build find the version's shards beside its own: their files get second names there."""
+    for path in (version / INPUTS, *version.glob("*/*.tar")):
+        if is_file(path):
+            target = neighbour / path.relative_to(version)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, target)

@@ -1,0 +1,216 @@
+"""Which version is repaired, where the work is done, and how a proven file takes its place.
+
+The work folder is `DATASET/repair`, or `VERSION.repair` beside a version that lies alone: on the same file
+system, so that what is proven takes its place by one rename, whatever lay there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.files import FULL, fsync_path, unreadable_as_error
+from tasks.core.lock import Held, Lease
+from tasks.core.stores import is_remote, redact
+from tasks.dataset import layout, versions
+from tasks.dataset.layout import LEASE, VERSION_NAME, VERSIONS
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A version's folder, its dataset's folder unless the version lies alone, and the folder of the work.
+    `moved` says where what belongs to no version was moved to, by its name in the version."""
+
+    version: Path
+    dataset: Path | None
+    work: Path
+    moved: dict[str, Path] = field(default_factory=dict, compare=False)
+
+    @property
+    def good(self) -> Path:
+        """Tars that wait for their place, named by the BLAKE3 that they should have."""
+        return self.work / "good"
+
+    @property
+    def staging(self) -> Path:
+        """Of the samples that are converted again."""
+        return self.work / "staging"
+
+    @property
+    def again(self) -> Path:
+        """A dataset of its own, for a build of the version's tables from the source."""
+        return self.work / "again"
+
+    @property
+    def extra(self) -> Path:
+        """Where what belongs to no version is moved to; it stays."""
+        return self.work / "extra" / self.version.name
+
+    @property
+    def has_its_name(self) -> bool:
+        """Whether the folder's name is a version's, which seals the manifest."""
+        return VERSION_NAME.fullmatch(self.version.name) is not None
+
+    @property
+    def others(self) -> list[Path]:
+        """The dataset's other versions."""
+        listed = [] if self.dataset is None else versions.listed(self.dataset)
+        return [version for version in listed if version.name != self.version.name]
+
+    @contextlib.contextmanager
+    def leased(self) -> Iterator[None]:
+        """Hold the dataset while the block runs; after it nothing is left of the work but what is extra.
+
+        DataError that names who holds it, UsageError where nothing can be written.
+        """
+        where = self.dataset or self.work
+        lease = Lease(where / LEASE)
+        try:
+            lease.acquire()
+        except Held as held:
+            raise DataError(f"{held}; repair when it is done") from None
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            raise UsageError(
+                f"DATASET: {where} cannot be written ({error.strerror}); mind its rights"
+            ) from None
+        try:
+            yield
+            for folder in (self.good, self.staging, self.again):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            lease.release()
+            with contextlib.suppress(OSError):  # where something extra is left, or work that was broken off
+                self.work.rmdir()
+
+    def require_readable(self) -> None:
+        """DataError for a folder or table that this user may not read: it may be sound, so it is not
+        replaced."""
+
+        def refuse(error: OSError) -> None:
+            if isinstance(error, PermissionError):
+                problem = f"{error.filename} cannot be read: {error.strerror}"
+                raise DataError(f"{problem}; {self.opening}") from None
+
+        for folder, _, names in os.walk(self.version, onerror=refuse):
+            for name in names:
+                if not name.endswith(".tar"):
+                    try:
+                        os.close(os.open(Path(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+                    except OSError as error:
+                        refuse(error)
+
+    @property
+    def opening(self) -> str:
+        """What helps where this user may not read a file of the version."""
+        command = f"chmod -R u+rX {shlex.quote(str(self.version))}"
+        return f"let its owner give you the right, then repair again: {command}"
+
+    def link(self, good: Path, target: Path) -> None:
+        """Let `target` be `good`, which keeps its own name; nothing happens where it is that already."""
+        if not is_same(good, target):
+            self.good.mkdir(parents=True, exist_ok=True)
+            temporary = self.good / f".{uuid4().hex}"
+            os.link(good, temporary)
+            self.move(temporary, target)
+
+    def copy(self, good: Path, target: Path) -> None:
+        """Let `target` be a copy of `good`, so that damage to one spares the other."""
+        self.good.mkdir(parents=True, exist_ok=True)
+        temporary = self.good / f".{uuid4().hex}"
+        shutil.copyfile(good, temporary)
+        fsync_path(temporary)
+        self.move(temporary, target)
+
+    def move(self, good: Path, target: Path) -> None:
+        """Let `target` be `good`, whose name goes. A folder that lies there is moved away unless it is
+        empty."""
+        for path, is_wrong in ((target.parent, not target.parent.is_dir()), (target, target.is_dir())):
+            if is_wrong and os.path.lexists(path) and not path.is_symlink():
+                try:
+                    path.rmdir()
+                except OSError:  # it holds something, or is a file
+                    self.move_away(path.relative_to(self.version).as_posix())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(good, target)
+        fsync_path(target.parent)
+
+    def move_away(self, name: str) -> None:
+        """Move a file or folder of the version to where what is extra stays, and note it in `moved`."""
+        path, kept, number = self.version / name, self.extra / name, 0
+        while os.path.lexists(kept):
+            number += 1
+            kept = self.extra / f"{name}.{number}"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(path, kept)
+        fsync_path(kept.parent)
+        fsync_path(path.parent)
+        self.moved[name] = kept
+
+
+def find(path: str | Path) -> Workplace:
+    """The workplace of a dataset's current version, or of a version; UsageError for what is neither."""
+    if is_remote(str(path)):
+        raise UsageError(f"DATASET: {redact(str(path))} is remote; repair it on the machine that built it")
+    target = Path(path).resolve()
+    with unreadable_as_error():
+        if not _is_version(target):
+            target = _current(target, path)
+    dataset = target.parent.parent if target.parent.name == VERSIONS else None
+    work = target.with_name(f"{target.name}.repair") if dataset is None else dataset / "repair"
+    return Workplace(target, dataset, work)
+
+
+def _is_version(folder: Path) -> bool:
+    """Whether a folder is a version, damaged as it may be."""
+    is_named = folder.parent.name == VERSIONS and VERSION_NAME.fullmatch(folder.name) is not None
+    return folder.is_dir() and (is_named or any((folder / mark).exists() for mark in versions.MARKS))
+
+
+def _current(dataset: Path, given: str | Path) -> Path:
+    version = layout.linked(dataset)
+    if version is not None:
+        return version.resolve()
+    if not dataset.is_dir():
+        problem = "is no folder" if dataset.exists() else "is not there"
+        raise UsageError(f"DATASET: {given} {problem}; give a dataset's folder or a version's")
+    names = [version.name for version in versions.listed(dataset)]
+    if names:
+        raise UsageError(
+            f"DATASET: {given} has no current version; give one of DATASET/versions/: {', '.join(names)}"
+        )
+    raise UsageError(
+        f"DATASET: {given} holds no version that Tarmac built, so nothing says what its tars should be; make "
+        "a dataset of what is sound in them: tarmac build with dataset.source: {kind: shards, path: …}"
+    )
+
+
+def is_same(one: Path, other: Path) -> bool:
+    """Whether both names are those of one file."""
+    try:
+        return os.path.samestat(os.lstat(one), os.lstat(other))
+    except OSError:
+        return False
+
+
+def inode(path: Path) -> tuple[int, int]:
+    """What a file has in common under all its names; OSError."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file by itself: no link, folder or pipe."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
