@@ -19,7 +19,7 @@ from tasks.dataset.layout import BUILD, MANIFEST, SHARDS, home
 from tasks.dataset.preview.fault_codes import FAULT_CODES, FaultCode
 from tasks.dataset.preview.samples import SHOWN_PER_SPLIT, salvage
 from tasks.dataset.preview.tiles import Fault, Tile, legible, tile_of, without_folder
-from tasks.dataset.verify.report import LEFT, weight
+from tasks.dataset.verify.report import LEFT, NOT_DECODED, NOT_READ, weight
 
 DATASET = "DATASET"
 """In a command, where nobody says how the dataset is called."""
@@ -35,11 +35,8 @@ CODES_NAMED = 5
 REMEDY = "tarmac repair DATASET --full makes it again from the source; with --quarantine, training skips it"
 """For what only looking showed."""
 READ: Mapping[str, tuple[str, Sequence[str]]] = {
-    "quick": (
-        "tables, sizes, ends and index",
-        ("the bytes within the shards", "whether members decode"),
-    ),
-    "default": ("every byte, by its checksum", ("whether members decode",)),
+    "quick": ("tables, sizes, ends and index", (NOT_READ, NOT_DECODED)),
+    "default": ("every byte, by its checksum", (NOT_DECODED,)),
     "full": ("every byte, and every member decoded", ()),
 }
 """What verify reads at each level, and what it does not, in words that are the same for all data."""
@@ -157,7 +154,7 @@ def commands(checked: Checked, version: Path, is_private: bool = False) -> Seque
     if checked.report.ok:
         return ()
     dataset = DATASET if is_private else checked.dataset
-    if not any((version / name).exists() for name in (MANIFEST, SHARDS, BUILD)):
+    if not is_built(version):
         return (
             (
                 f"tarmac init {dataset}",
@@ -183,6 +180,11 @@ def commands(checked: Checked, version: Path, is_private: bool = False) -> Seque
         ),
         (f"tarmac verify {dataset} --full", "says afterwards whether all is well."),
     )
+
+
+def is_built(folder: Path) -> bool:
+    """Whether Tarmac built these tars."""
+    return any((folder / name).exists() for name in (MANIFEST, SHARDS, BUILD))
 
 
 def summary(report: Report) -> str:

@@ -26,7 +26,15 @@ from tasks.dataset.layout import CURRENT, SHARDS, VERSIONS, resolve
 from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.preview import numbers
 from tasks.dataset.preview.fault_codes import FAULT_CODES
-from tasks.dataset.preview.faults import Checked, Faults, commands, faults_of, faulty_tiles, with_looked_at
+from tasks.dataset.preview.faults import (
+    Checked,
+    Faults,
+    commands,
+    faults_of,
+    faulty_tiles,
+    is_built,
+    with_looked_at,
+)
 from tasks.dataset.preview.numbers import CountTokens
 from tasks.dataset.preview.samples import SampleReader, choose_rows
 from tasks.dataset.preview.tiles import SHOWN, Tile, legible, read_tile, without_folder
@@ -166,9 +174,10 @@ def _add_build(content: Content, version: Path) -> None:
     try:
         info = read_build_info(version)
     except DataError as error:
+        way_out = " tarmac repair DATASET --config CONFIG writes it again." if is_built(version) else ""
+        problem = without_folder(error, version)
         content.private = (
-            f"Whether the dataset is private is not known, because {without_folder(error, version)}: counts "
-            "only. Build the dataset again, or repair it."
+            f"Whether the data is private is not known, because {problem}: counts only.{way_out}"
         )
         return
     content.built = info.built

@@ -6,6 +6,7 @@ A sample that cannot be shown is a tile that says so. A new modality is a functi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,11 +66,11 @@ def legible(value: Any, limit: int) -> str:
 
 
 def without_folder(message: object, folder: Path) -> str:
-    """A message without the folder's path, since a page is passed on, and without its full stop. A path of
-    one part is left: it may be a word as well."""
-    named = str(message)
-    if "/" in str(folder):
-        named = named.replace(f"{folder}/", "").replace(str(folder), "this folder")
+    """A message without the folder's path, since a page is passed on, and without its full stop."""
+    path = rf"(?<![\w/.-]){re.escape(str(folder))}"
+    named = re.sub(rf"{path}/", "", str(message))
+    if "/" in str(folder):  # else it may be a word as well
+        named = re.sub(rf"{path}(?![\w-])", "this folder", named)
     return legible(named, MESSAGE).rstrip(".")
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tasks.dataset.verify.reporting import LEFT
 
 from flows.cli import main
 from tasks.core.findings import Finding, Report
@@ -25,6 +24,7 @@ from tasks.dataset.preview.faults import SHOWN
 from tasks.dataset.preview.samples import SampleReader
 from tasks.dataset.preview.tiles import legible
 from tasks.dataset.tar.format import BLOCK, END, header, padding
+from tasks.dataset.verify.report import LEFT
 from tasks.models import tokens
 from tests.core.test_pages import Tags
 from tests.dataset import raw
