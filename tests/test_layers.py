@@ -29,7 +29,7 @@ def test_the_library_imports_without_prefect_and_wandb() -> None:
         for package in PACKAGES
         for module in pkgutil.walk_packages([f"{tasks.__path__[0]}/{package}"], f"tasks.{package}.")
     ]
-    assert len(modules) > 200
+    assert len(modules) > 150
     statement = f"import importlib\nfor module in {modules!r}: importlib.import_module(module)"
     assert "prefect" not in imported(statement, blocked=("prefect", "wandb"))
 
@@ -41,7 +41,7 @@ def test_verify_needs_no_torch() -> None:
 
 def test_a_sound_version_is_proven_without_heavy_imports() -> None:
     """So that `tarmac verify` of a small dataset takes less than half a second."""
-    loaded = imported("import tasks.dataset.verify.run")
+    loaded = imported("import tasks.dataset.verify.run", blocked=("tasks.core.schema",))
     assert not {"numpy", "pyarrow", "PIL", "fsspec"} & loaded
 
 

@@ -19,7 +19,8 @@ from typing import BinaryIO, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.schema.block import REMOTE_SCHEMES
+
+REMOTE_SCHEMES = ("s3", "gs", "https", "http")
 
 _PARTS = re.compile(r"([a-z0-9]+)://(?:[^/?#]*@)?([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.core.errors import UsageError
-from tasks.core.schema import Splits
 from tasks.dataset.keys import split_hash
 from tasks.dataset.rejects import Reject
+
+if TYPE_CHECKING:  # the names of splits are read where no config is
+    from tasks.core.schema import Splits
 
 REST = "train"
 FOLDERS = ("index", "samples")  # a version keeps these beside its splits

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
+from tasks.core.stores import REMOTE_SCHEMES
 from tasks.core.units import parse_duration, parse_size
 
 Duration = Annotated[
@@ -36,7 +37,6 @@ def _folder(value: Any) -> Any:
     return os.path.expanduser(value) if isinstance(value, str) else value
 
 
-REMOTE_SCHEMES = ("s3", "gs", "https", "http")
 Location = Annotated[str, Field(min_length=1), AfterValidator(_location)]
 """A path on this machine, or an address such as `s3://bucket/folder`; never a command."""
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, FiniteFloat, model_serializer, model_validator
 
-from tasks.core.schema.block import REMOTE_SCHEMES, Block, Folder, Location, Share, Size
+from tasks.core.schema.block import Block, Folder, Location, Share, Size
 from tasks.core.schema.source import Source
+from tasks.core.stores import REMOTE_SCHEMES
 
 Positive = Annotated[float, Field(gt=0)]
 Side = Annotated[int, Field(ge=1)]
