@@ -87,6 +87,8 @@ class Draft:
     inputs: BatchWriter
     shards: TableWriter
     seals: list[tuple[str, str]] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    """The shards that come out of the staging folder, not out of an earlier version."""
     splits: dict[str, SplitSummary] = field(default_factory=dict)
     content: int = 0
     """Sum of the BLAKE3 of every sample's line, modulo 2^256: the same in any order of the samples."""
@@ -169,7 +171,6 @@ def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
     sizes: list[int] = []
     size_bytes = 0
     with ExitStack() as stack:
-        tables: _SplitTables | None = None
         for shard in shards:
             number = len(sizes)
             seal = first(shard.sidecar, "blake3")
@@ -177,12 +178,15 @@ def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
             draft.inputs.write(_with_tar(shard.sidecar, name))
             if name is None:
                 continue  # every sample of it was rejected
-            if tables is None:
-                tables = stack.enter_context(_split_tables(draft, split))
+            if not sizes:
+                index, samples = _open_tables(draft, split, stack)
             if shard.tar is not None:
                 _link(shard.tar, draft.folder / name)
+                if shard.tar.parent == draft.folder.parent:
+                    draft.written.append(name)
             table = accepted(shard.sidecar)
-            tables.write(number, table)
+            samples.write(_samples_rows(table, number, index.rows, draft.modality))
+            index.write(number, *(table.column(name).to_numpy() for name in ("offset", "length", "crc32c")))
             lines = list(_content_lines(table))
             draft.content += sum(_number(line) for line in lines)
             draft.shards.write(_shard_row(draft, name, split, table, lines))
@@ -195,41 +199,24 @@ def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
         draft.splits[split] = SplitSummary(shards=len(sizes), samples=sum(sizes), bytes=size_bytes)
 
 
-@contextlib.contextmanager
-def _split_tables(draft: Draft, split: str) -> Iterator[_SplitTables]:
-    """Index and samples table of a split, whole and on disk when the block ends well."""
+def _open_tables(draft: Draft, split: str, stack: ExitStack) -> tuple[IndexWriter, TableWriter]:
+    """What readers of a split seek by, and what is known of each sample; whole and on disk when the stack
+    closes well."""
     index, samples = draft.folder / index_name(split), draft.folder / samples_name(split)
     for path in (index, samples, draft.folder / sizes_name(split)):
         path.parent.mkdir(exist_ok=True)
-    statistics = statistics_schema(draft.modality)
-    columns = samples_schema(statistics)
-    with IndexWriter(index) as index_writer, TableWriter(samples, columns) as samples_writer:
-        yield _SplitTables(index_writer, samples_writer, columns, list(statistics))
+    columns = samples_schema(statistics_schema(draft.modality))
+    return stack.enter_context(IndexWriter(index)), stack.enter_context(TableWriter(samples, columns))
 
 
-@dataclass(frozen=True)
-class _SplitTables:
-    """What readers of a split seek by, and what is known of each sample; written shard by shard."""
-
-    index: IndexWriter
-    samples: TableWriter
-    schema: Any
-    statistics: Sequence[str]
-
-    def write(self, number: int, table: Any) -> None:
-        """Append the accepted samples of shard `number` of the split."""
-        row, count = self.index.rows, table.num_rows
-        spans = [table.column(name).to_numpy() for name in ("offset", "length", "crc32c")]
-        self.index.write(number, *spans)
-        columns = {
-            "key": table.column("key"),
-            "original_key": table.column("original_key"),
-            "shard": pa.array(np.full(count, number, np.uint32)),
-            "row": pa.array(np.arange(row, row + count, dtype=np.uint64)),
-            "group": table.column("group"),
-            **{name: table.column(name) for name in self.statistics},
-        }
-        self.samples.write(pa.table(columns, self.schema))
+def _samples_rows(table: Any, number: int, row: int, modality: str) -> Any:
+    """The rows of `samples/` of shard `number`, whose first sample is number `row` of the split."""
+    count = table.num_rows
+    columns = {name: table.column(name) for name in ("key", "original_key", "group")}
+    columns["shard"] = pa.array(np.full(count, number, np.uint32))
+    columns["row"] = pa.array(np.arange(row, row + count, dtype=np.uint64))
+    columns |= {name: table.column(name) for name in statistics_schema(modality)}
+    return pa.table(columns, samples_schema(statistics_schema(modality)))
 
 
 def _link(tar: Path, name: Path) -> None:

@@ -17,7 +17,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,19 +84,6 @@ class BuildResult:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the caller wants beyond the config.
-
-    `rehash` compares the content of all raw samples, not only size and time. `accept_loss` takes a version
-    that has lost more samples than changes.ALLOWED. `survey` is the folder of a listing made just before.
-    """
-
-    rehash: bool = False
-    accept_loss: bool = False
-    survey: Path | None = None
-
-
 def build(
     config: Config,
     progress: Progress = no_progress,
@@ -108,10 +95,11 @@ def build(
 ) -> BuildResult:
     """Build the dataset's next version; waits for whoever else builds it, unless `waits` is False.
 
-    `survey` is the folder that `freshness.take_survey` gave: its listing is taken over, and removed in any
-    case. UsageError for a config that does not fit the source or the disk. DataError when the source holds
-    nothing, the rejects are certain to pass the budget, too many samples are gone, the disk is full, or, with
-    `waits` False, somebody else builds.
+    `rehash` compares the content of all raw samples, not only size and time. `accept_loss` takes a version
+    that has lost more samples than changes.ALLOWED. `survey` is the folder that `freshness.take_survey` gave:
+    its listing is taken over, and removed in any case. UsageError for a config that does not fit the source
+    or the disk. DataError when the source holds nothing, the rejects are certain to pass the budget, too many
+    samples are gone, the disk is full, or, with `waits` False, somebody else builds.
     """
     started = time.monotonic()
     give_memory_back()
@@ -123,8 +111,8 @@ def build(
             mirror.require_reachable(config.dataset.mirror)
         output = config.dataset.output
         with disk_full_as_error(output), _leased(output, waits, progress) as (lease, has_waited):
-            asked = Asked(rehash, accept_loss, None if has_waited else survey)
-            return _Build(config, sources, output / STAGING, progress, asked, lease, started).run()
+            work = _Build(config, sources, output / STAGING, progress, lease, rehash, accept_loss, started)
+            return work.run(None if has_waited else survey)
     finally:
         if survey is not None:
             shutil.rmtree(survey, ignore_errors=True)
@@ -164,11 +152,12 @@ class _Build:
     sources: list[Source]
     staging: Path
     progress: Progress
-    asked: Asked
     lease: Lease
+    rehash: bool
+    accept_loss: bool
     started: float
 
-    def run(self) -> BuildResult:
+    def run(self, survey: Path | None) -> BuildResult:
         dataset = self.config.dataset
         require_own(self.staging)
         _sweep_surveys(dataset.output)
@@ -178,19 +167,19 @@ class _Build:
         self.staging.mkdir(exist_ok=True)
         rules = write_rules(self.staging, dataset)  # first, as they show that the folder is a build's
         listing = Listing(self.config, self.sources, self.staging, self.progress)
-        listing.survey(surveyed=self.asked.survey, anew=self.asked.rehash)
+        listing.survey(surveyed=survey, anew=self.rehash)
         catalogue = listing.catalogue
         try:
-            may_stay = None if self.asked.rehash else before
+            may_stay = None if self.rehash else before
             if may_stay is not None and unchanged(may_stay, listing.inputs_digest, dataset):
                 shutil.rmtree(self.staging)
-                return self._result(may_stay, read_manifest(may_stay), 0, 0, before, changes.NONE)
+                return self._result(may_stay, read_manifest(may_stay), [], before, changes.NONE)
             listing.read()
             self._plan(catalogue)
             known = self._known(catalogue, rules)
             draft = self._convert(catalogue, rules, known)
             changed = changes.since(before, catalogue)
-            if not self.asked.accept_loss:
+            if not self.accept_loss:
                 changed.check(before)
             self.lease.require()
             account = assemble.Account(catalogue.read, catalogue.filtered, catalogue.reasons())
@@ -201,10 +190,8 @@ class _Build:
             version = assemble.install(draft, manifest, facts, dataset.output)
         finally:
             catalogue.close()
-        rewritten = sum(1 for _ in self.staging.glob("*.tar"))
-        released = _release(version, self.staging)
         shutil.rmtree(self.staging)
-        return self._result(version, manifest, rewritten, released, before, changed)
+        return self._result(version, manifest, draft.written, before, changed)
 
     def _plan(self, catalogue: Catalogue) -> None:
         """Plan the shards, unless a killed build has, and remove what is staged for others."""
@@ -216,12 +203,12 @@ class _Build:
         catalogue.forget_conversions()
         if self.config.engine.build.kind != "local":
             catalogue.flush()
-        sweep(self.staging, lambda shard: not self.asked.rehash and catalogue.ordinal(shard) is not None)
+        sweep(self.staging, lambda shard: not self.rehash and catalogue.ordinal(shard) is not None)
 
     def _known(self, catalogue: Catalogue, rules: str) -> dict[int, KnownShard]:
         """What need not be converted."""
         known = known_shards(self.config.dataset.output, catalogue)
-        if self.asked.rehash:
+        if self.rehash:
             for ordinal in changed_shards(self.config, self.staging, rules, known, self.progress):
                 del known[ordinal]
         return known
@@ -263,8 +250,7 @@ class _Build:
         self,
         version: Path,
         manifest: Manifest,
-        rewritten: int,
-        released: int,
+        written: Collection[str],
         before: Path | None,
         changed: changes.Changes,
     ) -> BuildResult:
@@ -277,12 +263,12 @@ class _Build:
             rejected=manifest.rejected,
             rejects=manifest.rejects,
             shards=manifest.shards,
-            shards_rewritten=rewritten,
+            shards_rewritten=len(written),
             previous=None if before is None else before.name,
             gained=changed.gained,
             lost=changed.lost,
-            released=released,
-            up_to_date=version == before and rewritten == 0,
+            released=_release(version, written),
+            up_to_date=version == before and not written,
             seconds=round(time.monotonic() - self.started, 3),
         )
 
@@ -319,27 +305,16 @@ def _sweep_surveys(dataset: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _release(version: Path, staging: Path) -> int:
-    """Take the samples of those shards of the version that were converted in `staging` out of the quarantine,
-    because they are as they were built; how many that were.
+def _release(version: Path, written: Collection[str]) -> int:
+    """Take the samples of the shards that were written out of the quarantine, because they are as they were
+    built; how many that were.
 
     The version's other shards were not looked into, so their samples stay. So do those whose reason says
     nothing of the shard's bytes: they were bad when it was built.
     """
+    if not written:
+        return 0
     home = layout.home(version)
     listed = quarantine.of_version(version, quarantine.read(home / quarantine.NAME))
-    if not listed:
-        return 0
-    converted = {_identity(tar) for tar in staging.glob("*.tar")}
-    written = {shard for shard in {one.shard for one in listed} if _identity(version / shard) in converted}
     sound = [one for one in listed if one.shard in written and one.reason in quarantine.BY_BYTES]
     return quarantine.remove(home, sound) if sound else 0
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells the file from others, whatever it is named; None where there is none."""
-    try:
-        state = path.stat()
-    except (OSError, ValueError):
-        return None
-    return state.st_dev, state.st_ino

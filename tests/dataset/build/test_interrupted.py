@@ -25,7 +25,7 @@ from tests.soak import kill_builds
 
 @pytest.mark.parametrize("kind", kill_builds.SOURCES)
 def test_sigkill_at_random_moments_leaves_no_trace(kind: str, tmp_path: Path) -> None:
-    assert kill_builds.episode(kind, tmp_path, random.Random(7), kills=2) >= 2
+    assert kill_builds.episode(kind, tmp_path, random.Random(7), kills=1) >= 1
 
 
 def test_what_a_killed_build_left_behind_does_no_harm(tmp_path: Path) -> None:
