@@ -1,7 +1,7 @@
 """The user's own rules on a sample's fields: a number is a minimum, a text equal, a list one of its values.
 
-A table's cell may be a text that holds a number; it is compared as the rule's type asks. What cannot be
-compared does not meet the rule.
+A table's cell may be a text that holds a number; it is compared as the type of the rule. A value that cannot
+be compared does not meet the rule.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whole builds beside other writers of the same files, beside `tar | openssl sha256`, and beside bare decoding.
+"""Whole builds beside other writers of the same files, and beside bare decoding.
 
 Twenty thousand JPEGs and a table of captions; each measurement is a process of its own, all take turns, the
 page cache is warm. Tarmac lists, plans, checks, hashes, indexes and flushes to disk; the peers only write, so
 a ratio of 1 is not a tie. Seconds are those of the work; imports do not count, our workers' start does. Run it
-on an idle machine: whoever takes a core away takes it from Tarmac and from tar, not from the other writers.
+on an idle machine.
 
     .venv/bin/python -m tests.benchmarks.bench_build [FOLDER [SAMPLES [ROUNDS]]]
 
@@ -12,7 +12,6 @@ The corpus is made once in FOLDER (default: below the system's temporary folder)
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import shutil
@@ -39,7 +38,6 @@ PROMISES = (
     ("tarmac, header, 1 worker", "webdataset ShardWriter", 1.5),
     ("tarmac, header, 1 worker", "ArrayRecordWriter", 1.2),
     ("tarmac, header, 1 worker", "MDSWriter", 1.2),
-    ("tarmac, header, 2 workers", "tar | openssl sha256", 0.8),
     ("tarmac, decode, 2 workers", "Pillow alone, on as many cores", 0.9),
 )
 """What is promised: the one's samples a second over the other's."""
@@ -57,17 +55,6 @@ def told(*command: object) -> float:
     """The seconds that a process prints last."""
     done = subprocess.run([str(part) for part in command], check=True, stdout=subprocess.PIPE, text=True)
     return float(done.stdout.split()[-1])
-
-
-def tar_and_openssl(corpus: Path, out: Path) -> float:
-    """Two processes by nature: one reads and joins the files, the other hashes what it joins."""
-    names = out / "names"
-    names.write_text("".join(f"{path.relative_to(corpus)}\n" for path in images(corpus)))
-    began = time.perf_counter()
-    tar = subprocess.Popen(["tar", "cf", "-", "-C", corpus, "-T", names], stdout=subprocess.PIPE)
-    subprocess.run(["openssl", "sha256"], stdin=tar.stdout, stdout=subprocess.DEVNULL, check=True)
-    assert tar.wait() == 0
-    return time.perf_counter() - began
 
 
 def decoding(corpus: Path, out: Path) -> float:
@@ -97,7 +84,6 @@ MEASURED: dict[str, Callable[[Path, Path], float]] = {
     "ArrayRecordWriter": partial(peer, "array_record"),
     "MDSWriter": partial(peer, "mds"),
     "tarmac, header, 2 workers": partial(ours, WORKERS, "header"),
-    "tar | openssl sha256": tar_and_openssl,
     "tarmac, decode, 2 workers": partial(ours, WORKERS, "decode"),
     "Pillow alone, on as many cores": decoding,
 }
@@ -122,17 +108,8 @@ def main(corpus: Path, samples: int, rounds: int) -> None:
     report(samples, rounds, seconds, loads)
 
 
-def sha256_speed() -> float:
-    """Bytes a second. Only Tarmac and openssl hash: without the processor's SHA instructions that is a good part
-    of what they do."""
-    data = bytes(1 << 26)
-    began = time.perf_counter()
-    hashlib.sha256(data)
-    return len(data) / (time.perf_counter() - began)
-
-
 def report(samples: int, rounds: int, seconds: dict[str, list[float]], loads: list[float]) -> None:
-    machine = f"{os.cpu_count()} cores, SHA-256 at {sha256_speed() / 1e6:,.0f} MB/s"
+    machine = f"{os.cpu_count()} cores"
     busy = f"load average {min(loads):.1f} to {max(loads):.1f}"
     print(f"{samples:,} samples, median of {rounds}, {machine}, {busy}")
     rates = {name: samples / statistics.median(took) for name, took in seconds.items()}

@@ -184,7 +184,7 @@ def test_a_job_counts_as_lost_only_after_its_last_rows_had_time(monkeypatch: pyt
     assert share.state(None, 2.0) == "running"
     assert share.state("REQUEUED", 11.0) == "running"
     assert [share.state(None, now) for now in (20.0, 29.0, 30.0)] == ["running", "running", "lost"]
-    share.hear({"end": "time"})
+    share.take_row({"end": "time"})
     assert share.state("COMPLETING", 31.0) == "spent"
 
 
@@ -193,23 +193,23 @@ def test_only_work_that_ends_three_jobs_is_given_up() -> None:
     outcomes = []
     for item in range(6):
         share.begin(str(item))
-        share.hear({"begun": item})
-        share.hear({"begun": 9})
-        share.hear({"item": item, "result": None})
-        assert tally.is_new(item)
-        outcomes.append(tally.is_hopeless(share))
+        share.take_row({"begun": item})
+        share.take_row({"begun": 9})
+        share.take_row({"item": item, "result": None})
+        assert tally.add_result(item)
+        outcomes.append(tally.add_end(share))
         if item == 1:
-            assert tally.is_new(9)
+            assert tally.add_result(9)
     assert outcomes == [False] * 6
-    assert not tally.is_new(9)
+    assert not tally.add_result(9)
     share.begin("a")
     for attempt in range(3):
         share.begin(str(attempt))
-        share.hear({"begun": 7})
-        share.hear({"item": 8, "result": None})
-        assert tally.is_hopeless(share) == (attempt == 2)
+        share.take_row({"begun": 7})
+        share.take_row({"item": 8, "result": None})
+        assert tally.add_end(share) == (attempt == 2)
     idle = Share(1, left=10)
-    assert [tally.is_hopeless(idle) for _ in range(3)] == [False, False, True]
+    assert [tally.add_end(idle) for _ in range(3)] == [False, False, True]
 
 
 def test_a_starters_silence_is_told_by_the_file_systems_clock(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 import contextlib
+import errno
 import os
 import re
 import socket
+import sqlite3
 import sys
 import threading
 import time
@@ -10,6 +12,8 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import aiohttp
+import botocore.exceptions
 import pytest
 
 from tasks.core import remote
@@ -22,6 +26,7 @@ from tasks.core.stores import (
     NotRegular,
     Unreachable,
     address_key,
+    is_environment_error,
     is_hidden,
     is_valid,
     open_store,
@@ -530,3 +535,48 @@ def test_an_address_without_a_host_or_bucket_is_none(address: str) -> None:
 )
 def test_an_address_with_one_is_one(address: str) -> None:
     assert is_valid(address)
+
+
+class CredentialsTimeout(Exception):
+    """Of somebody else's making, whose name says nothing."""
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "may_pass"),
+    [
+        (botocore.exceptions.NoCredentialsError(), "there are no credentials", False),
+        (botocore.exceptions.ReadTimeoutError(endpoint_url="https://h"), "does not answer in time", True),
+        (TimeoutError(), "does not answer in time", True),
+        (aiohttp.InvalidURL("http://a b"), "no valid address", False),
+        (ConnectionResetError(), "cannot be reached", True),
+        (CredentialsTimeout(), r"cannot be reached, or the connection broke \(CredentialsTimeout\)", True),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "where temporary files are kept", False),
+    ],
+)
+def test_an_error_of_a_client_library_is_known_by_its_class(
+    error: Exception, says: str, may_pass: bool
+) -> None:
+    found, is_tried_again = remote.failure(error, "https://me:secret@h/x?sig=secret")
+    assert re.search(says, str(found)) and is_tried_again == may_pass and "secret" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_environment"),
+    [
+        (PermissionError(errno.EACCES, "x"), True),
+        (OSError(errno.EIO, "x"), True),
+        (OSError(errno.ENOSPC, "x"), True),
+        (Unreachable(None, "the store does not answer", "s3://b"), True),
+        (MemoryError(), True),
+        (sqlite3.OperationalError("x"), True),
+        (FileNotFoundError(errno.ENOENT, "Permission denied"), False),
+        (Unreachable(errno.ENOENT, "there is no such bucket", "s3://b"), False),
+        (NotRegular("not a regular file"), False),
+        (ValueError("Permission denied"), False),
+    ],
+)
+def test_an_error_of_the_environment_is_no_fault_of_the_data(error: Exception, is_environment: bool) -> None:
+    assert is_environment_error(error) == is_environment
+    wrapper = ValueError("the sample could not be read")
+    wrapper.__cause__ = error
+    assert is_environment_error(wrapper) == is_environment

@@ -122,7 +122,7 @@ class Share:
         self.job = job
         self.begun, self.ended, self.results, self.gone_since = set(), None, 0, None
 
-    def hear(self, row: dict[str, Any]) -> None:
+    def take_row(self, row: dict[str, Any]) -> None:
         """Take a row of this attempt's job; the tally counts the results."""
         if "begun" in row:
             self.begun.add(row["begun"])
@@ -155,8 +155,8 @@ class Tally:
         self._done = bytearray(count)
         self._losses: dict[int, int] = {}
 
-    def is_new(self, item: int) -> bool:
-        """Count a result; False for one that is counted already, where an item was done twice."""
+    def add_result(self, item: int) -> bool:
+        """Count a result; False where the item was done twice and its result is counted already."""
         if self._done[item]:
             return False
         self._done[item] = True
@@ -164,9 +164,9 @@ class Tally:
         self.left -= 1
         return True
 
-    def is_hopeless(self, share: Share) -> bool:
-        """Count the end of a share's attempt; True once TRIES of them ended over the same item, or one after
-        the other without any result."""
+    def add_end(self, share: Share) -> bool:
+        """Count the early end of a share's attempt; True when it is to be given up, after TRIES attempts over
+        the same item, or one after the other without any result."""
         share.fruitless = 0 if share.results else share.fruitless + 1
         in_hand = [item for item in share.begun if not self._done[item]]
         for item in in_hand:
@@ -220,8 +220,8 @@ class _Watch:
                 if "error" in row:
                     raise self._error(row, share)
                 if attempt == share.attempt:
-                    share.hear(row)
-                if "result" in row and self._tally.is_new(row["item"]):
+                    share.take_row(row)
+                if "result" in row and self._tally.add_result(row["item"]):
                     share.left -= 1
                     self._progressed = time.monotonic()
                     yield row["result"]
@@ -259,7 +259,7 @@ class _Watch:
     def _again(self, share: Share, is_lost: bool) -> None:
         """Submit what an ended job has left over; TarmacError when that has been tried often enough."""
         how = (ending(share.job) if is_lost else "") or ("TIMEOUT" if share.ended == "time" else "vanished")
-        if self._tally.is_hopeless(share):
+        if self._tally.add_end(share):
             raise TarmacError(self._hopeless(share, how))
         logger.warning(
             "Slurm job %s ended early (%s); its %d items go to another", share.job, how, share.left

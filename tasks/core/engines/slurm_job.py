@@ -98,7 +98,7 @@ def _type(target: str, name: str) -> TypeAdapter[Any]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A map's folder: `plan.json`, `items.jsonl` unless the items are a range, and the rows of each job.
+    """A map's folder: `plan.json`, `items.jsonl`, and the rows of each job.
 
     Share `s` of `shares` has the items s, s + shares, s + 2 * shares and so on, so that a list sorted by size
     gives each job about the same work. A job works on for `silence_s` seconds without a sign of its starter.
@@ -107,7 +107,6 @@ class Plan:
     folder: Path
     call: Call
     count: int
-    bounds: tuple[int, int, int] | None
     shares: int
     workers: int
     silence_s: float
@@ -118,9 +117,12 @@ class Plan:
     ) -> Plan:
         """Write the items, one at a time, and then the plan."""
         folder.mkdir(parents=True)
-        bounds = (items.start, items.stop, items.step) if isinstance(items, range) else None
-        count = len(items) if isinstance(items, range) else _write_items(folder, call, items)
-        plan = cls(folder, call, count, bounds, min(jobs, count), workers, silence_s)
+        count = 0
+        with (folder / "items.jsonl").open("wb") as file:
+            for item in items:
+                file.write(call.item.dump_json(item) + b"\n")
+                count += 1
+        plan = cls(folder, call, count, min(jobs, count), workers, silence_s)
         fields = {name: value for name, value in vars(plan).items() if name not in ("folder", "call")}
         write_json(folder / "plan.json", {**fields, "target": call.target, "given": call.given})
         return plan
@@ -128,20 +130,13 @@ class Plan:
     @classmethod
     def read(cls, folder: Path) -> Plan:
         value = read_json(folder / "plan.json")
-        call = Call(value.pop("target"), value.pop("given"))
-        bounds = value.pop("bounds")
-        return cls(folder, call, bounds=bounds and tuple(bounds), **value)
+        return cls(folder, Call(value.pop("target"), value.pop("given")), **value)
 
     def items_of(self, share: int) -> Iterator[tuple[int, Any]]:
         """The share's items as JSON values, each with its number."""
-        numbers = range(share, self.count, self.shares)
-        if self.bounds is not None:
-            values = range(*self.bounds)
-            yield from ((number, values[number]) for number in numbers)
-            return
         with (self.folder / "items.jsonl").open("rb") as lines:
-            chosen = islice(lines, share, None, self.shares)
-            yield from zip(numbers, map(json.loads, chosen), strict=True)
+            for number, line in islice(enumerate(lines), share, None, self.shares):
+                yield number, json.loads(line)
 
     def size_of(self, share: int) -> int:
         return len(range(share, self.count, self.shares))
@@ -158,16 +153,6 @@ class Plan:
     @property
     def logs(self) -> Path:
         return self.folder / "logs"
-
-
-def _write_items(folder: Path, call: Call, items: Iterable[Any]) -> int:
-    count = 0
-    with (folder / "items.jsonl").open("wb") as file:
-        for item in items:
-            value = call.item.dump_python(item, mode="json")
-            file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
-            count += 1
-    return count
 
 
 def enter(folder: str, share: int, attempt: int) -> None:

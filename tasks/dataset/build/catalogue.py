@@ -288,6 +288,11 @@ class Catalogue:
         return self._count("SELECT coalesce(sum(filtered), 0) FROM containers")
 
     @property
+    def entry_bytes(self) -> int:
+        """Raw bytes of all samples that are to be converted."""
+        return self._count("SELECT coalesce(sum(max(size, 0)), 0) FROM entries")
+
+    @property
     def container_count(self) -> int:
         return self._count("SELECT count(*) FROM containers")
 
@@ -360,25 +365,11 @@ def reading(path: Path) -> Iterator[Catalogue]:
 
 def _row(listed: tuple[Entry, int, int]) -> tuple[Any, ...]:
     entry, shard_hash, weight = listed
-    texts = (entry.original_key, entry.place, entry.file, entry.content, entry.group)
-    if all(text is None or text.isascii() for text in texts):
+    _, _, original_key, place, _, file, _, _, content, _, group, *_ = entry
+    if (original_key + place + file + content + (group or "")).isascii():
         return (*entry, shard_hash - _SIGN, weight)
-    original_key, place, file, content, group = (None if text is None else _raw(text) for text in texts)
-    return (
-        entry.number,
-        entry.key,
-        original_key,
-        place,
-        entry.source,
-        file,
-        *entry[6:8],
-        content,
-        entry.split,
-        group,
-        *entry[11:],
-        shard_hash - _SIGN,
-        weight,
-    )
+    values = [_raw(value) if isinstance(value, str) else value for value in entry]
+    return (*values, shard_hash - _SIGN, weight)
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:

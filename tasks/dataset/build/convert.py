@@ -1,20 +1,19 @@
 """Planned shards to tars: all of them through the engine, each one idempotent in a worker process.
 
 A tar and its sidecar are written to temporary names, flushed to disk and renamed, the sidecar last. So a
-build that is killed or whose machine crashes loses at most the shards in hand. A worker has its tar flushed
-while it still writes to it, so that little is left to wait for at the end.
+build that is killed or whose machine crashes loses at most the shards in hand. A worker flushes a shard while
+it converts the next, so it is handed a few small ones at a time, or a large one alone.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
@@ -24,7 +23,7 @@ from tasks.core.files import digest, disk_full_as_error, fsync_path
 from tasks.core.schema import Config, Dataset
 from tasks.core.screen import Progress
 from tasks.dataset.build.budget import Budget
-from tasks.dataset.build.catalogue import NAME, Entry, reading
+from tasks.dataset.build.catalogue import NAME, Catalogue, Entry, reading
 from tasks.dataset.build.fingerprint import members_digest
 from tasks.dataset.build.shard_plan import PlannedShard
 from tasks.dataset.build.sidecar import Outcome, columns_of, counted_reasons, holds_transient, sidecar
@@ -37,19 +36,21 @@ from tasks.dataset.tables import write_batch
 from tasks.dataset.tar.writer import Members, ShardWriter
 
 NOTE = "samples"
-FLUSHED_BYTES = 4 << 20
-"""A tar that has grown by so much is flushed again."""
+TASK_BYTES = 128 << 20
+TASK_SHARDS = 8
+TASKS_PER_WORKER = 4
+"""Shards are handed out so many bytes or shards at a time, but in no fewer tasks per worker."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """One planned shard of the catalogue in the folder `staging`, to be converted there by the rules in that
+    """Planned shards of the catalogue in the folder `staging`, to be converted there by the rules in that
     folder, whose digest is `rules`."""
 
     staging: Path
     rules: str
-    ordinal: int
+    ordinals: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +83,66 @@ class Tally:
 
 
 def convert_all(
-    config: Config, staging: Path, rules: str, ordinals: Iterable[int], tally: Tally, progress: Progress
+    config: Config,
+    catalogue: Catalogue,
+    rules: str,
+    ordinals: Sequence[int],
+    tally: Tally,
+    progress: Progress,
 ) -> Generator[int, None, None]:
-    """Convert these shards of the catalogue in `staging` and yield each that is done; Exceeded as soon as the
+    """Convert these shards into the catalogue's folder and yield each that is done; Exceeded as soon as the
     budget is certain to be passed."""
+    staging = catalogue.path.parent
 
     def say(text: str) -> None:
         progress(tally.done, tally.total, f"{NOTE}; {text}")
 
     if tally.budget.is_exceeded:
         raise Exceeded
-    work = (Conversion(staging, rules, ordinal) for ordinal in ordinals)
-    for one in map_groups(convert, work, config.engine, folder=staging / JOBS, say=say):
-        tally.add(one.ordinal, one.samples, one.rejects)
+    at_once = _at_once(config, catalogue, len(ordinals))
+    tasks = (
+        Conversion(staging, rules, tuple(ordinals[start : start + at_once]))
+        for start in range(0, len(ordinals), at_once)
+    )
+    for converted in map_groups(convert, tasks, config.engine, folder=staging / JOBS, say=say):
+        for one in converted:
+            tally.add(one.ordinal, one.samples, one.rejects)
         progress(tally.done, tally.total, NOTE)
         if tally.budget.is_exceeded:
             raise Exceeded  # which ends the map: the shards in hand are finished, no more are begun
-        yield one.ordinal
+        yield from (one.ordinal for one in converted)
 
 
-def convert(task: Conversion) -> Converted:
-    """Convert one shard, unless it is there already."""
-    with reading(task.staging / NAME) as catalogue:
-        planned = catalogue.shard(task.ordinal)
-        table = staged(task.staging, planned.digest)
-        if table is None or holds_transient(table):
-            with disk_full_as_error(task.staging):
-                table = _write(converter(task.staging, task.rules), planned, catalogue.entries(planned))
-    return Converted(task.ordinal, table.num_rows, counted_reasons(table))
+def _at_once(config: Config, catalogue: Catalogue, shards: int) -> int:
+    """How many shards a worker is handed at a time."""
+    workers = config.engine.build.workers
+    if config.engine.build.kind != "local" or workers is None:
+        return 1
+    shard_bytes = catalogue.entry_bytes // max(catalogue.planned, 1) + 1
+    return max(1, min(TASK_SHARDS, TASK_BYTES // shard_bytes, shards // (TASKS_PER_WORKER * workers)))
+
+
+def convert(task: Conversion) -> list[Converted]:
+    """Convert the shards that are not there already; all are on disk when this returns."""
+    done = []
+    flushing: Future[None] | None = None
+    with (
+        reading(task.staging / NAME) as catalogue,
+        disk_full_as_error(task.staging),
+        ThreadPoolExecutor(1) as thread,
+    ):
+        for planned in map(catalogue.shard, task.ordinals):
+            table = staged(task.staging, planned.digest)
+            if table is None or holds_transient(table):
+                work = converter(task.staging, task.rules)
+                table, tar = _write(work, planned, catalogue.entries(planned))
+                before, flushing = flushing, thread.submit(_keep, task.staging, planned.digest, table, tar)
+                if before is not None:
+                    before.result()
+            done.append(Converted(planned.ordinal, table.num_rows, counted_reasons(table)))
+        if flushing is not None:
+            flushing.result()
+    return done
 
 
 @dataclass(frozen=True)
@@ -172,67 +205,37 @@ def content_digest(entry: Entry, raw: Members) -> bytes:
     return bytes(members_digest(raw, entry.key, entry.original_key).digest())
 
 
-def _write(work: Converter, planned: PlannedShard, entries: Sequence[Entry]) -> Any:
+def _write(work: Converter, planned: PlannedShard, entries: Sequence[Entry]) -> tuple[Any, Path | None]:
+    """A shard's sidecar, and its tar under a temporary name, if it holds any sample."""
     modality = work.dataset.modality
     temporary = work.staging / f".{planned.digest}.{uuid4().hex}"
-    seal = None
     try:
-        with ShardWriter(temporary) as writer, _Flushing(temporary) as flushing:
-            outcomes = []
-            for entry in entries:
-                outcomes.append(work.convert(writer, entry))
-                flushing.note(writer.size_bytes)
-            writer.end()
-            columns = columns_of(modality, outcomes)  # while the last bytes are hashed
-            if not writer.is_empty:
-                seal = writer.finish()
-                flushing.finish()
-                os.replace(temporary, tar_path(work.staging, planned.digest))
-        table = sidecar(modality, planned.digest, seal, writer.size_bytes if seal else 0, columns)
-        write_batch(temporary, table)
-        fsync_path(temporary)
-        os.replace(temporary, sidecar_path(work.staging, planned.digest))
+        with ShardWriter(temporary) as writer:
+            outcomes = [work.convert(writer, entry) for entry in entries]
+            seal = writer.finish()
     except BaseException:
         temporary.unlink(missing_ok=True)  # where the disk is full, it must not keep it so
         raise
-    return table
+    columns = columns_of(modality, outcomes)
+    if writer.is_empty:
+        temporary.unlink()
+        return sidecar(modality, planned.digest, None, 0, columns), None
+    return sidecar(modality, planned.digest, seal, writer.size_bytes, columns), temporary
 
 
-class _Flushing:
-    """Flushes a file to disk, in a thread, while it is still written.
-
-    An error of the disk is raised by `note` or `finish`: the system tells it once, and asked again would call
-    the file flushed.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
-        self._thread = ThreadPoolExecutor(1)
-        self._pending: Future[None] | None = None
-        self._asked_bytes = 0
-
-    def note(self, size_bytes: int) -> None:
-        """The file has this size by now."""
-        if size_bytes - self._asked_bytes < FLUSHED_BYTES:
-            return
-        if self._pending is not None:
-            if not self._pending.done():
-                return
-            self._pending.result()
-        self._asked_bytes = size_bytes
-        self._pending = self._thread.submit(os.fsync, self._descriptor)
-
-    def finish(self) -> None:
-        """All of the file is on disk when this returns."""
-        if self._pending is not None:
-            self._pending.result()
-        os.fsync(self._descriptor)
-
-    def __enter__(self) -> _Flushing:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.shutdown()
-        os.close(self._descriptor)
+def _keep(staging: Path, shard: str, table: Any, tar: Path | None) -> None:
+    """Flush a shard's files to disk and give them their names; what cannot be flushed is removed, because the
+    system reports that once, and asked again would call it flushed."""
+    temporary = staging / f".{shard}.{uuid4().hex}"
+    try:
+        if tar is not None:
+            fsync_path(tar)
+            os.replace(tar, tar_path(staging, shard))
+        write_batch(temporary, table)
+        fsync_path(temporary)
+        os.replace(temporary, sidecar_path(staging, shard))
+    except BaseException:
+        for path in (tar, temporary):
+            if path is not None:
+                path.unlink(missing_ok=True)
+        raise

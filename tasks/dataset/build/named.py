@@ -45,7 +45,7 @@ class NamedShards:
             tally = Tally(Budget(catalogue.accepted, 1.0), catalogue.accepted)
             ordinals = range(catalogue.planned)
             with closing(
-                convert_all(self.config, self.staging, self.rules, ordinals, tally, progress)
+                convert_all(self.config, catalogue, self.rules, ordinals, tally, progress)
             ) as converted:
                 for ordinal in converted:
                     shard = staged_shard(self.staging, catalogue.shard(ordinal))

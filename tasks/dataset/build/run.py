@@ -222,11 +222,11 @@ class _Build:
         tally = Tally(budget, catalogue.accepted)
         for ordinal, one in known.items():
             tally.add(ordinal, one.samples, one.rejects)
-        missing = (shard.ordinal for shard in catalogue.shards() if shard.ordinal not in known)
+        missing = [shard.ordinal for shard in catalogue.shards() if shard.ordinal not in known]
         try:
             with (
                 closing(
-                    convert_all(self.config, self.staging, rules, missing, tally, self.progress)
+                    convert_all(self.config, catalogue, rules, missing, tally, self.progress)
                 ) as converted,
                 closing(converted_shards(catalogue, known, self.staging, converted)) as shards,
             ):

@@ -1,10 +1,10 @@
 """Conversations about images in nanoVLM's row format, as Parquet or JSON lines; one file or folder a subset.
 
 Parquet with images in it is read once, in order. Where rows hold paths instead, listing opens no image.
-A file that does not load costs its own rows and a warning, as nanoVLM passes over it; that none loads is an
-error. Parquet tells how many rows it has, so each that cannot be read counts as a reject; of a file of which
-nothing is known the one reject is all that can be told. Where not the file but its disk or server is to blame
-the build ends, because the next one may well read it.
+A file that does not load costs its own rows and a warning, since nanoVLM passes over it too; it is an error
+when none loads. A Parquet file states how many rows it has, so each that cannot be read counts as a reject;
+any other file counts as one reject, which says that the number of lost rows is unknown. Where the disk or
+server is to blame and not the file, the build ends, because the next one may well read it.
 
 A rule of `filter` on a rating is nanoVLM's: it drops a turn, and a conversation only when no turn is left.
 The turns are hence dropped here, and what the general filter sees is whether one is left.
@@ -53,7 +53,7 @@ SUBSET = "subset"
 
 @dataclass(frozen=True)
 class _Head:
-    """What the heads of all files tell."""
+    """What is known from the heads of all files."""
 
     columns: Sequence[str]
     holds_images: bool
@@ -182,7 +182,7 @@ class ChatRows:
         )
 
     def _lost(self, file: str, read: int, count: int | None, error: DataError) -> Iterator[Item]:
-        """What became of the rows after the first `read`, of `count` or nobody knows how many."""
+        """The rows after the first `read`, of `count` or (None) of an unknown number."""
         fault: tuple[Reason, str] = ("source.unreadable", str(error))
         if count is None:
             logger.warning("%s: %s is left out: %s", self._config_key, file, error)
@@ -319,9 +319,9 @@ def _key(row: Mapping[str, Any], subset: str, config: ChatSource, images: list[b
 def _ratings(left: Conversation | None, rules: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     """A conversation's ratings as the general filter sees them: the lowest of the turns that are left.
 
-    Those turns have met the rules, so the lowest does. Without a turn left there is none, which meets no
-    rule; turns that are not rated are kept, so what the rule asks for stands for them. A column of a rating's
-    name is a rating of the whole conversation, unless its turns are rated as well.
+    Those turns have met the rules, so the lowest rating does. Without a turn left there is no rating, which
+    meets no rule. Turns that are not rated are kept, so what the rule asks for stands for their rating. A
+    column of a rating's name is a rating of the whole conversation, unless its turns are rated as well.
     """
     if left is None:
         return dict.fromkeys(name for name in RATINGS if name in rules)

@@ -104,8 +104,8 @@ def unreachable(place: str, error: OSError, problem: str = "cannot be read") -> 
 
 
 def stats_of(store: Store, files: Iterable[str]) -> Iterator[tuple[str, Stat]]:
-    """Each file with its Stat, as they are listed: a bucket's listing has just told it, a web server is asked
-    for many files together."""
+    """Each file with its Stat, as they are listed: a bucket's listing has just given it, a web server is
+    asked about many files together."""
     if not is_web(store.location):
         for file in files:
             yield file, store.stat(file)

@@ -168,7 +168,7 @@ class TarMembers(Partners):
         return self._roles.keeps(member.suffix)
 
     def _key(self, sample: StoredSample) -> str | None:
-        """The joined sample's key; None when its `json` does not tell it, so that it is nobody's partner."""
+        """The joined sample's key; None when its `json` does not hold one, so that it is no partner."""
         if self._config.key is None:
             return sample.key
         content = next((one.content for one in sample.members if one.content is not None), None)

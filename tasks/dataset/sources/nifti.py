@@ -1,8 +1,9 @@
 """CT volumes as NIfTI files, brought to HU and to one orientation.
 
-The axes of what is stored point to superior, left and posterior: those are CT-RATE's files (LPS) in the
-order in which CT-CLIP feeds them, `transpose(2, 0, 1)`, so that its volumes come out as CT-CLIP's own. Files
-of other orientations are flipped and permuted to it; one that does not tell is taken as one of CT-RATE's.
+The axes of what is stored point to superior, left and posterior: those are CT-RATE's files (LPS) in the order
+in which CT-CLIP feeds them, `transpose(2, 0, 1)`, so that its volumes come out as CT-CLIP's own. Files of
+other orientations are flipped and permuted to it; a file that states no orientation is taken as one of
+CT-RATE's.
 
 nibabel reads the header's fields and knows the types and affines; the voxels are read here, as far as the
 header says and within a limit, because nibabel decompresses whatever a file holds. Format:
@@ -54,9 +55,9 @@ AT_ONCE = 1 << 24
 class Head:
     """What the header says.
 
-    `shape`, `sides` (mm, as pixdim has them) and `axes` are those of the stored array (i, j, k): `axes` tells
+    `shape`, `sides` (mm, as pixdim has them) and `axes` are those of the stored array (i, j, k): `axes` says
     for each which anatomical axis it runs along (0 left, 1 posterior, 2 superior) and whether that way (1) or
-    against it (-1). `orientation` is nibabel's code such as RAS, None where the file does not tell.
+    against it (-1). `orientation` is nibabel's code such as RAS, None where the file states none.
     """
 
     shape: tuple[int, int, int]
@@ -115,9 +116,9 @@ class NiftiVolumes(VolumeFolder):
             return IDENTITY
         if self._config.rescale == "header" or self._config.metadata is None:
             return head.slope, head.intercept
-        told = slope, intercept = rescale_in(rows["metadata"], self._config.metadata)
-        if told == IDENTITY:
-            return told
+        stated = slope, intercept = rescale_in(rows["metadata"], self._config.metadata)
+        if stated == IDENTITY:
+            return stated
         table = table_name(self._config.metadata.path)
         which = f"slope {slope:g} and intercept {intercept:g} of {table}"
         if (head.slope, head.intercept) != IDENTITY:
@@ -127,7 +128,7 @@ class NiftiVolumes(VolumeFolder):
             )
         if is_plausible(volume):
             raise Reject("volume.hu_range", f"a double rescale: the voxels are HU before {which}; {ONCE}")
-        return told
+        return stated
 
     def _spacing(self, head: Head, rows: Mapping[str, list[str]]) -> tuple[float, float, float]:
         if self._config.metadata is not None:
@@ -279,14 +280,16 @@ def _affine(header: Any) -> Any:
             return affine
         is_given = is_given or code > 0
     if is_given:
-        raise Reject("volume.undecodable", "its affine cannot be, so nothing tells its orientation")
+        raise Reject(
+            "volume.undecodable", "its affine is not finite or singular, so its orientation is unknown"
+        )
     return None
 
 
 def _orientation(
     affine: Any, factor: float
 ) -> tuple[tuple[float, float, float] | None, tuple[tuple[int, int], ...], str | None]:
-    """Sides in mm and axes by the affine, and its code; the array's own order where it does not tell."""
+    """Sides in mm and axes by the affine, and its code; the array's own order where it states none."""
     if affine is None:
         return None, AS_STORED, None
     import nibabel

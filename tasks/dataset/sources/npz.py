@@ -30,8 +30,8 @@ AT_ONCE = 1 << 24
 
 
 class NpzVolumes(VolumeFolder):
-    """What the orientation of an array is, no NPZ file tells; along which axes it runs, the config does. z is
-    brought to the front."""
+    """An NPZ file states neither orientation nor axes: the config names the axes that the array runs along,
+    and z is brought to the front."""
 
     suffixes = (".npz",)
 

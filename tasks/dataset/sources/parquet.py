@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
-from tasks.core.stores import Unreachable
 from tasks.dataset.sources.fields import Row
 from tasks.dataset.sources.files import unreachable
 
@@ -26,99 +25,89 @@ BATCH_BYTES = 16 << 20
 BATCH_ROWS = 4096
 
 
-class _Torn:
-    """A cell that no Python value can be made of."""
+TORN = object()
+"""A cell that no Python value can be made of."""
 
 
-TORN = _Torn()
+class ParquetRows:
+    """The rows of an open file, to be iterated over once; reading them to their end closes the file.
 
-
-def open_rows(
-    place: str, file: BinaryIO, image: str | None, used: Collection[str] | None
-) -> tuple[list[str], frozenset[str], int, Iterator[Row]]:
-    """The columns, those of them that hold bytes, how many rows there are, and these; DataError, which is
-    Unreachable where the disk or server is to blame. Closes the file at the end.
-
-    A row is at fault when a column that is `used` (None: any) holds no value; elsewhere that is a null. A
-    plain column of bytes that is `used`, but for the `image`, counts as one of texts.
+    `columns` are all names, `binary` those of columns that hold bytes, `count` is the number of rows. A row
+    is at fault when a column that is `used` (None: any) holds no valid value; elsewhere such a value is None.
+    A plain column of bytes that is `used`, but for the `image`, counts as one of texts.
     """
-    try:
-        metadata = pq.read_metadata(file)
-        opened = pq.ParquetFile(
-            file,
-            metadata=metadata,
-            buffer_size=BUFFER,
-            pre_buffer=False,
-            page_checksum_verification=True,
-            read_dictionary=_repeating(metadata),
-        )
-        schema = opened.schema_arrow
-    except (pa.ArrowException, OSError) as error:
-        file.close()
-        raise _lost(error, place, "cannot be read") or DataError(
-            f"{place} is no Parquet file: {error}"
-        ) from None
-    for name in schema.names:
-        if schema.names.count(name) > 1:
+
+    def __init__(self, place: str, file: BinaryIO, image: str | None, used: Collection[str] | None) -> None:
+        """DataError, which is Unreachable where the disk or server is to blame."""
+        self._place = place
+        self._file = file
+        self._used = used
+        try:
+            self._metadata = pq.read_metadata(file)
+            self._opened = pq.ParquetFile(
+                file,
+                metadata=self._metadata,
+                buffer_size=BUFFER,
+                pre_buffer=False,
+                page_checksum_verification=True,
+                read_dictionary=_repeating(self._metadata),
+            )
+            schema = self._opened.schema_arrow
+        except (pa.ArrowException, OSError) as error:
             file.close()
-            raise DataError(f"{place}: two columns are named {name!r}; rename one")
-    binary = frozenset(field.name for field in schema if _holds_bytes(field.type))
-    asked = frozenset(used or ()) - {image}
-    texts = frozenset(field.name for field in schema if field.name in asked and _is_plain_bytes(field.type))
-    binary -= texts
-    wanted = [name for name in schema.names if name not in binary or name == image]
-    rows = _rows(place, file, opened, wanted, used, texts)
-    return list(schema.names), binary, int(metadata.num_rows), rows
+            raise _failure(error, place, "cannot be read", f"{place} is no Parquet file") from None
+        self.columns: list[str] = schema.names
+        self.count = int(self._metadata.num_rows)
+        repeated = next((name for name in self.columns if self.columns.count(name) > 1), None)
+        if repeated is not None:
+            file.close()
+            raise DataError(f"{place}: two columns are named {repeated!r}; rename one")
+        asked = frozenset(used or ()) - {image}
+        self._texts = {field.name for field in schema if field.name in asked and _is_plain_bytes(field.type)}
+        self.binary = frozenset(field.name for field in schema if _holds_bytes(field.type)) - self._texts
+        self._wanted = [name for name in self.columns if name not in self.binary or name == image]
+
+    def __iter__(self) -> Iterator[Row]:
+        line = 1
+        try:
+            with self._file:
+                for batch in self._batches():
+                    for cells in zip(*map(self._cells, batch.schema.names, batch.columns), strict=True):
+                        yield _row(line, batch.schema.names, cells, self._used)
+                        line += 1
+        except (pa.ArrowException, OSError) as error:
+            problem = f"row {line} and on cannot be read"
+            raise _failure(error, self._place, problem, f"{self._place}: {problem}") from None
+
+    def _batches(self) -> Iterator[Any]:
+        for group in range(self._opened.num_row_groups):
+            rows = _batch_rows(self._metadata.row_group(group), self._opened.schema_arrow)
+            yield from self._opened.iter_batches(rows, [group], self._wanted, use_threads=False)
+
+    def _cells(self, name: str, column: Any) -> Iterator[Any]:
+        values = _values(column)
+        if name not in self._texts:
+            return values
+        return (_text(value) if isinstance(value, bytes) else value for value in values)
+
+
+def _failure(error: Exception, place: str, problem: str, message: str) -> DataError:
+    """Unreachable where disk or server is to blame; Arrow raises an OSError for damage too, without errno."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return unreachable(place, error, problem)
+    return DataError(f"{message}: {error}")
 
 
 def _repeating(metadata: Any) -> list[str]:
     """Paths of the columns of texts or bytes that are stored with a dictionary in some row group."""
-    found: dict[str, None] = {}
-    for group in range(metadata.num_row_groups):
-        columns = metadata.row_group(group)
-        for number in range(columns.num_columns):
-            column = columns.column(number)
-            has_dictionary = any("DICTIONARY" in encoding for encoding in column.encodings)
-            if has_dictionary and column.physical_type == "BYTE_ARRAY":
-                found[column.path_in_schema] = None
-    return list(found)
-
-
-def _rows(
-    place: str,
-    source: BinaryIO,
-    file: Any,
-    wanted: Sequence[str],
-    used: Collection[str] | None,
-    texts: Collection[str],
-) -> Iterator[Row]:
-    line = 1
-    try:
-        with source:
-            for group in range(file.num_row_groups):
-                batches = file.iter_batches(
-                    _batch_rows(file.metadata.row_group(group), file.schema_arrow),
-                    [group],
-                    wanted,
-                    use_threads=False,
-                )
-                for batch in batches:
-                    names = batch.schema.names
-                    columns = [
-                        map(_decoded, _values(column)) if name in texts else _values(column)
-                        for name, column in zip(names, batch.columns, strict=True)
-                    ]
-                    for cells in zip(*columns, strict=True):
-                        yield _row(line, names, cells, used)
-                        line += 1
-    except (pa.ArrowException, OSError) as error:
-        what = f"row {line} and on cannot be read"
-        raise _lost(error, place, what) or DataError(f"{place}: {what}: {error}") from None
-
-
-def _lost(error: Exception, place: str, what: str) -> Unreachable | None:
-    """The error where disk or server is to blame; Arrow calls damage an OSError too, but gives no number."""
-    return unreachable(place, error, what) if isinstance(error, OSError) and error.errno is not None else None
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    columns = (group.column(number) for group in groups for number in range(group.num_columns))
+    found = (
+        column.path_in_schema
+        for column in columns
+        if column.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in name for name in column.encodings)
+    )
+    return list(dict.fromkeys(found))
 
 
 def _row(line: int, names: Sequence[str], cells: Sequence[Any], used: Collection[str] | None) -> Row:
@@ -149,9 +138,7 @@ def _fixed_width(kind: Any) -> int:
 def _holds_bytes(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         return _holds_bytes(kind.value_type)
-    if any(is_kind(kind) for is_kind in (pa.types.is_binary, pa.types.is_large_binary)):
-        return True
-    if pa.types.is_fixed_size_binary(kind):
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return True
     return any(_holds_bytes(kind.field(n).type) for n in range(kind.num_fields))
 
@@ -197,10 +184,6 @@ def _repeated(column: Any) -> Iterator[Any]:
 def _text(value: bytes | None) -> str | None:
     """Decoded here, as Arrow does not check that its texts are UTF-8."""
     return None if value is None else value.decode("utf-8", "surrogateescape")
-
-
-def _decoded(cell: Any) -> Any:
-    return _text(cell) if isinstance(cell, bytes) else cell
 
 
 def _has_nanoseconds(kind: Any) -> bool:

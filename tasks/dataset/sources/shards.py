@@ -89,8 +89,8 @@ class Shards:
             yield from self._lost(container.name, count, torn, samples.damage)
 
     def _lost(self, tar: str, count: int, torn: Item | None, damage: str) -> Iterator[Item]:
-        """What a damaged tar has lost beside the `count` samples that were found in it, of which the last
-        `torn` one is still to be told."""
+        """What a damaged tar has lost beside the `count` samples that were found in it; the last `torn` one
+        of these has not been handed over yet."""
         stated = self._stated(tar)
         if stated is None:
             fault: tuple[Reason, str] = (
@@ -178,7 +178,7 @@ class Shards:
                 try:
                     fields = self._fields(_contents(sample))
                 except Reject:
-                    fields = {}  # its own reject tells, when it is read
+                    fields = {}  # it becomes a reject when it is read
                 found.update(dict.fromkeys(fields))
                 found.update({name: None for name in self._used if look_up(fields, name) is not None})
                 if number >= LOOKED_AT or set(self._used) <= found.keys():

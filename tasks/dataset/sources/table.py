@@ -2,8 +2,8 @@
 
 Images with paths are read whenever their sample is wanted; a table of bytes is read once, in its own order.
 
-An address may hold a signature or a password. It stands whole in an item's `content` alone, which nobody
-sees; everywhere else, keys included, it stands without (`tasks.core.stores.address_key`).
+An address may hold a signature or a password. It stands whole in an item's `content` alone, which no
+page shows; everywhere else, keys included, it stands without (`tasks.core.stores.address_key`).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class TableImages:
 
     @cached_property
     def _first(self) -> Table:
-        """What its head tells. It stays open for the listing that follows."""
+        """The first table, for its columns. It stays open for the listing that follows."""
         file = self._files.names[0]
         stat = self._files.stat(file)
         table = self._open(file)

@@ -9,7 +9,7 @@ So is a cell or a line beyond all measure, which would not fit into memory.
 
 Most TSV files are written without any quotes, those of data frames with CSV's. To the former a quote is text,
 to the latter it may open a cell that goes on over further lines. By the rules of CSV alone a caption that
-starts with a lone quote would swallow the rows after it, and nobody would know. So a TSV is read by these
+starts with a lone quote would swallow the rows after it unnoticed. So a TSV is read by these
 rules only where they fit all of it; else every line is a row.
 """
 
@@ -195,7 +195,8 @@ def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
 def _rows_of_lines(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     """The number of each line that is not blank, from 1, and its cells, the first ones being the header.
 
-    Quotes are CSV's in a line that they make a whole row, or that is none without them either; else text.
+    Quotes are read by CSV's rules in a line that then has as many cells as the header, or that has another
+    number of cells without these rules too; elsewhere they are text.
     """
     width = 0
     for number, line in enumerate(lines, 1):
@@ -262,11 +263,11 @@ def _jsonl_row(number: int, line: str) -> Row:
 
 
 def _open_parquet(place: str, opened: Open, wanted: Collection[str] | None, image: str | None) -> Table:
-    from tasks.dataset.sources import parquet  # here, so that tables of text are listed without Arrow
+    from tasks.dataset.sources.parquet import ParquetRows  # here, so that text is listed without Arrow
 
     file = opened()
-    columns, binary, count, rows = parquet.open_rows(place, file, image, wanted)
-    return Table(place, columns, rows, binary, count=count, close=file.close)
+    rows = ParquetRows(place, file, image, wanted)
+    return Table(place, rows.columns, iter(rows), rows.binary, count=rows.count, close=file.close)
 
 
 def _lines(place: str, file: TextIO) -> Iterator[str]:

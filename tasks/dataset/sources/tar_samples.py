@@ -132,8 +132,8 @@ class Roles:
 class TarSamples:
     """Iterates over the samples of an open tar, each with its fault or None; OSError as the file raises it.
 
-    `damage` says afterwards why the tar held, or may have held, further samples that nobody can count; ""
-    for a whole one. `size` is that of the file, -1 where it is not known. Content is kept of the members that
+    Afterwards `damage` says what is wrong with the tar, so that it may have held further samples; "" for a
+    whole one. `size` is that of the file, -1 where it is not known. Content is kept of the members that
     `keeps` accepts, by default of all that have a role; with `seeks` the others are jumped over.
     """
 

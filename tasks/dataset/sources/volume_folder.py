@@ -1,5 +1,4 @@
-"""A folder with a volume per file, and the tables of what is known about each; formats add how a file is
-read.
+"""A folder with a volume per file, and tables of what is known about each; formats add how a file is read.
 
 Reports, labels and the scanner's metadata are found by the name of the file. The tables are joined on disk,
 so that any number of volumes takes no memory. A row names a file without suffix: by its path within the
@@ -176,7 +175,7 @@ class VolumeTables:
 
     def rows(self, file: str, sharing: int) -> dict[str, list[str]]:
         """The distinct rows about a volume by role, none where a table leaves it out; `sharing` files have
-        its name. Reject where a table does not tell them apart."""
+        its name. Reject where a table names several files at once."""
         return {role: table.about(file, sharing) for role, table in self._tables.items()}
 
     def _reports(self, config: Reports) -> Iterator[tuple[str, str]]:
@@ -310,8 +309,8 @@ def _row(rows: Sequence[str], config: Metadata) -> dict[str, Any]:
 
 def _the_one(rows: Sequence[str], table: str, missing: Reason) -> str:
     if len(rows) != 1:
-        told = f"{len(rows)} different rows" if rows else "no row"
-        raise Reject(missing, f"{told} in {table_name(table)}")
+        problem = f"{len(rows)} different rows" if rows else "no row"
+        raise Reject(missing, f"{problem} in {table_name(table)}")
     return rows[0]
 
 

@@ -1,6 +1,7 @@
 """What a user may ask of a build: to accept a loss, to compare contents, to convert a shard again."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,33 @@ def test_a_loss_that_cannot_be_told_waits_for_a_word_too(config: Config, tmp_pat
     ):
         build(config)
     assert build(config, accept_loss=True).accepted == 50
+
+
+@pytest.mark.parametrize(
+    "lost", [["manifest.json"], ["manifest.json", "samples"], ["manifest.json", "samples", "inputs.arrow"]]
+)
+def test_a_loss_waits_for_a_word_though_the_version_has_lost_its_manifest(
+    config: Config, tmp_path: Path, lost: list[str]
+) -> None:
+    first = built(config)
+    keep_rows(tmp_path / "raw", 50)
+    for name in lost:
+        path = first.version / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(DataError, match=r"of the 100 samples.*--accept-loss"):
+        build(config)
+    assert os.readlink(tmp_path / "out" / "current") == f"versions/{first.version.name}"
+    second = built(config, accept_loss=True)
+    assert (second.previous, second.accepted) == (first.version.name, 50)
+
+
+def test_a_version_that_says_nothing_more_is_not_replaced_without_a_word(config: Config) -> None:
+    first = built(config)
+    for path in first.version.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(DataError, match=r"neither manifest nor tables.*--accept-loss"):
+        build(config)
+    assert built(config, accept_loss=True).accepted == COUNT
 
 
 def test_rejects_count_as_loss(config: Config, tmp_path: Path) -> None:

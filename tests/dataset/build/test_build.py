@@ -116,7 +116,7 @@ def test_shards_are_drafted_in_order_while_later_ones_are_converted(folder: Path
 
     def converted() -> Iterator[int]:
         for ordinal in order:
-            convert(Conversion(staging, rules, ordinal))
+            convert(Conversion(staging, rules, (ordinal,)))
             told.append(ordinal)
             yield ordinal
 

@@ -51,7 +51,7 @@ def all_staged(config: Config, staging: Path) -> Catalogue:
     rules = write_rules(staging, config.dataset)
     catalogue = planned(config, staging)
     for shard in catalogue.shards():
-        convert(Conversion(staging, rules, shard.ordinal))
+        convert(Conversion(staging, rules, (shard.ordinal,)))
     return catalogue
 
 
@@ -146,5 +146,5 @@ def test_a_conversion_that_fails_leaves_no_half_of_a_shard(
 
     monkeypatch.setattr(convert_module, "write_batch", fail)
     with pytest.raises(DataError, match="is full"):
-        convert(Conversion(staging, rules, shard.ordinal))
+        convert(Conversion(staging, rules, (shard.ordinal,)))
     assert not [path for path in staging.iterdir() if path.name.startswith(".")]

@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.dataset import versions
 from tasks.dataset.build import convert
 from tasks.dataset.build.run import build, is_up_to_date
+from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 
@@ -109,6 +111,36 @@ def test_a_build_stops_as_soon_as_it_must_fail(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"member\.missing"):
         build(raw.config(folder, output, workers=2, reject_budget=0.05))
     assert 0 < len(list((output / "staging").glob("*.arrow"))) < 20
+
+
+def test_a_stopped_build_says_of_how_many_samples_it_knows(tmp_path: Path) -> None:
+    """All of 80 are spoilt; it stops at the first shards, whose count is not the whole."""
+    raw.write_table(tmp_path / "raw", [(f"{number}.png", "absent", "") for number in range(80)])
+    config = raw.config(tmp_path / "raw", tmp_path / "out", shard={"samples": 8}, splits={})
+    with pytest.raises(DataError) as caught:
+        build(config)
+    found = re.match(
+        r"at least (\d+) of the (\d+) samples looked at are rejected \(100\.0%\); stopped, as "
+        r"dataset\.reject_budget \(5\.0%\) has room for 4 of the 80 read;",
+        str(caught.value),
+    )
+    assert found is not None and found[1] == found[2] and 5 <= int(found[1]) < 80
+
+
+def test_a_tar_that_lost_nobody_knows_how_many_samples_counts_as_a_tar(tmp_path: Path) -> None:
+    """One of four tars is cut within its first sample: one reject by count, but it may have held thousands."""
+    (tmp_path / "raw").mkdir()
+    for part in range(4):
+        with ShardWriter(tmp_path / f"raw/{part}.tar") as writer:
+            for number in range(100 * part, 100 * part + 40):
+                writer.add(f"{number:04d}", {"png": raw.png(number), "txt": b"a picture"})
+            writer.finish()
+    os.truncate(tmp_path / "raw/2.tar", 700)
+    source = {"kind": "shards", "path": str(tmp_path / "raw")}
+    with pytest.raises(DataError, match=r"1 of 4 tars or tables are cut short.*nobody knows how many"):
+        build(raw.config(tmp_path / "raw", tmp_path / "out", source=source, reject_budget=0.2))
+    result = build(raw.config(tmp_path / "raw", tmp_path / "out", source=source, reject_budget=0.25))
+    assert (result.accepted, result.rejected) == (120, 1)
 
 
 def test_private_data_shows_in_no_message(tmp_path: Path) -> None:

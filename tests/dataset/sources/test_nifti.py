@@ -107,7 +107,7 @@ def test_an_affine_that_cannot_be_hides_no_other_and_is_not_guessed(folder: Path
     assert facts["orientation_before"] == "RAS"
     header.set_qform(None, code=0)
     save(folder, bytes(header.binaryblock) + bytes(4) + array.tobytes(order="F"))
-    assert "nothing tells its orientation" in rejected(folder).detail
+    assert "its orientation is unknown" in rejected(folder).detail
 
 
 def test_a_file_that_tells_no_orientation_is_taken_as_it_lies(folder: Path) -> None:

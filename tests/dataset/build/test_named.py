@@ -1,0 +1,53 @@
+"""Single shards of a version made again from their source: what a repair asks of a build."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.core.files import blake3_file
+from tasks.core.schema import Config
+from tasks.dataset.build.named import list_named
+from tasks.dataset.build.run import build
+from tasks.dataset.build.sidecar import first
+from tasks.dataset.layout import INPUTS
+from tasks.dataset.tables import Batches, read_shards
+from tests.dataset import raw
+from tests.dataset.build.prepared import parquet
+
+
+def files(tmp_path: Path) -> Config:
+    raw.pictures(tmp_path / "raw", 60)
+    return raw.config(tmp_path / "raw", tmp_path / "out")
+
+
+def containers(tmp_path: Path) -> Config:
+    return parquet(tmp_path / "raw")
+
+
+@pytest.mark.parametrize("make", [files, containers])
+def test_shards_come_out_as_they_were(make: object, tmp_path: Path) -> None:
+    config: Config = make(tmp_path)  # type: ignore[operator]
+    version = build(config).version
+    seals = {shard.name: shard.blake3 for shard in read_shards(version)}
+    batches = Batches(version / INPUTS)
+    tables = [batches[number] for number in range(len(batches))]
+    keys = {first(table, "tar"): table.column("key").to_pylist() for table in tables}
+    wanted = {name: keys[name] for name in ("train/000000.tar", "train/000002.tar", "val/000000.tar")}
+    (tmp_path / "again").mkdir()
+    found = list_named(config, wanted, tmp_path / "again")
+    assert (list(found.missing), found.refused) == ([], {})
+    made = {name: (sidecar, tar) for name, sidecar, tar in found.convert()}
+    assert made.keys() == wanted.keys()
+    for name, (sidecar, tar) in made.items():
+        assert sidecar.column("key").to_pylist() == wanted[name]
+        assert tar is not None and blake3_file(tar) == seals[name]
+
+
+def test_samples_that_are_gone_are_named(tmp_path: Path) -> None:
+    config = files(tmp_path)
+    raw.write_table(tmp_path / "raw", [("0001.png", "one", "x"), ("", "two", "x")])
+    (tmp_path / "again").mkdir()
+    found = list_named(config, {"train/000000.tar": ["0001", "0002"]}, tmp_path / "again")
+    assert list(found.missing) == ["0002"]
+    [(name, sidecar, tar)] = found.convert()
+    assert name == "train/000000.tar" and sidecar.num_rows == 1 and tar is not None
