@@ -73,10 +73,10 @@ TEMPORARY = {
     *("429", "500", "502", "503", "504"),
 }
 """Codes of answers that may change when a request is tried again."""
-NO_CREDENTIALS = (
-    "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3_ANON=true for a "
-    "public bucket"
-)
+CREDENTIALS_FIX = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3_ANON=true for a public bucket",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
+}
 
 # Classes of client libraries, which are imported only where they are used.
 _INVALID_URL = {"aiohttp.client_exceptions.InvalidURL"}
@@ -85,7 +85,8 @@ _CREDENTIALS = {
     "botocore.exceptions.NoCredentialsError",
     "botocore.exceptions.PartialCredentialsError",
     "botocore.exceptions.CredentialRetrievalError",
-    "google.auth.exceptions.GoogleAuthError",
+    "google.auth.exceptions.DefaultCredentialsError",
+    "google.auth.exceptions.RefreshError",
 }
 _TIMEOUT = {"botocore.exceptions.ConnectTimeoutError", "botocore.exceptions.ReadTimeoutError"}
 
@@ -341,7 +342,8 @@ def failure(error: BaseException, location: str) -> tuple[OSError, bool]:
     if code in REFUSED:
         return Unreachable(errno.EACCES, REFUSED[code], where), False
     if _is_a(error, _CREDENTIALS):
-        return Unreachable(errno.EACCES, NO_CREDENTIALS, where), False
+        fix = CREDENTIALS_FIX[location.partition("://")[0]]
+        return Unreachable(errno.EACCES, f"there are no credentials; {fix}", where), False
     if code == "NoSuchBucket":
         return Unreachable(errno.ENOENT, "there is no such bucket", where), False
     if isinstance(error, FileNotFoundError) or code in ("404", "410"):

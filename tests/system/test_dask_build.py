@@ -18,7 +18,7 @@ from tasks.core.engines import dask, map_groups
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.schema.engine import Engines
 from tasks.dataset.build.run import build
-from tests.core.engine_functions import Job, die, die_once, refuse, stumble, work
+from tests.core.engines.functions import Job, die, die_once, refuse, stumble, work
 from tests.dataset import raw
 from tests.services import free_port, service, until
 

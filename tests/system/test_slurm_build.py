@@ -18,7 +18,7 @@ from tasks.core.engines import map_groups, slurm, slurm_queue
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.schema.engine import Engines
 from tasks.dataset.build.run import build
-from tests.core.engine_functions import (
+from tests.core.engines.functions import (
     Job,
     die,
     die_once,
@@ -41,7 +41,7 @@ from pathlib import Path
 from tasks.core.engines import map_groups, slurm
 from tasks.core.schema.engine import Engines
 from tasks.dataset.build.run import build
-from tests.core.engine_functions import Job, work
+from tests.core.engines.functions import Job, work
 slurm.BEAT_S, slurm.SILENCE_S = 0.3, 3.0
 folder = Path(sys.argv[1])
 engines = Engines.model_validate({"build": {"kind": "slurm", "jobs": 2}})

@@ -17,14 +17,14 @@ from tasks.core.engines import map_groups, map_here
 from tasks.core.engines.local import map_in_threads
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.schema.engine import Engines
-from tests.core.engine_functions import Job, die, die_once, environment, note, refuse, work
+from tests.core.engines.functions import Job, die, die_once, environment, note, refuse, work
 from tests.services import until
 
 STARTER = """\
 import sys
 from pathlib import Path
 from tasks.core.engines import map_here
-from tests.core.engine_functions import Job, work
+from tests.core.engines.functions import Job, work
 if __name__ == "__main__":
     list(map_here(work, [Job(n, Path(sys.argv[1]), 60.0) for n in range(4)], 2))
 """
@@ -34,7 +34,7 @@ PLAIN_SCRIPT = """\
 import sys
 from pathlib import Path
 from tasks.core.engines import map_here
-from tests.core.engine_functions import Job, work
+from tests.core.engines.functions import Job, work
 print("begun")
 print(len(list(map_here(work, [Job(n, Path(sys.argv[1])) for n in range(4)], 2))))
 """

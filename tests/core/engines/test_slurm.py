@@ -18,7 +18,7 @@ from tasks.core.engines.slurm_queue import Queue
 from tasks.core.errors import UsageError
 from tasks.core.files import append_line
 from tasks.core.schema.engine import BuildEngine, Engines
-from tests.core.engine_functions import Done, Job, environment, note, work
+from tests.core.engines.functions import Done, Job, environment, note, work
 
 GOLDEN = """\
 #!/bin/bash
@@ -165,7 +165,7 @@ def test_shares_hold_every_item_once_and_come_back_typed(items: Any, tmp_path: P
 
 def test_a_call_travels_as_json(tmp_path: Path) -> None:
     call = Call.of(functools.partial(note, folder=tmp_path))
-    assert call == Call("tests.core.engine_functions:note", {"folder": str(tmp_path)})
+    assert call == Call("tests.core.engines.functions:note", {"folder": str(tmp_path)})
     assert call.function(4) == 16
     done = Done(1, tmp_path, 2)
     kind = Call.of(work).result
