@@ -28,7 +28,6 @@ from tasks.core.stores import (
     split_location,
 )
 from tasks.core.units import counted
-from tasks.dataset import versions
 from tasks.dataset.layout import (
     BUILD,
     CURRENT,
@@ -167,7 +166,9 @@ def _repairable(version: str, given: str) -> str | None:
         return dataset_of(version)
     folder, name = os.path.split(version)
     has_its_name = os.path.basename(folder) == VERSIONS and VERSION_NAME.fullmatch(name)
-    if not has_its_name and not any(os.path.exists(f"{version}/{mark}") for mark in versions.MARKS):
+    if not has_its_name and not any(
+        os.path.exists(f"{version}/{mark}") for mark in (MANIFEST, SHARDS, INPUTS)
+    ):
         return None
     return given if os.path.realpath(given) == version else version
 
@@ -210,6 +211,8 @@ def _lost(folder: str, dataset: str, problem: str) -> Place:
     """A dataset in `folder`, which commands are to call `dataset`, has no current version."""
     build = "tarmac build CONFIG builds one"
     fault = file_fault(CURRENT, problem, RESEND if is_remote(folder) else build)
+    from tasks.dataset import versions  # here, because few datasets have lost their version
+
     others = [] if is_remote(folder) else versions.listed(Path(folder))
     newest = next((one.name for one in others if os.path.isfile(one / MANIFEST)), None)
     if newest is not None:

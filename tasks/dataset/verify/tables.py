@@ -36,7 +36,6 @@ from tasks.dataset.layout import (
     sizes_name,
 )
 from tasks.dataset.manifest import Manifest, content_digest, first_problem, version_name
-from tasks.dataset.splits import FOLDERS
 from tasks.dataset.verify.report import Fault, Fix, file_fault
 from tasks.dataset.verify.tars import VersionFiles
 
@@ -389,7 +388,7 @@ def _next(parts: Iterator[Read], _: Path) -> Read:
 
 def is_split(name: str) -> bool:
     """Whether a split may have this name; other names could lead out of the version's folder."""
-    return bool(_SPLIT.fullmatch(name)) and name not in FOLDERS
+    return bool(_SPLIT.fullmatch(name))
 
 
 def _worded(problem: str | OSError) -> str:
