@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from tasks.dataset.build_info import recorded, sealed
+from tasks.dataset.build_info import write_build_info
 from tasks.dataset.index import INDEX
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
 from tasks.dataset.tables import TableWriter, write_table
-from tasks.dataset.tar.writer import END, header, padding
+from tasks.dataset.tar.format import END, header, padding
 from tests.dataset import raw
+from tests.dataset.handmade import FACTS
 
 IMAGE = raw.png(0, side=8)
 SPLIT = "train"
@@ -121,6 +122,4 @@ def _describe(version: Path, rows: list[dict[str, Any]]) -> None:
         config_digest="0" * 64,
     )
     (version / "manifest.json").write_bytes(manifest.to_bytes())
-    (version / "build.json").write_text(
-        json.dumps(sealed({"built": 1.7e9, "private": False, "files": recorded(version)}))
-    )
+    write_build_info(version, {**FACTS, "private": False})

@@ -39,6 +39,8 @@ KEY = "DATASET"
 TARS = (".tar", *ZIPPED)
 UNREAD = {".tar.bz2": "bzip2", ".tar.xz": "xz", ".tar.zst": "zstd", ".tar.lz4": "lz4"}
 """Other compressions, by suffix."""
+HASHED = 1 << 18
+"""Bytes that are read and hashed at once: what is read is still in the processor's cache."""
 TOGETHER = 16
 """Requests for the ends of remote tars at the same time."""
 
@@ -76,7 +78,7 @@ def open_tar(folder: str, name: str) -> BinaryIO:
 def blake3_of(folder: str, name: str) -> str:
     """The BLAKE3 of a file in hexadecimal; OSError. It leaves the interpreter to other threads."""
     digest = blake3()
-    buffer = bytearray(CHUNK)
+    buffer = bytearray(HASHED)
     view = memoryview(buffer)
     with open_file(folder, name) as file:
         while count := file.readinto(buffer):  # type: ignore[attr-defined]
