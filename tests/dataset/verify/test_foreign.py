@@ -9,13 +9,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flows.cli import main
 from tasks.dataset import versions
 from tasks.dataset.build.run import build
+from tasks.dataset.sources import open_sources
 from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.shard import ShardTask, check_shard
 from tests.dataset import raw
+from tests.dataset.raw import shards
 from tests.dataset.raw.shards import END, entry, tar_bytes
 
 LEVELS = ("quick", "default", "full")
@@ -199,6 +204,54 @@ def test_sizes_beside_the_tars_are_compared(tmp_path: Path) -> None:
         told = {name: size for name, size in {**sizes, **change}.items() if size is not None}
         (folder / "sizes.json").write_text(json.dumps(told))
         assert codes(folder) == expected, change
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_cut_tar_says_how_much_is_gone_by_what_lies_beside_it(tmp_path: Path, level: Any) -> None:
+    whole = tar_bytes(members(0, 240))
+    tar = tmp_path / "00000.tar"
+    tar.write_bytes(whole[: len(whole) * 2 // 3])
+    (cut,) = [one for one in verify(tar, level).findings if one.code == "shard.truncated"]
+    assert cut.evidence["lost_samples"] == "unknown" and "how many" in cut.evidence["why"]
+    statuses = ["success"] * 240 + ["failed_to_download"] * 60
+    pq.write_table(pa.table({"status": statuses}), tmp_path / "00000.parquet")
+    for by in ("00000.parquet", "00000_stats.json", "sizes.json"):
+        (cut,) = [one for one in verify(tar, level).findings if one.code == "shard.truncated"]
+        assert (cut.evidence["written_samples"], cut.evidence["by"]) == (240, by)
+        if level != "quick":
+            assert cut.evidence["lost_samples"] == 240 - cut.evidence["whole_samples"] > 75
+        if by == "00000.parquet":
+            (tmp_path / "00000_stats.json").write_text(json.dumps({"count": 300, "successes": 240}))
+        else:
+            (tmp_path / "sizes.json").write_text(json.dumps({"00000.tar": 240}))
+
+
+def pax(key: str, value: str, kind: bytes) -> bytes:
+    body = f" {key}={value}\n"
+    length = next(n for n in range(len(body), len(body) + 9) if len(str(n)) + len(body) == n)
+    return entry("pax", f"{length}{body}".encode(), type=kind)
+
+
+ODD_TARS = {
+    "a global path": pax("path", "a.jpg", b"g") + entry("x.jpg", raw.png(1, kind="JPEG")),
+    "a global size": pax("size", "3", b"g") + entry("a.jpg", b"abc"),
+    "a long name": entry("n" * 120 + ".jpg", raw.png(1, kind="JPEG")),
+    "a sparse file": pax("GNU.sparse.name", "a.jpg", b"x") + entry("GNUSparseFile.1/x", b"abc"),
+    "a link": entry("a.jpg", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_TARS)
+def test_verify_and_the_source_of_tars_read_alike(name: str, tmp_path: Path) -> None:
+    """A build of tars takes the samples that verify has called sound, by the same keys."""
+    around = [b"".join(entry(*one) for one in members(first, 3)) for first in (10, 20)]
+    (tmp_path / "a.tar").write_bytes(around[0] + ODD_TARS[name] + around[1] + END)
+    seen = check_shard(ShardTask(str(tmp_path), "a.tar"))
+    (source,) = open_sources(shards.config(tmp_path / "a.tar").dataset)
+    items = [item for container in source.containers() for item in source.items(container)]
+    assert {item.original_key for item in items} == set(seen.keys)
+    unsafe = {one.key for one in seen.sample_faults if one.code == "member.unsafe"}
+    assert {item.original_key for item in items if item.fault and item.fault[0] == "archive.unsafe"} == unsafe
 
 
 @pytest.fixture(scope="module")
