@@ -19,7 +19,7 @@ from tasks.dataset.formats import images
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.base import fault_of
-from tasks.dataset.tar.reader import Cut, Member, StoredSample, TarReader, group_samples
+from tasks.dataset.tar.reader import MOST_MEMBERS, Cut, Member, StoredSample, TarReader, group_samples
 
 _CHAT_IMAGE = re.compile(rf"(\d{{3}})(?:\.(?:{'|'.join(images.SUFFIXES)}))?")
 REINFORCEMENT = ("syn.json", "paug.json", "npz", "pth.gz")
@@ -28,7 +28,6 @@ FIELD = "json:"
 LARGEST_BYTES = 4 << 30
 """A sample's members together; a volume of 512 x 512 x 2,000 in float64 fits."""
 LARGEST_TEXT = 256 << 20
-MOST_MEMBERS = 10_000
 
 
 def _pair(suffix: str) -> str | None:

@@ -185,8 +185,10 @@ class VolumeTables:
 
     def _labels(self, config: Labels) -> Iterator[tuple[str, str]]:
         """Rows with every label that any of the tables has, null where the row itself has none."""
-        tables = self._opened(config, "labels", None)
-        names = dict.fromkeys(chain.from_iterable(table.columns for table in tables))
+        names: dict[str, None] = {}
+        for table in self._opened(config, "labels", None):
+            table.close()
+            names |= dict.fromkeys(table.columns)
         names.pop(config.key, None)
         for file, row in self._read(config, "labels", {}):
             yield file, json.dumps({name: row.get(name) for name in names}, default=str)

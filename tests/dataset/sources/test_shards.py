@@ -307,6 +307,17 @@ def test_a_member_too_large_is_read_over_and_never_held(
         tracemalloc.stop()
 
 
+def test_a_sample_of_endless_members_is_a_bomb_and_not_held(tmp_path: Path) -> None:
+    members = b"".join(shards.entry(f"a.{number}", b"") for number in range(60_000))
+    (tmp_path / "x.tar").write_bytes(members + shards.tar_bytes(shards.pair("b", 1)))
+    tracemalloc.start()
+    try:
+        assert faults(items(tmp_path / "x.tar")) == ["archive.bomb", None]
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_sample_lacking_a_member_says_which_and_what_it_has(tmp_path: Path) -> None:
     members = [("a.jpg", b""), ("b.txt", b"x"), ("b.cls", b"1"), ("c.jpg", raw.png(1)), ("c.txt", b"gr\xfcn")]
     members += [
