@@ -18,7 +18,7 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tasks.core.errors import DataError, UsageError
-from tasks.dataset.tar.writer import END
+from tasks.dataset.tar.format import END
 
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")
 """What webdataset unpacks."""

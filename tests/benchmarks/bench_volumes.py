@@ -30,7 +30,7 @@ from tasks.core.config import validate
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import npy
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
-from tasks.dataset.tar.writer import Buffer
+from tasks.dataset.tar.format import Buffer
 from tasks.loader.decoders import decode_volume
 
 SHAPE = (251, 1024, 1024)

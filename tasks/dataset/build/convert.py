@@ -33,7 +33,8 @@ from tasks.dataset.modalities import MODALITIES, Modality
 from tasks.dataset.rejects import TRANSIENT, Reject, printable
 from tasks.dataset.sources import Absent, Source, of_files, open_sources
 from tasks.dataset.tables import write_batch
-from tasks.dataset.tar.writer import Members, ShardWriter
+from tasks.dataset.tar.format import Members
+from tasks.dataset.tar.writer import ShardWriter
 
 NOTE = "samples"
 TASK_BYTES = 128 << 20

@@ -17,7 +17,7 @@ from blake3 import blake3
 from tasks.core.files import digest
 from tasks.core.schema import Config, Dataset
 from tasks.dataset.sources import Container, Item, Source
-from tasks.dataset.tar.writer import Members
+from tasks.dataset.tar.format import Members
 
 PLACES = {"output", "mirror", "keep", "private", "source", "sources"}
 """Keys of the dataset block that say where things lie or who may see them."""

@@ -30,7 +30,7 @@ from tasks.dataset.build.spill import FOLDER, Spill, is_whole
 from tasks.dataset.keys import key_of, shard_hash
 from tasks.dataset.rejects import Reject, printable
 from tasks.dataset.sources import Container, Item, Source, of_files
-from tasks.dataset.tar.writer import span_bytes
+from tasks.dataset.tar.format import span_bytes
 
 AT_ONCE = 1000
 """Samples between two writes, and two reports of progress."""

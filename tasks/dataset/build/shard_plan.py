@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from tasks.core.schema.dataset import ShardRules
 from tasks.dataset.keys import HASH_BITS
-from tasks.dataset.tar.writer import END
+from tasks.dataset.tar.format import END
 
 Sample = TypeVar("Sample")
 Weighed: TypeAlias = tuple[int, int, Sample]

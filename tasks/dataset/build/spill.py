@@ -16,7 +16,7 @@ from typing import BinaryIO
 from tasks.core.errors import DataError
 from tasks.dataset.build.catalogue import Entry
 from tasks.dataset.keys import HASH_BITS
-from tasks.dataset.tar.writer import Members
+from tasks.dataset.tar.format import Members
 
 FOLDER = "spill"
 """Below the staging folder."""

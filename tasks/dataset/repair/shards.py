@@ -33,7 +33,7 @@ from tasks.dataset.repair.seals import is_sealed
 from tasks.dataset.repair.source import Again, Origin, Source
 from tasks.dataset.repair.workplace import Workplace, inode, is_file
 from tasks.dataset.tables import ShardRecord, read_shards
-from tasks.dataset.tar.writer import END
+from tasks.dataset.tar.format import END
 
 NOTE = "shards repaired"
 CLOSED = "cannot be read: Permission denied; it stays as it is"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from tasks.core.stores import ABSENT, Stat
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.tar.writer import Members
+from tasks.dataset.tar.format import Members
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from tasks.dataset.sources.base import Container, Item, fault_of
 from tasks.dataset.sources.fields import Row, is_nothing, to_json
 from tasks.dataset.sources.files import Files, LinkedFiles, SourceCheck
 from tasks.dataset.sources.tabular import Table, open_table, require
-from tasks.dataset.tar.writer import BLOCK, Members, span_bytes
+from tasks.dataset.tar.format import BLOCK, Members, span_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.base import Container, Item
 from tasks.dataset.sources.fields import text_of, to_json
 from tasks.dataset.sources.files import SourceCheck, read_file, read_start, stats_of
-from tasks.dataset.tar.writer import Members, span_bytes
+from tasks.dataset.tar.format import Members, span_bytes
 
 IMAGES = frozenset(f".{suffix}" for suffix in images.SUFFIXES)
 UNREAD = frozenset(f".{suffix}" for suffix in images.UNREAD)

@@ -33,7 +33,7 @@ from tasks.dataset.formats.volumes.stored import require_package
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.files import open_file, unreadable
 from tasks.dataset.sources.volume_folder import VolumeFolder, rescale_in, spacing_in, table_name
-from tasks.dataset.tar.writer import Buffer
+from tasks.dataset.tar.format import Buffer
 
 ORIENTATION = "SLP"
 """Where the index grows to, along depth, height and width."""

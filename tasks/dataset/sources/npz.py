@@ -23,7 +23,7 @@ from tasks.dataset.formats.volumes import geometry
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.files import open_file, unreadable
 from tasks.dataset.sources.volume_folder import VolumeFolder, spacing_in
-from tasks.dataset.tar.writer import Buffer
+from tasks.dataset.tar.format import Buffer
 
 PICKLE_MAGIC = b"\x80"
 AT_ONCE = 1 << 24

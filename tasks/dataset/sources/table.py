@@ -27,7 +27,7 @@ from tasks.dataset.sources.base import Container, Item, fault_of
 from tasks.dataset.sources.fields import Row, is_nothing, row_text, text_of, to_json
 from tasks.dataset.sources.files import Files, LinkedFiles, SourceCheck
 from tasks.dataset.sources.tabular import SUFFIXES, Table, open_table, require
-from tasks.dataset.tar.writer import Members, span_bytes
+from tasks.dataset.tar.format import Members, span_bytes
 
 AT_ONCE = 256
 """Rows whose images are asked for together, where each costs a turn of the network."""

@@ -37,7 +37,7 @@ from tasks.dataset.sources.base import Container, Item, fault_of
 from tasks.dataset.sources.files import SourceCheck, stats_of
 from tasks.dataset.sources.lookup import FileList, Lookup, name_of
 from tasks.dataset.sources.tabular import SUFFIXES, Table, open_table, require
-from tasks.dataset.tar.writer import Buffer, Members, span_bytes
+from tasks.dataset.tar.format import Buffer, Members, span_bytes
 
 JSON_BYTES = 2048
 JSON_BYTES_PER_CHUNK = 12

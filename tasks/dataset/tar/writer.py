@@ -13,22 +13,7 @@ from typing import NamedTuple
 import google_crc32c
 from blake3 import blake3
 
-from tasks.dataset.tar.format import (
-    BLOCK,
-    END,
-    Buffer,
-    Header,
-    Members,
-    header,
-    padding,
-    parse_header,
-    span_bytes,
-)
-
-__all__ = [
-    "BLOCK", "END", "Buffer", "Header", "Members", "ShardWriter", "Span", "header", "padding", "parse_header",
-    "span_bytes",
-]  # fmt: skip
+from tasks.dataset.tar.format import BLOCK, END, Buffer, Members, header, padding
 
 GATHERED = 1 << 19
 """Samples up to this many bytes are gathered to as many before they are hashed and written: few large writes

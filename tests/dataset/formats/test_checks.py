@@ -12,7 +12,7 @@ import pytest
 
 from tasks.dataset.formats.checks import CHECKS
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.tar.writer import END
+from tasks.dataset.tar.format import END
 from tasks.dataset.verify import shard
 from tasks.dataset.verify.decode import Decoder
 from tasks.dataset.verify.shard import ShardTask, check_shard

@@ -500,7 +500,7 @@ def test_no_file_at_all_names_the_key(tmp_path: Path) -> None:
 
 
 def test_what_is_stored_takes_no_more_than_foreseen(tmp_path: Path) -> None:
-    from tasks.dataset.tar.writer import span_bytes
+    from tasks.dataset.tar.format import span_bytes
 
     write_jsonl(tmp_path / "vqa.jsonl", [row(0, images=[{"bytes": png(1)}] * 3, title="né\n" * 50)])
     config = chat.config(tmp_path / "vqa.jsonl", tmp_path / "out")

@@ -15,7 +15,8 @@ from tasks.dataset.build.run import build, is_up_to_date
 from tasks.dataset.modalities import MODALITIES, missing
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import SOURCES, Item, Source, of_files, open_sources
-from tasks.dataset.tar.writer import Members, ShardWriter
+from tasks.dataset.tar.format import Members
+from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 

@@ -13,7 +13,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.dataset.sources import Item, open_sources
-from tasks.dataset.tar.writer import END
+from tasks.dataset.tar.format import END
 from tasks.dataset.verify import shard, work
 from tasks.dataset.verify.run import verify
 from tasks.dataset.verify.shard import ShardResult, ShardTask, check_shard

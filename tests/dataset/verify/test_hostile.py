@@ -23,7 +23,7 @@ import pytest
 
 from tasks.dataset.build.run import build
 from tasks.dataset.formats.checks import CHECKS, MOST_UNPACKED
-from tasks.dataset.tar.writer import END, header
+from tasks.dataset.tar.format import END, header
 from tasks.dataset.verify.outcome import BadSample
 from tasks.dataset.verify.run import verify
 from tasks.dataset.verify.shard import ShardResult, ShardTask, check_shard

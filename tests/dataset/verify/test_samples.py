@@ -17,7 +17,8 @@ from flows.cli import main
 from flows.soundness import report_lines
 from tasks.dataset import quarantine
 from tasks.dataset.build.run import build
-from tasks.dataset.tar.writer import END, ShardWriter
+from tasks.dataset.tar.format import END
+from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify import report
 from tasks.dataset.verify.duplicates import SampleKeys
 from tasks.dataset.verify.outcome import BadSample

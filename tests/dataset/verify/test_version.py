@@ -19,7 +19,8 @@ from tasks.dataset import versions
 from tasks.dataset.build.run import build
 from tasks.dataset.index import INDEX, read_index
 from tasks.dataset.manifest import Manifest, SplitSummary, content_digest
-from tasks.dataset.tar.writer import END, ShardWriter, padding
+from tasks.dataset.tar.format import END, padding
+from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify import work
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw
