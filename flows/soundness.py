@@ -190,7 +190,11 @@ def repair(
     quarantine: Annotated[bool, Parameter(help="Let training skip the samples that stay bad.")] = False,
     shard: Annotated[
         list[str] | None,
-        Parameter(help="Convert this shard again, sound as it may be: train/000007, val/3, or 7 of train."),
+        Parameter(
+            metavar="NAME",
+            help="Convert this shard again, sound as it may be: train/000007, val/3, or 7 of train. "
+            "May be repeated.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -202,6 +206,7 @@ def repair(
     For example:
       tarmac repair data/digits
       tarmac repair data/digits --quarantine
+      tarmac repair data/digits --shard 7
     """
     from tasks.core.config import load
     from tasks.dataset.repair.run import repair as mend

@@ -74,6 +74,14 @@ def test_what_cannot_be_repaired_has_its_reason_and_the_way_on(
     assert {"shard.missing", "shard.checksum"} <= {one["code"] for one in value["findings"]}
 
 
+def test_a_sound_shard_is_converted_again_on_request(
+    birds: Built, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = said(capsys, "--shard", "1", "--shard", "val/0").splitlines()
+    assert {line.split(maxsplit=1)[0] for line in lines[:-1]} == {"train/000001.tar", "val/000000.tar"}
+    assert "2 converted again, all byte-identical" in lines[-1]
+
+
 def test_a_source_that_has_moved_has_its_way_on(birds: Built, capsys: pytest.CaptureFixture[str]) -> None:
     birds.tar(0).unlink()
     shutil.move("raw", "away")
@@ -181,6 +189,7 @@ def test_the_first_twenty_shards_are_shown(tmp_path: Path, capsys: pytest.Captur
         (["out", "--quick", "--full"], "--quick, --full: choose one"),
         (["nowhere"], "DATASET: nowhere is not there"),
         (["raw"], "DATASET: raw holds no version that Tarmac built"),
+        (["out", "--shard", "99"], "has no train/000099.tar"),
         (["out", "--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
         (["out", "--config", "other.yaml"], "dataset.shard.samples"),
     ],
