@@ -26,7 +26,7 @@ def foreign_env(name: str) -> Path:
     """The `bin` folder of the environment that `other_tools/<name>.txt` describes, made when it is not there."""
     wanted = (PINS / f"{name}.txt").read_text()
     constraints = without(named(wanted), (ROOT / "constraints.txt").read_text())
-    digest = hashlib.blake3(f"{sys.version}\n{wanted}\n{constraints}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{sys.version}\n{wanted}\n{constraints}".encode()).hexdigest()[:12]
     folder = CACHE / f"{name}-{digest}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{name}.lock").open("w") as lock:
