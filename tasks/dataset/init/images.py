@@ -100,14 +100,7 @@ def _of_table(inventory: Inventory, table: TableSet) -> Reading | None:
     if image is None or not captions:
         return None
     caption = captions[0]
-    where, fix, grade = _where_images_are(inventory, profile, image)
-    warnings = [fix] if fix else []
-    if caption.share("spaced") < 0.5:
-        warnings.append(f"{shown(caption.name)} holds single words rather than captions")
-        grade = min(grade, 1)
-    if doubt := _header_doubt(inventory, profile):
-        warnings.insert(0, doubt)
-        grade = min(grade, 1)
+    where, warnings, grade = _doubts(inventory, profile, image, caption)
     others = f" (others: {listed([one.name for one in captions[1:]])})" if captions[1:] else ""
     seen = [
         ("table", f"{table.name}: {table.size}; columns {listed(list(profile.columns), 8)}"),
@@ -145,6 +138,19 @@ def _of_table(inventory: Inventory, table: TableSet) -> Reading | None:
     )
 
 
+def _doubts(
+    inventory: Inventory, profile: Profile, image: Column, caption: Column
+) -> tuple[str, list[str], Grade]:
+    """Where the images are, what to mend, and how well the table can be read."""
+    where, fix, grade = _where_images_are(inventory, profile, image)
+    warnings = [fix] if fix else []
+    if caption.share("spaced") < 0.5:
+        warnings.append(f"{shown(caption.name)} holds single words rather than captions")
+    if doubt := _header_doubt(inventory, profile):
+        warnings.insert(0, doubt)
+    return where, warnings, min(grade, 1) if warnings else grade
+
+
 def _header_doubt(inventory: Inventory, profile: Profile) -> str:
     """What to do about a table whose first row names no columns; "" where it does."""
     for name in profile.columns if suffix_of(profile.file) in (".csv", ".tsv") else ():
@@ -156,7 +162,7 @@ def _header_doubt(inventory: Inventory, profile: Profile) -> str:
 
 
 def _where_images_are(inventory: Inventory, profile: Profile, image: Column) -> tuple[str, str, Grade]:
-    """Where the column's images are, what to mend, and how well they can be read."""
+    """The same for the column of images alone."""
     if image.is_binary:
         return "the images themselves", "", 2
     if image.share("address") >= 0.5:

@@ -11,11 +11,12 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import TypeVar
 
 from tasks.core.errors import TarmacError
-from tasks.core.stores import Unreachable
+from tasks.core.stores import Store, Unreachable
 from tasks.core.units import count, counted
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.hounsfield import implausible
@@ -248,23 +249,36 @@ def _look_at_npz(inventory: Inventory, files: Sequence[str], metadata: VolumeTab
     found.keys.append(Key("axes", axes, why))
 
     small = [file for file, header in headers if header.size_bytes <= LARGEST_BYTES]
-    volumes, _ = _each(spread(small, VOXELS), lambda file: npy.parse(npz.read_npy(store, file, array, None)))
-    fits = [scale for scale in SCALES for _, voxels in volumes if implausible(voxels * scale) is None]
-    if not volumes:
-        found.seen.append(("values", "none could be looked at"))
-    elif not fits:
-        found.warnings.append(f"the values are not HU: {implausible(volumes[0][1])}")
-    elif fits[0] == 1:
-        found.seen.append(("values", "those looked at are HU"))
-    else:
-        found.keys.append(Key("scale", fits[0], f"the values looked at are HU / {fits[0]}"))
-        found.seen.append(("values", f"those looked at are HU / {fits[0]}: scale: {fits[0]}"))
+    _add_scale(found, store, spread(small, VOXELS), array)
     if metadata is not None:
         found.keys.append(metadata.config_key(files, "; no NPZ file knows its spacing"))
     else:
         example = [1.5, 0.75, 0.75]
         found.keys.append(Key("spacing_mm", example, "(z, y, x) of every volume, if you know it", True))
     return found
+
+
+def _add_scale(found: Voxels, store: Store, files: Sequence[str], array: str) -> None:
+    """Add the factor that makes the values HU."""
+    reasons: list[str | None] = []
+    for scale in SCALES:
+        reasons += [reason for _, reason in _each(files, partial(_not_hu, store, array, float(scale)))[0]]
+        if None in reasons:
+            break
+    if None not in reasons:
+        found.warnings.append(
+            f"the values are not HU: {reasons[0]}" if reasons else "no values could be read"
+        )
+    elif scale == 1:
+        found.seen.append(("values", "those looked at are HU"))
+    else:
+        found.seen.append(("values", f"those looked at are HU / {scale}: scale: {scale}"))
+        found.keys.append(Key("scale", scale, f"the values looked at are HU / {scale}"))
+
+
+def _not_hu(store: Store, array: str, scale: float, file: str) -> str | None:
+    """Why the values times `scale` are no HU; None where they can be."""
+    return implausible(npy.parse(npz.read_npy(store, file, array, scale)))
 
 
 def _each(files: Sequence[str], look: Callable[[str], Seen]) -> tuple[list[tuple[str, Seen]], list[str]]:

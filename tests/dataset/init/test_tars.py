@@ -10,7 +10,16 @@ import pytest
 
 from tasks.core.errors import UsageError
 from tasks.dataset.init import survey
-from tests.dataset.init.kinds import config_of, img2dataset, reinforcement, taken, tars, warnings, webdataset
+from tests.dataset.init.kinds import (
+    config_of,
+    img2dataset,
+    reinforced,
+    reinforcement,
+    taken,
+    tars,
+    warnings,
+    webdataset,
+)
 from tests.dataset.raw import png
 
 
@@ -48,6 +57,14 @@ def test_a_torn_tar_is_evidence(tmp_path: Path) -> None:
     seen = survey("raw")
     assert seen.best.samples == 6
     assert "00002.tar: " in warnings(seen)
+
+
+def test_reinforcements_join_the_images_of_the_tar_of_their_name(tmp_path: Path) -> None:
+    reinforced(tmp_path / "raw")
+    assert config_of(survey("raw"), tmp_path).dataset.source.join[0].match == "shard"  # type: ignore[union-attr]
+    for path in (tmp_path / "raw/reinforcement").iterdir():
+        path.rename(path.with_name(f"other{path.name}"))
+    assert config_of(survey("raw"), tmp_path).dataset.source.join[0].match == "key"  # type: ignore[union-attr]
 
 
 def test_reinforcements_without_images_say_what_lacks(tmp_path: Path) -> None:

@@ -101,6 +101,15 @@ def test_hu_need_no_scale(tmp_path: Path) -> None:
     assert (source.scale, source.array) == (None, "volume")
 
 
+def test_values_that_no_scale_makes_hu_are_said_to(tmp_path: Path) -> None:
+    npz(tmp_path / "raw")
+    for number, path in enumerate(sorted((tmp_path / "raw").glob("*.npz"))):
+        np.savez_compressed(path, scan(number) + np.int16(1024))
+    seen = survey("raw")
+    assert config_of(seen, tmp_path).dataset.source.scale is None  # type: ignore[union-attr]
+    assert "the values are not HU: " in warnings(seen)
+
+
 def test_tables_around_the_folder_are_found(tmp_path: Path) -> None:
     npz(tmp_path / "raw" / "volumes")
     (tmp_path / "raw/volumes/reports.csv").rename(tmp_path / "raw/reports.csv")
