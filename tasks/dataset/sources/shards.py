@@ -169,7 +169,9 @@ class Shards:
                 raise Reject(reason, f"{lacking}; its members: {', '.join(sorted(suffixes)[:12])}")
         if "txt" in members:
             members["txt"] = members["txt"].removeprefix(BOM_UTF8)
-        _check_text(members)
+        if "json" in members and members["json"] is not found.get(self._roles.described):
+            object_of(members["json"])
+        _check_text(members.get("txt", b""))
         return members
 
     def _look_for_fields(self, files: Files, first: str, found: dict[str, None]) -> None:
@@ -195,10 +197,8 @@ def _key(value: Any, origin: str) -> str:
     return str(value)
 
 
-def _check_text(members: Mapping[str, bytes]) -> None:
-    if "json" in members:
-        object_of(members["json"])
+def _check_text(text: bytes) -> None:
     try:
-        members.get("txt", b"").decode()
+        text.decode()
     except UnicodeDecodeError as error:
         raise Reject("caption.encoding", f"not UTF-8 at byte {error.start + 1}") from None

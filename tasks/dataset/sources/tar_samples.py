@@ -149,6 +149,7 @@ class TarSamples:
         self._size = size
         self._reader = TarReader(file, keeps or self._is_kept, seeks=seeks)
         self._kept_key, self._kept_bytes = "", 0
+        self._limits: dict[str, tuple[int, Reason] | None] = {}
         self.damage = ""
 
     def __iter__(self) -> Iterator[tuple[StoredSample, tuple[Reason, str] | None]]:
@@ -168,10 +169,20 @@ class TarSamples:
         """Whether to hold a member's content: sizes are as headers claim them."""
         if member.key != self._kept_key:
             self._kept_key, self._kept_bytes = member.key, 0
-        if not self._roles.keeps(member.suffix) or member.size > self._roles.limit(member.suffix)[0]:
+        limit = self._limit(member.suffix)
+        if limit is None or member.size > limit[0]:
             return False
         self._kept_bytes += member.size
         return self._kept_bytes <= LARGEST_BYTES
+
+    def _limit(self, suffix: str) -> tuple[int, Reason] | None:
+        """The roles' limit, remembered; None for what they do not keep."""
+        if suffix in self._limits:
+            return self._limits[suffix]
+        limit = self._roles.limit(suffix) if self._roles.keeps(suffix) else None
+        if len(self._limits) < MOST_MEMBERS:
+            self._limits[suffix] = limit
+        return limit
 
     def _fault(self, sample: StoredSample) -> tuple[Reason, str] | None:
         if sample.is_torn:
@@ -190,11 +201,12 @@ class TarSamples:
         for member in sample.members:
             if member.oddity is not None:
                 raise Reject("archive.unsafe", f"a member is {member.oddity}")
-            if not self._roles.keeps(member.suffix):
+            limit = self._limit(member.suffix)
+            if limit is None:
                 continue
-            limit, reason = self._roles.limit(member.suffix)
-            if member.size > limit:
-                raise Reject(reason, f"{member.suffix}: {member.size:,} bytes, more than {limit:,}")
+            most, reason = limit
+            if member.size > most:
+                raise Reject(reason, f"{member.suffix}: {member.size:,} bytes, more than {most:,}")
             total += member.size
         if total > LARGEST_BYTES:
             raise Reject("archive.bomb", f"its members have more than {LARGEST_BYTES:,} bytes")

@@ -376,6 +376,9 @@ class _Window:
 
     def skip(self, count: int) -> int:
         """Pass `count` bytes; how many there were."""
+        if self.at + count <= self.end:
+            self.at += count
+            return count
         passed = min(count, self.left)
         self.at += passed
         if self._seeks and count - passed > BUFFER:
@@ -390,6 +393,11 @@ class _Window:
 
     def take(self, count: int) -> bytes:
         """Pass `count` bytes and return them; fewer where the file ends."""
+        stop = self.at + count
+        if stop <= self.end:
+            content = bytes(self.view[self.at : stop])
+            self.at = stop
+            return content
         parts = []
         while count and (self.left or self.fill()):
             step = min(count, self.left)

@@ -276,6 +276,17 @@ def test_build_and_verify_name_the_same_members(tmp_path: Path) -> None:
     found = listed(tmp_path, content + shards.END)
     assert [item.original_key for item in found] == ["g", "s"]
     assert found[1].fault == ("archive.unsafe", "a member is a sparse file")
+    assert [(one.code, one.where["key"]) for one in verify(tmp_path / "x.tar").findings] == [
+        ("member.unsafe", "s")
+    ]
+
+
+def test_build_and_verify_count_the_same_samples_of_a_cut_tar(tmp_path: Path) -> None:
+    (tmp_path / "x_stats.json").write_text('{"successes": 240}')
+    found = cut_at_two_thirds(tmp_path)
+    (finding,) = verify(tmp_path / "x.tar").findings
+    lost = sum(item.fault is not None for item in found)
+    assert (len(found) - lost, lost) == (finding.evidence["whole_samples"], finding.evidence["lost_samples"])
 
 
 def pax_record(key: str, value: str) -> bytes:
