@@ -52,7 +52,7 @@ SUBSET = "subset"
 
 
 @dataclass(frozen=True)
-class _Head:
+class _Heads:
     """What is known from the heads of all files."""
 
     columns: Sequence[str]
@@ -78,10 +78,10 @@ class ChatRows:
 
     @property
     def is_sequential(self) -> bool:
-        return self._head.holds_images
+        return self._heads.holds_images
 
     def columns(self) -> Sequence[str]:
-        return self._head.columns
+        return self._heads.columns
 
     def containers(self) -> Iterator[Container]:
         for file, stat in self._files.stats():
@@ -121,7 +121,7 @@ class ChatRows:
                 yield item._replace(stat=_together([stat for stat in found if isinstance(stat, Stat)]))
 
     @cached_property
-    def _head(self) -> _Head:
+    def _heads(self) -> _Heads:
         columns: dict[str, None] = {}
         binary: set[str] = set()
         faults = []
@@ -144,7 +144,7 @@ class ChatRows:
                 require(f"{self._config_key}.{role}", name, list(columns), self.location)
         rated = [name for name, column in RATED.items() if column in columns]
         readable = [name for name in columns if name not in binary]
-        return _Head([SUBSET, *rated, *readable], self._config.images in binary)
+        return _Heads([SUBSET, *rated, *readable], self._config.images in binary)
 
     def _open(self, file: str, wanted: Collection[str] | None) -> Table:
         """Errors name the file as it is named within the source, wherever that lies."""

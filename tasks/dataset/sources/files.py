@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from types import TracebackType
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.patterns import base_folder, expand
@@ -43,6 +43,7 @@ from tasks.dataset.sources.base import Absent
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 AT_ONCE = 1000
 """Files that a remote store is asked about together."""
+AT_ONCE_BYTES = 1 << 24
 NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO)
 """A name too long, links in a circle, a socket: as true at the next try, unlike other errors."""
 HOPELESS = 3
@@ -74,6 +75,17 @@ def read_start(store: Store, file: str, most: int) -> bytes:
         return store.read(file, most)
     except (OSError, ValueError) as error:
         raise _rejected(error) from None
+
+
+def read_into(stream: IO[bytes], view: memoryview) -> int:
+    """Fill the view from a stream; how many bytes there were for it."""
+    filled = 0
+    while filled < len(view):
+        count = stream.readinto(view[filled : filled + AT_ONCE_BYTES])  # type: ignore[attr-defined]
+        if not count:
+            break
+        filled += count
+    return filled
 
 
 def _rejected(error: OSError | ValueError) -> Reject:

@@ -31,7 +31,7 @@ from tasks.dataset.formats.volumes import geometry
 from tasks.dataset.formats.volumes.hounsfield import is_plausible
 from tasks.dataset.formats.volumes.stored import require_package
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.files import open_file, unreadable
+from tasks.dataset.sources.files import AT_ONCE_BYTES, open_file, read_into, unreadable
 from tasks.dataset.sources.volume_folder import VolumeFolder, rescale_in, spacing_in, table_name
 from tasks.dataset.tar.format import Buffer
 
@@ -48,11 +48,10 @@ MM = {1: 1000.0, 3: 0.001}
 """Factor to mm by the code of the unit: metres, micrometres; all else is taken as mm."""
 AS_STORED = ((0, 1), (1, 1), (2, 1))
 DIFFERENT = 0.02
-AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Head:
+class NiftiHeader:
     """What the header says.
 
     `shape`, `sides` (mm, as pixdim has them) and `axes` are those of the stored array (i, j, k): `axes` says
@@ -110,7 +109,7 @@ class NiftiVolumes(VolumeFolder):
         return npy.dump(volume, slope, intercept), facts
 
     def _rescale(
-        self, head: Head, volume: NDArray[Any], rows: Mapping[str, list[str]]
+        self, head: NiftiHeader, volume: NDArray[Any], rows: Mapping[str, list[str]]
     ) -> tuple[float, float]:
         if self._config.rescale == "none":
             return IDENTITY
@@ -130,7 +129,7 @@ class NiftiVolumes(VolumeFolder):
             raise Reject("volume.hu_range", f"a double rescale: the voxels are HU before {which}; {ONCE}")
         return stated
 
-    def _spacing(self, head: Head, rows: Mapping[str, list[str]]) -> tuple[float, float, float]:
+    def _spacing(self, head: NiftiHeader, rows: Mapping[str, list[str]]) -> tuple[float, float, float]:
         if self._config.metadata is not None:
             return spacing_in(rows["metadata"], self._config.metadata, self.axes)
         return head.spacing()
@@ -142,14 +141,14 @@ class NiftiVolumes(VolumeFolder):
         return (z, x, y), None if self._config.metadata is not None else head.spacing()
 
 
-def oriented(raw: NDArray[Any], head: Head) -> NDArray[Any]:
+def oriented(raw: NDArray[Any], head: NiftiHeader) -> NDArray[Any]:
     """The file's array (i, j, k) as (depth, height, width), a view."""
     flips = tuple(slice(None, None, direction) for _, direction in head.axes)
     left_posterior_superior = raw[flips].transpose(np.argsort([axis for axis, _ in head.axes]))
     return left_posterior_superior.transpose(2, 0, 1)
 
 
-def read(store: Store, file: str) -> tuple[Head, NDArray[Any]]:
+def read(store: Store, file: str) -> tuple[NiftiHeader, NDArray[Any]]:
     """The header and the stored numbers (i, j, k); Reject when they cannot be had safely."""
     with _opened(store, file) as stream:
         head, skipped = _head(stream)
@@ -157,18 +156,15 @@ def read(store: Store, file: str) -> tuple[Head, NDArray[Any]]:
         count = math.prod(head.shape)
         flat = np.empty(count, head.dtype)
         view = flat.view(np.uint8).data
-        filled = 0
-        while filled < len(view):
-            got = stream.readinto(view[filled : filled + AT_ONCE])  # type: ignore[attr-defined]
-            if not got:
-                raise Reject("volume.undecodable", f"ends after {filled:,} of {len(view):,} bytes of voxels")
-            filled += got
-        if len(stream.read(AT_ONCE)) == AT_ONCE:  # also makes gzip compare its CRC
+        filled = read_into(stream, view)
+        if filled < len(view):
+            raise Reject("volume.undecodable", f"ends after {filled:,} of {len(view):,} bytes of voxels")
+        if len(stream.read(AT_ONCE_BYTES)) == AT_ONCE_BYTES:  # also makes gzip compare its CRC
             raise Reject("archive.bomb", f"goes on after its {len(view):,} bytes of voxels")
         return head, flat.reshape(head.shape, order="F")
 
 
-def peek(store: Store, file: str) -> Head:
+def peek(store: Store, file: str) -> NiftiHeader:
     """The header alone."""
     with _opened(store, file) as stream:
         return _head(stream)[0]
@@ -197,13 +193,13 @@ def _opened(store: Store, file: str) -> Iterator[IO[bytes]]:
 
 def _skip(stream: IO[bytes], count: int) -> None:
     while count > 0:
-        got = len(stream.read(min(count, AT_ONCE)))
+        got = len(stream.read(min(count, AT_ONCE_BYTES)))
         if not got:
             raise Reject("volume.undecodable", "ends before its voxels")
         count -= got
 
 
-def _head(stream: IO[bytes]) -> tuple[Head, int]:
+def _head(stream: IO[bytes]) -> tuple[NiftiHeader, int]:
     """The header, and how many bytes it took."""
     import nibabel  # here, because it takes a fifth of a second
 
@@ -223,7 +219,7 @@ def _head(stream: IO[bytes]) -> tuple[Head, int]:
     return _judged(header), size
 
 
-def _judged(header: Any) -> Head:
+def _judged(header: Any) -> NiftiHeader:
     shape = _shape(header)
     dtype = _dtype(header)
     if math.prod(shape) * dtype.itemsize > LARGEST_BYTES:
@@ -240,7 +236,7 @@ def _judged(header: Any) -> Head:
     x, y, z = (float(str(side)) * factor for side in header["pixdim"][1:4])  # float32 as a person wrote it
     affine = _affine(header)
     of_affine, axes, orientation = _orientation(affine, factor)
-    return Head(
+    return NiftiHeader(
         shape, dtype, max(int(offset), 352), slope, intercept, (x, y, z), of_affine, axes, orientation
     )
 

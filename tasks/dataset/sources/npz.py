@@ -9,7 +9,6 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 from typing import IO, Any
 
@@ -21,12 +20,11 @@ from tasks.core.stores import Store, Unreachable
 from tasks.dataset.formats import npy, zips
 from tasks.dataset.formats.volumes import geometry
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.files import open_file, unreadable
+from tasks.dataset.sources.files import open_file, read_into, unreadable
 from tasks.dataset.sources.volume_folder import VolumeFolder, spacing_in
 from tasks.dataset.tar.format import Buffer
 
 PICKLE_MAGIC = b"\x80"
-AT_ONCE = 1 << 24
 
 
 class NpzVolumes(VolumeFolder):
@@ -68,39 +66,31 @@ class NpzVolumes(VolumeFolder):
         return tuple(shape), None if spacing is None else geometry.ordered(self.axes, *spacing)
 
 
-@dataclass(frozen=True)
-class Member:
-    """An array of the file, not read yet."""
-
-    name: str
-    header: npy.Header
-
-
 def read_npy(store: Store, file: str, name: str | None, scale: float | None) -> NDArray[np.uint8]:
     """The array `name`, or the file's only 3D array, times `scale`, as the bytes of an NPY file.
 
     Reject when there is none that is safe to read.
     """
     with _opened(store, file) as archive:
-        chosen = _choose(archive, name)
-        npy.require_numbers(chosen.header, chosen.name)
-        with archive.open(chosen.name) as member:
-            return _read(member, chosen, 1.0 if scale is None else scale)
+        member, header = _choose(archive, name)
+        npy.require_numbers(header, member)
+        with archive.open(member) as stream:
+            return _read(stream, member, header, 1.0 if scale is None else scale)
 
 
 def peek(store: Store, file: str, name: str | None) -> npy.Header:
     """The header of the array that `read_npy` would read."""
     with _opened(store, file) as archive:
-        return _choose(archive, name).header
+        return _choose(archive, name)[1]
 
 
 def headers(store: Store, file: str) -> dict[str, npy.Header]:
     """The headers of all the file's arrays, by name; Reject when there is none."""
     with _opened(store, file) as archive:
-        members = _members(archive)
-    if not members:
+        found = _headers(archive)
+    if not found:
         raise Reject("volume.shape", "holds no array")
-    return {member.name.removesuffix(".npy"): member.header for member in members}
+    return {_name(member): header for member, header in found.items()}
 
 
 @contextmanager
@@ -123,50 +113,56 @@ def _opened(store: Store, file: str) -> Iterator[zipfile.ZipFile]:
             raise unreadable(error) from None
 
 
-def _choose(archive: zipfile.ZipFile, name: str | None) -> Member:
+def _choose(archive: zipfile.ZipFile, name: str | None) -> tuple[str, npy.Header]:
+    """The member to read and its header."""
     if name is not None:
-        if name + ".npy" not in archive.namelist():
-            there = ", ".join(sorted(entry.removesuffix(".npy") for entry in archive.namelist())[:8])
+        member = f"{name}.npy"
+        if member not in archive.namelist():
+            there = ", ".join(sorted(map(_name, archive.namelist()))[:8])
             raise Reject("member.missing", f"no array {name!r} (it has: {there or 'none'})")
-        return _member(archive, archive.getinfo(name + ".npy"))
-    members = _members(archive)
-    volumes = [one for one in members if len(one.header.shape) == 3 and not one.header.dtype.hasobject]
-    candidates = volumes or members
+        return member, _header(archive, member)
+    found = _headers(archive)
+    volumes = {
+        member: header
+        for member, header in found.items()
+        if len(header.shape) == 3 and not header.dtype.hasobject
+    }
+    candidates = list((volumes or found).items())
     if len(candidates) != 1:
-        there = ", ".join(f"{one.name.removesuffix('.npy')} {one.header.shape}" for one in members[:8])
+        there = ", ".join(f"{_name(member)} {header.shape}" for member, header in list(found.items())[:8])
         raise Reject("volume.shape", f"{len(volumes)} 3D arrays ({there}); name one as source.array")
     return candidates[0]
 
 
-def _members(archive: zipfile.ZipFile) -> list[Member]:
-    return [_member(archive, entry) for entry in archive.infolist() if entry.filename.endswith(".npy")]
+def _headers(archive: zipfile.ZipFile) -> dict[str, npy.Header]:
+    return {member: _header(archive, member) for member in archive.namelist() if member.endswith(".npy")}
 
 
-def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Member:
-    with archive.open(entry) as file:
-        return Member(entry.filename, npy.parse_header(file.read(npy.LONGEST_HEADER), entry.filename))
+def _header(archive: zipfile.ZipFile, member: str) -> npy.Header:
+    with archive.open(member) as stream:
+        return npy.parse_header(stream.read(npy.LONGEST_HEADER), member)
 
 
-def _read(file: IO[bytes], member: Member, scale: float) -> NDArray[np.uint8]:
+def _name(member: str) -> str:
+    return member.removesuffix(".npy")
+
+
+def _read(stream: IO[bytes], member: str, header: npy.Header, scale: float) -> NDArray[np.uint8]:
     """Straight into the bytes that are returned, unless the order or the numbers must change."""
-    header = member.header
     if not header.fortran and scale == 1:
         content, array = npy.blank(header.shape, header.dtype)
-        _fill(file, array.reshape(-1), member)
+        _fill(stream, array.reshape(-1), member, header)
         return content
     flat = np.empty(prod(header.shape), header.dtype)
-    _fill(file, flat, member)
+    _fill(stream, flat, member, header)
     return npy.dump(flat.reshape(header.shape, order="F" if header.fortran else "C"), scale)
 
 
-def _fill(file: IO[bytes], flat: NDArray[Any], member: Member) -> None:
-    file.read(member.header.offset)
+def _fill(stream: IO[bytes], flat: NDArray[Any], member: str, header: npy.Header) -> None:
+    stream.read(header.offset)
     view = flat.view(np.uint8).data if flat.size else memoryview(b"")
-    filled = 0
-    while filled < len(view):
-        count = file.readinto(view[filled : filled + AT_ONCE])  # type: ignore[attr-defined]
-        if not count:
-            raise Reject("volume.undecodable", f"{member.name} ends after {filled:,} of {len(view):,} bytes")
-        filled += count
-    if file.read(1):  # also makes zipfile compare the member's CRC
-        raise Reject("archive.bomb", f"{member.name} goes on after its {len(view):,} bytes")
+    filled = read_into(stream, view)
+    if filled < len(view):
+        raise Reject("volume.undecodable", f"{member} ends after {filled:,} of {len(view):,} bytes")
+    if stream.read(1):  # also makes zipfile compare the member's CRC
+        raise Reject("archive.bomb", f"{member} goes on after its {len(view):,} bytes")
