@@ -168,8 +168,11 @@ def _is_there(store: Store) -> bool:
 
 
 class Files:
-    """The files that one path of the config means, in their order, listed once. They are named relative to
-    the folder that all of them lie in; UsageErrors name `config_key`."""
+    """The files that one path of the config means, in their order, listed once.
+
+    A name is relative to the folder that all of them lie in, and holds no signature or password of an
+    address. UsageErrors name `config_key`.
+    """
 
     def __init__(self, given: str, suffixes: Sequence[str], config_key: str) -> None:
         self._given = given
@@ -180,9 +183,41 @@ class Files:
     def store(self) -> Store:
         return open_store(base_folder(self._given), self._config_key)
 
-    @cached_property
+    @property
     def names(self) -> list[str]:
         """UsageError when there is none, when one that is promised is not there, or a tar is compressed."""
+        return list(self._written)
+
+    def location(self, name: str) -> str:
+        """A file's whole path or address."""
+        return join_location(self.store.location, self._written[name])
+
+    def stats(self) -> Iterator[tuple[str, Stat]]:
+        """Each file with its Stat; Unreachable where it cannot be looked at."""
+        for start in range(0, len(self.names), AT_ONCE):
+            some = self.names[start : start + AT_ONCE]
+            self.store.look_ahead([self._written[name] for name in some])
+            for name in some:
+                yield name, self.stat(name)
+
+    def stat(self, name: str) -> Stat:
+        try:
+            return self.store.stat(self._written[name])
+        except OSError as error:
+            raise unreachable(redact(self.location(name)), error, "cannot be looked at") from None
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[BinaryIO]:
+        """A file to be read in order; Unreachable for whatever OSError comes of it."""
+        try:
+            with self.store.open(self._written[name]) as file:
+                yield file
+        except OSError as error:
+            raise unreachable(redact(self.location(name)), error) from None
+
+    @cached_property
+    def _written(self) -> dict[str, str]:
+        """The files by their names, as the store takes them."""
         try:
             packed = COMPRESSED if ".tar" in self._suffixes else ()
             there = expand(self._given, (*self._suffixes, *packed), self._config_key)
@@ -195,34 +230,17 @@ class Files:
                 "already; unpack it to .tar"
             )
         base = self.store.location.rstrip("/") + "/"
-        return [file.removeprefix(base) for file in there]
+        files = [file.removeprefix(base) for file in there]
+        return {public_name(base, file): file for file in files}
 
-    def location(self, name: str) -> str:
-        """A file's whole path or address."""
-        return join_location(self.store.location, name)
 
-    def stats(self) -> Iterator[tuple[str, Stat]]:
-        """Each file with its Stat; Unreachable where it cannot be looked at."""
-        for start in range(0, len(self.names), AT_ONCE):
-            some = self.names[start : start + AT_ONCE]
-            self.store.look_ahead(some)
-            for name in some:
-                yield name, self.stat(name)
-
-    def stat(self, name: str) -> Stat:
-        try:
-            return self.store.stat(name)
-        except OSError as error:
-            raise unreachable(self.location(name), error, "cannot be looked at") from None
-
-    @contextmanager
-    def opened(self, name: str) -> Iterator[BinaryIO]:
-        """A file to be read in order; Unreachable for whatever OSError comes of it."""
-        try:
-            with self.store.open(name) as file:
-                yield file
-        except OSError as error:
-            raise unreachable(self.location(name), error) from None
+def public_name(base: str, name: str) -> str:
+    """The name of a file below `base`, without the signature or password that an address may hold."""
+    if is_remote(name):
+        return address_key(name)
+    if is_web(base) and "?" in name:
+        return address_key(base + name).removeprefix(redact(base))
+    return name
 
 
 class LinkedFiles:
@@ -235,7 +253,7 @@ class LinkedFiles:
     def __init__(self, store: Store, config_key: str) -> None:
         self._store = store
         self._config_key = config_key
-        self._is_remote, self._is_web = is_remote(store.location), is_web(store.location)
+        self._is_remote = is_remote(store.location)
         self._base = store.location.rstrip("/") + "/"
         self._foreign: dict[str, Store] = {}
         self._failures: Counter[str] = Counter()
@@ -254,12 +272,7 @@ class LinkedFiles:
         return os.path.normpath(written).removeprefix(self._base)
 
     def public_name(self, name: str) -> str:
-        """The name without the signature or password that an address may hold."""
-        if is_remote(name):
-            return address_key(name)
-        if self._is_web and "?" in name:
-            return address_key(self._base + name).removeprefix(redact(self._base))
-        return name
+        return public_name(self._base, name)
 
     def address(self, name: str) -> str:
         """The whole address of a name, which `read` takes as well."""

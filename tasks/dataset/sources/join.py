@@ -158,14 +158,13 @@ class TarMembers(Partners):
                 yield sample.key, json.dumps({"fault": fault})
                 continue
             key = self._key(sample)
-            spans = {one.suffix: (one.offset, one.size) for one in sample.members if self._keeps(one)}
+            spans = {
+                one.suffix: (one.offset, one.size) for one in sample.members if self._roles.keeps(one.suffix)
+            }
             if key is not None:
                 yield key, json.dumps({"file": file, "members": spans})
         if samples.damage:
             self._damage = f" ({file}: {samples.damage})"
-
-    def _keeps(self, member: Member) -> bool:
-        return self._roles.keeps(member.suffix)
 
     def _key(self, sample: StoredSample) -> str | None:
         """The joined sample's key; None when its `json` does not hold one, so that it is no partner."""
@@ -188,14 +187,13 @@ class TarMembers(Partners):
 
     def _copied(self, file: str) -> BinaryIO:
         """The tar, open on this machine's disk; copied to there once when it is remote."""
-        store = self.files.store
-        if not is_remote(store.location):
-            return store.open(file)
+        if not is_remote(self.files.store.location):
+            return self.files.store.open(file)
         if self._copies is None:
             self._copies = tempfile.TemporaryDirectory(prefix="tarmac-join-")
         copy = os.path.join(self._copies.name, blake2b(file.encode(), digest_size=16).hexdigest())
         if not os.path.exists(copy):
-            with store.open(file) as remote, open(f"{copy}.part", "wb") as local:
+            with self.files.opened(file) as remote, open(f"{copy}.part", "wb") as local:
                 shutil.copyfileobj(remote, local, CHUNK)
             os.replace(f"{copy}.part", copy)
         return open(copy, "rb")

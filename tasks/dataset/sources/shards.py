@@ -108,8 +108,10 @@ class Shards:
 
     def _stated(self, tar: str) -> tuple[int, str] | None:
         """How many samples img2dataset wrote into a tar, and its file that states it."""
-        name, mark, query = tar.partition("?") if is_web(self._files.store.location) else (tar, "", "")
-        return stated_samples(self._files.store, name, mark + query)
+        location = self._files.location(tar)
+        name, mark, query = location.partition("?") if is_web(location) else (location, "", "")
+        base = self._files.store.location.rstrip("/") + "/"
+        return stated_samples(self._files.store, name.removeprefix(base), mark + query)
 
     def _item(self, tar: str, sample: StoredSample, fault: tuple[Reason, str] | None) -> Item:
         item = Item(f"{tar}:{sample.key}", sample.key or tar, tar, {}, fault=fault)

@@ -65,9 +65,9 @@ class TableImages:
     def columns(self) -> Sequence[str]:
         """Of the first table; of JSON lines also of further ones, while a column is looked for."""
         columns = dict.fromkeys(self._first.columns)
-        tables = islice(self._tables.values() if self._first.columns_vary else (), 1, None)
-        while not self._wanted <= columns.keys() and (file := next(tables, None)) is not None:
-            table = self._open(file)
+        tables = islice(self._files.names if self._first.columns_vary else (), 1, None)
+        while not self._wanted <= columns.keys() and (name := next(tables, None)) is not None:
+            table = self._open(name)
             table.close()
             columns.update(dict.fromkeys(table.columns))
         for key, name in self._asked:
@@ -75,20 +75,19 @@ class TableImages:
         return list(columns)
 
     def containers(self) -> Iterator[Container]:
-        names = {file: name for name, file in self._tables.items()}
-        for file, stat in self._files.stats():
-            yield Container(names[file], stat)
+        for name, stat in self._files.stats():
+            yield Container(name, stat)
 
     def items(self, container: Container) -> Iterator[Item]:
-        file = self._tables[container.name]
-        table = self._opened(file, container.stat)
+        name = container.name
+        table = self._opened(name, container.stat)
         self._require_sameness(table)
         if self.is_sequential:
-            yield from (self._item_of_bytes(container.name, row) for row in table.rows)
+            yield from (self._item_of_bytes(name, row) for row in table.rows)
         else:
             while rows := list(islice(table.rows, AT_ONCE)):
-                yield from self._items_of_paths(container.name, file.rpartition("/")[0], rows)
-        if self._files.stat(file) != container.stat:
+                yield from self._items_of_paths(name, rows)
+        if self._files.stat(name) != container.stat:
             raise DataError(f"{table.location} has changed while it was read; run again")
 
     def read(self, file: str, content: str) -> Members:
@@ -108,31 +107,26 @@ class TableImages:
         return LinkedFiles(self._files.store, f"{self._config_key}.path")
 
     @cached_property
-    def _tables(self) -> dict[str, str]:
-        """Relative to the location, by the names that people see."""
-        return {self._images.public_name(file): file for file in self._files.names}
-
-    @cached_property
     def _first(self) -> Table:
         """The first table, for its columns. It stays open for the listing that follows."""
-        file = self._files.names[0]
-        stat = self._files.stat(file)
-        table = self._open(file)
+        name = self._files.names[0]
+        stat = self._files.stat(name)
+        table = self._open(name)
         self._unread = table, stat
         return table
 
-    def _open(self, file: str) -> Table:
-        location = self._files.location(file)
+    def _open(self, name: str) -> Table:
+        location = self._files.location(name)
         return open_table(location, f"{self._config_key}.path", self._wanted, self._config.image)
 
-    def _opened(self, file: str, stat: Stat) -> Table:
+    def _opened(self, name: str, stat: Stat) -> Table:
         """The table, its rows not read yet; the first one is not opened twice unless it has changed."""
-        if file == self._files.names[0] and self._unread is not None:
+        if name == self._files.names[0] and self._unread is not None:
             (table, its_stat), self._unread = self._unread, None
             if stat == its_stat:
                 return table
             table.close()
-        return self._open(file)
+        return self._open(name)
 
     def _require_sameness(self, table: Table) -> None:
         """One table of several must not quietly give samples without what the others have."""
@@ -144,8 +138,9 @@ class TableImages:
         for key, name in () if table.columns_vary else self._asked:
             require(key, name, table.columns, table.name)
 
-    def _items_of_paths(self, table: str, folder: str, rows: Sequence[Row]) -> Iterator[Item]:
+    def _items_of_paths(self, table: str, rows: Sequence[Row]) -> Iterator[Item]:
         """Samples of the rows, their images looked at together, but for those that the filter leaves out."""
+        folder = table.rpartition("/")[0]
         names = [self._image_of(row, folder) for row in rows]
         looked_at = [
             bool(name) and passes(self._filter, row.fields) for row, name in zip(rows, names, strict=True)

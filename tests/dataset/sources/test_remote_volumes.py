@@ -139,3 +139,13 @@ def test_tars_of_a_bucket_are_streamed_and_joined_like_local_ones(
         wire.cut()
         with pytest.raises(DataError, match="s3://raw"):
             items("s3://raw/x.tar")
+
+
+def test_a_signature_of_a_tar_is_used_and_never_shown(tmp_path: Path) -> None:
+    content = shards.tar_bytes(shards.pairs(0, 40))
+    (tmp_path / "x.tar").write_bytes(content[: len(content) // 2])
+    (tmp_path / "x_stats.json").write_text('{"successes": 40}')
+    with web_server(tmp_path, True) as (address, _):
+        source = items(f"{address.replace('//', '//me:secret@')}/x.tar?X-Amz-Signature=secret")
+        assert len(source) == 40 and sum(item.members is not None for item in source) > 10
+        assert "secret" not in str([item._replace(members=None) for item in source])
