@@ -19,7 +19,7 @@ from tasks.dataset.verify.outcome import Outcome
 from tasks.dataset.verify.place import Place, dataset_of, is_current
 from tasks.dataset.verify.presence import hole_faults, missing, shut_splits, unread
 from tasks.dataset.verify.report import AGAIN, Coverage, Fault, fault, plain, shard_place
-from tasks.dataset.verify.tables import MOST_JSON
+from tasks.dataset.verify.seals import MOST_JSON
 from tasks.dataset.verify.tars import compression_unread, ends, kept_store, split_query
 from tasks.dataset.verify.work import Work
 

@@ -12,7 +12,8 @@ from tasks.dataset.verify.duplicates import SampleKeys
 from tasks.dataset.verify.report import Fault, Fix, Room, counted_out, fault, shard_place
 
 if TYPE_CHECKING:
-    from tasks.dataset.verify.shard import SampleFault, ShardResult, ShardTask
+    from tasks.dataset.verify.sample_checks import SampleFault
+    from tasks.dataset.verify.shard import ShardResult, ShardTask
 
 WHOLE = ("shard.missing", "shard.truncated", "shard.checksum")
 

@@ -17,7 +17,8 @@ from tasks.dataset.layout import shard_name
 from tasks.dataset.manifest import Manifest
 from tasks.dataset.tables import ShardRecord, give_memory_back, read_pieces, read_shards
 from tasks.dataset.tar.format import END
-from tasks.dataset.verify.tables import MOST_NAMED, Misfit, is_split, read_json_bytes
+from tasks.dataset.verify.seals import Misfit, read_json_bytes
+from tasks.dataset.verify.tables import MOST_NAMED, is_split
 
 _BLAKE3 = re.compile(r"[0-9a-f]{64}")
 

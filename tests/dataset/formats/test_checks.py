@@ -13,7 +13,7 @@ import pytest
 from tasks.dataset.formats.checks import CHECKS
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.tar.format import END
-from tasks.dataset.verify import shard
+from tasks.dataset.verify import scan
 from tasks.dataset.verify.decode import Decoder
 from tasks.dataset.verify.shard import ShardTask, check_shard
 from tests.dataset import raw
@@ -142,7 +142,7 @@ def test_a_zip_entry_that_lies_about_its_array_is_seen() -> None:
 def test_a_sample_too_large_to_be_held_is_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard, "MOST_HELD", 5000)
+    monkeypatch.setattr(scan, "MOST_HELD", 5000)
     small = [(f"{n}.{suffix}", b"seven") for n in range(9) for suffix in ("cls", "txt")]
     large = [("large.cls", b"seven"), ("large.txt", b"x" * 6000), ("large.json", b"{")]
     (tmp_path / "a.tar").write_bytes(b"".join(shards.entry(*one) for one in [*small, *large]) + END)

@@ -284,7 +284,10 @@ def test_lies_about_sizes_cost_nothing(tmp_path: Path, name: str, decodes: bool)
     around = [b"".join(sample(f"{n}", **GOOD) for n in numbers) for numbers in (range(20), range(20, 40))]
     found = judged(tmp_path, around[0] + lie + around[1] + END, decodes)
     assert codes(found) - {"member.unsafe"} == expected
-    assert len(found.keys) == (20 if expected == {"shard.truncated"} else 40 + ("sparse" in name))
+    if expected == {"shard.truncated"}:  # of which the lie itself may be one, torn
+        assert len(found.keys) in (20, 21)
+    else:
+        assert len(found.keys) == 40 + ("sparse" in name)
 
 
 MANY = 200_000
@@ -331,10 +334,7 @@ def test_very_many_empty_members(tmp_path: Path) -> None:
 
 def test_very_many_members_of_one_sample(tmp_path: Path) -> None:
     found = judged(tmp_path, _of_one_key, decodes=False)
-    assert (
-        Counter(fault.code for fault in found.sample_faults) == {"member.empty": MANY}
-        and len(found.keys) == 1
-    )
+    assert codes(found) == {"member.empty"} and len(found.keys) == 1
 
 
 def test_a_name_of_a_gigabyte_is_not_held(tmp_path: Path) -> None:

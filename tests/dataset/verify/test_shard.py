@@ -15,8 +15,9 @@ from tasks.dataset.index import INDEX
 from tasks.dataset.tar.format import END
 from tasks.dataset.tar.reader import BUFFER
 from tasks.dataset.tar.writer import ShardWriter
-from tasks.dataset.verify import shard
-from tasks.dataset.verify.shard import MOST_SETS, ShardResult, ShardTask, check_shard
+from tasks.dataset.verify import scan
+from tasks.dataset.verify.sample_checks import MOST_SETS
+from tasks.dataset.verify.shard import ShardResult, ShardTask, check_shard
 from tests.dataset import raw
 from tests.dataset.raw import shards
 
@@ -235,7 +236,7 @@ def test_an_unreadable_disk_is_told_with_what_is_lost(
             return super().read(size)
 
     data = (tmp_path / NAME).read_bytes()
-    monkeypatch.setattr(shard, "open_tar", lambda folder, name: Failing(data))
+    monkeypatch.setattr(scan, "open_tar", lambda folder, name: Failing(data))
     found = check_shard(task)
     assert "Input/output error" in problem(found, "shard.checksum") and found.blake3 is None
     assert codes(found) == {"shard.checksum"} and found.lost == range(1, 4)
