@@ -1,8 +1,8 @@
-"""What a Prefect server can be asked to offer: the deployments of a prefect.yaml, or those of a config.
+"""The deployments that a Prefect server can offer: those of a prefect.yaml, or those of a config.
 
-Each names its flow by module path, so that it runs from any folder and from an installed wheel. The file is
-read in the keys that deploy/prefect.yaml uses; whatever else Prefect's own format knows is refused here, not
-skipped, and `prefect deploy` takes it.
+Each names its flow by module path, so that it runs from any folder and from an installed wheel. Of the file
+only the keys that deploy/prefect.yaml uses are understood; any other is an error that names `prefect deploy`,
+which reads Prefect's whole format.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Schedule(Entry):
     slug: str
 
     def as_cron(self) -> CronSchedule:
-        """Prefect's schedule; ValueError when the expression or the time zone is none."""
+        """Prefect's schedule; ValueError for a wrong expression or an unknown time zone."""
         return CronSchedule(cron=self.cron, timezone=self.timezone)
 
 
 class Limit(Entry):
-    """How many runs of a deployment there may be at once, and what becomes of the next."""
+    """How many runs of a deployment there may be at once, and what happens to the next."""
 
     limit: int = Field(ge=1)
     collision_strategy: Literal["ENQUEUE", "CANCEL_NEW"]
@@ -81,7 +81,7 @@ class Pool(Entry):
 
 
 class Offer(Entry):
-    """One deployment, in the words of prefect.yaml."""
+    """One deployment, with the keys of prefect.yaml."""
 
     name: str = Field(pattern=r"^[^/%&<>]+$")
     entrypoint: str
@@ -123,7 +123,7 @@ def from_file(path: Path) -> list[Offer]:
 
 
 def from_configs(paths: Sequence[Path]) -> list[Offer]:
-    """A rebuild of each config and, where it trains, its one-click pipeline; UsageError names the key."""
+    """A build for each config and, where it trains, a pipeline; UsageError names the wrong key."""
     named: dict[str, Path] = {}
     offers: list[Offer] = []
     for path in paths:
@@ -136,8 +136,8 @@ def from_configs(paths: Sequence[Path]) -> list[Offer]:
 
 
 def of_config(config: Config, path: Path) -> list[Offer]:
-    """What one config offers; its schedule starts the pipeline with `then: train`, else the build. UsageError
-    for a schedule that is none."""
+    """The deployments of one config; its schedule starts the pipeline with `then: train`, else the build.
+    UsageError for a schedule that Prefect cannot read."""
     kinds = [
         (
             "build",
@@ -173,7 +173,7 @@ def of_config(config: Config, path: Path) -> list[Offer]:
 
 
 def _from_here(path: Path) -> str:
-    """Relative to the working directory, which becomes that of the runs, where the path lies in it."""
+    """The path as the runs see it, whose working directory is this one: relative where it lies in it."""
     absolute = Path(os.path.abspath(path))
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
 
