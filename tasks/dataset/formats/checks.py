@@ -29,6 +29,8 @@ MOST_GROWTH = 8
 """Times its own size that a large archive may unpack to beyond MOST_UNPACKED bytes."""
 LARGEST_TEXT = 32 << 20
 """JSON of more bytes is not judged: parsed, it may take thirty times as many."""
+LONGEST = 200
+"""Letters of what a decoder says."""
 KINDS = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tif": "tiff"}
 """What the format of an image is called where its suffix has another name for it."""
 
@@ -167,6 +169,32 @@ PICKLES = ("pyd", "pkl", "pickle")
 
 def is_pickle(suffix: str) -> bool:
     return suffix.rpartition(".")[2] in PICKLES
+
+
+def problem_of(suffix: str, content: bytes) -> tuple[str, str] | None:
+    """What is wrong with a member, as verify's code and words; None when it is sound, Unjudged where nobody
+    can tell."""
+    check = check_of(suffix)
+    if check is None:
+        raise Unjudged
+    try:
+        check(content)
+    except Unjudged:
+        raise
+    except Blank:
+        return "member.empty", "the text is blank"
+    except Exception as error:  # noqa: BLE001 - decoders raise whatever torn data lead them to
+        return "member.undecodable", worded(error)
+    return None
+
+
+def worded(error: Exception) -> str:
+    """What a decoder says of the content; the kind of error too, unless the words are this project's."""
+    if isinstance(error, Reject):
+        return error.detail[:LONGEST]
+    if type(error) is ValueError and str(error):
+        return str(error)[:LONGEST]
+    return f"{type(error).__name__}: {error}"[:LONGEST]
 
 
 def check_of(suffix: str) -> Callable[[bytes], None] | None:

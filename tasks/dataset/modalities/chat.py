@@ -73,7 +73,9 @@ def take(raw: Members, dataset: Dataset) -> Taken:
 
 def judge(members: Mapping[str, bytes]) -> list[Fault]:
     numbered = sorted(name for name in members if _IMAGE.fullmatch(name))
-    faults = judge_each(members, numbered)
+    nameless = [name for name in numbered if "." not in name]
+    faults = [Fault("member.undecodable", name, "its name says no format") for name in nameless]
+    faults += judge_each(members, (name for name in numbered if "." in name))
     gap = _gap(numbered)
     if gap is not None:
         faults.append(Fault("sample.missing_member", numbered[-1], gap))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import images
-from tasks.dataset.formats.checks import Blank, check_of, is_blank
+from tasks.dataset.formats.checks import is_blank, problem_of
 from tasks.dataset.modalities.base import Fault, Modality, Taken
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
@@ -34,19 +34,8 @@ def judge(members: Mapping[str, bytes]) -> list[Fault]:
 
 def judge_each(members: Mapping[str, bytes], names: Iterable[str]) -> list[Fault]:
     """What is wrong with those of the members that are there, each by its suffix."""
-    faults = []
-    for name in names:
-        if name in members:
-            check = check_of(name)
-            try:
-                if check is None:
-                    raise ValueError("its suffix names no format")
-                check(members[name])
-            except Blank:
-                faults.append(Fault("member.empty", name, "the text is blank"))
-            except (Reject, ValueError) as error:
-                faults.append(Fault("member.undecodable", name, str(error)))
-    return faults
+    problems = {name: problem_of(name, members[name]) for name in names if name in members}
+    return [Fault(problem[0], name, problem[1]) for name, problem in problems.items() if problem is not None]
 
 
 def judge_json(members: Mapping[str, bytes]) -> list[Fault]:

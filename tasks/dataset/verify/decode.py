@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping
 
 from tasks.core.errors import UsageError
 from tasks.dataset.formats import Unjudged
-from tasks.dataset.formats.checks import Blank, check_of, is_pickle
+from tasks.dataset.formats.checks import LONGEST, is_pickle, problem_of, worded
 from tasks.dataset.modalities import MODALITIES, Fault
-from tasks.dataset.rejects import Reject
 
 MOST_UNDECODED = 100
 """Ends of suffixes that are remembered."""
-LONGEST = 200
 _NUMBERED = re.compile(r"\d{3}(\.\w+)?")
 """Images of a conversation."""
 
@@ -36,7 +34,7 @@ class Decoder:
             except UsageError:
                 raise  # a package is missing, which is no fault of the data
             except Exception as error:  # noqa: BLE001 - hostile content may lead anywhere, but not to a crash
-                yield Fault("member.undecodable", " ".join(sorted(contents)), _worded(error))
+                yield Fault("member.undecodable", " ".join(sorted(contents)), worded(error))
             self.undecoded.update(suffix for suffix in self._modality.unjudged() if suffix in contents)
         for suffix, content in contents.items():
             if not self._is_of_modality(suffix) and not is_pickle(suffix):
@@ -48,27 +46,15 @@ class Decoder:
         return suffix in self._of_modality or (self._is_numbered and bool(_NUMBERED.fullmatch(suffix)))
 
     def _judge_one(self, suffix: str, content: bytes) -> Iterator[Fault]:
-        check = check_of(suffix)
         try:
-            if check is None:
-                raise Unjudged
-            check(content)
+            problem = problem_of(suffix, content)
         except Unjudged:
             self.leave_out(suffix)
-        except Blank:
-            yield Fault("member.empty", suffix, "the text is blank")
-        except Exception as error:  # noqa: BLE001 - decoders raise whatever torn data lead them to
-            yield Fault("member.undecodable", suffix, _worded(error))
+            return
+        if problem is not None:
+            code, evidence = problem
+            yield Fault(code, suffix, evidence)
 
     def leave_out(self, suffix: str) -> None:
         if len(self.undecoded) < MOST_UNDECODED:
             self.undecoded.add(suffix.rpartition(".")[2][:LONGEST])
-
-
-def _worded(error: Exception) -> str:
-    """What a decoder says of the content; the kind of error too, unless the words are this project's."""
-    if isinstance(error, Reject):
-        return error.detail[:LONGEST]
-    if type(error) is ValueError and str(error):
-        return str(error)[:LONGEST]
-    return f"{type(error).__name__}: {error}"[:LONGEST]
