@@ -162,18 +162,19 @@ class _Build:
         require_own(self.staging)
         _sweep_surveys(dataset.output)
         before = layout.linked(dataset.output)
-        if self.config.engine.build.kind == "local":
-            warm_up(PRELOAD)
+        may_stay = None if self.rehash else before
+        if may_stay is None or survey is not None:
+            self._warm_up()  # workers will be wanted: their modules are imported while the sources are listed
         self.staging.mkdir(exist_ok=True)
         rules = write_rules(self.staging, dataset)  # first, as they show that the folder is a build's
         listing = Listing(self.config, self.sources, self.staging, self.progress)
         listing.survey(surveyed=survey, anew=self.rehash)
         catalogue = listing.catalogue
         try:
-            may_stay = None if self.rehash else before
             if may_stay is not None and unchanged(may_stay, listing.inputs_digest, dataset):
                 shutil.rmtree(self.staging)
                 return self._result(may_stay, read_manifest(may_stay), [], before, changes.NONE)
+            self._warm_up()
             listing.read()
             self._plan(catalogue)
             known = self._known(catalogue, rules)
@@ -192,6 +193,10 @@ class _Build:
             catalogue.close()
         shutil.rmtree(self.staging)
         return self._result(version, manifest, draft.written, before, changed)
+
+    def _warm_up(self) -> None:
+        if self.config.engine.build.kind == "local":
+            warm_up(PRELOAD)
 
     def _plan(self, catalogue: Catalogue) -> None:
         """Plan the shards, unless a killed build has, and remove what is staged for others."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.core import child
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.core.stores import LocalStore, Stat
@@ -17,6 +18,7 @@ from tasks.dataset.build.run import build, is_up_to_date
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw
 from tests.dataset.build.prepared import parquet
+from tests.web import counting_server
 
 COUNT = 40
 
@@ -77,6 +79,24 @@ def test_the_build_takes_over_what_the_check_has_listed(
         update={"dataset": config.dataset.model_copy(update={"output": tmp_path / "fresh"})}
     )
     assert raw.contents(build(fresh).version) == raw.contents(result.version)
+
+
+def test_each_server_is_asked_once_by_a_command_and_its_build(tmp_path: Path) -> None:
+    """As `tarmac build` does it: the check in the command's process, the build in a child."""
+    raw.pictures(tmp_path / "web", COUNT)
+    with counting_server(tmp_path / "web") as (address, requests):
+        rows = [(f"{address}/{number:04d}.png", f"picture {number}", "x") for number in range(COUNT)]
+        raw.write_table(tmp_path / "raw", rows)
+        config = raw.config(tmp_path / "raw", tmp_path / "out")
+        versions.publish(config.dataset.output, build(config).version, 3)
+        raw.write_table(tmp_path / "raw", [*rows[:-1], (rows[-1][0], "another caption", "x")])
+        requests.clear()
+        assert is_up_to_date(config, for_build=True) is None
+        survey = freshness.take_survey(config.dataset.output)
+        told = {"config": config.model_dump(mode="json"), "survey": str(survey)}
+        assert child.call("tasks.dataset.build.run:build", told)["shards_rewritten"] == 1
+    looked_at = Counter({asked: count for asked, count in requests.items() if asked.startswith("HEAD")})
+    assert set(looked_at.values()) == {1} and len(looked_at) == COUNT
 
 
 @pytest.mark.parametrize("command", [build, forecast])
