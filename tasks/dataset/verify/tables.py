@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 MOST_NAMED = 1_000_000
 """Shards of a split that a damaged table can make anybody look for."""
 UPDATE = "update Tarmac if a newer one made this, else build the dataset again"
+EMPTY: Mapping[str, str] = MappingProxyType({})
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 Part = TypeVar("Part")
 
@@ -242,8 +244,11 @@ class Tables:
             else:
                 self._is_doubtful = True
 
-    def tasks(self, names: Collection[str], *, decodes: bool = False) -> Iterator[ShardTask]:
-        """A task for each of these shards, in order, with what the tables say of it."""
+    def tasks(
+        self, names: Collection[str], proven: Mapping[str, str] = EMPTY, *, decodes: bool = False
+    ) -> Iterator[ShardTask]:
+        """A task for each of these shards, in order, with what the tables say of it; `proven` are the BLAKE3
+        of those that the manifest proves."""
         from tasks.dataset.index import open_index
         from tasks.dataset.verify.shard import ShardTask
 
@@ -264,7 +269,7 @@ class Tables:
                 yield ShardTask(
                     self._folder,
                     name,
-                    blake3=None if record is None else record.blake3,
+                    blake3=proven.get(name) if record is None else record.blake3,
                     samples=counts[number],
                     index=None if index is None else index[start:stop].copy(),
                     keys=next(keys),

@@ -126,15 +126,13 @@ class _Judgement:
     def _report_cut(self) -> None:
         """The bad samples of tars that are too short; more is not known without reading them."""
         outcome = self._outcome
+        from tasks.dataset.verify.scan import Spans
+
         short = {one.where["shard"] for one in outcome.faults if one.code == "shard.truncated"}
         for task in self._tables.tasks(short) if outcome.wants_bad_samples and short else ():
-            lost = (
-                None
-                if task.index is None
-                else task.index["offset"] + task.index["length"] > self._tars[task.name]
-            )
+            lost = Spans.of(task.index).lost(self._tars[task.name])
             for row, key in enumerate(task.keys or ()):
-                if lost is None or lost[row]:
+                if task.index is None or row in lost:
                     outcome.bad(task.name, key, "shard.truncated")
 
     def _examine(self, readable: Mapping[str, int], proven: Collection[str]) -> None:
@@ -153,7 +151,9 @@ class _Judgement:
         if not wanted:
             return
         strangers: set[str] = set()
-        for task, result in self._work.examine(tables.tasks(wanted, decodes=is_full), wanted):
+        digests = {name: outcome.blake3[name] for name in proven}
+        tasks = tables.tasks(wanted, digests, decodes=is_full)
+        for task, result in self._work.examine(tasks, wanted):
             other = None if result.blake3 in (None, task.blake3) else tables.named_by(result.blake3)
             if other is not None:
                 outcome.blake3[task.name] = str(result.blake3)
