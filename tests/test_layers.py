@@ -52,4 +52,4 @@ def test_the_agent_is_light() -> None:
 
 def test_nothing_heavy_comes_in_before_the_work_is_known_to_be_needed() -> None:
     loaded = imported("import flows.cli, tasks.supervision.status")
-    assert not {"torch", "wandb", "prefect", "matplotlib", "submitit"} & loaded
+    assert not {"torch", "wandb", "prefect", "submitit", "numpy", "pyarrow", "omegaconf"} & loaded

@@ -16,8 +16,6 @@ from textwrap import shorten
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
@@ -42,13 +40,24 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise UsageError(f"{path}: is a table and no config; `tarmac init {path}` writes one for it")
     text = _read(path)
     with _yaml_errors(path):
+        values = _resolved(path, text, overrides)
+    return validate(values, str(path))
+
+
+def _resolved(path: Path, text: str, overrides: Sequence[str]) -> Any:
+    """The values in `text` with `overrides` applied and interpolations resolved."""
+    from omegaconf import OmegaConf  # here, because whoever waits for `reload` needs none of it
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
         tree: Any = OmegaConf.create(text)
         if not OmegaConf.is_dict(tree):
             raise UsageError(f"{path}: holds no keys; it starts with `name:` and `dataset:`")
         for override in overrides:
             _override(tree, override)
-        values = OmegaConf.to_container(tree, resolve=True)
-    return validate(values, str(path))
+        return OmegaConf.to_container(tree, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UsageError(f"{path}: {error.full_key or 'config'}: {str(error).splitlines()[0]}") from None
 
 
 def dump(config: Config) -> str:
@@ -111,7 +120,7 @@ def _read(path: Path) -> str:
 
 @contextlib.contextmanager
 def _yaml_errors(path: Path) -> Iterator[None]:
-    """Turn an error of YAML or OmegaConf into a UsageError that names the line or the key."""
+    """Turn an error of YAML into a UsageError that names the line."""
     try:
         yield
     except yaml.YAMLError as error:
@@ -119,14 +128,14 @@ def _yaml_errors(path: Path) -> Iterator[None]:
         line = f" line {mark.line + 1}:" if mark is not None else ""
         problem = str(getattr(error, "problem", error)).splitlines()[0]
         raise UsageError(f"{path}:{line} {problem}; this is no valid YAML") from None
-    except OmegaConfBaseException as error:
-        raise UsageError(f"{path}: {error.full_key or 'config'}: {str(error).splitlines()[0]}") from None
     except ValueError as error:  # such as a number of five thousand digits
         raise UsageError(f"{path}: {error}; this is no valid YAML") from None
 
 
 def _override(tree: Any, override: str) -> None:
     """Replace one key's value; a block given as a value replaces the whole block."""
+    from omegaconf import OmegaConf
+
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise UsageError(f"--set {override}: needs KEY=VALUE, such as --set train.lr=1e-4")
