@@ -112,17 +112,3 @@ def names_beside_tars(version: Path) -> list[str]:
 
 def _seal(block: Mapping[str, Any]) -> str:
     return digest({name: value for name, value in block.items() if name != "digest"})
-
-
-# What the old repair still asks for; it goes with it.
-def recorded(version: Path) -> dict[str, Any]:
-    return {name: seal.model_dump() for name, seal in seal_files(version).items()}
-
-
-def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {name: value for name, value in facts.items() if name != "digest"}
-    return {**facts, "digest": digest(facts)}
-
-
-def is_sealed(build: Mapping[str, Any]) -> bool:
-    return bool(build.get("digest") == sealed(build)["digest"])

@@ -17,7 +17,6 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
 from tasks.core.schema import Config
 from tasks.dataset.build.staging import redact_config
-from tasks.dataset.build_info import sealed
 from tasks.dataset.repair.outcome import Failed
 from tasks.dataset.repair.run import Repaired, repair
 from tasks.dataset.repair.workplace import Workplace
@@ -135,7 +134,7 @@ def test_other_packages_are_named(tmp_path: Path) -> None:
     tampering.forge(alone)
     build = read_json(alone / "build.json")
     build["versions"]["pillow"] = "1.0.0"
-    (alone / "build.json").write_text(json.dumps(sealed(build)))
+    tampering.reseal(alone / "build.json", versions=build["versions"])
     damage.flip(alone / "train/000000.tar", 600)
     reason = failed(repair(alone)).reason
     assert f"1 of its {len(samples)} samples gives other bytes, of the same source" in reason
@@ -232,9 +231,7 @@ def test_no_password_or_signature_is_redact_config(path: str, shown: str | None,
 
 
 def test_an_address_that_is_not_kept_is_asked_for(built: Built) -> None:
-    path = built.version / "build.json"
-    build = read_json(path)
-    path.write_text(json.dumps(sealed({**build, "cut": ["dataset.source.path"]})))
+    tampering.reseal(built.version / "build.json", cut=["dataset.source.path"])
     (built.version / "index/train.npy").unlink()
     built.tar(0).unlink()
     damage.without_end(built.tar(1))
