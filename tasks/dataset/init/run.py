@@ -121,5 +121,7 @@ def _nothing_fits(inventory: Inventory, tables: Tables, location: str) -> str:
 def _captions_are_elsewhere(inventory: Inventory, tables: Tables) -> str:
     """Folder names are no captions where a table may hold better ones."""
     table, many = tables.unreadable[0], counted(len(inventory.of(IMAGES)), "image")
-    problem = f"{shown(table.file)} may hold the captions of {many} and cannot be read: {table.problem}"
-    return f"PATH: {problem}; or move it out of the folder, to have the folders' names as captions"
+    doubt = f"{shown(table.file)} may hold the captions of {many}, and it cannot be read"
+    return (
+        f"PATH: {doubt}: {table.problem}. To have the folders' names as captions, move it out of the folder"
+    )

@@ -213,7 +213,7 @@ def _look_at_nifti(inventory: Inventory, files: Sequence[str], metadata: VolumeT
     reason = next((reason for reason in reasons if reason is not None), "")
     knows = metadata is not None and {"RescaleSlope", "RescaleIntercept"} <= metadata.profile.columns.keys()
     if None in reasons or not reasons:
-        rescale, why = "header", f"{header}" + ("; the voxels are HU then" if reasons else "")
+        rescale, why = "header", f"{header}" + ("; rescaled by that the voxels are HU" if reasons else "")
     elif any(implausible(voxels) is None for _, (_, voxels) in volumes):
         rescale, why = "none", f"the voxels are HU as stored, though {header}"
     elif knows and slopes.keys() <= {(1.0, 0.0)}:

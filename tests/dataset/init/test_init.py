@@ -138,7 +138,7 @@ def bad_places() -> Iterator[tuple[str, Callable[[Path], object], str]]:
     yield (
         "class folders and a table that cannot be read",
         lambda folder: (classes(folder), (folder / "a.csv").write_text("file,text\n0.png,ü\n", "utf-16-le")),
-        r"a\.csv may hold the captions of 6 images and cannot be read: .*save it as UTF-8; or move it",
+        r"a\.csv may hold the captions of 6 images, and it cannot be read: .*save it as UTF-8\. .* move it out",
     )
 
 
