@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.core.errors import DataError
-from tasks.core.files import blake3_file, read_json
+from tasks.core.files import blake3_file, disk_full_as_error, read_json
 from tasks.core.schema import Config, Dataset
 from tasks.dataset import versions
 from tasks.dataset.build_info import FileSeal, read_build_info
@@ -52,7 +52,8 @@ def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
     is_kept = False
     try:
         listing = Listing(config, sources, folder)
-        listing.survey()
+        with disk_full_as_error(folder.parent):
+            listing.survey()
         with contextlib.closing(listing.catalogue):
             if unchanged(version, listing.inputs_digest, dataset) and _is_mirrored(dataset, version):
                 return version
@@ -80,6 +81,7 @@ def _survey_folder(output: Path) -> Path:
 
 
 def _keep(output: Path, folder: Path) -> None:
+    """Keep a listing for `take_survey`, until this process ends at the latest."""
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     earlier = _surveys.pop(output.absolute(), None)
     if earlier is not None:

@@ -132,7 +132,7 @@ def staged(staging: Path, shard: str) -> Any | None:
 
 
 def staged_shard(staging: Path, planned: PlannedShard) -> Shard:
-    """A planned shard as it was converted; DataError when it was taken away meanwhile."""
+    """A planned shard as it was converted; DataError when its files have gone since."""
     table = staged(staging, planned.digest)
     if table is None:
         raise DataError(f"a converted shard has gone from {staging}; build again")
@@ -156,15 +156,15 @@ def converted_shards(
             waiting.add(next(converted))
         waiting.remove(planned.ordinal)
         yield staged_shard(staging, planned)
-    next(converted, None)  # which lets it come to its end
+    next(converted, None)  # runs it to its end, where the engine cleans up
 
 
 def note_rejects(
     catalogue: Catalogue, known: Mapping[int, KnownShard], staging: Path, ordinals: Iterable[int]
 ) -> int:
-    """Bring the rejects of these shards, as far as they are converted, into the catalogue; how many samples
-    these shards have. The fact `unread` then counts the samples that could not be read for a cause that may
-    pass."""
+    """Note the rejects of these shards, as far as they are converted, in the catalogue; returns how many
+    samples these shards have. The fact `unread` then counts the samples that could not be read for a cause
+    that may pass."""
     sidecars = KnownSidecars()
     unread = catalogue.fact("unread_containers") or 0
     samples = 0

@@ -1,5 +1,6 @@
 """A changed dataset is listed once: no file and no server is asked twice by the check, the plan and the build."""
 
+import errno
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -8,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from tasks.core import child
+from tasks.core.errors import DataError
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.core.stores import LocalStore, Stat
 from tasks.dataset import versions
 from tasks.dataset.build import freshness
+from tasks.dataset.build.catalogue import Catalogue
 from tasks.dataset.build.forecast import forecast
 from tasks.dataset.build.run import build, is_up_to_date
 from tasks.dataset.sources.table import TableImages
@@ -119,6 +122,17 @@ def test_a_listing_is_kept_for_a_build_alone(config: Config) -> None:
     assert is_up_to_date(config) is None
     assert set(config.dataset.output.iterdir()) == before
     assert freshness.take_survey(config.dataset.output) is None
+
+
+def test_a_full_disk_is_one_line(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = set(config.dataset.output.iterdir())
+    monkeypatch.setattr(Catalogue, "add", full)
+    with pytest.raises(DataError, match=f"the disk of {config.dataset.output} is full"):
+        is_up_to_date(config)
+    assert set(config.dataset.output.iterdir()) == before
 
 
 def test_what_was_listed_for_another_config_is_not_taken_over(config: Config, tmp_path: Path) -> None:
