@@ -19,7 +19,7 @@ from tasks.dataset.formats import images
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.base import fault_of
-from tasks.dataset.tar.reader import MOST_MEMBERS, Cut, Member, StoredSample, TarReader, group_samples
+from tasks.dataset.tar.reader import Cut, Gap, Member, StoredSample, TarReader, group_samples
 
 _CHAT_IMAGE = re.compile(rf"(\d{{3}})(?:\.(?:{'|'.join(images.SUFFIXES)}))?")
 REINFORCEMENT = ("syn.json", "paug.json", "npz", "pth.gz")
@@ -28,6 +28,7 @@ FIELD = "json:"
 LARGEST_BYTES = 4 << 30
 """A sample's members together; a volume of 512 x 512 x 2,000 in float64 fits."""
 LARGEST_TEXT = 256 << 20
+MOST_MEMBERS = 10_000
 
 
 def _pair(suffix: str) -> str | None:
@@ -128,6 +129,20 @@ class Roles:
         return chosen | renamed
 
 
+class _BoundedReader(TarReader):
+    """Passes over what a key has beyond MOST_MEMBERS + 1 members, so that no sample grows without limit."""
+
+    def __iter__(self) -> Iterator[Member | Gap | Cut]:
+        key, count = "", 0
+        for found in super().__iter__():
+            if isinstance(found, Member):
+                count = count + 1 if found.key == key else 1
+                key = found.key
+                if count > MOST_MEMBERS + 1:
+                    continue
+            yield found
+
+
 class TarSamples:
     """Iterates over the samples of an open tar, each with its fault or None; OSError as the file raises it.
 
@@ -147,7 +162,7 @@ class TarSamples:
     ) -> None:
         self._roles = roles
         self._size = size
-        self._reader = TarReader(file, keeps or self._is_kept, seeks=seeks)
+        self._reader = _BoundedReader(file, keeps or self._is_kept, seeks=seeks)
         self._kept_key, self._kept_bytes = "", 0
         self._limits: dict[str, tuple[int, Reason] | None] = {}
         self.damage = ""

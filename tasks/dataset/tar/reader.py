@@ -48,8 +48,6 @@ LONGEST_NAME = 4096
 """Bytes; no file system takes more."""
 LARGEST_CONTENT = 4 << 30
 """Bytes of a member that are kept at most."""
-MOST_MEMBERS = 10_000
-"""Of one sample; further members of its key are passed over."""
 _OCTAL = b"01234567 \0"
 
 
@@ -100,18 +98,13 @@ class Cut(NamedTuple):
 
 @dataclass(slots=True)
 class StoredSample:
-    """Adjacent members of one key, at most MOST_MEMBERS + 1; `is_torn` when some may be lost to damage."""
+    """Adjacent members of one key; `is_torn` when some may be lost to damage."""
 
     key: str
     start: int
     is_torn: bool = False
     members: list[Member] = field(default_factory=list)
     suffixes: set[str] = field(default_factory=set)
-
-    def add(self, member: Member) -> None:
-        if len(self.members) <= MOST_MEMBERS:
-            self.members.append(member)
-            self.suffixes.add(member.suffix)
 
 
 class TarReader:
@@ -299,7 +292,8 @@ def group_samples(
                     yield current
                 current = StoredSample(member.key, member.start, is_torn)
             is_torn = False
-            current.add(member)
+            current.members.append(member)
+            current.suffixes.add(member.suffix)
         if isinstance(found, Member):
             continue
         if current is not None:
