@@ -6,7 +6,7 @@ import pytest
 
 from tests.soak import fuzz_shards
 
-FLIPS, CUTS, FILES, SEED = 150, 60, 60, 7
+FLIPS, CUTS, FILES, SEED = 80, 30, 30, 7
 
 
 @pytest.fixture(scope="module")

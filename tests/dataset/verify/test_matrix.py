@@ -35,7 +35,7 @@ PLACES = (
 )
 """Which have no shard in common."""
 SMALL = Place("train/000000.tar", "train/000001.tar", "val/000000.tar", 0)
-SEED, TRIPLES = 20, 60
+SEED, TRIPLES = 20, 40
 MOST_S = 20.0
 """Of one core for one look at a hundred samples."""
 
@@ -186,7 +186,7 @@ def lost_together(
     return lost
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", ["built", "foreign"])
 def test_pairs_of_faults_in_different_shards_are_all_found(
     world: World, fresh: Callable[[str], Path]
 ) -> None:
@@ -199,7 +199,7 @@ def test_pairs_of_faults_in_different_shards_are_all_found(
     assert not lost, "\n".join(lost)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", ["built", "foreign"])
 def test_pairs_of_faults_in_one_shard_never_hide_each_other(
     world: World, fresh: Callable[[str], Path]
 ) -> None:

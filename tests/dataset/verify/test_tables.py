@@ -24,8 +24,8 @@ from tests.dataset import raw
 from tests.dataset.tampering import flip
 
 FILES = ("manifest.json", "shards.parquet", "rejects.parquet", "inputs.arrow", "index/train.npy", "samples/val.parquet", "val/sizes.json", "build.json")  # fmt: skip
-FLIPS = 40
-NONSENSE = 25
+FLIPS = 16
+NONSENSE = 10
 
 
 @pytest.fixture(scope="module")

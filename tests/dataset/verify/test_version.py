@@ -366,7 +366,6 @@ def test_a_path_that_is_no_folder_is_a_usage_error(tmp_path: Path) -> None:
 def test_the_fast_paths_import_little(sound: Path) -> None:
     script = "import sys; import {}; print([name for name in {!r} if name in sys.modules])"
     heavy = {
-        "tasks.dataset.verify.run": ["torch", "prefect", "wandb", "sklearn"],
         "tasks.dataset.build.run": ["torch", "prefect", "wandb", "sklearn"],
         "tasks.dataset.build.freshness": ["torch", "PIL", "pyarrow"],
     }
