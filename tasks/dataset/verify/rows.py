@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tasks.dataset.index import open_index
 from tasks.dataset.layout import shard_name
-from tasks.dataset.manifest import Manifest
+from tasks.dataset.manifest import Manifest, content_digest
 from tasks.dataset.tables import ShardRecord, give_memory_back, read_pieces, read_shards
 from tasks.dataset.tar.format import END
 from tasks.dataset.verify.seals import Misfit, read_json_bytes
@@ -39,6 +39,22 @@ def by_split(version: Path) -> dict[str, list[ShardRecord]]:
             if not (0 <= shard.bytes < 1 << 50 and 0 <= shard.samples < 1 << 50):
                 raise Misfit(f"the numbers of {shard.name} are beyond all measure")
     return found
+
+
+def difference(shards: Mapping[str, Sequence[ShardRecord]], manifest: Manifest) -> str | None:
+    """How these are not the manifest's shards; None where they are."""
+    every = [shard for mine in shards.values() for shard in mine]
+    if content_digest((shard.name, shard.blake3) for shard in every) != manifest.digest:
+        return "the checksums of the shards are not those of the manifest's digest"
+    if manifest.accepted != sum(shard.samples for shard in every):
+        return "its samples are not as many as the manifest's accepted"
+    for split in sorted(manifest.splits.keys() | shards.keys()):
+        mine, summary = shards.get(split, ()), manifest.splits.get(split)
+        counted = (len(mine), sum(one.samples for one in mine), sum(one.bytes for one in mine))
+        stated = (summary.shards, summary.samples, summary.bytes) if summary else (0, 0, 0)
+        if counted != stated:
+            return f"{split}: shards, samples, bytes are {counted}, in the manifest {stated}"
+    return None
 
 
 def counts_by_index(path: Path) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path, PurePath
@@ -217,71 +218,65 @@ class Tables:
                     self._files.use(name, partial(require, shards=mine))
 
     def _compare_shards(self, shards: Mapping[str, Sequence[ShardRecord]], manifest: Manifest) -> None:
-        if MANIFEST in self.sealed and SHARDS in self.sealed:
+        from tasks.dataset.verify import rows
+
+        problem = rows.difference(shards, manifest)
+        if problem is None or (MANIFEST in self.sealed and SHARDS in self.sealed):
             return
-        problem = None
-        if (
-            content_digest((shard.name, shard.blake3) for mine in shards.values() for shard in mine)
-            != manifest.digest
-        ):
-            problem = "the checksums of the shards are not those of the manifest's digest"
-        elif manifest.accepted != sum(shard.samples for mine in shards.values() for shard in mine):
-            problem = "its samples are not as many as the manifest's accepted"
+        if SHARDS in self.sealed:
+            self._files.blame(MANIFEST, problem)
+            self.manifest = None
+            return
+        self._files.blame(SHARDS, problem)
+        if MANIFEST in self.sealed:
+            self.shards = None
         else:
-            for split in sorted(manifest.splits.keys() | shards.keys()):
-                mine, summary = shards.get(split, ()), manifest.splits.get(split)
-                counted = (len(mine), sum(one.samples for one in mine), sum(one.bytes for one in mine))
-                stated = (summary.shards, summary.samples, summary.bytes) if summary else (0, 0, 0)
-                if counted != stated:
-                    problem = f"{split}: shards, samples, bytes are {counted}, in the manifest {stated}"
-        if problem is not None:
-            wrong, right = (MANIFEST, SHARDS) if SHARDS in self.sealed else (SHARDS, MANIFEST)
-            self._files.blame(wrong, problem)
-            if wrong == MANIFEST:
-                self.manifest = None
-            elif right in self.sealed:
-                self.__dict__["shards"] = None
-            else:
-                self._is_doubtful = True
+            self._is_doubtful = True
 
     def tasks(
         self, names: Collection[str], proven: Mapping[str, str] = EMPTY, *, decodes: bool = False
     ) -> Iterator[ShardTask]:
         """A task for each of these shards, in order, with what the tables say of it; `proven` are the BLAKE3
         of those that the manifest proves."""
+        from tasks.dataset.verify.shard import ShardTask
+
+        known = set()
+        for split in self.counts:
+            for task in self._tasks_of(split, names, proven):
+                known.add(task.name)
+                yield replace(task, modality=self.modality, decodes=decodes)
+        for name in names:
+            if name not in known:
+                task = ShardTask(self._folder, name, is_own=True, modality=self.modality, decodes=decodes)
+                yield task
+
+    def _tasks_of(self, split: str, names: Collection[str], proven: Mapping[str, str]) -> Iterator[ShardTask]:
         from tasks.dataset.index import open_index
         from tasks.dataset.verify.shard import ShardTask
 
-        modality = self.modality() if names else None
-        told = set()
-        for split, counts in self.counts.items():
-            stops = list(accumulate(counts))
-            numbers = [number for number in range(len(counts)) if shard_name(split, number) in names]
-            ranges = [(stops[number] - counts[number], stops[number]) for number in numbers]
-            index = self._files.use(index_name(split), open_index)
-            if index is not None and len(index) != sum(counts):
-                index = None
-            keys = self._keys(split, ranges)
-            for number, (start, stop) in zip(numbers, ranges, strict=True):
-                name = shard_name(split, number)
-                record = self.record(name)
-                told.add(name)
-                yield ShardTask(
-                    self._folder,
-                    name,
-                    blake3=proven.get(name) if record is None else record.blake3,
-                    samples=counts[number],
-                    index=None if index is None else index[start:stop].copy(),
-                    keys=next(keys),
-                    compares=self.is_compared(split),
-                    is_own=True,
-                    modality=modality,
-                    decodes=decodes,
-                )
-        for name in names:
-            if name not in told:
-                yield ShardTask(self._folder, name, is_own=True, modality=modality, decodes=decodes)
+        counts = self.counts[split]
+        stops = list(accumulate(counts))
+        numbers = [number for number in range(len(counts)) if shard_name(split, number) in names]
+        ranges = [(stops[number] - counts[number], stops[number]) for number in numbers]
+        index = self._files.use(index_name(split), open_index) if numbers else None
+        if index is not None and len(index) != sum(counts):
+            index = None
+        keys = self._keys(split, ranges)
+        for number, (start, stop) in zip(numbers, ranges, strict=True):
+            name = shard_name(split, number)
+            record = self.record(name)
+            yield ShardTask(
+                self._folder,
+                name,
+                blake3=proven.get(name) if record is None else record.blake3,
+                samples=counts[number],
+                index=None if index is None else index[start:stop].copy(),
+                keys=next(keys),
+                compares=self.is_compared(split),
+                is_own=True,
+            )
 
+    @cached_property
     def modality(self) -> str | None:
         """The modality whose rules are known."""
         from tasks.dataset.modalities import MODALITIES
