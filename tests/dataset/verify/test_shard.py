@@ -203,22 +203,6 @@ def test_a_cut_anywhere_is_seen_and_tells_what_is_lost(tmp_path: Path, decodes: 
         assert "shard.truncated" in codes(check_shard(ShardTask(task.folder, NAME)))
 
 
-def test_a_tail_of_zeros_is_a_cut(tmp_path: Path) -> None:
-    samples = pairs(200)
-    task = own(tmp_path, samples)
-    data = (tmp_path / NAME).read_bytes()
-    start = int(task.index["offset"][150])
-    (tmp_path / NAME).write_bytes(data[:start] + bytes(len(data) - start))
-    found = check_shard(task)
-    assert codes(found) == {"shard.truncated"} and found.lost == range(150, 200)
-    assert "shard.truncated" in codes(check_shard(ShardTask(task.folder, NAME)))
-
-
-def test_a_compressed_tar_says_so(tmp_path: Path) -> None:
-    found = check_shard(foreign(tmp_path, b"\x1f\x8b\x08" + os.urandom(100_000)))
-    assert "compressed by gzip" in problem(found, "shard.checksum")
-
-
 def test_an_unreadable_disk_is_told_with_what_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
