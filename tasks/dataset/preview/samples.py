@@ -62,9 +62,17 @@ class SampleReader:
 
     def read(self, row: int) -> Sample:
         """Sample `row` whole; Faulty, which names the shard, when it is not as it was written."""
-        entry, shard, span = self._index[row], self.shard(row), self._span(row)
-        offset, short = int(entry["offset"]), int(entry["length"]) - len(span)
-        if short:
+        entry, shard = self._index[row], self.shard(row)
+        offset, length = int(entry["offset"]), int(entry["length"])
+        try:
+            with (self._version / shard).open("rb") as file:
+                left = os.fstat(file.fileno()).st_size - offset
+                file.seek(offset)
+                span = file.read(max(0, min(left, length)))  # a damaged index may name any length
+        except OSError as error:
+            raise Faulty("shard.missing", f"{shard} cannot be read: {error.strerror}") from None
+        if len(span) < length:
+            short = length - len(span)
             raise Faulty("shard.truncated", f"{shard} is truncated: it ends {short:,} bytes too early")
         if google_crc32c.value(span) != int(entry["crc32c"]):
             problem = f"{shard}: the sample's bytes at {offset:,} changed after the build (CRC32C)"
@@ -73,27 +81,6 @@ class SampleReader:
             return Sample(parse_key(span), parse_sample(span))
         except ValueError as error:
             raise Faulty("index.mismatch", f"{shard}: no sample at {offset:,}: {error}") from None
-
-    def caption(self, row: int) -> str | None:
-        """The caption of sample `row`; None where it has none, or cannot be read."""
-        try:
-            text = self.read(row).members.get("txt")
-        except Faulty:
-            return None
-        return None if text is None else text.decode("utf-8", "replace")
-
-    def _span(self, row: int) -> bytes:
-        """What the shard holds in the place of sample `row`: less than its length where it is cut."""
-        entry, shard = self._index[row], self.shard(row)
-        try:
-            with (self._version / shard).open("rb") as file:
-                left = os.fstat(file.fileno()).st_size - int(entry["offset"])
-                if left <= 0:
-                    return b""
-                file.seek(int(entry["offset"]))
-                return file.read(min(left, int(entry["length"])))
-        except OSError as error:
-            raise Faulty("shard.missing", f"{shard} cannot be read: {error.strerror}") from None
 
 
 def salvage(shard: Path, keys: Collection[str]) -> dict[str, Sample]:

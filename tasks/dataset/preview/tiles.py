@@ -5,31 +5,30 @@ A sample that cannot be shown is a tile that says so. A new modality is a functi
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tasks.core.errors import DataError
 from tasks.core.units import NOTHING, counted, shorten
 from tasks.dataset.formats.checks import is_blank
 from tasks.dataset.formats.images import MEMBERS
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.formats.volumes.geometry import ZYX, Spacing, axes_of, spacing_of
+from tasks.dataset.formats.volumes.geometry import ZYX, axes_of, spacing_of
 from tasks.dataset.modalities import reinforced
 from tasks.dataset.preview.pictures import Box, NotShown, Picture, open_scan, slices, thumbnail
 from tasks.dataset.preview.samples import Faulty, Sample, SampleReader, spread
 from tasks.dataset.rejects import Reject, printable
+from tasks.dataset.sources.fields import object_of
 
 TEXT, REPORT, MESSAGE = 280, 700, 300
 """Characters of a caption, of a report, and of a message about them."""
 MESSAGES, PICTURES, CROPS, CAPTIONS, RATINGS = 4, 3, 6, 5, 6
 """Of each, so many are shown on a tile."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,8 @@ def legible(value: Any, limit: int) -> str:
     """The beginning of a text out of the data, on one line. What has no shape of its own (control characters,
     marks that turn the direction of writing, bytes that were no text) is written out, as `\\u202e`."""
     text = " ".join(printable(str(value)[: 4 * limit]).split())  # white space may count as none
-    return shorten("".join(_written_out(char) for char in text), limit)
+    escaped = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return shorten("".join(escaped), limit)
 
 
 def without_folder(message: object, folder: Path) -> str:
@@ -72,10 +72,6 @@ def without_folder(message: object, folder: Path) -> str:
     if "/" in str(folder):  # else it may be a word as well
         named = re.sub(rf"{path}(?![\w-])", "this folder", named)
     return legible(named, MESSAGE).rstrip(".")
-
-
-def _written_out(char: str) -> str:
-    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
 
 
 def read_tile(reader: SampleReader, row: int, modality: str) -> Tile:
@@ -96,30 +92,43 @@ def tile_of(sample: Sample, modality: str, shard: str) -> Tile:
 
 
 def _image_text(members: Mapping[str, bytes], tile: Tile) -> None:
-    _add_picture(members, tile)
+    _add_image(members, tile)
     tile.caption = _text(members, tile, TEXT)
 
 
 def _reinforced(members: Mapping[str, bytes], tile: Tile) -> None:
-    crops: list[Box] = _attempt(lambda: _crops(_member(members, "paug.json")), tile, [])
-    drawn = tuple(crops[index] for index in spread(len(crops), CROPS))
-    _add_picture(members, tile, drawn)
+    boxes: list[Box] = []
+    with _faults_noted(tile):
+        found = enumerate(reinforced.augmentations(_member(members, "paug.json")))
+        crops = [reinforced.crop_of(number, augmentation) for number, augmentation in found]
+        boxes = [(crop.left, crop.top, crop.width, crop.height) for crop in crops]
+    drawn = tuple(boxes[index] for index in spread(len(boxes), CROPS))
+    _add_image(members, tile, drawn)
     tile.caption = _text(members, tile, TEXT)
-    texts: list[str] = _attempt(lambda: _synthetic(_member(members, "syn.json")), tile, [])
-    tile.more = [shorten(text, TEXT // 2) for text in texts[:CAPTIONS]]
-    if crops:
-        shown = f"{len(drawn)} of " if len(drawn) < len(crops) else ""
-        tile.notes.append(shown + counted(len(crops), "crop"))
+    with _faults_noted(tile):
+        texts = chain.from_iterable(reinforced.captions(_member(members, "syn.json")).values())
+        tile.more = [shorten(text, TEXT // 2) for text in islice(texts, CAPTIONS)]
+    if boxes:
+        shown = f"{len(drawn)} of " if len(drawn) < len(boxes) else ""
+        tile.notes.append(shown + counted(len(boxes), "crop"))
 
 
 def _volume_report(members: Mapping[str, bytes], tile: Tile) -> None:
-    facts: dict[str, Any] = _attempt(lambda: _object(members, "json"), tile, {})
-    try:
+    facts: Mapping[str, Any] = {}
+    with _faults_noted(tile):
+        facts = object_of(_member(members, "json"))
+    spacing = None
+    with suppress(Reject):
         spacing = spacing_of(facts.get("spacing_mm"))
-    except Reject:
-        spacing = None
-    _attempt(partial(_add_slices, members, facts, spacing, tile), tile, None)
-    distances = " × ".join(f"{value:g}" for value in spacing) if spacing is not None else ""
+    with _faults_noted(tile):
+        name = stored.member_of(members)
+        if name is None:
+            raise Faulty("sample.missing_member", f"there is no volume among {_names(members)}")
+        scan, axes = open_scan(name, members[name]), axes_of(facts.get("axes"))
+        order = f"({', '.join(axes)})" if axes else "of no stated order, shown as (z, y, x)"
+        tile.notes.append(f"{' × '.join(map(str, scan.shape))} voxels {order}")
+        tile.pictures = slices(scan, axes or ZYX, spacing, f"Slice of {tile.key}")
+    distances = " × ".join(f"{value:g}" for value in spacing or ())
     tile.notes.append(f"{distances} mm" if spacing else "no spacing is stated: voxels are shown as cubes")
     labels = facts.get("labels")
     if isinstance(labels, dict):
@@ -131,12 +140,19 @@ def _volume_report(members: Mapping[str, bytes], tile: Tile) -> None:
 def _chat(members: Mapping[str, bytes], tile: Tile) -> None:
     names = sorted(name for name in members if name.partition(".")[2] in MEMBERS)
     for name in names[:PICTURES]:
-        _attempt(partial(_add_image, members, name, tile), tile, None)
-    facts: dict[str, Any] = _attempt(lambda: _object(members, "json"), tile, {})
-    turns: list[tuple[str, str]] = _attempt(lambda: _turns(facts), tile, [])
-    tile.turns = [(who, shorten(text, TEXT)) for who, text in turns[:MESSAGES]]
-    if len(turns) > MESSAGES:
-        tile.notes.append(counted(len(turns) - MESSAGES, "more message"))
+        with _faults_noted(tile):
+            tile.pictures.append(thumbnail(members[name], f"Image {name.partition('.')[0]} of {tile.key}"))
+    facts: Mapping[str, Any] = {}
+    with _faults_noted(tile):
+        facts = object_of(_member(members, "json"))
+        messages = facts.get("messages")
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise DataError("json: there is no list of messages")
+        pairs = ((who, message.get(who)) for message in messages for who in ("user", "assistant"))
+        turns = [(who, shorten(text, TEXT)) for who, text in pairs if isinstance(text, str)]
+        tile.turns = turns[:MESSAGES]
+        if len(turns) > MESSAGES:
+            tile.notes.append(counted(len(turns) - MESSAGES, "more message"))
     if len(names) > PICTURES:
         tile.notes.append(counted(len(names) - PICTURES, "more image"))
     ratings = facts.get("ratings")
@@ -154,61 +170,20 @@ SHOWN: Mapping[str, Callable[[Mapping[str, bytes], Tile], None]] = {
 """What fills a tile from a sample's members, by modality."""
 
 
-def _crops(content: bytes) -> list[Box]:
-    """Rectangles (x, y, width, height) of a `paug.json`."""
-    found = enumerate(reinforced.augmentations(content))
-    crops = [reinforced.crop_of(number, augmentation) for number, augmentation in found]
-    return [(crop.left, crop.top, crop.width, crop.height) for crop in crops]
-
-
-def _synthetic(content: bytes) -> list[str]:
-    """The texts of a `syn.json`, of all its lists."""
-    return [text for texts in reinforced.captions(content).values() for text in texts]
-
-
 def _rating(values: Any) -> str:
     """Of each turn, as `4, –, 5`."""
     listed = values if isinstance(values, list) else [values]
     return shorten(", ".join(NOTHING if value is None else str(value) for value in listed[:MESSAGES]), 40)
 
 
-def _turns(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """`{"messages": [{"user": …, "assistant": …}]}` as (who, text), in order."""
-    messages = facts.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise DataError("json: there is no list of messages")
-    return [
-        (who, message[who])
-        for message in messages
-        for who in ("user", "assistant")
-        if isinstance(message.get(who), str)
-    ]
-
-
-def _add_picture(members: Mapping[str, bytes], tile: Tile, crops: tuple[Box, ...] = ()) -> None:
-    name = next((name for name in MEMBERS if name in members), None)
-    if name is None:
-        tile.faults.append(Fault("sample.missing_member", f"there is no image among {_names(members)}"))
-        return
-    _attempt(partial(_add_image, members, name, tile, crops), tile, None)
-    tile.notes += [f"{picture.width} × {picture.height}" for picture in tile.pictures]
-
-
-def _add_image(members: Mapping[str, bytes], name: str, tile: Tile, crops: tuple[Box, ...] = ()) -> None:
-    alt = f"Image {name.partition('.')[0]} of {tile.key}" if "." in name else f"Image of {tile.key}"
-    tile.pictures.append(thumbnail(members[name], alt, crops))
-
-
-def _add_slices(
-    members: Mapping[str, bytes], facts: Mapping[str, Any], spacing: Spacing | None, tile: Tile
-) -> None:
-    name = stored.member_of(members)
-    if name is None:
-        raise Faulty("sample.missing_member", f"there is no volume among {_names(members)}")
-    scan, axes = open_scan(name, members[name]), axes_of(facts.get("axes"))
-    order = f"({', '.join(axes)})" if axes else "of no stated order, shown as (z, y, x)"
-    tile.notes.append(f"{' × '.join(map(str, scan.shape))} voxels {order}")
-    tile.pictures = slices(scan, axes or ZYX, spacing, f"Slice of {tile.key}")
+def _add_image(members: Mapping[str, bytes], tile: Tile, crops: tuple[Box, ...] = ()) -> None:
+    with _faults_noted(tile):
+        name = next((name for name in MEMBERS if name in members), None)
+        if name is None:
+            raise Faulty("sample.missing_member", f"there is no image among {_names(members)}")
+        picture = thumbnail(members[name], f"Image of {tile.key}", crops)
+        tile.pictures.append(picture)
+        tile.notes.append(f"{picture.width} × {picture.height}")
 
 
 def _names(members: Mapping[str, bytes]) -> str:
@@ -235,26 +210,15 @@ def _member(members: Mapping[str, bytes], name: str) -> bytes:
     return members[name]
 
 
-def _object(members: Mapping[str, bytes], name: str) -> dict[str, Any]:
+@contextmanager
+def _faults_noted(tile: Tile) -> Iterator[None]:
+    """What cannot be shown is noted on the tile, and the rest of the sample is shown."""
     try:
-        value = json.loads(_member(members, name))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{name} cannot be read: {str(error)[:120]}") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{name} holds no JSON object")
-    return value
-
-
-def _attempt(read: Callable[[], T], tile: Tile, otherwise: T) -> T:
-    """What `read` gives; when it cannot, why goes on the tile."""
-    try:
-        return read()
+        yield
     except NotShown as error:
         tile.notes.append(str(error))
-    except Faulty as error:
-        tile.faults.append(Fault(error.code, str(error)))
     except DataError as error:
-        tile.faults.append(Fault("member.undecodable", str(error)))
+        code = error.code if isinstance(error, Faulty) else "member.undecodable"
+        tile.faults.append(Fault(code, str(error)))
     except Reject as reject:
         tile.faults.append(Fault("member.undecodable", reject.detail))
-    return otherwise
