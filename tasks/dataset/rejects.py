@@ -10,6 +10,7 @@ Every check of a sample imports this module, so pyarrow is imported only where a
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -227,22 +228,22 @@ def causes_of(rows: Sequence[RejectRow], is_private: bool = False) -> list[Cause
     """The rejects of one reason grouped by their details without names and figures; the largest first."""
     alike: dict[str, list[RejectRow]] = defaultdict(list)
     for row in rows:
-        alike[_NUMBER.sub("#", _without_names(row.detail))].append(row)
+        alike[_NUMBER.sub("#", _NAME.sub("…", row.detail))].append(row)
     ordered = sorted(alike.values(), key=len, reverse=True)
     if is_private:
         found = [Cause(len(same), _private_detail(same)) for same in ordered]
         return [cause for cause in found if cause.detail]
     return [
-        Cause(len(same), shorten(same[0].detail), [_short(row) for row in same[:SHOWN]]) for same in ordered
+        Cause(
+            len(same),
+            shorten(same[0].detail),
+            [
+                RejectRow(shorten(row.original_key, 80), shorten(row.detail), shorten(row.source, 80))
+                for row in same[:SHOWN]
+            ],
+        )
+        for same in ordered
     ]
-
-
-def _short(row: RejectRow) -> RejectRow:
-    return RejectRow(shorten(row.original_key, 80), shorten(row.detail), shorten(row.source, 80))
-
-
-def _without_names(detail: str) -> str:
-    return _NAME.sub("…", detail)
 
 
 def _private_detail(rows: Sequence[RejectRow]) -> str:
@@ -271,7 +272,7 @@ def _anonymous(row: RejectRow) -> str:
     def masked(token: re.Match[str]) -> str:
         return "…" if any(map(is_name, _WORD.findall(token[0]))) else token[0]
 
-    return re.sub(r"…[\s…]*…", "…", _TOKEN.sub(masked, _without_names(row.detail)))
+    return re.sub(r"…[\s…]*…", "…", _TOKEN.sub(masked, _NAME.sub("…", row.detail)))
 
 
 def traits_of(rows: Sequence[RejectRow], accepted: Sequence[str] = ()) -> list[str]:
@@ -282,11 +283,8 @@ def traits_of(rows: Sequence[RejectRow], accepted: Sequence[str] = ()) -> list[s
     """
     if len(rows) < LEAST:
         return []
-    found = [
-        _beginning([row.original_key for row in rows], accepted),
-        _place([row.source for row in rows]),
-    ]
-    shared = sorted((trait for trait in found if trait is not None), key=lambda trait: -trait[0])
+    found = (_beginning([row.original_key for row in rows], accepted), _place([row.source for row in rows]))
+    shared = sorted(filter(None, found), key=lambda trait: -trait[0])
     return [
         f"{f'{count:,} of' if count < len(rows) else 'all'} {len(rows):,} {text}" for count, text in shared
     ]
@@ -296,18 +294,12 @@ def _beginning(keys: Sequence[str], accepted: Sequence[str]) -> tuple[int, str] 
     """The longest beginning of at least SHARE of the keys: equal beginnings are neighbours in order."""
     ordered = sorted(keys)
     ends = ordered[math.ceil(SHARE * len(keys)) - 1 :]
-    prefix = max((_shared(*pair) for pair in zip(ordered, ends, strict=False)), key=len)
+    prefix = max(map(os.path.commonprefix, zip(ordered, ends, strict=False)), key=len)
     prefix = _PADDING.sub("", prefix)
     count, usual = (sum(key.startswith(prefix) for key in some) for some in (keys, accepted))
     if not prefix.strip(_SEPARATORS) or (accepted and usual / len(accepted) >= UNUSUAL * count / len(keys)):
         return None
     return count, f"under {prefix[:-1] if prefix.endswith('/') else prefix + '*'}"
-
-
-def _shared(first: str, last: str) -> str:
-    """What two texts begin with alike."""
-    differ = (at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
-    return first[: next(differ, min(len(first), len(last)))]
 
 
 def _place(sources: Sequence[str]) -> tuple[int, str] | None:

@@ -11,7 +11,7 @@ from tasks.core.errors import DataError
 from tasks.dataset import quarantine, versions
 from tasks.dataset.build.run import build
 from tasks.dataset.manifest import SplitSummary
-from tasks.dataset.preview.fault_codes import FAULT_CODES
+from tasks.dataset.preview.faults import FAULT_CODES
 from tasks.dataset.quarantine import NAME, Entry
 from tasks.dataset.tables import read_table
 from tests.dataset import damage

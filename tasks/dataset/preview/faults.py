@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from tasks.core.errors import DataError
 from tasks.core.findings import Finding, Report, Severity
 from tasks.core.units import count, counted
+from tasks.dataset import quarantine
 from tasks.dataset.layout import BUILD, MANIFEST, SHARDS, home
-from tasks.dataset.preview.fault_codes import FAULT_CODES, FaultCode
 from tasks.dataset.preview.samples import SHOWN_PER_SPLIT, salvage
 from tasks.dataset.preview.tiles import Fault, Tile, legible, tile_of, without_folder
 from tasks.dataset.verify.report import LEFT, NOT_DECODED, NOT_READ, weight
@@ -43,6 +46,97 @@ READ: Mapping[str, tuple[str, Sequence[str]]] = {
 
 Command = tuple[str, str]
 """A command, and what it does."""
+
+
+class FaultCode(NamedTuple):
+    """A title, what it means for whoever reads the data, and how `This is not …` goes on: what one might
+    wrongly take it for."""
+
+    title: str = ""
+    means: str = ""
+    is_not: str = ""
+
+
+FAULT_CODES: Mapping[str, FaultCode] = {
+    "manifest.invalid": FaultCode(
+        "The tables do not hold together",
+        "The manifest or a file beside the shards (tables, sizes, build.json) is missing, torn, changed "
+        "since the build, or from a newer Tarmac. What it says cannot be relied on.",
+        "damage to pictures or texts: the shards may all be whole.",
+    ),
+    "shard.missing": FaultCode(
+        "A shard is not there",
+        "A tar that belongs to the dataset is not in its place, and its samples with it.",
+        "damage within a file: a copy that stopped, or a file that was moved, is the usual cause.",
+    ),
+    "shard.extra": FaultCode(
+        "There is a shard too many",
+        "A tar in the folder does not belong to the version. Programs that take all tars there read it too.",
+        "a loss: the dataset's own shards are judged without it.",
+    ),
+    "shard.truncated": FaultCode(
+        "A shard is cut",
+        "The tar ends within a member, lacks the blocks that end it, or goes on behind them. Cut between two "
+        "members, it looks whole to most readers, and the rest of its samples is silently left out.",
+        "a changed byte: what stands before the cut may be as it was.",
+    ),
+    "shard.checksum": FaultCode(
+        "A shard's bytes have changed",
+        "The file is not the one that was written: its checksum or size differs, or it stops making sense.",
+        "a fault of the raw data, where Tarmac made the shard: it was sound then, and a disk, a copy or a "
+        "program has changed it since.",
+    ),
+    "shard.count": FaultCode(
+        "A shard holds a wrong number of samples",
+        "The tar has more or fewer samples than the tables say, so an epoch is longer or shorter.",
+        "damage: the tar can be read from its first byte to its last.",
+    ),
+    "index.mismatch": FaultCode(
+        "The index does not fit the shards",
+        "The index says where each sample lies. It is missing, torn or points elsewhere, so that a reader by "
+        "index stops or gets other bytes.",
+        "a fault of the shards: programs that read them from front to back do not notice.",
+    ),
+    "sample.duplicate_key": FaultCode(
+        "A key occurs twice",
+        "Two samples, or two members of one, have the same name. Readers merge them or drop one; in two "
+        "splits, what is held out may have been trained on.",
+        "about pictures that look alike: only names are compared.",
+    ),
+    "sample.split_members": FaultCode(
+        "A sample lies in two places",
+        "Readers take neighbouring members of one key for a sample. Here others lie between them, so that "
+        "two half samples come out.",
+        "a loss: all of its members are there.",
+    ),
+    "sample.missing_member": FaultCode(
+        "A sample lacks a member",
+        "A part that every sample needs, such as the image or the caption, is not in the shard. Many loaders "
+        "drop such a sample without a word.",
+        "an empty member, nor one that cannot be read: there is none.",
+    ),
+    "member.empty": FaultCode(
+        "A member holds nothing",
+        "A file of no bytes, or a text of nothing but white space: there is nothing to train on.",
+        "a missing member: its name is there.",
+    ),
+    "member.undecodable": FaultCode(
+        "A member cannot be decoded",
+        "It is torn, or it is not what its name says, such as a web page saved as a picture.",
+        "damage on the disk, unless a changed checksum stands beside it: the source was so already.",
+    ),
+    "member.checksum": FaultCode(
+        "A sample's bytes have changed",
+        "The checksum (CRC32C) that was taken at the build differs from that of the bytes in the shard.",
+        "a fault of the raw data. A changed picture often still decodes: that it shows proves nothing.",
+    ),
+    "member.unsafe": FaultCode(
+        "A member could do harm",
+        "A link, a device, a path that leads out of the folder, or a pickle, which runs code when loaded.",
+        "harm done: Tarmac neither unpacked nor loaded it. Another program might.",
+    ),
+}
+"""In the order of a page: what explains others stands before them."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +211,24 @@ def faults_of(checked: Checked, version: Path, is_private: bool) -> Faults:
     dataset is called what the user calls it."""
     report = checked.report
     read, not_read = READ.get(checked.level, ("", ()))
-    return Faults(
+    ruled_out = ((one.get("code", ""), one.get("evidence", "")) for one in report.ruled_out[:LINES])
+    faults = Faults(
         checked.level,
         read,
         checked.at,
         commands(checked, version, is_private),
         [_group(code, found, checked, version, is_private) for code, found in _by_code(report.findings)],
         [legible(text, TEXT) for text in (not_read if is_private else report.not_seen)[:LINES]],
-        [_ruled_out(one, is_private) for one in report.ruled_out[:LINES]],
+        [(legible(code, NAME), "" if is_private else legible(known, TEXT)) for code, known in ruled_out],
     )
+    dataset = home(version)
+    try:
+        entries = quarantine.of_version(version, quarantine.read(dataset / quarantine.NAME))
+    except DataError as error:
+        faults.missing.append(f"What is in quarantine is not known: {without_folder(error, dataset)}.")
+    else:
+        faults.quarantined = Counter(one.reason if one.reason in FAULT_CODES else "other" for one in entries)
+    return faults
 
 
 def with_looked_at(report: Report, gallery: Mapping[str, Sequence[Tile]]) -> Report:
@@ -227,12 +330,9 @@ def _choose(findings: Sequence[Finding], most: int) -> dict[tuple[str, str], lis
         if found.code not in known:
             known.append(found.code)
         queues.setdefault(found.code, []).append((shard, key))
-    chosen: dict[tuple[str, str], list[str]] = {}
-    for turn in range(most):
-        for samples in queues.values():
-            if turn < len(samples) and len(chosen) < most:
-                chosen[samples[turn]] = codes[samples[turn]]
-    return chosen
+    turns = chain.from_iterable(zip_longest(*queues.values()))
+    chosen = dict.fromkeys(sample for sample in turns if sample is not None)
+    return {sample: codes[sample] for sample in islice(chosen, most)}
 
 
 def _by_code(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
@@ -272,11 +372,6 @@ def _fact(name: str, value: Any, version: Path) -> tuple[str, str]:
     """`problem` is a sentence; anything else needs its name."""
     text = count(value) if type(value) is int else without_folder(value, version)
     return ("" if name == "problem" else legible(name, NAME).replace("_", " "), text)
-
-
-def _ruled_out(entry: Mapping[str, Any], is_private: bool) -> tuple[str, str]:
-    evidence = "" if is_private else legible(entry.get("evidence", ""), TEXT)
-    return legible(entry.get("code", ""), NAME), evidence
 
 
 def _common(texts: Sequence[str]) -> str:

@@ -169,13 +169,12 @@ def read_columns(
 def _schema(path: Path) -> tuple[list[str], int]:
     """The columns of a table of samples that are statistics, and its rows."""
     try:
-        with pq.ParquetFile(path) as file:
-            numeric = [
-                one
-                for one in file.schema_arrow
-                if pa.types.is_integer(one.type) or pa.types.is_floating(one.type)
-            ]
-            return [one.name for one in numeric if one.name not in PLACES], file.metadata.num_rows
+        metadata = pq.read_metadata(path)
+        fields = metadata.schema.to_arrow_schema()
+        numeric = [
+            one.name for one in fields if pa.types.is_integer(one.type) or pa.types.is_floating(one.type)
+        ]
+        return [name for name in numeric if name not in PLACES], metadata.num_rows
     except DAMAGED as error:
         problem = str(error).partition("\n")[0][:160]
         raise DataError(f"{path}: cannot be read ({problem}); see `tarmac verify`") from None
@@ -210,18 +209,14 @@ def token_lengths(version: Path, samples: Mapping[str, int], count_tokens: Count
 
 def table_rows(columns: Sequence[Column]) -> list[Row]:
     """The table of all numbers, split by split."""
-    return [
-        Row(column.title, column.unit, split, _figures(values), values.missing)
-        for column in columns
-        for split, values in column.splits.items()
-        if values.total
-    ]
-
-
-def _figures(values: Distribution) -> list[str]:
-    is_whole = values.is_whole
-    found = [values.quantile(share) for share in FIGURES.values()]
-    return [count(value) if is_whole else number(value, 4) for value in found]
+    rows = []
+    for column in columns:
+        for split, values in column.splits.items():
+            if values.total:
+                found = [values.quantile(share) for share in FIGURES.values()]
+                figures = [count(value) if values.is_whole else number(value, 4) for value in found]
+                rows.append(Row(column.title, column.unit, split, figures, values.missing))
+    return rows
 
 
 def column_charts(columns: Sequence[Column]) -> list[BarLayout]:
@@ -253,9 +248,11 @@ def histogram(
         )
         if len(beyond)
     ]
-    notes = [note] if note else []
-    notes += [f"Not drawn: {' and '.join(outside)}."] if outside else []
-    notes += [f"Bars are of one {thing} in {values.step:,}."] if values.step > 1 else []
+    notes = [
+        note,
+        f"Not drawn: {' and '.join(outside)}." if outside else "",
+        f"Bars are of one {thing} in {values.step:,}." if values.step > 1 else "",
+    ]
     middle = values.quantile(0.5)
     return layout_bars(
         Bars(
@@ -268,7 +265,7 @@ def histogram(
             heights.tolist(),
             names=_bar_names(edges, unit, is_single),
             lines=[("median", middle), *lines],
-            note=" ".join(notes),
+            note=" ".join(filter(None, notes)),
             is_whole=values.is_whole,
         )
     )
@@ -310,26 +307,27 @@ def token_chart(values: Distribution) -> BarLayout | None:
 
 def shard_charts(shards: Sequence[ShardRecord]) -> list[BarLayout]:
     """Samples and size per shard: a bar each while they can be told apart, else how they are distributed."""
-    samples = [float(shard.samples) for shard in shards]
-    megabytes = [shard.bytes / 1e6 for shard in shards]
     charts: list[BarLayout | None] = []
     for title, unit, heights in (
-        ("Samples per shard", "samples", samples),
-        ("Size of a shard", "MB", megabytes),
+        ("Samples per shard", "samples", [float(shard.samples) for shard in shards]),
+        ("Size of a shard", "MB", [shard.bytes / 1e6 for shard in shards]),
     ):
         if len(shards) > MOST_SHARDS:
             charts.append(histogram(title, unit, Distribution(values=np.array(heights)), "shard"))
         elif heights:
-            charts.append(_bar_per_shard(title, unit, [shard.name for shard in shards], heights))
+            charts.append(_bar_per_shard(title, unit, shards, heights))
     return [chart for chart in charts if chart is not None]
 
 
-def _bar_per_shard(title: str, unit: str, names: Sequence[str], heights: Sequence[float]) -> BarLayout:
+def _bar_per_shard(
+    title: str, unit: str, shards: Sequence[ShardRecord], heights: Sequence[float]
+) -> BarLayout:
     starts = [
-        (name.partition("/")[0], place - 0.5)
-        for place, name in enumerate(names)
-        if place and name.partition("/")[0] != names[place - 1].partition("/")[0]
+        (shard.split, place + 0.5)
+        for place, (before, shard) in enumerate(pairwise(shards))
+        if shard.split != before.split
     ]
+    names = [shard.name for shard in shards]
     edges = [place - 0.5 for place in range(len(names) + 1)]
     described = (
         f"{title}: {counted(len(heights), 'shard')}, {number(min(heights))} to {number(max(heights))}."

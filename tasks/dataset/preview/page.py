@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,12 +20,10 @@ from tasks.core.files import unreadable_as_error, write_atomic
 from tasks.core.findings import Report
 from tasks.core.pages import render
 from tasks.core.screen import Progress, no_progress
-from tasks.dataset import quarantine
-from tasks.dataset.build_info import BuildInfo, read_build_info
-from tasks.dataset.layout import CURRENT, SHARDS, VERSIONS, resolve
+from tasks.dataset.build_info import read_build_info
+from tasks.dataset.layout import CURRENT, SHARDS, home, resolve
 from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.preview import numbers
-from tasks.dataset.preview.fault_codes import FAULT_CODES
 from tasks.dataset.preview.faults import (
     Checked,
     Faults,
@@ -64,10 +62,6 @@ class Content:
     """What verify said and what looking added to it; None when nobody has verified the version."""
     faults: Faults | None = None
 
-    @property
-    def tiles(self) -> list[Tile]:
-        return [one for tiles in self.gallery.values() for one in tiles]
-
 
 @dataclass(frozen=True)
 class WrittenPage:
@@ -103,7 +97,7 @@ def write_look(
         content=content,
         manifest=content.manifest,
         faults=content.faults,
-        name=content.manifest.name if content.manifest else _dataset_name(version),
+        name=content.manifest.name if content.manifest else home(version).name,
         version=version.resolve().name,
         built=content.built,
         figures=list(numbers.FIGURES),
@@ -111,8 +105,9 @@ def write_look(
     )
     write_atomic(out, text)
     steps = commands(replace(checked, report=content.report), version) if checked and content.report else ()
-    faulty = sum(bool(tile.faults) for tile in content.tiles)
-    return WrittenPage(out, len(content.tiles), faulty, content.report, steps[0][0] if steps else "")
+    tiles = [one for tiles in content.gallery.values() for one in tiles]
+    faulty = sum(bool(tile.faults) for tile in tiles)
+    return WrittenPage(out, len(tiles), faulty, content.report, steps[0][0] if steps else "")
 
 
 def page_path(version: Path) -> Path:
@@ -121,11 +116,10 @@ def page_path(version: Path) -> Path:
     The page of a version outside of any dataset's `versions` lies beside its folder, never in a version.
     """
     version = version.resolve()
-    if version.parent.name != VERSIONS:
-        return version.parent / f"look-{version.name}.html"
-    dataset = version.parent.parent
-    is_current = (dataset / CURRENT).resolve() == version
-    return dataset / ("look.html" if is_current else f"look-{version.name}.html")
+    dataset = home(version)
+    is_current = dataset != version and (dataset / CURRENT).resolve() == version
+    folder = version.parent if dataset == version else dataset
+    return folder / ("look.html" if is_current else f"look-{version.name}.html")
 
 
 def version_at(path: Path) -> Path:
@@ -157,20 +151,36 @@ def gather(
     except DataError as error:
         content.why_none = f"Nothing is shown: {without_folder(error, version)}."
     else:
-        _add_rejects(content, manifest, version)
-        _add_numbers(content, manifest, version, progress)
+        content.groups = count_groups(manifest.rejects)
+        with _noted(content, version, "No examples of rejects are shown"):
+            content.groups = read_groups(version, manifest.rejects, bool(content.private))
+        with _noted(content, version, "No distributions are shown"):
+            columns = numbers.read_columns(version, list(manifest.splits), manifest.modality, progress)
+            content.rows, content.charts = numbers.table_rows(columns), numbers.column_charts(columns)
+        with _noted(content, version, "No shards are shown"):
+            content.shard_charts = numbers.shard_charts(read_shards(version))
         if not content.private:
-            _add_gallery(content, manifest, version, progress)
-            _add_tokens(content, manifest, version, count_tokens)
+            samples = {name: split.samples for name, split in manifest.splits.items()}
+            _add_gallery(content, samples, manifest.modality, version, progress)
+            if manifest.modality in numbers.TOKENIZED and manifest.accepted:
+                _add_tokens(content, samples, version, count_tokens)
     if checked is not None:
         _add_faults(content, version, checked)
     return content
 
 
+@contextmanager
+def _noted(content: Content, version: Path, what: str) -> Iterator[None]:
+    """What cannot be read costs its own section, and the page says so."""
+    try:
+        yield
+    except DataError as error:
+        content.missing.append(f"{what}: {without_folder(error, version)}.")
+
+
 def _add_build(content: Content, version: Path) -> None:
     """When the version was built, and whether its samples may be shown: only where build.json is as it was
     written and says that the data is not private."""
-    info: BuildInfo | None = None
     try:
         info = read_build_info(version)
     except DataError as error:
@@ -187,62 +197,36 @@ def _add_build(content: Content, version: Path) -> None:
         )
 
 
-def _add_rejects(content: Content, manifest: Manifest, version: Path) -> None:
-    content.groups = count_groups(manifest.rejects)
-    try:
-        content.groups = read_groups(version, manifest.rejects, bool(content.private))
-    except DataError as error:
-        content.missing.append(f"No examples of rejects are shown: {without_folder(error, version)}.")
-
-
-def _add_numbers(content: Content, manifest: Manifest, version: Path, progress: Progress) -> None:
-    try:
-        columns = numbers.read_columns(version, list(manifest.splits), manifest.modality, progress)
-    except DataError as error:
-        content.missing.append(f"No distributions are shown: {without_folder(error, version)}.")
-    else:
-        content.rows = numbers.table_rows(columns)
-        content.charts = numbers.column_charts(columns)
-    try:
-        content.shard_charts = numbers.shard_charts(read_shards(version))
-    except DataError as error:
-        content.missing.append(f"No shards are shown: {without_folder(error, version)}.")
-
-
-def _add_gallery(content: Content, manifest: Manifest, version: Path, progress: Progress) -> None:
-    modality = manifest.modality
+def _add_gallery(
+    content: Content, samples: Mapping[str, int], modality: str, version: Path, progress: Progress
+) -> None:
     if modality not in SHOWN:
         named = legible(modality, 80)
         content.missing.append(f"Samples of modality {named} cannot be shown by this version of Tarmac.")
         return
-    chosen = choose_rows(_sizes(manifest), modality)
+    chosen = choose_rows(samples, modality)
     total, done = sum(map(len, chosen.values())), 0
     for split, rows in chosen.items():
-        try:
+        with _noted(content, version, f"No samples of {split} are shown"):
             reader = SampleReader(version, split)
-        except DataError as error:
-            content.missing.append(f"No samples of {split} are shown: {without_folder(error, version)}.")
-            continue
-        content.gallery[split] = []
-        for row in rows:
-            if row < len(reader):
-                content.gallery[split].append(read_tile(reader, row, modality))
-            done += 1
-            progress(done, total, "samples")
+            content.gallery[split] = []
+            for row in rows:
+                if row < len(reader):
+                    content.gallery[split].append(read_tile(reader, row, modality))
+                done += 1
+                progress(done, total, "samples")
 
 
 def _add_tokens(
-    content: Content, manifest: Manifest, version: Path, count_tokens: CountTokens | None
+    content: Content, samples: Mapping[str, int], version: Path, count_tokens: CountTokens | None
 ) -> None:
     """Tokens per caption, from a bounded number of captions."""
-    if manifest.modality not in numbers.TOKENIZED or not manifest.accepted:
-        return
     if count_tokens is None:
         content.no_tokens = (
             "Tokens per caption are left out: no tokenizer was at hand (open_clip brings one)."
         )
         return
-    lengths = numbers.token_lengths(version, _sizes(manifest), count_tokens)
+    lengths = numbers.token_lengths(version, samples, count_tokens)
     column = numbers.Column("tokens", "Tokens per caption", "tokens", {"a sample of all": lengths})
     content.rows += numbers.table_rows([column])
     chart = numbers.token_chart(lengths)
@@ -253,13 +237,6 @@ def _add_faults(content: Content, version: Path, checked: Checked) -> None:
     """The faults tab; what only the gallery showed belongs to the report from here on."""
     report = content.report = with_looked_at(checked.report, content.gallery)
     faults = content.faults = faults_of(replace(checked, report=report), version, bool(content.private))
-    dataset = quarantine.home(version)
-    try:
-        entries = quarantine.of_version(version, quarantine.read(dataset / quarantine.NAME))
-    except DataError as error:
-        faults.missing.append(f"What is in quarantine is not known: {without_folder(error, dataset)}.")
-    else:
-        faults.quarantined = Counter(one.reason if one.reason in FAULT_CODES else "other" for one in entries)
     if content.private:
         return
     if content.manifest is None:
@@ -268,13 +245,3 @@ def _add_faults(content: Content, version: Path, checked: Checked) -> None:
         )
     elif content.manifest.modality in SHOWN:
         faults.tiles = faulty_tiles(version, report.findings, content.manifest.modality)
-
-
-def _sizes(manifest: Manifest) -> dict[str, int]:
-    return {name: split.samples for name, split in manifest.splits.items()}
-
-
-def _dataset_name(version: Path) -> str:
-    """What the folder is called: the dataset's, or the version's own where it lies alone."""
-    version = version.resolve()
-    return version.parent.parent.name if version.parent.name == VERSIONS else version.name

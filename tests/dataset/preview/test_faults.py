@@ -19,8 +19,7 @@ from tasks.dataset import quarantine, versions
 from tasks.dataset.build.run import build
 from tasks.dataset.index import read_index
 from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
-from tasks.dataset.preview.fault_codes import FAULT_CODES
-from tasks.dataset.preview.faults import SHOWN
+from tasks.dataset.preview.faults import FAULT_CODES, SHOWN
 from tasks.dataset.preview.samples import SampleReader
 from tasks.dataset.preview.tiles import legible
 from tasks.dataset.tar.format import BLOCK, END, header, padding

@@ -83,7 +83,10 @@ def test_tokens_are_counted_on_some_captions(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("count", [3, 200])
 def test_shards_have_a_bar_each_until_they_are_many(count: int) -> None:
     names = [f"{'train' if n < count - 1 else 'val'}/{n:06d}.tar" for n in range(count)]
-    shards = [ShardRecord(name, name[:5], "", 10**6 + n, 16 + n % 2, "") for n, name in enumerate(names)]
+    shards = [
+        ShardRecord(name, name.partition("/")[0], "", 10**6 + n, 16 + n % 2, "")
+        for n, name in enumerate(names)
+    ]
     samples, sizes = shard_charts(shards)
     assert len(sizes.bars.heights) == (3 if count == 3 else len(sizes.bars.edges) - 1)
     assert samples.bars.title == "Samples per shard" and sizes.bars.title == "Size of a shard"
