@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from tasks.core.errors import DataError, UsageError
@@ -22,12 +21,11 @@ from tasks.core.screen import Progress, no_progress
 from tasks.dataset import quarantine
 from tasks.dataset.layout import shard_name
 from tasks.dataset.quarantine import Entry
-from tasks.dataset.repair.outcome import MEND, REBUILD, Done, Failed
-from tasks.dataset.repair.seals import Seals, read_seals
+from tasks.dataset.repair.result import MEND, REBUILD, Aside, Failed, Repaired
 from tasks.dataset.repair.shards import ShardRepair
 from tasks.dataset.repair.source import read_origin
 from tasks.dataset.repair.tables import TableRepair
-from tasks.dataset.repair.workplace import Workplace, find
+from tasks.dataset.repair.workplace import Seals, Workplace, find, read_seals
 from tasks.dataset.splits import REST
 from tasks.dataset.verify.run import BadSample, Level, verify
 
@@ -36,32 +34,6 @@ __all__ = ["Repaired", "repair"]
 UNTANGLE = "mend quarantine.jsonl by hand and repair again"
 AS_BUILT = "its bytes are as they were built, so what is bad came so from the source"
 _SHARD = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9_-]*)/)?(\d+)(?:\.tar)?")
-
-
-@dataclass(frozen=True)
-class Aside:
-    """Samples that were added to the quarantine, that were taken out of it, and that are in it now."""
-
-    added: int = 0
-    released: int = 0
-    now: int = 0
-
-
-@dataclass(frozen=True)
-class Repaired:
-    """What a repair did. `findings` are what remains; it is `ok` when nothing does, or when all that
-    remains is bad samples that are set aside. `moved` says where what belonged to no version lies now,
-    `not_seen` what the level did not look at."""
-
-    version: Path
-    ok: bool
-    shards: Sequence[Done] = ()
-    tables: Sequence[Done] = ()
-    moved: Mapping[str, Path] = field(default_factory=dict)
-    failed: Sequence[Failed] = ()
-    findings: Sequence[Finding] = ()
-    aside: Aside = field(default_factory=Aside)
-    not_seen: Sequence[str] = ()
 
 
 def repair(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
-from uuid import uuid4
 
 import google_crc32c
 from blake3 import blake3
@@ -26,16 +25,23 @@ from tasks.core.screen import Progress
 from tasks.core.stores import LocalStore
 from tasks.core.units import counted
 from tasks.dataset.build_info import FileSeal
-from tasks.dataset.repair import reasons
-from tasks.dataset.repair.outcome import BRING_BACK, CONFIGURE, MIND, MOVED, REBUILD, Done, Failed, Way
-from tasks.dataset.repair.recipes import NO_SPANS, Plan, Recipes, Spans, spans_of
-from tasks.dataset.repair.seals import is_sealed
+from tasks.dataset.repair.contents import (
+    NO_SPANS,
+    UNREADABLE,
+    Contents,
+    Plan,
+    Spans,
+    differing,
+    rejected,
+    spans_of,
+    worded,
+)
+from tasks.dataset.repair.result import BRING_BACK, CONFIGURE, MIND, MOVED, REBUILD, Done, Failed, Way
 from tasks.dataset.repair.source import Again, Origin, Source
-from tasks.dataset.repair.workplace import Workplace, inode, is_file
+from tasks.dataset.repair.workplace import Workplace, inode, is_file, is_sealed
 from tasks.dataset.tables import ShardRecord, read_shards
 from tasks.dataset.tar.format import END
 
-NOTE = "shards repaired"
 CLOSED = "cannot be read: Permission denied; it stays as it is"
 
 
@@ -77,9 +83,7 @@ class ShardRepair:
         for record in records:
             found = seen.get(self._path(record))
             if found is not None and found.is_closed:
-                self._fail(
-                    record, "cannot be read: Permission denied; it stays as it is", self.place.opening, True
-                )
+                self._fail(record, CLOSED, self.place.opening, is_environment=True)
             elif found is not None and found.blake3 == record.blake3 and record.name not in afresh:
                 self.as_built.add(record.name)
             else:
@@ -103,7 +107,7 @@ class ShardRepair:
         tasks: list[tuple[Path, Spans]] = [(path, NO_SPANS) for path in paths]
         for record in records:
             if is_file(self._path(record)):
-                rows = self._recipes.rows(record)
+                rows = self._contents.rows(record)
                 tasks.append((self._path(record), NO_SPANS if rows is None else spans_of(rows)))
         seen = {}
         for found in map_in_threads(examine, tasks, available_cores()):
@@ -112,8 +116,8 @@ class ShardRepair:
         return seen
 
     @cached_property
-    def _recipes(self) -> Recipes:
-        return Recipes(self.place.version, self.records)
+    def _contents(self) -> Contents:
+        return Contents(self.place.version, self.records)
 
     def _link(self, records: Sequence[ShardRecord], seen: Mapping[Path, Examined]) -> list[ShardRecord]:
         """Take what another file has; returns those that none has. All get a second name first, because one
@@ -141,7 +145,7 @@ class ShardRepair:
         self, records: Iterable[ShardRecord], seen: Mapping[Path, Examined], afresh: set[str]
     ) -> Iterator[Plan]:
         for record in records:
-            rows = self._recipes.rows(record)
+            rows = self._contents.rows(record)
             if rows is None:
                 self._fail(record, "no table says which samples it held", REBUILD)
                 continue
@@ -168,7 +172,7 @@ class ShardRepair:
         source = Source(self.origin.config, self.place.staging, self.progress)
         finished = set()
         for again in source.convert(wanted, frozenset(filter(None, files))):
-            if again.missing and source.trouble is not None:
+            if again.sidecar is None and source.trouble is not None:
                 continue  # it may be in what could not be read
             finished.add(again.name)
             self._put_together(plans[again.name], again)
@@ -180,26 +184,26 @@ class ShardRepair:
             self._fail(plan.record, reason, MIND if is_environment else MOVED, is_environment)
 
     def _put_together(self, plan: Plan, again: Again) -> None:
-        faults = reasons.missing(plan, again) if again.missing else reasons.untaken(plan, again)
+        faults = rejected(plan, again)
+        total = len(plan.sound)
         if not faults and self._write(plan, again):
-            count, samples = len(plan.needed), counted(len(plan.sound), "sample")
+            count, samples = len(plan.needed), counted(total, "sample")
             if not count:
                 self._install(plan.record, "put together again: all its samples were sound", "joined")
-            elif count == len(plan.sound):
+            elif count == total:
                 self._install(plan.record, f"converted again: {samples}", "converted")
             else:
                 how = f"{count:,} of {samples} converted again, the others were sound"
                 self._install(plan.record, how, "converted")
             return
-        faults = faults or reasons.differing(plan, again, self.origin.changes)
-        reason = "; ".join(fault.worded(len(plan.sound), self.origin.is_private) for fault in faults)
-        is_environment = any(fault.is_environment for fault in faults)
+        faults = faults or differing(plan, again, self.origin.changes)
+        reason = worded(faults, total, self.origin.is_private) or "its tables say otherwise than its seal"
+        is_environment = UNREADABLE in faults
         self._fail(plan.record, reason, MIND if is_environment else BRING_BACK, is_environment)
 
     def _write(self, plan: Plan, again: Again) -> bool:
         """Write the shard from its sound spans and the converted ones; whether it has its seal then."""
-        self.place.good.mkdir(parents=True, exist_ok=True)
-        temporary = self.place.good / f".{uuid4().hex}"
+        temporary = self.place.temporary()
         running = blake3()
         try:
             with temporary.open("wb") as out:
@@ -231,7 +235,7 @@ class ShardRepair:
         self._show_progress()
 
     def _show_progress(self) -> None:
-        self.progress(len(self.done) + len(self.failed), self._total, NOTE)
+        self.progress(len(self.done) + len(self.failed), self._total, "shards repaired")
 
     def _clear(self, extras: Iterable[str]) -> None:
         """A name that is in no table goes where its content has its own name again, else it is moved away."""

@@ -21,12 +21,11 @@ from tasks.core.process import available_cores
 from tasks.core.schema import BuildEngine, Config, Dataset, Engines
 from tasks.core.screen import Progress
 from tasks.core.stores import is_environment_error
-from tasks.dataset.build.catalogue import Rejected
 from tasks.dataset.build.fingerprint import CONVERTER, PLACES, config_digest, packages
 from tasks.dataset.build.named import NamedShards, list_named
 from tasks.dataset.build_info import BuildInfo, read_build_info
 from tasks.dataset.manifest import Manifest
-from tasks.dataset.repair.seals import Seals
+from tasks.dataset.repair.workplace import Seals
 from tasks.dataset.sources import open_sources
 
 
@@ -75,15 +74,14 @@ def _of_the_same_rules(others: Iterable[Path], manifest: Manifest | None) -> Bui
 
 @dataclass(frozen=True)
 class Again:
-    """A shard's needed samples after their conversion: a sidecar with a row and a tar with a span for
-    each, in the order of the needed keys; no tar where none could be taken. Where samples are missing from
-    the source, `missing` has the reject of each, None when it is not there any more, and nothing was
-    converted."""
+    """A shard's needed samples after their conversion: a sidecar with a row and a tar with a span for each,
+    in the order of the needed keys; no tar where none could be taken. `rejects` are the reason and detail of
+    each sample that was not taken, by key; nothing is converted where the source itself lacks one."""
 
     name: str
+    rejects: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     sidecar: Any = None
     tar: Path | None = None
-    missing: Mapping[str, Rejected | None] = field(default_factory=dict)
 
 
 class Source:
@@ -107,14 +105,18 @@ class Source:
             named = self._listed(config, wanted, containers or None)
             if named.missing and containers:
                 named = self._listed(config, wanted, None)
-            lacking = set(named.missing)
+            lacking = dict.fromkeys(named.missing, ("member.missing", ""))
+            lacking |= {key: (one.reason, one.detail) for key, one in named.refused.items() if key in lacking}
             for name, keys in wanted.items():
-                missing = {key: named.refused.get(key) for key in keys if key in lacking}
-                if missing:
-                    yield Again(name, missing=missing)
+                rejects = {key: lacking[key] for key in keys if key in lacking}
+                if rejects:
+                    yield Again(name, rejects)
             for name, sidecar, tar in named.convert(self._progress):
-                if lacking.isdisjoint(wanted[name]):
-                    yield Again(name, sidecar, tar)
+                if lacking.keys().isdisjoint(wanted[name]):
+                    columns = (sidecar.column(column).to_pylist() for column in ("reason", "detail"))
+                    fates = zip(wanted[name], *columns, strict=True)
+                    rejects = {key: (reason, detail) for key, reason, detail in fates if reason is not None}
+                    yield Again(name, rejects, sidecar, tar)
         except (TarmacError, OSError) as error:
             if is_disk_full(error):
                 raise

@@ -26,10 +26,9 @@ from tasks.dataset.build.run import build
 from tasks.dataset.build.sidecar import first
 from tasks.dataset.build_info import FileSeal, read_build_info, write_build_info
 from tasks.dataset.layout import BUILD, INPUTS, MANIFEST, REJECTS, VERSIONS
-from tasks.dataset.repair.outcome import CONFIGURE, MIND, REBUILD, Done, Failed
-from tasks.dataset.repair.seals import Seals, is_sealed, read_seals
+from tasks.dataset.repair.result import CONFIGURE, MIND, REBUILD, Done, Failed
 from tasks.dataset.repair.source import Origin
-from tasks.dataset.repair.workplace import Workplace, is_file
+from tasks.dataset.repair.workplace import Seals, Workplace, is_file, is_sealed, read_seals
 from tasks.dataset.tables import DAMAGED, REJECTS_SCHEMA, Batches, read_pieces
 
 NEIGHBOUR = "0" * 12

@@ -1,4 +1,7 @@
-"""Which version is repaired, where the work is done, and how a proven file takes its place.
+"""Which version is repaired, what its files should be, and how a proven file takes its place.
+
+The version's name seals `manifest.json`, the manifest seals what `shards.parquet` says of the tars, and
+`build.json` seals every other file and itself. What no seal proves is not believed, however sound it looks.
 
 The work folder is `DATASET/repair`, or `VERSION.repair` beside a version that lies alone: on the same file
 system, so that what is proven takes its place by one rename, whatever lay there.
@@ -11,17 +14,22 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
+from pydantic import ValidationError
+
 from tasks.core.errors import DataError, UsageError
-from tasks.core.files import FULL, fsync_path, unreadable_as_error
+from tasks.core.files import FULL, blake3_file, fsync_path, unreadable_as_error
 from tasks.core.lock import Held, Lease
 from tasks.core.stores import is_remote, redact
 from tasks.dataset import layout, versions
-from tasks.dataset.layout import LEASE, VERSION_NAME, VERSIONS
+from tasks.dataset.build_info import BuildInfo, FileSeal, read_build_info
+from tasks.dataset.layout import BUILD, LEASE, MANIFEST, SHARDS, VERSION_NAME, VERSIONS
+from tasks.dataset.manifest import Manifest, content_digest, version_name
+from tasks.dataset.tables import ShardRecord, read_shards
 
 
 @dataclass(frozen=True)
@@ -115,18 +123,21 @@ class Workplace:
         command = f"chmod -R u+rX {shlex.quote(str(self.version))}"
         return f"let its owner give you the right, then repair again: {command}"
 
+    def temporary(self) -> Path:
+        """A new name, beside the files that wait for their place."""
+        self.good.mkdir(parents=True, exist_ok=True)
+        return self.good / f".{uuid4().hex}"
+
     def link(self, good: Path, target: Path) -> None:
         """Let `target` be `good`, which keeps its own name; nothing happens where it is that already."""
         if not is_same(good, target):
-            self.good.mkdir(parents=True, exist_ok=True)
-            temporary = self.good / f".{uuid4().hex}"
+            temporary = self.temporary()
             os.link(good, temporary)
             self.move(temporary, target)
 
     def copy(self, good: Path, target: Path) -> None:
         """Let `target` be a copy of `good`, so that damage to one spares the other."""
-        self.good.mkdir(parents=True, exist_ok=True)
-        temporary = self.good / f".{uuid4().hex}"
+        temporary = self.temporary()
         shutil.copyfile(good, temporary)
         fsync_path(temporary)
         self.move(temporary, target)
@@ -214,3 +225,67 @@ def is_file(path: Path) -> bool:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except OSError:
         return False
+
+
+@dataclass(frozen=True)
+class Seals:
+    """`manifest` is None where it is not proven, `shards` (by name) where nothing proves them. `info` is None
+    where build.json is lost, and `lost` then says how."""
+
+    manifest: Manifest | None
+    shards: Mapping[str, ShardRecord] | None
+    info: BuildInfo | None
+    lost: str = ""
+
+    @property
+    def files(self) -> Mapping[str, FileSeal]:
+        """The seal of each file beside the tars; empty where build.json is lost."""
+        return {} if self.info is None else self.info.files
+
+
+def read_seals(place: Workplace) -> Seals:
+    """What is proven in the version's folder; DataError for build.json alone is kept in `lost`."""
+    version = place.version
+    info, lost = None, ""
+    try:
+        info = read_build_info(version)
+        if place.has_its_name and not _is_of(place.version.name, info):
+            info, lost = None, f"{version / BUILD} belongs to another version"
+    except DataError as error:
+        lost = str(error)
+    files = {} if info is None else info.files
+    manifest = _manifest(place, files)
+    shards = None
+    with contextlib.suppress(DataError):
+        listed = read_shards(version)
+        is_proven = manifest is not None and manifest.digest == content_digest(
+            (shard.name, shard.blake3) for shard in listed
+        )
+        if is_proven or (SHARDS in files and is_sealed(version / SHARDS, files[SHARDS])):
+            shards = {shard.name: shard for shard in listed}
+    return Seals(manifest, shards, info, lost)
+
+
+def _is_of(name: str, info: BuildInfo) -> bool:
+    """Whether build.json seals the manifest that gives a version this name."""
+    return MANIFEST in info.files and info.files[MANIFEST].blake3.startswith(name)
+
+
+def is_sealed(path: Path, seal: FileSeal) -> bool:
+    """Whether the file is what it was when it was built."""
+    try:
+        return is_file(path) and path.stat().st_size == seal.bytes and blake3_file(path) == seal.blake3
+    except OSError:
+        return False
+
+
+def _manifest(place: Workplace, files: Mapping[str, FileSeal]) -> Manifest | None:
+    path = place.version / MANIFEST
+    try:
+        content = path.read_bytes()
+        manifest = Manifest.model_validate_json(content)
+    except (OSError, ValidationError):
+        return None
+    if place.has_its_name:
+        return manifest if version_name(content) == place.version.name else None
+    return manifest if MANIFEST in files and is_sealed(path, files[MANIFEST]) else None

@@ -1,8 +1,8 @@
-"""What each shard of a version should hold, by the version's tables: place, checksum and raw file per
-sample."""
+"""What each shard of a version should hold, by the version's tables, and what of it cannot be made again."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +14,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
+from tasks.core.units import counted
 from tasks.dataset.build.sidecar import SAMPLE_COLUMNS, accepted, first
 from tasks.dataset.index import read_index
 from tasks.dataset.layout import INPUTS, samples_name
+from tasks.dataset.rejects import TRANSIENT, printable
+from tasks.dataset.repair.source import Again
 from tasks.dataset.tables import DAMAGED, Batches, ShardRecord, read_pieces
 from tasks.dataset.tar.format import END
 
@@ -26,6 +29,14 @@ ROWS = pa.schema([(name, SAMPLE_COLUMNS[name]) for name in COLUMNS])
 Spans = NDArray[np.int64]
 """Offset, length and CRC32C of each sample of a shard: [samples, 3]."""
 NO_SPANS: Spans = np.empty((0, 3), np.int64)
+
+Faults = Mapping[str, Sequence[str]]
+"""What is wrong with samples, as it is said after `is` or `are`, and the samples by name."""
+GONE, UNREADABLE, REJECTED = "gone from the source", "unreadable", "rejected now"
+CHANGED = "changed in the source"
+CONVERTED_OTHERWISE = "converted to other bytes though the source is the same"
+SHOWN = 3
+"""Samples that a reason names."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class Plan:
         return [values[row] for row in self.needed]
 
 
-class Recipes:
+class Contents:
     """What the tables say of the samples of each shard."""
 
     def __init__(self, version: Path, records: Mapping[str, ShardRecord]) -> None:
@@ -132,3 +143,48 @@ def spans_of(rows: Any) -> Spans:
     """Offset, length and CRC32C of each row."""
     columns = [rows.column(name).to_numpy().astype(np.int64) for name in ("offset", "length", "crc32c")]
     return np.stack(columns, axis=1)
+
+
+def rejected(plan: Plan, again: Again) -> Faults:
+    """The needed samples that were not converted."""
+    faults = defaultdict(list)
+    names = dict(zip(plan.column("key"), plan.column("original_key"), strict=True))
+    for key, (reason, detail) in again.rejects.items():
+        if reason == "member.missing":
+            faults[GONE].append(names[key])
+        else:
+            what = UNREADABLE if reason == TRANSIENT else REJECTED
+            faults[what].append(f"{names[key]}: {reason}, {printable(detail)}")
+    return faults
+
+
+def differing(plan: Plan, again: Again, changes: str) -> Faults:
+    """The converted samples whose bytes are not those that the shard had; `changes` names other packages."""
+    faults = defaultdict(list)
+    otherwise = f"{CONVERTED_OTHERWISE}: {changes or 'the packages are, too; was Tarmac itself another?'}"
+    if again.sidecar is not None:
+        columns = ("content", "size", "stamp", "crc32c")
+        found = zip(*(again.sidecar.column(name).to_pylist() for name in columns), strict=True)
+        built = zip(*(plan.needed_column(name) for name in ("original_key", *columns)), strict=True)
+        for (name, content, *place, crc32c), (content_now, *place_now, crc32c_now) in zip(
+            built, found, strict=True
+        ):
+            if crc32c == crc32c_now:
+                continue
+            if content in (None, content_now):
+                faults[otherwise].append(name)
+            else:
+                faults[CHANGED].append(name + ": with the same size and time" * (place == place_now))
+    return faults
+
+
+def worded(faults: Faults, total: int, is_private: bool) -> str:
+    """`2 of its 4 samples are gone from the source (a.png, b.png)`; of private data without names."""
+    parts = []
+    for what, samples in faults.items():
+        is_or_are = "is" if len(samples) == 1 else "are"
+        text = f"{len(samples):,} of its {counted(total, 'sample')} {is_or_are} {what}"
+        if not is_private:
+            text += f" ({', '.join(samples[:SHOWN])}{', …' if len(samples) > SHOWN else ''})"
+        parts.append(text)
+    return "; ".join(parts)

@@ -1,9 +1,13 @@
-"""What a repair did to one file of a version, or why it could not, and what a person can do then."""
+"""What a repair did to a version and to each of its files, or why it could not, and what a person can do."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+from tasks.core.findings import Finding
 
 Way = Literal["converted", "joined", "linked", "renamed", "made"]
 
@@ -30,6 +34,32 @@ class Failed:
     reason: str
     remedy: str
     is_environment: bool = False
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Samples that were added to the quarantine, that were taken out of it, and that are in it now."""
+
+    added: int = 0
+    released: int = 0
+    now: int = 0
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair did. `findings` are what remains; it is `ok` when nothing does, or when all that
+    remains is bad samples that are set aside. `moved` says where what belonged to no version lies now,
+    `not_seen` what the level did not look at."""
+
+    version: Path
+    ok: bool
+    shards: Sequence[Done] = ()
+    tables: Sequence[Done] = ()
+    moved: Mapping[str, Path] = field(default_factory=dict)
+    failed: Sequence[Failed] = ()
+    findings: Sequence[Finding] = ()
+    aside: Aside = field(default_factory=Aside)
+    not_seen: Sequence[str] = ()
 
 
 BRING_BACK = (
