@@ -1,6 +1,7 @@
 """Small raw datasets to start from, made of what comes with the installed packages: no download.
 
-Each is a function from a folder to the number of samples written, 0 when something is there already.
+Each is a function from a folder to the number of samples written, 0 when something is there already. The
+folder appears whole or not at all.
 """
 
 from __future__ import annotations

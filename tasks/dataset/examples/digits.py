@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from tasks.dataset.examples.draft import is_taken, whole
+from tasks.dataset.examples.draft import into_empty_folder
 from tasks.dataset.formats import png
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -25,23 +25,21 @@ ENLARGED = 4
 DARKEST = 16
 
 
-def digits(path: Path) -> int:
+@into_empty_folder
+def digits(folder: Path) -> int:
     """Write scikit-learn's 1,797 handwritten digits as PNG files beside `captions.csv`; returns how many.
 
-    The table's columns are file, caption and label. A folder with anything in it is left alone, and 0 is
-    returned. The folder appears whole or not at all.
+    The table's columns are file, caption and label.
     """
-    if is_taken(path):
-        return 0
-    from sklearn.datasets import load_digits  # here, because it takes a second that the check above saves
+    from sklearn.datasets import load_digits  # here, because it takes a second
 
     data = load_digits()
-    with whole(path) as draft, (draft / "captions.csv").open("w", newline="", encoding="utf-8") as file:
+    with (folder / "captions.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("file", "caption", "label"))
         for number, (pixels, digit) in enumerate(zip(data.images, data.target, strict=True)):
             name = f"digit_{number:04d}.png"
-            (draft / name).write_bytes(picture(pixels))
+            (folder / name).write_bytes(picture(pixels))
             table.writerow((name, _caption(number, DIGITS[digit]), DIGITS[digit]))
     return len(data.target)
 

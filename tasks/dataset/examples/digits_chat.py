@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.dataset.examples.digits import DIGITS, picture
-from tasks.dataset.examples.draft import is_taken, whole
+from tasks.dataset.examples.draft import into_empty_folder
 from tasks.dataset.modalities.chat import RATINGS
 
 READ, ADDED, FACTS, COMPARED = 200, 200, 50, 150
@@ -20,25 +20,22 @@ Row = dict[str, Any]
 Turn = tuple[str, str]
 
 
-def digits_chat(path: Path) -> int:
+@into_empty_folder
+def digits_chat(folder: Path) -> int:
     """Write 600 conversations in four subsets; returns how many.
 
     `read` and `add` are Parquet files with one and two images a row, `facts` is one without any image, and
-    `compare` is a folder of JSON lines with image paths. A folder with anything in it is left alone, and 0 is
-    returned. The folder appears whole or not at all.
+    `compare` is a folder of JSON lines with image paths.
     """
-    if is_taken(path):
-        return 0
-    from sklearn.datasets import load_digits  # here, because it takes a second that the check above saves
+    from sklearn.datasets import load_digits  # here, because it takes a second
 
     data = load_digits()
     images = [picture(pixels) for pixels in data.images[: READ + 2 * ADDED + COMPARED]]
     labels = [int(label) for label in data.target]
-    with whole(path) as draft:
-        _write_parquet(draft / "read.parquet", [_read(n, images, labels) for n in range(READ)])
-        _write_parquet(draft / "add.parquet", [_added(n, images, labels) for n in range(ADDED)])
-        _write_parquet(draft / "facts.parquet", [_fact(n) for n in range(FACTS)])
-        _write_jsonl(draft / "compare", images, labels)
+    _write_parquet(folder / "read.parquet", [_read(n, images, labels) for n in range(READ)])
+    _write_parquet(folder / "add.parquet", [_added(n, images, labels) for n in range(ADDED)])
+    _write_parquet(folder / "facts.parquet", [_fact(n) for n in range(FACTS)])
+    _write_jsonl(folder / "compare", images, labels)
     return READ + ADDED + FACTS + COMPARED
 
 

@@ -1,17 +1,35 @@
-"""A folder that appears whole or not at all."""
+"""A folder that an example fills whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec
+
+Options = ParamSpec("Options")
+Write = Callable[Concatenate[Path, Options], int]
 
 
-def is_taken(path: Path) -> bool:
-    """Whether there is anything, which an example leaves alone."""
+def into_empty_folder(write: Write[Options]) -> Write[Options]:
+    """Let `write`, which returns how many samples it wrote, fill a folder whole or not at all. A folder with
+    anything in it is left alone, and 0 is returned."""
+
+    @wraps(write)
+    def written(path: Path, /, *args: Options.args, **options: Options.kwargs) -> int:
+        if _is_taken(path):
+            return 0
+        with whole(path) as draft:
+            return write(draft, *args, **options)
+
+    return written
+
+
+def _is_taken(path: Path) -> bool:
     return path.is_dir() and any(path.iterdir())
 
 
@@ -26,7 +44,7 @@ def whole(path: Path) -> Iterator[Path]:
         yield draft
         if not place.is_dir():
             os.rename(draft, place)
-        elif not is_taken(place):
+        elif not _is_taken(place):
             for entry in draft.iterdir():
                 shutil.move(entry, place / entry.name)
     finally:

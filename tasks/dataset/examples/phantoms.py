@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.dataset.examples.draft import is_taken, whole
+from tasks.dataset.examples.draft import into_empty_folder
 
 PATIENTS = 40
 SHAPE = (32, 64, 64)
@@ -49,23 +49,20 @@ class Scan:
     voxels: Volume
 
 
-def phantoms(path: Path, patients: int = PATIENTS) -> int:
+@into_empty_folder
+def phantoms(folder: Path, patients: int = PATIENTS) -> int:
     """Write `nifti/`, `npz/`, reports.csv, labels.csv and metadata.csv; returns how many scans there are.
 
-    Every other patient has two scans. A folder with anything in it is left alone, and 0 is returned. The
-    folder appears whole or not at all.
+    Every other patient has two scans.
     """
-    if is_taken(path):
-        return 0
     scans = [scan for patient in range(patients) for scan in _scans(patient)]
-    with whole(path) as draft:
-        for kind in ("nifti", "npz"):
-            (draft / kind).mkdir()
-        for number, scan in enumerate(scans):
-            _write_nifti(draft / "nifti" / f"{scan.name}.nii.gz", scan, is_flipped=number % 2 == 1)
-            stored = scan.voxels.astype(np.float32) / np.float32(1000)
-            np.savez_compressed(draft / "npz" / f"{scan.name}.npz", arr_0=stored)
-        _write_tables(draft, scans)
+    for kind in ("nifti", "npz"):
+        (folder / kind).mkdir()
+    for number, scan in enumerate(scans):
+        _write_nifti(folder / "nifti" / f"{scan.name}.nii.gz", scan, is_flipped=number % 2 == 1)
+        stored = scan.voxels.astype(np.float32) / np.float32(1000)
+        np.savez_compressed(folder / "npz" / f"{scan.name}.npz", arr_0=stored)
+    _write_tables(folder, scans)
     return len(scans)
 
 

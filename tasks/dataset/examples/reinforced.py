@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tasks.dataset.examples.digits import DARKEST, DIGITS, ENLARGED, TEMPLATES
-from tasks.dataset.examples.draft import is_taken, whole
+from tasks.dataset.examples.draft import into_empty_folder
 from tasks.dataset.formats import png
 from tasks.dataset.tar.writer import ShardWriter
 
@@ -40,26 +40,21 @@ Ints = NDArray[np.int64]
 Augmentation = list[Any]
 
 
-def reinforced(path: Path, samples: int = SAMPLES) -> int:
-    """Write reinforced pairs as WebDataset tars; returns how many.
-
-    A folder with anything in it is left alone, and 0 is returned. The folder appears whole or not at all.
-    """
-    if is_taken(path):
-        return 0
-    from sklearn.datasets import load_digits  # here, because it takes a second that the check above saves
+@into_empty_folder
+def reinforced(folder: Path, samples: int = SAMPLES) -> int:
+    """Write reinforced pairs as WebDataset tars; returns how many."""
+    from sklearn.datasets import load_digits  # here, because it takes a second
 
     data = load_digits()
     grey = (data.images * (255 / DARKEST)).round().astype(np.uint8)
     images = grey.repeat(ENLARGED, axis=1).repeat(ENLARGED, axis=2)
     teacher = Teacher(images, data.target)
-    with whole(path) as draft:
-        for shard, first in enumerate(range(0, samples, SHARD)):
-            with ShardWriter(draft / f"{shard:05d}.tar") as writer:
-                for number in range(first, min(first + SHARD, samples)):
-                    members = _members(number, images[number], int(data.target[number]), teacher)
-                    writer.add(f"{number:06d}", members)
-                writer.finish()
+    for shard, first in enumerate(range(0, samples, SHARD)):
+        with ShardWriter(folder / f"{shard:05d}.tar") as writer:
+            for number in range(first, min(first + SHARD, samples)):
+                members = _members(number, images[number], int(data.target[number]), teacher)
+                writer.add(f"{number:06d}", members)
+            writer.finish()
     return samples
 
 

@@ -17,7 +17,6 @@ from itertools import product
 from typing import IO, cast
 from unicodedata import category
 
-from tasks.core.files import CHUNK
 from tasks.dataset.formats import Unjudged, images, npy, tensors, zips
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.rejects import Reject
@@ -95,12 +94,12 @@ def _require_array(start: bytes, size: int, name: str) -> None:
 
 def npz_arrays(content: bytes) -> None:
     """As numpy reads them: entries that are no NPY files are bytes to it."""
-    left = _most_unpacked(content)
+    limit = left = _most_unpacked(content)
     with zips.opened(io.BytesIO(content), "it", "volume.undecodable") as archive:
         for entry in archive.infolist():
             with archive.open(entry) as file:
                 start = file.read(npy.LONGEST_HEADER)
-                size = len(start) + _passed(file, left - len(start))
+                size = len(start) + sum(map(len, zips.parts(file, "it", limit, left - len(start))))
             left -= size
             if entry.filename.endswith(".npy"):
                 _require_array(start, size, entry.filename[:80])
@@ -108,21 +107,12 @@ def npz_arrays(content: bytes) -> None:
 
 def gzipped(content: bytes) -> None:
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-        _passed(cast(IO[bytes], file), _most_unpacked(content))
+        for _ in zips.parts(cast(IO[bytes], file), "it", _most_unpacked(content)):
+            pass
 
 
 def _most_unpacked(content: bytes) -> int:
     return max(MOST_UNPACKED, MOST_GROWTH * len(content))
-
-
-def _passed(file: IO[bytes], limit: int) -> int:
-    """How many bytes there are; Reject after `limit`."""
-    count = 0
-    while part := file.read(CHUNK):
-        count += len(part)
-        if count > limit:
-            raise Reject("archive.bomb", f"it unpacks to more than {MOST_UNPACKED:,} bytes")
-    return count
 
 
 def saved_tensors(content: bytes) -> None:

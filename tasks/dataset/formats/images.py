@@ -11,6 +11,7 @@ train; the others are neither decoded nor removed.
 
 from __future__ import annotations
 
+import codecs
 import io
 import logging
 from collections.abc import Callable
@@ -67,28 +68,20 @@ RANGE_UNKNOWN = "float or 32-bit grey, whose range is not known"
 
 START = 512
 """Bytes from a file's start by which its kind is described."""
-BEGINNINGS: tuple[tuple[bytes, str], ...] = (
-    (b"%PDF-", "a PDF file"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"\x1f\x8b", "gzip"),
-    (b"\xff\x0a", "a JPEG XL image"),
-    (b"\0\0\0\x0cJXL ", "a JPEG XL image"),
-    (b"\0\0\0\x0cjP  ", "a JPEG 2000 image"),
-)
+BEGINNINGS = {
+    b"%PDF-": "a PDF file",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "gzip",
+    b"\xff\x0a": "a JPEG XL image",
+    b"\0\0\0\x0cJXL ": "a JPEG XL image",
+    b"\0\0\0\x0cjP  ": "a JPEG 2000 image",
+}
 BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"hevc", b"mif1"), "a HEIC image"),
     **dict.fromkeys((b"avif", b"avis"), "an AVIF image"),
 }
 """Of the container that holds MP4 videos too."""
-MARKUP: tuple[tuple[bytes, str], ...] = (
-    (b"<!doctype html", "HTML"),
-    (b"<html", "HTML"),
-    (b"<svg", "SVG"),
-    (b"<", "XML"),
-    (b"{", "JSON"),
-    (b"[", "JSON"),
-)
-
+MARKUP = {"<!doctype html": "HTML", "<html": "HTML", "<svg": "SVG", "<": "XML", "{": "JSON", "[": "JSON"}
 
 Stored = tuple[str, bytes, tuple[int, int]]
 """An image as a shard holds it: suffix, content, (width, height)."""
@@ -246,26 +239,19 @@ def _described(data: bytes) -> str:
     """What a file is that is no image, by its kind alone: its bytes may be anything, such as a password file
     that a row named by mistake, and reports of rejects are read by many."""
     start = data[:START]
-    for beginning, name in BEGINNINGS:
+    for beginning, name in BEGINNINGS.items():
         if start.startswith(beginning):
             return name
     if start[4:8] == b"ftyp":
         return BRANDS.get(start[8:12], "a video")
-    if not _is_text(start):
-        return "no known kind of file"
-    written = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    return next((name for beginning, name in MARKUP if written.startswith(beginning)), "text")
-
-
-def _is_text(start: bytes) -> bool:
-    """Whether it is UTF-8 without control characters; a last character may be cut."""
-    if any(byte < 0x20 and byte not in b"\t\n\v\f\r" for byte in start):
-        return False
     try:
-        start.decode()
-    except UnicodeDecodeError as error:
-        return error.end == START and error.start > START - 4
-    return True
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)  # the last character may be cut
+    except UnicodeDecodeError:
+        return "no known kind of file"
+    if any(char < " " and not char.isspace() for char in text):
+        return "no known kind of file"
+    written = text.lstrip().lower()
+    return next((name for beginning, name in MARKUP.items() if written.startswith(beginning)), "text")
 
 
 def _encode(image: Image.Image, suffix: str, max_side: int | None) -> Stored:

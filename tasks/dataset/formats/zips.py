@@ -60,7 +60,7 @@ def unpack(content: bytes, name: str, unsound: Reason, limit: int) -> dict[str, 
             if info.filename in entries:
                 raise Reject(unsound, f"{name} holds {info.filename[:80]!r} twice")
             with archive.open(info) as entry:
-                entries[info.filename] = _read(entry, left, name, limit)
+                entries[info.filename] = b"".join(parts(entry, name, limit, left))
             left -= len(entries[info.filename])
     return entries
 
@@ -78,16 +78,17 @@ def gunzip(content: bytes, name: str, unsound: Reason, limit: int) -> bytes:
     """What a gzip file holds; Reject when it is torn, or more than `limit` bytes."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            return _read(cast(IO[bytes], file), limit, name, limit)
+            return b"".join(parts(cast(IO[bytes], file), name, limit))
     except (OSError, EOFError, zlib.error) as error:
         raise Reject(unsound, f"{name} is no sound gzip: {str(error)[:100]}") from None
 
 
-def _read(file: IO[bytes], left: int, name: str, limit: int) -> bytes:
-    parts: list[bytes] = []
+def parts(file: IO[bytes], name: str, limit: int, left: int | None = None) -> Iterator[bytes]:
+    """What is unpacked from `file`, part by part; Reject for more than `left` of `limit` bytes, or than
+    `limit`."""
+    left = limit if left is None else left
     while part := file.read(CHUNK):
         left -= len(part)
         if left < 0:
             raise Reject("archive.bomb", f"{name} unpacks to more than {limit:,} bytes")
-        parts.append(part)
-    return b"".join(parts)
+        yield part

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.formats.volumes.frame import CHUNK_HEADER
-from tasks.dataset.formats.volumes.stored import Damaged
+from tasks.dataset.formats.volumes.stored import CHUNK_HEADER, Damaged
 
 SHAPE = (20, 130, 50)
 VOLUME = (np.random.default_rng(0).integers(-1000, 1000, SHAPE) // 50 * 50).astype(np.int16)

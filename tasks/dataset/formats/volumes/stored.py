@@ -5,12 +5,19 @@
 after bitshuffle was measured to read a volume in half the time of Zstandard, for a tenth more bytes. One
 thread compresses, so the same volume gives the same bytes. Each chunk's CRC32C (of the compressed bytes; of
 an NPY file's slices) stands in the sample's `json`, so that a crop can be trusted without reading the rest.
+
+A frame is checked before Blosc2 sees it. Blosc2 loads a shared library, by starting a Python process, for a
+codec or filter with a number that it does not know, and hands out uninitialised memory where a chunk says so.
+So the frame's header, and each chunk's before it is decompressed, must name only what is built in. Formats:
+README_CFRAME_FORMAT.rst and README_CHUNK_FORMAT.rst of https://github.com/Blosc/c-blosc2.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 from math import prod
@@ -22,13 +29,6 @@ from numpy.typing import NDArray
 
 from tasks.core.errors import UsageError
 from tasks.dataset.formats import npy
-from tasks.dataset.formats.volumes.frame import (
-    CHUNK_HEADER,
-    FIXED_HEADER,
-    MAGIC,
-    require_chunk,
-    require_frame,
-)
 from tasks.dataset.formats.volumes.geometry import Shape
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Buffer
@@ -39,6 +39,19 @@ CHUNK: Shape = (16, 120, 120)
 BLOCK: Shape = (16, 40, 40)
 LARGEST_CHUNK_BYTES = 1 << 28
 Crop = tuple[slice, slice, slice]
+
+MAGIC = b"\x9e\xa8b2frame\0"
+FIXED_HEADER = 87
+"""Bytes up to the metalayers."""
+CHUNK_HEADER = 32
+CODECS = (0, 1, 3, 4)
+"""BloscLZ, LZ4 (and LZ4HC), zlib, Zstandard; 7 stands for a plugin."""
+LAST_FILTER = 2
+"""None, shuffle and bitshuffle."""
+EXTENDED = 0x05
+ZEROS, REPEATED = 1, 3
+SPECIAL = (0, ZEROS, REPEATED)
+"""No special chunk, all zeros, one value repeated; NaN (2) and uninitialised (4) hold no volume."""
 
 
 class Damaged(ValueError):
@@ -162,6 +175,45 @@ def _touched(crop: Crop, chunk: Shape, grid: Sequence[int]) -> Iterator[int]:
     ]
     for z, y, x in product(*ranges):
         yield (z * grid[1] + y) * grid[2] + x
+
+
+@dataclass(frozen=True)
+class FrameHeader:
+    """Sizes in bytes as the frame claims them, unpacked and packed."""
+
+    header: int
+    unpacked: int
+    packed: int
+    chunk: int
+
+
+def require_frame(content: Buffer) -> FrameHeader:
+    """The frame's header; ValueError when the bytes are no frame that is safe to open."""
+    start = bytes(content[:FIXED_HEADER])
+    if len(start) < FIXED_HEADER or not start.startswith(MAGIC):
+        raise ValueError("no Blosc2 frame")
+    (header,) = struct.unpack_from(">i", start, 11)
+    length, unpacked, packed = (struct.unpack_from(">q", start, at)[0] for at in (16, 30, 39))
+    (chunk,) = struct.unpack_from(">i", start, 58)
+    if length != len(content) or not FIXED_HEADER <= header <= length or not 0 <= packed <= length - header:
+        raise ValueError(f"a Blosc2 frame that claims {length:,} bytes, of which there are {len(content):,}")
+    if unpacked > 0:
+        require_chunk(bytes(content[header + packed : header + packed + CHUNK_HEADER]))
+    return FrameHeader(header, unpacked, packed, chunk)
+
+
+def require_chunk(start: bytes, unpacked: int | None = None) -> None:
+    """ValueError when the chunk that starts so is not safe to decompress, or not to `unpacked` bytes."""
+    if len(start) < CHUNK_HEADER:
+        raise ValueError("a chunk is cut off")
+    flags, own_flags = start[2], start[31]
+    if flags >> 5 not in CODECS or flags & EXTENDED != EXTENDED or max(start[16:22]) > LAST_FILTER:
+        raise ValueError("a chunk is of a codec or filter that is not built in")
+    if own_flags >> 4 & 7 not in SPECIAL:
+        raise ValueError("a chunk holds no values")
+    (size,) = struct.unpack_from("<i", start, 4)
+    if unpacked is not None and size != unpacked:
+        raise ValueError(f"a chunk of {size:,} bytes where {unpacked:,} belong")
 
 
 class _NpyVolume:
