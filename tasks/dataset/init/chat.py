@@ -9,7 +9,7 @@ from typing import Any
 from tasks.core.units import count, counted, percent
 from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key
 from tasks.dataset.init.files import Inventory, suffix_of
-from tasks.dataset.init.tables import Profile, Tables, TableSet
+from tasks.dataset.init.tables import Table, Tables
 from tasks.dataset.modalities.chat import RATINGS
 from tasks.dataset.sources.chat import RATED, SUFFIXES
 
@@ -20,7 +20,7 @@ OTHER_TURNS = ({"from", "value"}, {"role", "content"})
 
 def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
     """One reading of all files with conversations, as subsets of one source."""
-    found = [one for one in tables.sets if suffix_of(one.files[0]) in SUFFIXES and _texts_column(one.profile)]
+    found = [one for one in tables.joined if suffix_of(one.file) in SUFFIXES and _texts_column(one)]
     if not found:
         return []
     readable = [file for file in inventory.files if suffix_of(file) in SUFFIXES]
@@ -32,23 +32,23 @@ def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
 
 def other_conversations(tables: Tables) -> str:
     """What to do about conversations in a form that is not read; "" where there are none."""
-    for one in tables.sets:
-        for fields in one.profile.kept:
+    for one in tables.joined:
+        for fields in one.kept:
             for name, value in fields.items():
                 if any(_is_list_of(value, turn) for turn in OTHER_TURNS):
-                    where = f"{shown(name)} in {shown(one.files[0])}"
+                    where = f"{shown(name)} in {shown(one.file)}"
                     form = listed(sorted(value[0]))
                     fix = "convert them to a column texts, a list of {user, assistant}"
                     return f"{where} holds turns as {form}: {fix}"
     return ""
 
 
-def _reading(sets: Sequence[TableSet], path: str) -> Reading:
-    first = sets[0].profile
+def _reading(joined: Sequence[Table], path: str) -> Reading:
+    first = joined[0]
     texts, images = str(_texts_column(first)), _images_column(first)
-    rows, files = sum(one.rows for one in sets), sum(len(one.files) for one in sets)
-    about = "about " if any(one.profile.is_estimate for one in sets) else ""
-    kept = [fields for one in sets for fields in one.profile.kept]
+    rows, files = sum(one.rows for one in joined), sum(len(one.files) for one in joined)
+    about = "about " if any(one.is_estimate for one in joined) else ""
+    kept = [fields for one in joined for fields in one.kept]
     turns = [len(fields[texts]) for fields in kept if isinstance(fields.get(texts), list)]
     ratings = _count_ratings(kept)
     is_binary = images is not None and first.columns[images].is_binary
@@ -76,17 +76,17 @@ def _reading(sets: Sequence[TableSet], path: str) -> Reading:
     return Reading("chat", "conversations about images", "chat", rows, 2, seen, warnings, source, dataset)
 
 
-def _texts_column(profile: Profile) -> str | None:
-    cells = (cell for fields in profile.kept for cell in fields.items())
+def _texts_column(table: Table) -> str | None:
+    cells = (cell for fields in table.kept for cell in fields.items())
     return next((name for name, value in cells if _is_list_of(value, TURN)), None)
 
 
-def _images_column(profile: Profile) -> str | None:
+def _images_column(table: Table) -> str | None:
     """A column of that name, else one of bytes; None where conversations have no image."""
-    named = profile.named("images", "image")
+    named = table.named("images", "image")
     if named is not None:
         return named.name
-    return next((column.name for column in profile.columns.values() if column.is_binary), None)
+    return next((column.name for column in table.columns.values() if column.is_binary), None)
 
 
 def _count_ratings(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Counter[int]]:

@@ -53,17 +53,10 @@ def output_of(survey: Survey) -> str:
     raw, out = Path(location), Path(wanted).absolute()
     if raw == out or out in raw.parents or (raw in out.parents and raw != Path.cwd()):
         wanted = f"{wanted}-shards"
-    is_inside = any(lies_inside(wanted, path) for path in _paths(survey.best))
+    joins = (key.value for key in survey.best.source if key.name == "join")
+    paths = [survey.best.path, *(joined["path"] for join in joins for joined in join)]
+    is_inside = any(lies_inside(wanted, path) for path in paths)
     return beside(survey.inventory.given) if is_inside else wanted
-
-
-def _paths(reading: Reading) -> Iterator[str]:
-    """Where the source and what joins it lie."""
-    for key in reading.source:
-        if key.name == "path":
-            yield key.value
-        elif key.name == "join" and not key.is_alternative:
-            yield from (one["path"] for one in key.value)
 
 
 def _head(survey: Survey) -> Iterator[str]:
@@ -74,8 +67,7 @@ def _head(survey: Survey) -> Iterator[str]:
     if not best.is_private:  # they name files
         yield from (f"  ! {shown(warning, 200)}" for warning in best.warnings)
     for other in survey.readings[1:4]:
-        path = next((str(key.value) for key in other.source if key.name == "path"), "")
-        yield f"  or {other.what}: source {{kind: {other.kind}, path: {shown(path, 80)}, …}}"
+        yield f"  or {other.what}: source {{kind: {other.kind}, path: {shown(other.path, 80)}, …}}"
     yield "Next: tarmac plan FILE, then tarmac build FILE."
 
 
@@ -120,11 +112,7 @@ def _lines(keys: Iterable[Key], indent: int = 0, is_alternative: bool = False) -
     for key in keys:
         is_comment = is_alternative or key.is_alternative
         start = " " * indent + ("# " if is_comment else "") + f"{_scalar(key.name)}:"
-        if (
-            isinstance(key.value, list | tuple)
-            and key.value
-            and all(isinstance(one, Key) for one in key.value)
-        ):
+        if isinstance(key.value, list | tuple) and key.value and isinstance(key.value[0], Key):
             yield from _commented(start, key.why, indent)
             yield from _lines(key.value, indent + 2, is_comment)
         else:

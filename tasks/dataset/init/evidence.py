@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from tasks.core.errors import TarmacError
+from tasks.core.stores import Unreachable
 from tasks.core.units import shorten
+from tasks.dataset.rejects import Reject
 
 LOOKED_AT = 20
 """Files, or cells, of a kind that are looked at where looking costs little."""
 
+LONGEST = 1000
+"""Characters of a path, and of a message."""
 Grade = Literal[0, 1, 2]
 """2: builds as it stands. 1: builds, but something was assumed that may be wrong. 0: most samples would be
 rejected."""
 Thing = TypeVar("Thing")
+Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,11 @@ class Reading:
     is_guess: bool = False
     label: str | None = None
 
+    @property
+    def path(self) -> str:
+        """Where its source lies, as the config names it."""
+        return next(str(key.value) for key in self.source if key.name == "path")
+
     def as_json(self) -> Mapping[str, Any]:
         return {
             "kind": self.kind,
@@ -59,6 +71,24 @@ class Reading:
             "seen": [{"what": what, "evidence": shown(evidence, 400)} for what, evidence in self.seen],
             "warnings": [shown(warning, 400) for warning in self.warnings],
         }
+
+
+def look_at_each(
+    files: Sequence[str], look: Callable[[str], Seen]
+) -> tuple[list[tuple[str, Seen]], list[str]]:
+    """Each file with what a look at it gives, and a warning where some cannot be read; Unreachable."""
+    found, broken = [], []
+    for file in files:
+        try:
+            found.append((file, look(file)))
+        except Unreachable:
+            raise
+        except Reject as reject:
+            broken.append(f"{shown(file)}: {reject.detail}")
+        except (TarmacError, OSError, zipfile.BadZipFile, ValueError, RuntimeError) as error:
+            broken.append(f"{shown(file)}: {shown(error, 100)}")
+    warnings = [f"{len(broken)} of {len(files)} looked at cannot be read: {broken[0]}"] if broken else []
+    return found, warnings
 
 
 def spread(things: Sequence[Thing], most: int) -> list[Thing]:
@@ -85,9 +115,9 @@ def listed(names: Sequence[object], most: int = 4) -> str:
 def splits_key(samples: int, group_by: str | None = None, why: str = "") -> Key:
     """The share held out, larger where there are few samples."""
     share = 0.15 if samples < 10_000 else 0.05 if samples < 100_000 else 0.01
-    if group_by is None:
-        return Key("splits", {"val": share}, why or "held out by key hash: a sample never changes sides")
-    return Key("splits", {"val": share, "group_by": group_by}, why)
+    grouped = {} if group_by is None else {"group_by": group_by}
+    why = why or "held out by key hash: a sample never changes sides"
+    return Key("splits", {"val": share, **grouped}, why)
 
 
 def shard_key(samples: int) -> Key:

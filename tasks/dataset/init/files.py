@@ -26,6 +26,7 @@ from tasks.core.stores import (
 )
 from tasks.core.units import count, counted
 from tasks.dataset.formats import images
+from tasks.dataset.init.evidence import LONGEST, shown
 from tasks.dataset.sources.files import COMPRESSED
 
 MOST_FILES = 200_000
@@ -98,14 +99,10 @@ def config_path(folder: str, file: str = "") -> str:
     return whole if below.startswith("..") else below
 
 
-def shown_path(path: object) -> str:
-    return os.fsencode(str(path)).decode("utf-8", "replace") if not is_remote(str(path)) else str(path)
-
-
 def take_inventory(location: str) -> Inventory:
     """List a folder, a file or a pattern; UsageError when it is not there."""
     if not is_remote(location) and not os.path.exists(location) and pattern_start(location) is None:
-        raise UsageError(f"PATH: there is no file or folder {shown_path(location)}")
+        raise UsageError(f"PATH: there is no file or folder {shown(location, LONGEST)}")
     try:
         if _is_file(location):
             folder, name = split_location(location)
@@ -118,7 +115,9 @@ def take_inventory(location: str) -> Inventory:
         raise
     except OSError as error:
         where = error.filename or location
-        raise UsageError(f"PATH: {shown_path(where)} cannot be listed: {error.strerror or error}") from None
+        raise UsageError(
+            f"PATH: {shown(where, LONGEST)} cannot be listed: {error.strerror or error}"
+        ) from None
 
 
 def _is_file(location: str) -> bool:
@@ -148,7 +147,9 @@ def _of_pattern(location: str) -> Inventory:
         given = config_path(store.location, location[len(beginning) :].lstrip("/") if beginning else location)
     files = [file.removeprefix(base) for file in found[:MOST_FILES]]
     if _without_datasets(files)[1]:
-        raise UsageError(f"PATH: {shown_path(location)} includes a dataset that Tarmac built; leave it out")
+        raise UsageError(
+            f"PATH: {shown(location, LONGEST)} includes a dataset that Tarmac built; leave it out"
+        )
     return Inventory(given, store, files, len(found) > MOST_FILES, False)
 
 

@@ -11,9 +11,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from tasks.core.stores import ABSENT, Unreachable, is_remote
+from tasks.core.stores import ABSENT, is_remote
 from tasks.core.units import count, counted
 from tasks.dataset.init.evidence import (
     LOOKED_AT,
@@ -21,6 +22,7 @@ from tasks.dataset.init.evidence import (
     Key,
     Reading,
     listed,
+    look_at_each,
     shard_key,
     shown,
     splits_key,
@@ -32,9 +34,8 @@ from tasks.dataset.init.tables import (
     MOST_DISTINCT,
     SPLIT_NAMES,
     Column,
-    Profile,
+    Table,
     Tables,
-    TableSet,
     add_row,
     caption_columns,
     image_column,
@@ -55,7 +56,7 @@ LARGEST_TEXT = 1 << 20
 
 
 def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
-    found = [one for table in tables.sets if (one := _of_table(inventory, table)) is not None]
+    found = [one for table in tables.joined if (one := _of_table(inventory, table)) is not None]
     images = inventory.of(IMAGES)
     if images and inventory.is_folder:
         beside = (_beside(inventory, images, kind) for kind in ("txt", "json"))
@@ -85,29 +86,31 @@ def without_captions(inventory: Inventory) -> str:
     )
 
 
-def unused_table(inventory: Inventory, table: TableSet) -> str:
+def unused_table(inventory: Inventory, table: Table) -> str:
     """Why a table is no source."""
-    if doubt := _header_doubt(inventory, table.profile):
+    if doubt := _header_doubt(inventory, table):
         return doubt
     lacking = "has no column of images (paths or bytes) with one of captions, or of conversations"
-    return f"{shown(table.files[0])} {lacking}; its columns: {listed(list(table.profile.columns), 12)}"
+    return f"{shown(table.file)} {lacking}; its columns: {listed(list(table.columns), 12)}"
 
 
-def _of_table(inventory: Inventory, table: TableSet) -> Reading | None:
-    profile = table.profile
-    image = image_column(profile)
-    captions = caption_columns(profile.columns, image) if image is not None else []
+def _of_table(inventory: Inventory, table: Table) -> Reading | None:
+    image = image_column(table)
+    captions = caption_columns(table.columns, image) if image is not None else []
     if image is None or not captions:
         return None
     caption = captions[0]
-    where, warnings, grade = _doubts(inventory, profile, image, caption)
+    where, fix, grade = _where_images_are(inventory, table, image)
+    words = f"{shown(caption.name)} holds single words rather than captions"
+    doubts = [_header_doubt(inventory, table), fix, words if caption.share("spaced") < 0.5 else ""]
+    warnings = list(filter(None, doubts))
     others = f" (others: {listed([one.name for one in captions[1:]])})" if captions[1:] else ""
     seen = [
-        ("table", f"{table.name}: {table.size}; columns {listed(list(profile.columns), 8)}"),
+        ("table", f"{table.name}: {table.size}; columns {listed(list(table.columns), 8)}"),
         ("image", f"{shown(image.name)}: {where}"),
         ("caption", f"{shown(caption.name)}: {_quoted(caption, table.among)}{others}"),
     ]
-    label = label_column(profile, image, caption)
+    label = label_column(table, image, caption)
     if label is not None:
         values = f"{len(label.values)} values{table.among}, {listed(list(label.values))}"
         seen.append(("label", f"{shown(label.name)}: {values}"))
@@ -117,7 +120,7 @@ def _of_table(inventory: Inventory, table: TableSet) -> Reading | None:
         Key("image", image.name, where),
         Key("caption", caption.name, f"such as {_quoted(caption, table.among)}"),
         *(Key("caption", one.name, "would do as well", is_alternative=True) for one in captions[1:3]),
-        *_key(profile, image, caption),
+        *_key(table, image, caption),
     ]
     dataset = [
         _image_rules({suffix_of(name) for name in image.values} if not image.is_binary else ()),
@@ -129,7 +132,7 @@ def _of_table(inventory: Inventory, table: TableSet) -> Reading | None:
         "a table of images and captions",
         "image_text",
         table.rows,
-        grade,
+        min(grade, 1) if warnings else grade,
         seen,
         [*warnings, *_split_files(table)],
         source,
@@ -138,63 +141,45 @@ def _of_table(inventory: Inventory, table: TableSet) -> Reading | None:
     )
 
 
-def _doubts(
-    inventory: Inventory, profile: Profile, image: Column, caption: Column
-) -> tuple[str, list[str], Grade]:
-    """Where the images are, what to mend, and how well the table can be read."""
-    where, fix, grade = _where_images_are(inventory, profile, image)
-    warnings = [fix] if fix else []
-    if caption.share("spaced") < 0.5:
-        warnings.append(f"{shown(caption.name)} holds single words rather than captions")
-    if doubt := _header_doubt(inventory, profile):
-        warnings.insert(0, doubt)
-    return where, warnings, min(grade, 1) if warnings else grade
-
-
-def _header_doubt(inventory: Inventory, profile: Profile) -> str:
+def _header_doubt(inventory: Inventory, table: Table) -> str:
     """What to do about a table whose first row names no columns; "" where it does."""
-    for name in profile.columns if suffix_of(profile.file) in (".csv", ".tsv") else ():
-        is_image = suffix_of(name) in IMAGES and _is_there(inventory, profile, name)
+    for name in table.columns if suffix_of(table.file) in (".csv", ".tsv") else ():
+        is_image = suffix_of(name) in IMAGES and _is_there(inventory, table, name)
         if is_remote(name) or is_image:
-            looks = f"the first row of {shown(profile.file)} looks like data, as it holds {shown(name)}"
+            looks = f"the first row of {shown(table.file)} looks like data, as it holds {shown(name)}"
             return f"{looks}: add a line before it that names the columns"
     return ""
 
 
-def _where_images_are(inventory: Inventory, profile: Profile, image: Column) -> tuple[str, str, Grade]:
-    """The same for the column of images alone."""
+def _where_images_are(inventory: Inventory, table: Table, image: Column) -> tuple[str, str, Grade]:
+    """Where the images are, what to mend, and how well they can be read."""
     if image.is_binary:
         return "the images themselves", "", 2
     if image.share("address") >= 0.5:
         return "web addresses", "the build fetches every image from its address, which may be gone", 1
     named = [name for name in image.examples if not is_remote(name)]
-    there = sum(_is_there(inventory, profile, name) for name in named)
+    there = sum(_is_there(inventory, table, name) for name in named)
     where = f"paths relative to the table's folder, {there} of {len(named)} looked at are there"
-    return (
-        (where, "", 2)
-        if 2 * there >= len(named)
-        else (where, _misplaced(inventory, profile, image, named), 0)
-    )
+    if 2 * there >= len(named):
+        return where, "", 2
+    return where, _misplaced(inventory, table, image, named[0]), 0
 
 
-def _is_there(inventory: Inventory, profile: Profile, name: str) -> bool:
+def _is_there(inventory: Inventory, table: Table, name: str) -> bool:
     """Whether an image that a table names is there."""
-    path = posixpath.normpath(posixpath.join(posixpath.dirname(profile.file), name))
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(table.file), name))
     return inventory.store.stat(path) != ABSENT
 
 
-def _misplaced(inventory: Inventory, profile: Profile, image: Column, named: Sequence[str]) -> str:
+def _misplaced(inventory: Inventory, table: Table, image: Column, named: str) -> str:
     """Where the images are instead."""
-    first = named[0].lstrip("./")
-    beside = f"/{first}"
-    for file in inventory.of(IMAGES):
-        if file.endswith(beside):
-            found = posixpath.relpath(
-                file.removesuffix(beside) or ".", posixpath.dirname(profile.file) or "."
-            )
-            where = f"{shown(image.name)} names {shown(named[0])}, which lies in {shown(found)}/"
-            return f"{where}: move the table there, or write that before each path"
-    return f"{shown(named[0])} is not there: paths in {shown(image.name)} start at the table's folder"
+    end = "/" + named.lstrip("./")
+    folder = next((file.removesuffix(end) for file in inventory.of(IMAGES) if file.endswith(end)), None)
+    if folder is None:
+        return f"{shown(named)} is not there: paths in {shown(image.name)} start at the table's folder"
+    found = posixpath.relpath(folder or ".", posixpath.dirname(table.file) or ".")
+    where = f"{shown(image.name)} names {shown(named)}, which lies in {shown(found)}/"
+    return f"{where}: move the table there, or write that before each path"
 
 
 def _shares_images(image: Column) -> bool:
@@ -202,11 +187,11 @@ def _shares_images(image: Column) -> bool:
     return image.repeats and not image.is_binary
 
 
-def _key(profile: Profile, image: Column, caption: Column) -> Iterator[Key]:
+def _key(table: Table, image: Column, caption: Column) -> Iterator[Key]:
     if _shares_images(image):
         yield Key("key", [image.name, caption.name], "several rows share an image")
         return
-    column = profile.named(*KEY_NAMES)
+    column = table.named(*KEY_NAMES)
     if column is not None and column is not image and column.is_unique:
         why = f"unique in the rows looked at, such as {shown(next(iter(column.values)), 30)}"
         is_needed = image.is_binary
@@ -220,9 +205,9 @@ def _image_rules(suffixes: Iterable[str]) -> Key:
     return Key("image", {"max_side": 1024}, "scales larger images down, once", is_alternative=True)
 
 
-def _splits(table: TableSet, image: Column) -> Iterator[Key]:
+def _splits(table: Table, image: Column) -> Iterator[Key]:
     """By the column that names splits where there is one, else by key; alternatives after it."""
-    named = next((one for one in table.profile.columns.values() if one.split_names), None)
+    named = next((one for one in table.columns.values() if one.split_names), None)
     names = named.split_names if named is not None else []
     is_usable = "train" in names and not set(names) & set(FOLDERS)
     if named is None and _shares_images(image):
@@ -233,13 +218,13 @@ def _splits(table: TableSet, image: Column) -> Iterator[Key]:
         lacking = "" if "train" in names else "; none is called train"
         why = f"its values{table.among}: {listed(names)}{lacking}"
         yield Key("splits", {"from": named.name}, why, is_alternative=not is_usable)
-    group = table.profile.named(*GROUP_NAMES)
+    group = table.named(*GROUP_NAMES)
     if group is not None:
         why = f"keeps each {group.name} in one split; {_different(group, table.among)}"
         yield Key("splits", {"val": 0.05, "group_by": group.name}, why, is_alternative=True)
 
 
-def _split_files(table: TableSet) -> list[str]:
+def _split_files(table: Table) -> list[str]:
     """Files named after splits, which only a column can be."""
     names = {re.split(r"[-_.]", posixpath.basename(file))[0].lower() for file in table.files}
     if not names <= SPLIT_NAMES or len(names) < 2:
@@ -266,9 +251,9 @@ def _beside(inventory: Inventory, images: Sequence[str], kind: str) -> Reading |
     if len(paired) < FEWEST * len(images):
         return None
     looked_at = [partners[posixpath.splitext(image)[0]] for image in spread(paired, LOOKED_AT)]
-    contents, warnings = _contents(inventory, looked_at, kind)
+    contents, warnings = look_at_each(looked_at, partial(_fields, inventory, kind))
     columns: dict[str, Column] = {}
-    for fields in contents:
+    for _, fields in contents:
         add_row(columns, fields)
     captions = caption_columns(columns) if kind == "json" else list(columns.values())
     if kind == "json" and not captions:
@@ -295,9 +280,9 @@ def _by_folder(
     if len(names) < 2 or "" in folders or set(names) <= SPLIT_FOLDERS:
         return
     warnings = [f"the captions are a guess, made of the folders' names: {listed(names)}"]
-    used = {str(key.value) for one in others for key in one.source if key.name == "path"}
+    used = {one.path for one in others}
     warnings += [one.warnings[0] for one in others if one.kind == "table" and one.grade == 0]
-    warnings += [f"not used: {unused_table(inventory, one)}" for one in tables.sets if one.path not in used]
+    warnings += [f"not used: {unused_table(inventory, one)}" for one in tables.joined if one.path not in used]
     sizes = sorted(folders.values())
     each = count(sizes[0]) if sizes[0] == sizes[-1] else f"{count(sizes[0])} to {count(sizes[-1])}"
     seen = [
@@ -332,23 +317,12 @@ def _of_files(
     return Reading("image_folder", what, "image_text", len(images), grade, seen, warnings, source, dataset)
 
 
-def _contents(
-    inventory: Inventory, files: Sequence[str], kind: str
-) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """The fields of a few files, those of a .txt being its text alone, and a warning about broken files."""
-    contents: list[Mapping[str, Any]] = []
-    broken = []
-    for file in files:
-        try:
-            content = read_file(inventory.store, file, LARGEST_TEXT)
-            contents.append(
-                object_of(content) if kind == "json" else {"text": content.decode("utf-8-sig").strip()}
-            )
-        except Unreachable:
-            raise
-        except Reject as reject:
-            broken.append(f"{shown(file)}: {reject.detail}")
-        except UnicodeDecodeError:
-            broken.append(f"{shown(file)}: not UTF-8")
-    warnings = [f"{len(broken)} of {len(files)} looked at cannot be read: {broken[0]}"] if broken else []
-    return contents, warnings
+def _fields(inventory: Inventory, kind: str, file: str) -> Mapping[str, Any]:
+    """The fields of a file of captions; those of a .txt are its text alone."""
+    content = read_file(inventory.store, file, LARGEST_TEXT)
+    if kind == "json":
+        return object_of(content)
+    try:
+        return {"text": content.decode("utf-8-sig").strip()}
+    except UnicodeDecodeError:
+        raise Reject("caption.encoding", "not UTF-8") from None

@@ -20,8 +20,8 @@ from tasks.core.schema import Train
 from tasks.core.stores import absolute_location, split_location
 from tasks.core.units import counted
 from tasks.dataset.init import chat, images, tars, volumes
-from tasks.dataset.init.evidence import Reading, shown
-from tasks.dataset.init.files import IMAGES, READ, Inventory, shown_path, take_inventory
+from tasks.dataset.init.evidence import LONGEST, Reading, shown
+from tasks.dataset.init.files import IMAGES, READ, Inventory, take_inventory
 from tasks.dataset.init.tables import MOST_NAMED, Tables, look_at_tables
 
 ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
@@ -59,10 +59,10 @@ def survey(location: str) -> Survey:
         *images.readings(inventory, tables),
     ]
     if not found:
-        raise UsageError(shown(_nothing_fits(inventory, tables, location), 1000))
+        raise UsageError(shown(_nothing_fits(inventory, tables, location), LONGEST))
     found.sort(key=lambda one: (-one.grade, -one.samples, ORDER.index(one.kind)))
     if found[0].is_guess and tables.unreadable:
-        raise UsageError(shown(_captions_are_elsewhere(inventory, tables), 1000))
+        raise UsageError(shown(_captions_are_elsewhere(inventory, tables), LONGEST))
     return Survey(name_of(location), inventory, [_with_notes(one, tables) for one in found])
 
 
@@ -98,11 +98,11 @@ def name_of(location: str) -> str:
 
 def _nothing_fits(inventory: Inventory, tables: Tables, location: str) -> str:
     """What was seen, what is missing, and what can be read."""
-    place = shown_path(location)
+    place = shown(location, LONGEST)
     about_tables = [
         f"{shown(one.file)} cannot be read: {one.problem}" for one in tables.unreadable[:MOST_NAMED]
     ]
-    about_tables += [images.unused_table(inventory, one) for one in tables.sets[:MOST_NAMED]]
+    about_tables += [images.unused_table(inventory, one) for one in tables.joined[:MOST_NAMED]]
     fixes = [
         tars.without_use(inventory),
         volumes.without_reports(inventory),
@@ -111,7 +111,7 @@ def _nothing_fits(inventory: Inventory, tables: Tables, location: str) -> str:
     ]
     fix = next((fix for fix in fixes if fix), "")
     if inventory.datasets and not fix:
-        dataset = shlex.quote(shown_path(inventory.path(inventory.datasets[0])))
+        dataset = shlex.quote(shown(inventory.path(inventory.datasets[0]), LONGEST))
         return f"PATH: {place} holds a dataset that Tarmac built; tarmac look {dataset}"
     if os.path.isfile(location):
         return f"PATH: {place}: {fix or f'not a kind of file that Tarmac reads: {READ}'}"

@@ -11,13 +11,12 @@ import posixpath
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
 from tasks.core.errors import TarmacError
 from tasks.core.stores import Unreachable, is_remote, join_location
-from tasks.core.units import count, counted
+from tasks.core.units import counted
 from tasks.dataset.init.evidence import LOOKED_AT, shown, spread
 from tasks.dataset.init.files import IMAGES, Inventory, config_path, suffix_of
 from tasks.dataset.sources.tabular import SUFFIXES, open_table
@@ -128,112 +127,58 @@ def add_row(columns: dict[str, Column], fields: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """A table: `rows` in all, exact unless `is_estimate`; `faults` of those `looked_at` cannot be read.
+class Table:
+    """A table, or `files` of one header that `path` means together.
 
-    `problem` says why the whole table cannot be read; "" where it can.
+    `rows` are those of all files, exact unless `is_estimate`; `columns` and `kept` are of the `looked_at`.
+    `problem` says why it cannot be read; "" where it can.
     """
 
-    file: str
+    files: Sequence[str]
+    path: str
     columns: Mapping[str, Column] = field(default_factory=dict)
     rows: int = 0
     is_estimate: bool = False
     looked_at: int = 0
-    faults: int = 0
     kept: Sequence[Mapping[str, Any]] = ()
     problem: str = ""
+
+    @property
+    def file(self) -> str:
+        return self.files[0]
 
     def named(self, *names: str) -> Column | None:
         """The first column with one of these names, in lower case."""
         found = {column.name.lower(): column for column in reversed(list(self.columns.values()))}
         return next((found[name] for name in names if name in found), None)
 
-
-def profile(inventory: Inventory, file: str, most_rows: int) -> Profile:
-    """Look at a table's first rows; Unreachable."""
-    location = join_location(inventory.store.location, file)
-    try:
-        table = open_table(location, "PATH", wanted=())
-        columns = {name: Column(name, name in table.binary) for name in table.columns}
-        kept: list[Mapping[str, Any]] = []
-        seen = faults = characters = 0
-        for row in islice(table.rows, most_rows):
-            seen += 1
-            faults += row.fault is not None
-            characters += len(json.dumps(list(row.fields.values()), ensure_ascii=False, default=str))
-            if len(kept) < KEPT_ROWS:
-                kept.append(row.fields)
-            add_row(columns, row.fields)
-    except Unreachable:
-        raise
-    except (TarmacError, OSError) as error:
-        problem = shown(str(error).replace(location, file).removeprefix("PATH: "), 160)
-        return Profile(file, problem=problem)
-    if seen < most_rows or table.count is not None:
-        return Profile(file, columns, table.count or seen, False, seen, faults, kept)
-    table.close()
-    rows = max(seen, round(inventory.size(file) * seen / max(characters, 1)))
-    return Profile(file, columns, rows, True, seen, faults, kept)
-
-
-@dataclass(frozen=True)
-class TableSet:
-    """Tables with the same header, the profiles of those looked at, and the path that means them all."""
-
-    files: Sequence[str]
-    profiles: Sequence[Profile]
-    path: str
-
-    @cached_property
-    def profile(self) -> Profile:
-        """The tables looked at as one."""
-        columns = {name: Column(name) for name in self.profiles[0].columns}
-        for one in self.profiles:
-            for name, column in one.columns.items():
-                columns[name].merge(column)
-        return Profile(
-            self.files[0],
-            columns,
-            sum(one.rows for one in self.profiles),
-            len(self.profiles) < len(self.files) or any(one.is_estimate for one in self.profiles),
-            sum(one.looked_at for one in self.profiles),
-            sum(one.faults for one in self.profiles),
-            [fields for one in self.profiles for fields in one.kept],
-        )
-
-    @property
-    def rows(self) -> int:
-        return round(self.profile.rows * len(self.files) / len(self.profiles))
-
     @property
     def size(self) -> str:
         """`about 20,000 rows`."""
-        about = "about " if self.profile.is_estimate else ""
-        torn = f", {count(self.profile.faults)} of them torn" if self.profile.faults else ""
-        return f"{about}{counted(self.rows, 'row')}{torn}"
+        return f"{'about ' if self.is_estimate else ''}{counted(self.rows, 'row')}"
 
     @property
     def name(self) -> str:
-        return shown(self.files[0]) if len(self.files) == 1 else counted(len(self.files), "table")
+        return shown(self.file) if len(self.files) == 1 else counted(len(self.files), "table")
 
     @property
     def among(self) -> str:
         """` in 20,000 rows looked at`, for figures of columns; "" where these are all rows."""
-        is_whole = self.profile.looked_at == self.rows and not self.profile.is_estimate
-        return "" if is_whole else f" in {counted(self.profile.looked_at, 'row')} looked at"
+        is_whole = self.looked_at == self.rows and not self.is_estimate
+        return "" if is_whole else f" in {counted(self.looked_at, 'row')} looked at"
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a place that were looked at: each by itself, and those that can be read in sets, the
-    longest first."""
+    """The tables of a place that were looked at: each by itself, and all that can be read, joined by header,
+    the longest first."""
 
-    profiles: Sequence[Profile]
-    sets: Sequence[TableSet]
+    each: Sequence[Table]
+    joined: Sequence[Table]
 
     @property
-    def unreadable(self) -> list[Profile]:
-        return [one for one in self.profiles if one.problem]
+    def unreadable(self) -> list[Table]:
+        return [one for one in self.each if one.problem]
 
     def warnings(self) -> list[str]:
         return [
@@ -246,30 +191,69 @@ def look_at_tables(inventory: Inventory) -> Tables:
     files = inventory.of(SUFFIXES)
     chosen = spread(files, MOST_TABLES)
     most_rows = MOST_ROWS if len(chosen) <= 4 else FEW_ROWS
-    profiles = [profile(inventory, file, most_rows) for file in chosen]
-    alike: dict[tuple[Any, ...], list[Profile]] = defaultdict(list)
-    for one in profiles:
+    each = [look_at_table(inventory, file, most_rows) for file in chosen]
+    alike: dict[tuple[Any, ...], list[Table]] = defaultdict(list)
+    for one in each:
         if one.rows:
             alike[*_folder_and_suffix(one.file), *one.columns].append(one)
-    sets = [_set(inventory, its, set(files) - set(chosen)) for its in alike.values()]
-    return Tables(profiles, sorted(sets, key=lambda one: (-one.rows, one.path)))
+    joined = [_join(inventory, its, set(files) - set(chosen)) for its in alike.values()]
+    return Tables(each, sorted(joined, key=lambda one: (-one.rows, one.path)))
 
 
-def _set(inventory: Inventory, profiles: Sequence[Profile], not_looked_at: set[str]) -> TableSet:
-    """Files that were not looked at belong to the set where all that were looked at beside them do."""
-    folder, suffix = place = _folder_and_suffix(profiles[0].file)
+def look_at_table(inventory: Inventory, file: str, most_rows: int) -> Table:
+    """Look at a table's first rows; Unreachable."""
+    location, path = join_location(inventory.store.location, file), inventory.path(file)
+    try:
+        table = open_table(location, "PATH", wanted=())
+        columns = {name: Column(name, name in table.binary) for name in table.columns}
+        kept: list[Mapping[str, Any]] = []
+        seen = characters = 0
+        for row in islice(table.rows, most_rows):
+            seen += 1
+            characters += len(json.dumps(list(row.fields.values()), ensure_ascii=False, default=str))
+            if len(kept) < KEPT_ROWS:
+                kept.append(row.fields)
+            add_row(columns, row.fields)
+    except Unreachable:
+        raise
+    except (TarmacError, OSError) as error:
+        problem = shown(str(error).replace(location, file).removeprefix("PATH: "), 160)
+        return Table([file], path, problem=problem)
+    if seen < most_rows or table.count is not None:
+        return Table([file], path, columns, table.count or seen, False, seen, kept)
+    table.close()
+    rows = max(seen, round(inventory.size(file) * seen / max(characters, 1)))
+    return Table([file], path, columns, rows, True, seen, kept)
+
+
+def _join(inventory: Inventory, tables: Sequence[Table], not_looked_at: set[str]) -> Table:
+    """Tables of one header as one. Files that were not looked at belong to it where all that were looked at
+    beside them do."""
+    folder, suffix = place = _folder_and_suffix(tables[0].file)
     beside = [file for file in inventory.files if _folder_and_suffix(file) == place]
-    its = {one.file for one in profiles}
+    its = {one.file for one in tables}
     files = beside if its | not_looked_at >= set(beside) else sorted(its)
     if len(files) == 1:
-        path = inventory.path(files[0])
+        path = tables[0].path
     elif not inventory.is_folder and len(files) == len(inventory.files):
         path = inventory.given
     else:
         stems = ",".join(posixpath.basename(file).removesuffix(suffix) for file in files)
         name = "*" if len(files) == len(beside) else f"{{{stems}}}"
         path = f"{config_path(inventory.store.location, folder)}/{name}{suffix}"
-    return TableSet(files, profiles, path)
+    columns = {name: Column(name) for name in tables[0].columns}
+    for one in tables:
+        for name, column in one.columns.items():
+            columns[name].merge(column)
+    return Table(
+        files,
+        path,
+        columns,
+        round(sum(one.rows for one in tables) * len(files) / len(tables)),
+        len(tables) < len(files) or any(one.is_estimate for one in tables),
+        sum(one.looked_at for one in tables),
+        [fields for one in tables for fields in one.kept],
+    )
 
 
 def _folder_and_suffix(file: str) -> tuple[str, str]:
@@ -277,9 +261,9 @@ def _folder_and_suffix(file: str) -> tuple[str, str]:
     return posixpath.dirname(file), posixpath.splitext(file)[1]
 
 
-def image_column(profile: Profile) -> Column | None:
+def image_column(table: Table) -> Column | None:
     """Bytes before paths before addresses; of several the one with an image's name, else the first."""
-    columns = list(profile.columns.values())
+    columns = list(table.columns.values())
     for candidates in (
         [one for one in columns if one.is_binary],
         [one for one in columns if one.share("image") - one.share("address") >= 0.5],
@@ -303,10 +287,10 @@ def caption_columns(columns: Mapping[str, Column], image: Column | None = None) 
     return [columns[name] for name in names]
 
 
-def label_column(profile: Profile, image: Column, caption: Column) -> Column | None:
+def label_column(table: Table, image: Column, caption: Column) -> Column | None:
     """A column of few names that come again and again: the classes, perhaps. Numbers of classes say nothing
     to a model of texts."""
-    for column in profile.columns.values():
+    for column in table.columns.values():
         is_few = 2 <= len(column.values) <= min(MOST_CLASSES, column.filled // 3)
         is_other = column in (image, caption) or column.is_numeric or column.counts["nested"]
         if not is_few or is_other or column.split_names:

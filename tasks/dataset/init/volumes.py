@@ -7,26 +7,26 @@ slope and intercept come from.
 from __future__ import annotations
 
 import re
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from math import prod
-from typing import TypeVar
+from typing import Literal
 
 from tasks.core.errors import TarmacError
-from tasks.core.stores import Store, Unreachable
+from tasks.core.stores import Store, Unreachable, join_location
 from tasks.core.units import count, counted
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.hounsfield import implausible
 from tasks.dataset.formats.volumes.stored import require_package
-from tasks.dataset.init.evidence import Grade, Key, Reading, listed, shown, splits_key, spread
+from tasks.dataset.init.evidence import Grade, Key, Reading, listed, look_at_each, shown, splits_key, spread
 from tasks.dataset.init.files import NIFTI, NPZ, Inventory, suffix_of
-from tasks.dataset.init.tables import Tables
-from tasks.dataset.init.volume_tables import VolumeTable, tables_about
-from tasks.dataset.rejects import Reject
+from tasks.dataset.init.tables import FEW_ROWS, MOST_TABLES, Column, Table, Tables, look_at_table
+from tasks.dataset.keys import stem
 from tasks.dataset.sources import npz
+from tasks.dataset.sources.tabular import SUFFIXES, open_table
 
 HEADERS = 12
 VOXELS = 2
@@ -57,7 +57,56 @@ MOST_PER_PATIENT = 20
 """Files on average; a part of the name that more files share says something else."""
 EXAMPLE = r"(?:^|/)([^/_]+)_[^/]*$"
 
-Seen = TypeVar("Seen")
+MOST_ROWS = 1_000_000
+"""Of a table, searched for the names of volumes."""
+REPORT_WORDS = ("finding", "impression", "report", "text", "description", "conclusion")
+REPORT_CHARACTERS = 20
+"""A report is longer than this on average, where the column's name does not say that it is one."""
+METADATA = ("XYSpacing", "ZSpacing")
+Role = Literal["reports", "labels", "metadata"]
+
+
+@dataclass(frozen=True)
+class VolumeTable:
+    """A table whose column `key` has `names` of the `volumes`; `path` is a pattern where it lies in several
+    files."""
+
+    role: Role
+    path: str
+    key: str
+    names: frozenset[str]
+    volumes: int
+    table: Table
+
+    @property
+    def columns(self) -> list[Column]:
+        return [column for name, column in self.table.columns.items() if name != self.key]
+
+    @property
+    def report_columns(self) -> list[str]:
+        """Those that are named as reports are, else the one with the longest texts."""
+        texts = [column for column in self.columns if _is_report(column)]
+        longest = max(texts, key=lambda one: one.share("characters"))
+        return [one.name for one in texts if _is_named_report(one)] or [longest.name]
+
+    @property
+    def matches(self) -> str:
+        return f"matches {count(len(self.names))} of {count(self.volumes)} files"
+
+    @property
+    def line(self) -> str:
+        line = f"{shown(self.path)}: {shown(self.key)} {self.matches}"
+        if self.role == "reports":
+            return f"{line}; text {listed(self.report_columns)}"
+        if self.role == "labels":
+            return f"{line}; {len(self.columns)} labels: {listed([column.name for column in self.columns])}"
+        return line
+
+    def config_key(self, why: str = "", is_alternative: bool = False) -> Key:
+        value: dict[str, object] = {"path": self.path, "key": self.key}
+        if self.role == "reports":
+            value["text"] = self.report_columns
+        return Key(self.role, value, self.matches + why, is_alternative)
 
 
 @dataclass
@@ -74,13 +123,15 @@ class Voxels:
     def line(self, files: Sequence[str]) -> str:
         line = f"{count(len(files))} {suffix_of(files[0])}; {self.looked_at} looked at"
         if self.shapes:
-            line += f": {listed([' × '.join(map(str, shape)) for shape in dict.fromkeys(self.shapes)], 2)}"
+            line += f": {_sides(self.shapes)}"
         if self.spacings:
-            different = dict.fromkeys(self.spacings)
-            line += (
-                f", spacing {listed([' × '.join(f'{side:g}' for side in one) for one in different], 2)} mm"
-            )
+            line += f", spacing {_sides(self.spacings)} mm"
         return line
+
+
+def _sides(some: Sequence[Sequence[float]]) -> str:
+    """The different ones, such as `240 × 512 × 512, 300 × 512 × 512`."""
+    return listed([" × ".join(f"{side:g}" for side in one) for one in dict.fromkeys(map(tuple, some))], 2)
 
 
 def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
@@ -137,7 +188,7 @@ def axes_of(shapes: Sequence[Sequence[int]]) -> tuple[str, str]:
 
 
 def _reading(inventory: Inventory, kind: str, files: Sequence[str], all_tables: Tables) -> Reading | None:
-    tables, warnings = tables_about(inventory, files, all_tables)
+    tables, warnings = _tables_about(inventory, files, all_tables)
     if "reports" not in tables:
         return None
     metadata = tables.get("metadata")
@@ -147,8 +198,8 @@ def _reading(inventory: Inventory, kind: str, files: Sequence[str], all_tables: 
         return None
     fields, splits, patients = _patients(files)
     seen = [("volumes", voxels.line(files)), *voxels.seen]
-    seen += [(table.role, table.line(files)) for table in tables.values()] + patients
-    about = [table.config_key(files) for table in tables.values() if table is not metadata]
+    seen += [(table.role, table.line) for table in tables.values()] + patients
+    about = [table.config_key() for table in tables.values() if table is not metadata]
     source = [
         Key("kind", kind),
         Key("path", inventory.given, inventory.described),
@@ -195,23 +246,24 @@ def _look_at_nifti(inventory: Inventory, files: Sequence[str], metadata: VolumeT
     require_package("nibabel", "PATH: looking into NIfTI files")
     from tasks.dataset.sources import nifti
 
-    store = inventory.store
-    heads, broken = _each(spread(files, HEADERS), lambda file: nifti.peek(store, file))
-    small = [file for file, head in heads if prod(head.shape) * head.dtype.itemsize <= LARGEST_BYTES]
-    volumes, torn = _each(small[:VOXELS], lambda file: nifti.read(store, file))
-    spacings, odd = _each([file for file, _ in heads], lambda file: dict(heads)[file].spacing())
-    found = Voxels(len(heads) + len(broken), spacings=[spacing for _, spacing in spacings])
-    found.shapes = [(z, x, y) for _, head in heads for x, y, z in [head.shape]]  # in the order of spacings
-    found.warnings = [*_broken(broken or torn, found.looked_at), *odd[:1]]
+    store, chosen = inventory.store, spread(files, HEADERS)
+    found_heads, broken = look_at_each(chosen, partial(nifti.peek, store))
+    heads = dict(found_heads)
+    small = [file for file, head in heads.items() if prod(head.shape) * head.dtype.itemsize <= LARGEST_BYTES]
+    volumes, torn = look_at_each(small[:VOXELS], partial(nifti.read, store))
+    spacings, odd = look_at_each(list(heads), lambda file: heads[file].spacing())
+    found = Voxels(len(chosen), warnings=[*(broken or torn), *odd])
+    found.spacings = [spacing for _, spacing in spacings]
+    found.shapes = [(z, x, y) for x, y, z in (head.shape for head in heads.values())]  # as spacings are
 
-    slopes = dict.fromkeys((head.slope, head.intercept) for _, head in heads)
+    slopes = dict.fromkeys((head.slope, head.intercept) for head in heads.values())
     said = ", ".join(f"slope {slope:g} and intercept {intercept:g}" for slope, intercept in list(slopes)[:2])
     header = f"the headers say {said}"
     reasons = [
         implausible(voxels.astype("float32") * head.slope + head.intercept) for _, (head, voxels) in volumes
     ]
     reason = next((reason for reason in reasons if reason is not None), "")
-    knows = metadata is not None and {"RescaleSlope", "RescaleIntercept"} <= metadata.profile.columns.keys()
+    knows = metadata is not None and {"RescaleSlope", "RescaleIntercept"} <= metadata.table.columns.keys()
     if None in reasons or not reasons:
         rescale, why = "header", f"{header}" + ("; rescaled by that the voxels are HU" if reasons else "")
     elif any(implausible(voxels) is None for _, (_, voxels) in volumes):
@@ -225,15 +277,15 @@ def _look_at_nifti(inventory: Inventory, files: Sequence[str], metadata: VolumeT
     if metadata is not None:
         is_needed = rescale == "metadata"
         known = "" if is_needed else "; the headers know the spacing"
-        found.keys.append(metadata.config_key(files, known, is_alternative=not is_needed))
+        found.keys.append(metadata.config_key(known, is_alternative=not is_needed))
     found.keys.append(Key("rescale", rescale, why))
     return found
 
 
 def _look_at_npz(inventory: Inventory, files: Sequence[str], metadata: VolumeTable | None) -> Voxels:
-    store = inventory.store
-    arrays, broken = _each(spread(files, HEADERS), lambda file: npz.headers(store, file))
-    found = Voxels(len(arrays) + len(broken), warnings=_broken(broken, len(arrays) + len(broken)))
+    store, chosen = inventory.store, spread(files, HEADERS)
+    arrays, broken = look_at_each(chosen, partial(npz.headers, store))
+    found = Voxels(len(chosen), warnings=broken)
     names = Counter(name for _, its in arrays for name, header in its.items() if len(header.shape) == 3)
     if not names:
         return found
@@ -251,7 +303,7 @@ def _look_at_npz(inventory: Inventory, files: Sequence[str], metadata: VolumeTab
     small = [file for file, header in headers if header.size_bytes <= LARGEST_BYTES]
     _add_scale(found, store, spread(small, VOXELS), array)
     if metadata is not None:
-        found.keys.append(metadata.config_key(files, "; no NPZ file knows its spacing"))
+        found.keys.append(metadata.config_key("; no NPZ file knows its spacing"))
     else:
         example = [1.5, 0.75, 0.75]
         found.keys.append(Key("spacing_mm", example, "(z, y, x) of every volume, if you know it", True))
@@ -262,7 +314,9 @@ def _add_scale(found: Voxels, store: Store, files: Sequence[str], array: str) ->
     """Add the factor that makes the values HU."""
     reasons: list[str | None] = []
     for scale in SCALES:
-        reasons += [reason for _, reason in _each(files, partial(_not_hu, store, array, float(scale)))[0]]
+        reasons += [
+            reason for _, reason in look_at_each(files, partial(_not_hu, store, array, float(scale)))[0]
+        ]
         if None in reasons:
             break
     if None not in reasons:
@@ -281,20 +335,99 @@ def _not_hu(store: Store, array: str, scale: float, file: str) -> str | None:
     return implausible(npy.parse(npz.read_npy(store, file, array, scale)))
 
 
-def _each(files: Sequence[str], look: Callable[[str], Seen]) -> tuple[list[tuple[str, Seen]], list[str]]:
-    """What a look at each file gives, and what is wrong with the others; Unreachable."""
-    found, broken = [], []
-    for file in files:
-        try:
-            found.append((file, look(file)))
-        except Unreachable:
-            raise
-        except Reject as reject:
-            broken.append(f"{shown(file)}: {reject.detail}")
-        except (TarmacError, OSError, zipfile.BadZipFile, ValueError, RuntimeError) as error:
-            broken.append(f"{shown(file)}: {shown(error, 100)}")
-    return found, broken
+def _tables_about(
+    inventory: Inventory, files: Sequence[str], all_tables: Tables
+) -> tuple[dict[Role, VolumeTable], list[str]]:
+    """The table of each role that names most of the volumes, and warnings about tables that are not used.
+
+    Where no table lies below, those in the folder around are looked at.
+    """
+    names = frozenset(stem(file.rpartition("/")[2]) for file in files)
+    profiles = all_tables.each or _tables_around(inventory)
+    tables = [table for one in profiles if (table := _table(inventory, one, names)) is not None]
+    tables.sort(key=lambda one: (-len(one.names), one.path))
+    by_role: dict[Role, list[VolumeTable]] = {"reports": [], "labels": [], "metadata": []}
+    for table in tables:
+        by_role[table.role].append(table)
+    chosen: dict[Role, VolumeTable] = {}
+    unused: list[str] = []
+    for role, its in by_role.items():
+        if its:
+            chosen[role], others = _joined(its)
+            unused += [shown(table.path) for table in others]
+    warnings = Tables(profiles, ()).warnings()
+    if unused:
+        warnings.append(f"not used, as other tables name these volumes: {listed(unused)}")
+    return chosen, warnings
 
 
-def _broken(broken: Sequence[str], looked_at: int) -> list[str]:
-    return [f"{len(broken)} of {looked_at} looked at cannot be read: {broken[0]}"] if broken else []
+def _tables_around(inventory: Inventory) -> list[Table]:
+    try:
+        files = inventory.store.entries("..")[1]
+    except OSError:
+        return []
+    tables = [f"../{file}" for file in files if suffix_of(file) in SUFFIXES and file[0] != "."]
+    return [look_at_table(inventory, file, FEW_ROWS) for file in tables[:MOST_TABLES]]
+
+
+def _joined(tables: Sequence[VolumeTable]) -> tuple[VolumeTable, list[VolumeTable]]:
+    """The first table and those of the same columns about other volumes as one; and the tables left over."""
+    first, paths, names, others = tables[0], [tables[0].path], tables[0].names, []
+    for table in tables[1:]:
+        is_alike = table.key == first.key and table.table.columns.keys() == first.table.columns.keys()
+        if is_alike and names.isdisjoint(table.names) and not set("{,}") & set(first.path + table.path):
+            paths.append(table.path)
+            names |= table.names
+        else:
+            others.append(table)
+    path = first.path if len(paths) == 1 else f"{{{','.join(paths)}}}"
+    return replace(first, path=path, names=names), others
+
+
+def _table(inventory: Inventory, table: Table, volumes: frozenset[str]) -> VolumeTable | None:
+    """The table as one about volumes; None where it is none."""
+    candidates = [name for name, one in table.columns.items() if one.counts["text"] or one.is_numeric]
+    matches = _matches(inventory, table.file, candidates, volumes)
+    key = max(candidates, key=lambda name: len(matches[name]), default=None)
+    if key is None or not matches[key]:
+        return None
+    others = [column for name, column in table.columns.items() if name != key]
+    role: Role
+    if any(_is_report(column) for column in others):
+        role = "reports"
+    elif all(name in table.columns for name in METADATA):
+        role = "metadata"
+    elif others and all(column.is_flag for column in others):
+        role = "labels"
+    else:
+        return None
+    return VolumeTable(role, table.file, key, frozenset(matches[key]), len(volumes), table)
+
+
+def _matches(
+    inventory: Inventory, file: str, columns: Sequence[str], volumes: frozenset[str]
+) -> dict[str, set[str]]:
+    """The volumes that each column names, with or without suffix."""
+    found: dict[str, set[str]] = {column: set() for column in columns}
+    try:
+        table = open_table(join_location(inventory.store.location, file), "PATH", wanted=())
+        for row in islice(table.rows, MOST_ROWS):
+            for column in columns:
+                name = stem(str(row.fields.get(column)))
+                if name in volumes:
+                    found[column].add(name)
+    except Unreachable:
+        raise
+    except (TarmacError, OSError):
+        pass  # The table is torn further down: what was read is evidence, and the build names the line.
+    return found
+
+
+def _is_report(column: Column) -> bool:
+    """Texts that are long, or in a column of a report's name."""
+    is_text = column.counts["text"] > 0 and not column.is_numeric
+    return is_text and (_is_named_report(column) or column.share("characters") >= REPORT_CHARACTERS)
+
+
+def _is_named_report(column: Column) -> bool:
+    return any(word in column.name.lower() for word in REPORT_WORDS)
