@@ -77,15 +77,13 @@ def _training(best: Reading) -> Iterator[str]:
         return
     train, every = _clip(best.samples)
     yield from _lines([Key("train", train)])
-    tasks: list[Any] = ["retrieval"]
-    why = "R@K among held-out captions; zero_shot needs a field label"
+    task: str | dict[str, str]
+    task, why = "retrieval", "R@K among held-out captions; zero_shot needs a field label"
     if best.label is not None:
-        tasks = ["zero_shot"] if best.label == "label" else [{"kind": "zero_shot", "label": best.label}]
-        why = "classes from the label's values"
+        task, why = {"kind": "zero_shot", "label": best.label}, "classes from the label's values"
     is_few = best.samples < FEW
-    if is_few:
-        why = "so few samples may leave none to evaluate on"
-    yield from _lines([Key("evaluate", {"every": every, "tasks": tasks}, why, is_alternative=is_few)])
+    why = "so few samples may leave none to evaluate on" if is_few else why
+    yield from _lines([Key("evaluate", {"every": every, "tasks": [task]}, why, is_alternative=is_few)])
 
 
 def _clip(samples: int) -> tuple[Sequence[Key], int]:

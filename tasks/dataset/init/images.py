@@ -73,13 +73,11 @@ def without_captions(inventory: Inventory) -> str:
     if not inventory.is_folder:
         return "images by themselves, without what is beside them: give their folder"
     name = images[0].rpartition("/")[2]
+    by_class = "or sort the images into one folder per class"
     folders = {posixpath.basename(posixpath.dirname(image)) for image in images}
-    is_one_class = len(folders) == 1 and not folders <= {"", *SPLIT_FOLDERS}
-    by_class = (
-        f"or, as a single class leaves no choice, images of others into folders beside {shown(min(folders))}/"
-        if is_one_class
-        else "or sort the images into one folder per class"
-    )
+    if len(folders) == 1 and not folders <= {"", *SPLIT_FOLDERS}:
+        others = f"images of others into folders beside {shown(min(folders))}/"
+        by_class = f"or, as a single class leaves no choice, {others}"
     return (
         f"no captions for {counted(len(images), 'image')}: put {shown(stem(name))}.txt beside {shown(name)}, "
         f"a table with columns file,caption into the folder, {by_class}"
@@ -127,17 +125,11 @@ def _of_table(inventory: Inventory, table: Table) -> Reading | None:
         *_splits(table, image),
         shard_key(table.rows),
     ]
+    grade = min(grade, 1) if warnings else grade
+    warnings += _split_files(table)
+    what, name = "a table of images and captions", None if label is None else label.name
     return Reading(
-        "table",
-        "a table of images and captions",
-        "image_text",
-        table.rows,
-        min(grade, 1) if warnings else grade,
-        seen,
-        [*warnings, *_split_files(table)],
-        source,
-        dataset,
-        label=None if label is None else label.name,
+        "table", what, "image_text", table.rows, grade, seen, warnings, source, dataset, label=name
     )
 
 
@@ -289,11 +281,10 @@ def _by_folder(
         ("images", f"{count(len(images))} in {count(len(names))} folders: {listed(names)}"),
         ("classes", f"{each} images each"),
     ]
+    why = "each sample draws one by its key; write what fits your images"
     captions = [
         Key("captions", "folder", f"the folders' names {listed(names)} are the classes"),
-        Key(
-            "templates", ["a photo of a {}"], "each sample draws one by its key; write what fits your images"
-        ),
+        Key("templates", ["a photo of a {}"], why),
     ]
     reading = _of_files(inventory, images, "images in one folder per class", 1, seen, warnings, captions)
     yield replace(reading, is_guess=True, label="label")

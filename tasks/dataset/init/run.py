@@ -62,7 +62,10 @@ def survey(location: str) -> Survey:
         raise UsageError(shown(_nothing_fits(inventory, tables, location), LONGEST))
     found.sort(key=lambda one: (-one.grade, -one.samples, ORDER.index(one.kind)))
     if found[0].is_guess and tables.unreadable:
-        raise UsageError(shown(_captions_are_elsewhere(inventory, tables), LONGEST))
+        table, images_there = tables.unreadable[0], counted(len(inventory.of(IMAGES)), "image")
+        doubt = f"{shown(table.file)} may hold the captions of {images_there}, and it cannot be read"
+        way_out = "To have the folders' names as captions, move it out of the folder"
+        raise UsageError(shown(f"PATH: {doubt}: {table.problem}. {way_out}", LONGEST))
     return Survey(name_of(location), inventory, [_with_notes(one, tables) for one in found])
 
 
@@ -99,29 +102,17 @@ def name_of(location: str) -> str:
 def _nothing_fits(inventory: Inventory, tables: Tables, location: str) -> str:
     """What was seen, what is missing, and what can be read."""
     place = shown(location, LONGEST)
-    about_tables = [
-        f"{shown(one.file)} cannot be read: {one.problem}" for one in tables.unreadable[:MOST_NAMED]
-    ]
-    about_tables += [images.unused_table(inventory, one) for one in tables.joined[:MOST_NAMED]]
-    fixes = [
-        tars.without_use(inventory),
-        volumes.without_reports(inventory),
-        chat.other_conversations(tables),
-        "; ".join(filter(None, [images.without_captions(inventory), *about_tables])),
-    ]
-    fix = next((fix for fix in fixes if fix), "")
+    about_tables = [f"{shown(one.file)} cannot be read: {one.problem}" for one in tables.unreadable]
+    about_tables[MOST_NAMED:] = [images.unused_table(inventory, one) for one in tables.joined[:MOST_NAMED]]
+    fix = (
+        tars.without_use(inventory)
+        or volumes.without_reports(inventory)
+        or chat.other_conversations(tables)
+        or "; ".join(filter(None, [images.without_captions(inventory), *about_tables]))
+    )
     if inventory.datasets and not fix:
         dataset = shlex.quote(shown(inventory.path(inventory.datasets[0]), LONGEST))
         return f"PATH: {place} holds a dataset that Tarmac built; tarmac look {dataset}"
     if os.path.isfile(location):
         return f"PATH: {place}: {fix or f'not a kind of file that Tarmac reads: {READ}'}"
     return f"PATH: {place} holds {inventory.described}; {fix or f'Tarmac reads {READ}'}"
-
-
-def _captions_are_elsewhere(inventory: Inventory, tables: Tables) -> str:
-    """Folder names are no captions where a table may hold better ones."""
-    table, many = tables.unreadable[0], counted(len(inventory.of(IMAGES)), "image")
-    doubt = f"{shown(table.file)} may hold the captions of {many}, and it cannot be read"
-    return (
-        f"PATH: {doubt}: {table.problem}. To have the folders' names as captions, move it out of the folder"
-    )

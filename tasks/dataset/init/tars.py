@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from tasks.core.stores import Unreachable, is_remote
 from tasks.core.units import counted, percent
@@ -23,7 +22,7 @@ from tasks.dataset.init.tables import Column, add_row, caption_columns
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import object_of
 from tasks.dataset.sources.files import COMPRESSED
-from tasks.dataset.tar.reader import StoredSample, TarReader, group_samples
+from tasks.dataset.tar.reader import Member, StoredSample, TarReader, group_samples
 
 MOST_FOLDERS = 8
 TARS = 3
@@ -84,8 +83,9 @@ class TarFolder:
     def images(self) -> list[str]:
         """The images that samples have; where their formats differ, each is in a smaller share of them."""
         mixed = [suffix for suffix in IMAGES if self.suffixes[suffix]]
-        is_mixed = sum(map(self.share, mixed)) >= MOST
-        return [suffix for suffix in mixed if self.has(suffix)] or (mixed if is_mixed else [])
+        if sum(map(self.share, mixed)) < MOST:
+            return []
+        return list(filter(self.has, mixed)) or mixed
 
     @property
     def dotted_image(self) -> str | None:
@@ -159,7 +159,8 @@ def readings(inventory: Inventory) -> list[Reading]:
             alike[one.modality, json.dumps(one.origins)].append(one)
     found = []
     for (modality, _), its in alike.items():
-        joined = _partner(its, lone) if modality == "image_text" else None
+        partners = (one for one in lone if any(one.keys & images.keys for images in its))
+        joined = next(partners, None) if modality == "image_text" else None
         found.append(_reading(inventory, its, joined, len(folders)))
     return found
 
@@ -191,17 +192,14 @@ def _look_at_folders(inventory: Inventory) -> list[TarFolder]:
     by_folder: dict[str, list[str]] = defaultdict(list)
     for file in inventory.of([".tar"]):
         by_folder[posixpath.dirname(file)].append(file)
-    return [
-        _look_at_folder(inventory, one, by_folder[one]) for one in spread(sorted(by_folder), MOST_FOLDERS)
-    ]
-
-
-def _look_at_folder(inventory: Inventory, folder: str, files: Sequence[str]) -> TarFolder:
-    found = TarFolder(folder, files)
-    chosen = spread(files, TARS)
-    found.is_estimate = len(chosen) < len(files)
-    samples = sum(_look_at_tar(inventory, file, found) for file in chosen)
-    found.samples = round(samples * len(files) / len(chosen))
+    found = []
+    for folder in spread(sorted(by_folder), MOST_FOLDERS):
+        files = by_folder[folder]
+        chosen = spread(files, TARS)
+        one = TarFolder(folder, files, is_estimate=len(chosen) < len(files))
+        samples = sum(_look_at_tar(inventory, file, one) for file in chosen)
+        one.samples = round(samples * len(files) / len(chosen))
+        found.append(one)
     return found
 
 
@@ -209,9 +207,13 @@ def _look_at_tar(inventory: Inventory, file: str, found: TarFolder) -> float:
     """Add what the tar's first samples hold; about how many there are in all."""
     is_far = is_remote(inventory.store.location)
     looked_at = 0
+
+    def is_wanted(member: Member) -> bool:
+        return member.suffix == "json" and member.size <= LARGEST_JSON
+
     try:
         with inventory.store.open(file) as opened:
-            reader = TarReader(opened, _keeps_json, seeks=not is_far)
+            reader = TarReader(opened, is_wanted, seeks=not is_far)
             for sample in group_samples(reader, splits_repeats=True):
                 if not isinstance(sample, StoredSample):
                     found.broken.append(f"{shown(file)}: {sample}")
@@ -228,10 +230,6 @@ def _look_at_tar(inventory: Inventory, file: str, found: TarFolder) -> float:
     except OSError as error:
         found.broken.append(f"{shown(file)}: {shown(error, 120)}")
     return looked_at
-
-
-def _keeps_json(member: Any) -> bool:
-    return bool(member.suffix == "json" and member.size <= LARGEST_JSON)
 
 
 def _add(sample: StoredSample, found: TarFolder) -> None:
@@ -256,14 +254,15 @@ def _reading(
     if first.origins:
         origins = [(target, _origin(first, origin)) for target, origin in first.origins.items()]
         seen += origins
-        source.append(
-            Key("members", first.origins, "; ".join(f"{target} {origin}" for target, origin in origins))
-        )
+        source.append(Key("members", first.origins, "; ".join(map(" ".join, origins))))
     if joined is not None:
         modality = "reinforced"
         source.append(_join(inventory, first, joined))
         seen.append(("joined", f"{counted(len(joined.files), 'tar')} in {joined.folder}: {joined.members}"))
-    source += _key(first)
+    key = next((name for name in ("uid", "key", "sha256", "id") if first.has_field(name)), None)
+    if key is not None:
+        why = "the sample's key; without it the tar's own"
+        source.append(Key("key", f"json:{key}", why, is_alternative=True))
     warnings = [reason for one in its for reason in one.broken[:2]]
     warnings += [f"{one.folder or '.'}: {SORT}" for one in its if one.is_scattered]
     if len(its) > 1:
@@ -274,18 +273,9 @@ def _reading(
     each = first.bytes / max(first.looked_at, 1)
     most = "2GB" if is_private else "512MB" if each > LARGE else "256MB"
     shard = Key("shard", {"bytes": most}, "a maximum; or {samples: 10000}")
-    return Reading(
-        "shards",
-        WHAT[modality],
-        modality,
-        samples,
-        2,
-        seen,
-        warnings,
-        source,
-        [splits_key(samples, group), shard],
-        is_private,
-    )
+    dataset = [splits_key(samples, group), shard]
+    what = WHAT[modality]
+    return Reading("shards", what, modality, samples, 2, seen, warnings, source, dataset, is_private)
 
 
 def _origin(first: TarFolder, origin: str) -> str:
@@ -302,20 +292,9 @@ def _path(inventory: Inventory, its: Sequence[TarFolder], folders: int) -> str:
     return config_path(inventory.store.location, tars[0] if len(tars) == 1 else f"{{{','.join(tars)}}}")
 
 
-def _partner(its: Sequence[TarFolder], lone: Sequence[TarFolder]) -> TarFolder | None:
-    """The reinforcements whose keys are those of the images."""
-    return next((one for one in lone if any(one.keys & images.keys for images in its)), None)
-
-
 def _join(inventory: Inventory, first: TarFolder, joined: TarFolder) -> Key:
     names = {posixpath.basename(file) for file in first.files}
     is_by_shard = names == {posixpath.basename(file) for file in joined.files}
     join = {"path": config_path(inventory.store.location, joined.folder)}
     why = "the tars of the same name" if is_by_shard else "found by key, in any of the tars"
     return Key("join", [{**join, "match": "shard"} if is_by_shard else join], f"{joined.members}; {why}")
-
-
-def _key(first: TarFolder) -> list[Key]:
-    name = next((name for name in ("uid", "key", "sha256", "id") if first.has_field(name)), None)
-    why = "the sample's key; without it the tar's own"
-    return [] if name is None else [Key("key", f"json:{name}", why, is_alternative=True)]

@@ -40,7 +40,12 @@ AXES = (
     ("xyz", "last", "x comes before y"),
 )
 """The order of the axes that is assumed for each side that may be z."""
-CT_CLIP = {"window": [-1000, 1000], "spacing_mm": [1.5, 0.75, 0.75], "shape": [240, 480, 480]}
+CT_CLIP = {
+    "window": [-1000, 1000],
+    "spacing_mm": [1.5, 0.75, 0.75],
+    "shape": [240, 480, 480],
+    "encode": "blosc2",
+}
 
 PATIENTS = (
     r"((?:train|valid|test)_\d+)_",
@@ -136,14 +141,10 @@ def _sides(some: Sequence[Sequence[float]]) -> str:
 
 def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
     """One reading per format, where a table of reports names its files."""
-    found = []
-    for kind, suffixes in (("nifti", NIFTI), ("npz", NPZ)):
-        files = inventory.of(suffixes)
-        if files and inventory.is_folder:
-            reading = _reading(inventory, kind, files, tables)
-            if reading is not None:
-                found.append(reading)
-    return found
+    formats = (("nifti", NIFTI), ("npz", NPZ)) if inventory.is_folder else ()
+    files = ((kind, inventory.of(suffixes)) for kind, suffixes in formats)
+    found = (_reading(inventory, kind, its, tables) for kind, its in files if its)
+    return [one for one in found if one is not None]
 
 
 def without_reports(inventory: Inventory) -> str:
@@ -200,34 +201,19 @@ def _reading(inventory: Inventory, kind: str, files: Sequence[str], all_tables: 
     seen = [("volumes", voxels.line(files)), *voxels.seen]
     seen += [(table.role, table.line) for table in tables.values()] + patients
     about = [table.config_key() for table in tables.values() if table is not metadata]
-    source = [
-        Key("kind", kind),
-        Key("path", inventory.given, inventory.described),
-        fields,
-        *about,
-        *voxels.keys,
-    ]
+    path = Key("path", inventory.given, inventory.described)
+    source = [Key("kind", kind), path, fields, *about, *voxels.keys]
     has_spacing = kind == "nifti" or metadata is not None
     ct_clip = {name: rule for name, rule in CT_CLIP.items() if has_spacing or name != "spacing_mm"}
     dataset = [
         Key("volume", {"encode": "blosc2"}, "spacing, window and shape stay as they are; or as CT-CLIP:"),
-        Key("volume", {**ct_clip, "encode": "blosc2"}, is_alternative=True),
+        Key("volume", ct_clip, is_alternative=True),
         splits,
         Key("shard", {"bytes": "2GB"}, "a maximum"),
     ]
     grade: Grade = 2 if 2 * len(tables["reports"].names) >= len(files) else 1
-    return Reading(
-        kind,
-        "CT volumes with reports",
-        "volume_report",
-        len(files),
-        grade,
-        seen,
-        [*voxels.warnings, *warnings],
-        source,
-        dataset,
-        is_private=True,
-    )
+    what, warnings = "CT volumes with reports", [*voxels.warnings, *warnings]
+    return Reading(kind, what, "volume_report", len(files), grade, seen, warnings, source, dataset, True)
 
 
 def _patients(files: Sequence[str]) -> tuple[Key, Key, list[tuple[str, str]]]:
@@ -312,27 +298,16 @@ def _look_at_npz(inventory: Inventory, files: Sequence[str], metadata: VolumeTab
 
 def _add_scale(found: Voxels, store: Store, files: Sequence[str], array: str) -> None:
     """Add the factor that makes the values HU."""
+    read, _ = look_at_each(files, lambda file: npy.parse(npz.read_npy(store, file, array, None)))
     reasons: list[str | None] = []
     for scale in SCALES:
-        reasons += [
-            reason for _, reason in look_at_each(files, partial(_not_hu, store, array, float(scale)))[0]
-        ]
+        reasons += [implausible(values.astype("float32") * scale) for _, values in read]
         if None in reasons:
-            break
-    if None not in reasons:
-        found.warnings.append(
-            f"the values are not HU: {reasons[0]}" if reasons else "no values could be read"
-        )
-    elif scale == 1:
-        found.seen.append(("values", "those looked at are HU"))
-    else:
-        found.seen.append(("values", f"those looked at are HU / {scale}: scale: {scale}"))
-        found.keys.append(Key("scale", scale, f"the values looked at are HU / {scale}"))
-
-
-def _not_hu(store: Store, array: str, scale: float, file: str) -> str | None:
-    """Why the values times `scale` are no HU; None where they can be."""
-    return implausible(npy.parse(npz.read_npy(store, file, array, scale)))
+            found.seen.append(("values", f"those looked at are HU{f' / {scale}' if scale > 1 else ''}"))
+            if scale > 1:
+                found.keys.append(Key("scale", scale, f"the values looked at are HU / {scale}"))
+            return
+    found.warnings.append(f"the values are not HU: {reasons[0]}" if reasons else "no values could be read")
 
 
 def _tables_about(
@@ -425,8 +400,8 @@ def _matches(
 
 def _is_report(column: Column) -> bool:
     """Texts that are long, or in a column of a report's name."""
-    is_text = column.counts["text"] > 0 and not column.is_numeric
-    return is_text and (_is_named_report(column) or column.share("characters") >= REPORT_CHARACTERS)
+    is_long = column.share("characters") >= REPORT_CHARACTERS
+    return column.is_text and (is_long or _is_named_report(column))
 
 
 def _is_named_report(column: Column) -> bool:
