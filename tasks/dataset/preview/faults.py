@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tasks.core.errors import DataError
-from tasks.core.findings import Finding, Report, Severity
+from tasks.core.findings import Finding, Report
 from tasks.core.units import count, counted
 from tasks.dataset import quarantine
 from tasks.dataset.layout import BUILD, MANIFEST, SHARDS, home
@@ -151,7 +151,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class ShownFinding:
-    """A finding: where and how it is known, each as (what, text), and what to do."""
+    """A finding: where and how it is known, each as (what, text), and what to do. A text that is a sentence
+    has no `what`."""
 
     where: Sequence[tuple[str, str]]
     evidence: Sequence[tuple[str, str]]
@@ -165,7 +166,6 @@ class FaultGroup:
     """The findings of one code. `remedy` and `command` are what all that are shown have in common."""
 
     code: str
-    severity: Severity
     count: int
     shown: Sequence[ShownFinding] = ()
 
@@ -203,7 +203,7 @@ class Faults:
 
     @property
     def errors(self) -> int:
-        return sum(group.count for group in self.groups if group.severity == "error")
+        return sum(group.count for group in self.groups)
 
 
 def faults_of(checked: Checked, version: Path, is_private: bool) -> Faults:
@@ -212,12 +212,16 @@ def faults_of(checked: Checked, version: Path, is_private: bool) -> Faults:
     report = checked.report
     read, not_read = READ.get(checked.level, ("", ()))
     ruled_out = ((one.get("code", ""), one.get("evidence", "")) for one in report.ruled_out[:LINES])
+    groups = []
+    for code, found in _by_code(report.findings):
+        shown = [] if is_private else [_shown(finding, checked, version) for finding in found[:SHOWN]]
+        groups.append(FaultGroup(code, sum(map(weight, found)), shown))
     faults = Faults(
         checked.level,
         read,
         checked.at,
         commands(checked, version, is_private),
-        [_group(code, found, checked, version, is_private) for code, found in _by_code(report.findings)],
+        groups,
         [legible(text, TEXT) for text in (not_read if is_private else report.not_seen)[:LINES]],
         [(legible(code, NAME), "" if is_private else legible(known, TEXT)) for code, known in ruled_out],
     )
@@ -257,31 +261,21 @@ def commands(checked: Checked, version: Path, is_private: bool = False) -> Seque
     if checked.report.ok:
         return ()
     dataset = DATASET if is_private else checked.dataset
+    verify = f"tarmac verify {dataset} --full"
     if not is_built(version):
-        return (
-            (
-                f"tarmac init {dataset}",
-                "writes a config that builds a dataset of what is sound in these tars.",
-            ),
-            (f"tarmac verify {dataset} --full", "names each faulty sample, decoded too."),
-        )
+        does = "writes a config that builds a dataset of what is sound in these tars."
+        return ((f"tarmac init {dataset}", does), (verify, "names each faulty sample, decoded too."))
     is_decoded = any(found.code == "member.undecodable" for found in checked.report.findings)
-    full = " --full" if is_decoded else ""  # no other level sees what decoding alone shows
+    # No other level sees what decoding alone shows.
+    repair = f"tarmac repair {dataset} --full" if is_decoded else f"tarmac repair {dataset}"
     return (
+        (repair, "makes what is damaged again, to the same bytes, and leaves what is sound as it is."),
         (
-            f"tarmac repair {dataset}{full}",
-            "makes what is damaged again, to the same bytes, from its source or from another version; what "
-            "is sound stays as it is.",
+            f"{repair} --quarantine",
+            "makes training skip the samples whose source is no better.",
         ),
-        (
-            f"tarmac repair {dataset}{full} --quarantine",
-            "where samples stay bad, because the source is gone or is no better: training skips them.",
-        ),
-        (
-            f"tarmac versions {dataset}",
-            "lists earlier versions; one that is sound can be made current again (rollback).",
-        ),
-        (f"tarmac verify {dataset} --full", "says afterwards whether all is well."),
+        (f"tarmac versions {dataset}", "lists earlier versions; a sound one can be made current (rollback)."),
+        (verify, "says afterwards whether all is well."),
     )
 
 
@@ -291,9 +285,8 @@ def is_built(folder: Path) -> bool:
 
 
 def summary(report: Report) -> str:
-    """The errors in a line: `3 faults: shard.missing 1, member.checksum 2`, causes first."""
-    errors = _by_code(found for found in report.findings if found.severity == "error")
-    numbers = [(code, sum(map(weight, found))) for code, found in errors]
+    """The faults in a line: `3 faults: shard.missing 1, member.checksum 2`, causes first."""
+    numbers = [(code, sum(map(weight, found))) for code, found in _by_code(report.findings)]
     listed = [f"{code} {count(number)}" for code, number in numbers]
     if len(listed) > CODES_NAMED:
         listed[CODES_NAMED:] = [f"and {counted(len(listed) - CODES_NAMED, 'other code')}"]
@@ -343,15 +336,6 @@ def _by_code(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
     return [(code, same) for code, same in found.items() if same]
 
 
-def _group(
-    code: str, findings: Sequence[Finding], checked: Checked, version: Path, is_private: bool
-) -> FaultGroup:
-    severities = {finding.severity for finding in findings}
-    severity: Severity = next(one for one in ("error", "warning", "info") if one in severities)
-    shown = [] if is_private else [_shown(finding, checked, version) for finding in findings[:SHOWN]]
-    return FaultGroup(code, severity, sum(map(weight, findings)), shown)
-
-
 def _shown(finding: Finding, checked: Checked, version: Path) -> ShownFinding:
     ours = "|".join(re.escape(shlex.quote(str(one))) for one in (version, home(version)))
     command = re.sub(rf"(?<!\S)({ours})(?!\S)", lambda _: checked.dataset, finding.command or "")
@@ -362,16 +346,15 @@ def _shown(finding: Finding, checked: Checked, version: Path) -> ShownFinding:
         if value is not None and not (name == "split" and names_split)
     ]
     evidence = [(name, value) for name, value in finding.evidence.items() if name != LEFT]
-    facts = [_fact(name, value, version) for name, value in evidence[:FACTS]]
-    return ShownFinding(
-        where, facts, legible(finding.remedy, TEXT), legible(command, TEXT), weight(finding) - 1
-    )
-
-
-def _fact(name: str, value: Any, version: Path) -> tuple[str, str]:
-    """`problem` is a sentence; anything else needs its name."""
-    text = count(value) if type(value) is int else without_folder(value, version)
-    return ("" if name == "problem" else legible(name, NAME).replace("_", " "), text)
+    facts = [
+        (
+            "" if name == "problem" else legible(name, NAME).replace("_", " "),
+            count(value) if type(value) is int else without_folder(value, version),
+        )
+        for name, value in evidence[:FACTS]
+    ]
+    remedy = legible(finding.remedy, TEXT)
+    return ShownFinding(where, facts, remedy, legible(command, TEXT), weight(finding) - 1)
 
 
 def _common(texts: Sequence[str]) -> str:
