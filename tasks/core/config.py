@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -82,6 +82,18 @@ def validate(values: Any, origin: str) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         raise UsageError(_worded(error, origin)) from None
+
+
+def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> list[str]:
+    """The dotted keys, sorted, whose values differ between two trees of plain values."""
+    keys = []
+    for key in sorted(one.keys() | other.keys()):
+        mine, its = one.get(key), other.get(key)
+        if isinstance(mine, dict) and isinstance(its, dict):
+            keys += differing_keys(mine, its, f"{above}{key}.")
+        elif mine != its:
+            keys.append(f"{above}{key}")
+    return keys
 
 
 def json_schema() -> dict[str, Any]:

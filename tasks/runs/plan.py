@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -173,19 +172,11 @@ def _leave_alone(run: RunFolder, config: Config, held: Held) -> None:
         if time.monotonic() > deadline:
             raise held
         time.sleep(POLL_S)
-    kept, given = (_flat(one.model_dump(mode="json")) for one in (configs.reload(run.config), config))
-    changed = sorted(key for key in kept.keys() | given.keys() if kept.get(key) != given.get(key))
+    kept, given = (one.model_dump(mode="json") for one in (configs.reload(run.config), config))
+    changed = configs.differing_keys(kept, given)
     if changed:
         keys = ", ".join(changed)
         screen.warn(f"{run.name} is at work without these changes: {keys}; run it again when it has ended")
-
-
-def _flat(block: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """The values of nested blocks by their dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in block.items():
-        found |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
-    return found
 
 
 def _wandb_id(run: RunFolder) -> str:

@@ -14,12 +14,12 @@ import json
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from itertools import product
-from typing import IO, cast
+from typing import IO, Any, cast
 from unicodedata import category
 
 from tasks.dataset.formats import Unjudged, images, npy, tensors, zips
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.rejects import Reject
+from tasks.dataset.rejects import Reason, Reject
 
 UNSEEN = ("Cc", "Cf", "Zs", "Zl", "Zp")
 """Unicode's categories of control characters, of formatting such as zero-width spaces, and of white space."""
@@ -61,6 +61,19 @@ def text(content: bytes) -> None:
         raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
     if found and is_blank(found):
         raise Blank
+
+
+def json_object(
+    content: bytes | str, reason: Reason, name: str = "json", loads: Callable[..., Any] = json.loads
+) -> dict[str, Any]:
+    """The object in a JSON text; Reject for what is none."""
+    try:
+        value = loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Reject(reason, f"{name} is no valid JSON: {str(error)[:LONGEST]}") from None
+    if not isinstance(value, dict):
+        raise Reject(reason, f"{name} is no JSON object")
+    return value
 
 
 def json_value(content: bytes) -> None:

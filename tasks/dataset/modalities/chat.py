@@ -7,7 +7,6 @@ would show the wrong one. The model's own tokens, such as `<|image|>`, are no ma
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import images
-from tasks.dataset.formats.checks import is_blank
+from tasks.dataset.formats.checks import is_blank, json_object
 from tasks.dataset.modalities.base import Fault, Modality, Taken
 from tasks.dataset.modalities.image_text import judge_each, judge_json
 from tasks.dataset.rejects import Reject
@@ -99,12 +98,7 @@ def _gap(numbered: list[str]) -> str | None:
 
 
 def _conversation(document: bytes) -> Conversation:
-    try:
-        value = json.loads(document)
-    except (ValueError, RecursionError):
-        raise Reject("chat.turns", "json is no valid JSON") from None
-    if not isinstance(value, dict):
-        raise Reject("chat.turns", "json is no JSON object")
+    value = json_object(document, "chat.turns")
     ratings: Any = value.get("ratings") or {}
     if not isinstance(ratings, dict):
         raise Reject("chat.ratings", f"ratings are a {type(ratings).__name__}, not lists by name")

@@ -5,12 +5,11 @@ White space around a caption is no part of it, whatever source it comes from.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import images
-from tasks.dataset.formats.checks import is_blank, problem_of
+from tasks.dataset.formats.checks import is_blank, json_object, problem_of
 from tasks.dataset.modalities.base import Fault, Modality, Taken
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
@@ -40,10 +39,10 @@ def judge_each(members: Mapping[str, bytes], names: Iterable[str]) -> list[Fault
 
 def judge_json(members: Mapping[str, bytes]) -> list[Fault]:
     try:
-        value = json.loads(members.get("json", b"{}"))
-    except (ValueError, RecursionError) as error:
-        return [Fault("member.undecodable", "json", str(error))]
-    return [] if isinstance(value, dict) else [Fault("member.undecodable", "json", "no JSON object")]
+        json_object(members.get("json", b"{}"), "source.unreadable")
+    except Reject as reject:
+        return [Fault("member.undecodable", "json", reject.detail)]
+    return []
 
 
 IMAGE_TEXT = Modality(

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import Unjudged, images, npy, tensors
-from tasks.dataset.formats.checks import is_blank
+from tasks.dataset.formats.checks import is_blank, json_object
+from tasks.dataset.formats.tensors import UNSOUND
 from tasks.dataset.modalities import image_text
 from tasks.dataset.modalities.base import Fault, Modality, Taken, missing
 from tasks.dataset.rejects import Reason, Reject
@@ -44,8 +45,8 @@ Posterize, Solarize, AutoContrast, Equalize."""
 FARTHEST = 1 << 30
 """Pixels; no image has a side of as many."""
 REASONS: Mapping[Reason, Reason] = {
-    "volume.undecodable": "reinforcement.members",
-    "volume.dtype": "reinforcement.members",
+    "volume.undecodable": UNSOUND,
+    "volume.dtype": UNSOUND,
     "volume.pickle": "archive.unsafe",
 }
 """What the faults of an array are called where it holds embeddings."""
@@ -112,11 +113,11 @@ def check_added(members: Members, width: int, height: int) -> dict[str, int]:
     lacking = missing(REQUIRED[2:], members)
     if lacking or (NPZ in members and PTH in members):
         fault = f"no {lacking[0]}" if lacking else f"has both {NPZ} and {PTH}"
-        raise Reject("reinforcement.members", fault)
-    of_image = augmentations(members["paug.json"])
+        raise Reject(UNSOUND, fault)
+    of_image = augmentations(bytes(members["paug.json"]))
     for number, augmentation in enumerate(of_image):
         _check_augmentation(number, augmentation, width, height)
-    of_text = captions(members["syn.json"])
+    of_text = captions(bytes(members["syn.json"]))
     counts = {
         "augmentations": len(of_image),
         "synthetic_captions": sum(len(texts) for texts in of_text.values()),
@@ -128,14 +129,14 @@ def check_added(members: Members, width: int, height: int) -> dict[str, int]:
 
 def augmentations(content: bytes) -> Sequence[Any]:
     """`param_aug` of a `paug.json`, which is a list, or a list as JSON text; Reject."""
-    value = _object(content, "paug.json").get("param_aug")
+    value = json_object(content, UNSOUND, "paug.json").get("param_aug")
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             value = None
     if not isinstance(value, list) or not value:
-        raise Reject("reinforcement.members", "paug.json: param_aug is no list of augmentations")
+        raise Reject(UNSOUND, "paug.json: param_aug is no list of augmentations")
     return value
 
 
@@ -152,27 +153,16 @@ def crop_of(number: int, augmentation: Any) -> Crop:
 
 def captions(content: bytes) -> dict[str, Sequence[str]]:
     """The lists of synthetic captions of a `syn.json` by their names; Reject."""
-    named = {
-        name: value for name, value in _object(content, "syn.json").items() if name.startswith("syn_text")
-    }
+    value = json_object(content, UNSOUND, "syn.json")
+    named = {name: texts for name, texts in value.items() if name.startswith("syn_text")}
     for name, texts in named.items():
         if not isinstance(texts, list) or not texts:
-            raise Reject("reinforcement.members", f"syn.json: {name} is no list of captions")
+            raise Reject(UNSOUND, f"syn.json: {name} is no list of captions")
         if not all(isinstance(text, str) and not is_blank(text) for text in texts):
-            raise Reject("reinforcement.members", f"syn.json: {name} holds an empty caption")
+            raise Reject(UNSOUND, f"syn.json: {name} holds an empty caption")
     if not named:
-        raise Reject("reinforcement.members", "syn.json has no syn_text")
+        raise Reject(UNSOUND, "syn.json has no syn_text")
     return named
-
-
-def _object(content: bytes, suffix: str) -> dict[str, Any]:
-    try:
-        value = json.loads(bytes(content))
-    except (ValueError, RecursionError):
-        raise Reject("reinforcement.members", f"{suffix} is no valid JSON") from None
-    if not isinstance(value, dict):
-        raise Reject("reinforcement.members", f"{suffix} is no JSON object")
-    return value
 
 
 def _check_augmentation(number: int, augmentation: Any, width: int, height: int) -> None:
@@ -186,7 +176,7 @@ def _check_augmentation(number: int, augmentation: Any, width: int, height: int)
     if operations is None:
         return
     if not isinstance(operations, list) or not all(map(_is_operation, operations)):
-        raise Reject("reinforcement.members", f"{where}: operations are no [[0 to 13, number], …]")
+        raise Reject(UNSOUND, f"{where}: operations are no [[0 to 13, number], …]")
 
 
 def _is_pixels(value: Any) -> bool:
@@ -223,7 +213,7 @@ def _check_embeddings(
     for name, expected in rows.items():
         array = arrays.get(name)
         if array is None:
-            raise Reject("reinforcement.members", f"there is no {name}")
+            raise Reject(UNSOUND, f"there is no {name}")
         if array.ndim != 2 or array.dtype.kind != "f" or not array.shape[1]:
             raise Reject("reinforcement.rows", f"{name} is {array.dtype} in {array.shape}, no rows of floats")
         if array.shape[0] != expected:
@@ -246,7 +236,7 @@ REINFORCED = Modality(
         "synthetic_captions": int,
         "embedding_width": int,
     },
-    undecodable="reinforcement.members",
+    undecodable=UNSOUND,
     check=check,
     unjudged=unjudged,
 )

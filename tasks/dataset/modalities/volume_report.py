@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset, VolumeRules
 from tasks.dataset.formats import npy
-from tasks.dataset.formats.checks import is_blank
+from tasks.dataset.formats.checks import is_blank, json_object
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import (
     ZYX,
@@ -95,14 +96,9 @@ def _report(raw: Members) -> str:
 def _stated(raw: Members) -> dict[str, Any]:
     """What is stated of the volume, its labels complete; numbers that JSON has not (NaN, Infinity, also as
     1e999) are not known."""
-    try:
-        facts = json.loads(
-            bytes(raw.get("json", b"{}")), parse_constant=lambda _: None, parse_float=_finite_or_none
-        )
-    except (ValueError, RecursionError):
-        facts = None
-    if not isinstance(facts, dict):
-        raise Reject("source.unreadable", "json: no JSON object")
+    content = bytes(raw.get("json", b"{}"))
+    finite = partial(json.loads, parse_constant=lambda _: None, parse_float=_finite_or_none)
+    facts = json_object(content, "source.unreadable", loads=finite)
     fault = _fault_of_labels(facts)
     if fault is not None:
         raise Reject("labels.missing", fault)

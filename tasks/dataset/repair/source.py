@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tasks.core.config import differing_keys
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.files import is_disk_full
 from tasks.core.process import available_cores
@@ -176,22 +177,11 @@ def _require_same_rules(
 ) -> None:
     if manifest is None or config_digest(given.dataset) == manifest.config_digest:
         return
-    differs = [] if stored is None else _differing(stored.dataset, given.dataset)
-    what = ", ".join(differs[:5]) or f"the manifest's config_digest is {manifest.config_digest[:12]}…"
+    what = f"the manifest's config_digest is {manifest.config_digest[:12]}…"
+    if stored is not None:
+        built, now = (one.dataset.model_dump(mode="json", exclude=PLACES) for one in (stored, given))
+        what = ", ".join(differing_keys(built, now, "dataset.")[:5]) or what
     raise UsageError(
         f"--config: its rules are not those of version {version.name} ({what}), so its shards would not be "
         "the same; give the config that it was built by, or make a new version: tarmac build"
     )
-
-
-def _differing(one: Dataset, other: Dataset) -> list[str]:
-    """The keys of rules in which two blocks differ."""
-    mine, its = (_flat(dataset.model_dump(mode="json", exclude=PLACES)) for dataset in (one, other))
-    return [f"dataset.{key}" for key in sorted(mine.keys() | its.keys()) if mine.get(key) != its.get(key)]
-
-
-def _flat(block: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in block.items():
-        flat |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
-    return flat

@@ -21,6 +21,7 @@ from tasks.core.schema import Dataset
 from tasks.core.schema.source import ImageFolderSource
 from tasks.core.stores import ABSENT, Stat, Store, Unreachable, is_hidden, open_store
 from tasks.dataset.formats import images
+from tasks.dataset.formats.checks import json_object
 from tasks.dataset.keys import key_of
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.base import Container, Item
@@ -162,12 +163,7 @@ class ImageFolder:
         content = self._text(file)
         if self._config.field is None:
             return {"txt": content.encode()}
-        try:
-            fields = json.loads(content)
-        except (ValueError, RecursionError):
-            raise Reject("caption.missing", "the caption file is no valid JSON") from None
-        if not isinstance(fields, dict):
-            raise Reject("caption.missing", "the caption file is no JSON object")
+        fields = json_object(content, "caption.missing", "the caption file")
         members = {"txt": text_of(fields.pop(self._config.field, None))}
         return {**members, "json": to_json(fields)} if fields else members
 
