@@ -19,7 +19,7 @@ from tasks.dataset.build.sidecar import SAMPLE_COLUMNS, accepted, first
 from tasks.dataset.index import read_index
 from tasks.dataset.layout import INPUTS, samples_name
 from tasks.dataset.rejects import TRANSIENT, printable
-from tasks.dataset.repair.source import Again
+from tasks.dataset.repair.source import Conversion
 from tasks.dataset.tables import DAMAGED, Batches, ShardRecord, read_pieces
 from tasks.dataset.tar.format import END
 
@@ -145,11 +145,11 @@ def spans_of(rows: Any) -> Spans:
     return np.stack(columns, axis=1)
 
 
-def rejected(plan: Plan, again: Again) -> Faults:
+def rejected(plan: Plan, conversion: Conversion) -> Faults:
     """The needed samples that were not converted."""
     faults = defaultdict(list)
     names = dict(zip(plan.column("key"), plan.column("original_key"), strict=True))
-    for key, (reason, detail) in again.rejects.items():
+    for key, (reason, detail) in conversion.rejects.items():
         if reason == "member.missing":
             faults[GONE].append(names[key])
         else:
@@ -158,13 +158,13 @@ def rejected(plan: Plan, again: Again) -> Faults:
     return faults
 
 
-def differing(plan: Plan, again: Again, changes: str) -> Faults:
+def differing(plan: Plan, conversion: Conversion, changes: str) -> Faults:
     """The converted samples whose bytes are not those that the shard had; `changes` names other packages."""
     faults = defaultdict(list)
     otherwise = f"{CONVERTED_OTHERWISE}: {changes or 'the packages are, too; was Tarmac itself another?'}"
-    if again.sidecar is not None:
+    if conversion.sidecar is not None:
         columns = ("content", "size", "stamp", "crc32c")
-        found = zip(*(again.sidecar.column(name).to_pylist() for name in columns), strict=True)
+        found = zip(*(conversion.sidecar.column(name).to_pylist() for name in columns), strict=True)
         built = zip(*(plan.needed_column(name) for name in ("original_key", *columns)), strict=True)
         for (name, content, *place, crc32c), (content_now, *place_now, crc32c_now) in zip(
             built, found, strict=True

@@ -8,7 +8,7 @@ spoil anything. Sound spans are kept by their CRC32C in the index; only the othe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,7 @@ from tasks.dataset.repair.contents import (
     worded,
 )
 from tasks.dataset.repair.result import BRING_BACK, CONFIGURE, MIND, MOVED, REBUILD, Done, Failed, Way
-from tasks.dataset.repair.source import Again, Origin, Source
+from tasks.dataset.repair.source import Conversion, Origin, Source
 from tasks.dataset.repair.workplace import Workplace, inode, is_file, is_sealed
 from tasks.dataset.tables import ShardRecord, read_shards
 from tasks.dataset.tar.format import END
@@ -72,10 +72,9 @@ class ShardRepair:
     cleared: set[str] = field(default_factory=set)
     """Names that were in no table and are not there any more."""
 
-    def run(self, named: Iterable[str], extras: Sequence[str], again: Iterable[str]) -> None:
-        """Repair the shards that are `named`, convert those of `again` wholly from their source, and move the
-        `extras`, which belong to no version, away."""
-        afresh = set(again)
+    def run(self, named: Iterable[str], extras: Sequence[str], afresh: Collection[str]) -> None:
+        """Repair the shards that are `named`, convert those of `afresh` wholly from their source, and move
+        the `extras`, which belong to no version, away."""
         records = [self.records[name] for name in sorted({*named, *afresh}) if name in self.records]
         self._total = len(records)
         seen = self._examine(records, extras)
@@ -92,8 +91,7 @@ class ShardRepair:
         self._copies = _Copies(self.place, {record.blake3 for record in damaged})
         left = self._link([one for one in damaged if one.name not in afresh], seen)
         left += [one for one in damaged if one.name in afresh]
-        plans = {plan.record.name: plan for plan in self._plans(left, seen, afresh)}
-        self._make(plans)
+        self._make(self._plans(left, seen, afresh))
         self._clear(extras)
 
     def _path(self, record: ShardRecord) -> Path:
@@ -142,25 +140,26 @@ class ShardRepair:
         return left
 
     def _plans(
-        self, records: Iterable[ShardRecord], seen: Mapping[Path, Examined], afresh: set[str]
-    ) -> Iterator[Plan]:
+        self, records: Iterable[ShardRecord], seen: Mapping[Path, Examined], afresh: Collection[str]
+    ) -> dict[str, Plan]:
+        plans = {}
         for record in records:
             rows = self._contents.rows(record)
             if rows is None:
                 self._fail(record, "no table says which samples it held", REBUILD)
                 continue
-            found = seen.get(self._path(record))
-            has_some = found is not None and record.name not in afresh
-            plan = Plan(record, rows, found.sound if found and has_some else [False] * len(rows))
+            found = None if record.name in afresh else seen.get(self._path(record))
+            plan = Plan(record, rows, [False] * len(rows) if found is None else found.sound)
             if plan.needed and self.origin.lacking:
                 self._fail(record, self.origin.lacking, CONFIGURE)
             else:
-                yield plan
+                plans[record.name] = plan
+        return plans
 
     def _make(self, plans: Mapping[str, Plan]) -> None:
         """Put the shards together, those first that need nothing of the source."""
         for name in [name for name, plan in plans.items() if not plan.needed]:
-            self._put_together(plans[name], Again(name))
+            self._put_together(plans[name], Conversion(name))
         wanted = {
             name: [plan.column("key")[row] for row in plan.needed]
             for name, plan in plans.items()
@@ -171,11 +170,11 @@ class ShardRepair:
         files = {file for plan in plans.values() for file in plan.needed_column("file")}
         source = Source(self.origin.config, self.place.staging, self.progress)
         finished = set()
-        for again in source.convert(wanted, frozenset(filter(None, files))):
-            if again.sidecar is None and source.trouble is not None:
+        for conversion in source.convert(wanted, frozenset(filter(None, files))):
+            if conversion.sidecar is None and source.trouble is not None:
                 continue  # it may be in what could not be read
-            finished.add(again.name)
-            self._put_together(plans[again.name], again)
+            finished.add(conversion.name)
+            self._put_together(plans[conversion.name], conversion)
         for name in sorted(wanted.keys() - finished):
             plan = plans[name]
             needs = f"needs {len(plan.needed):,} of its {counted(len(plan.sound), 'sample')} from the source"
@@ -183,10 +182,10 @@ class ShardRepair:
             is_environment = source.is_environment
             self._fail(plan.record, reason, MIND if is_environment else MOVED, is_environment)
 
-    def _put_together(self, plan: Plan, again: Again) -> None:
-        faults = rejected(plan, again)
+    def _put_together(self, plan: Plan, conversion: Conversion) -> None:
+        faults = rejected(plan, conversion)
         total = len(plan.sound)
-        if not faults and self._write(plan, again):
+        if not faults and self._write(plan, conversion):
             count, samples = len(plan.needed), counted(total, "sample")
             if not count:
                 self._install(plan.record, "put together again: all its samples were sound", "joined")
@@ -196,18 +195,18 @@ class ShardRepair:
                 how = f"{count:,} of {samples} converted again, the others were sound"
                 self._install(plan.record, how, "converted")
             return
-        faults = faults or differing(plan, again, self.origin.changes)
+        faults = faults or differing(plan, conversion, self.origin.changes)
         reason = worded(faults, total, self.origin.is_private) or "its tables say otherwise than its seal"
         is_environment = UNREADABLE in faults
         self._fail(plan.record, reason, MIND if is_environment else BRING_BACK, is_environment)
 
-    def _write(self, plan: Plan, again: Again) -> bool:
+    def _write(self, plan: Plan, conversion: Conversion) -> bool:
         """Write the shard from its sound spans and the converted ones; whether it has its seal then."""
         temporary = self.place.temporary()
         running = blake3()
         try:
             with temporary.open("wb") as out:
-                for part in _parts(plan, self._path(plan.record), again):
+                for part in _parts(plan, self._path(plan.record), conversion):
                     running.update(part)
                     out.write(part)
                 out.flush()
@@ -218,8 +217,8 @@ class ShardRepair:
             return True
         finally:
             temporary.unlink(missing_ok=True)
-            if again.tar is not None:
-                again.tar.unlink(missing_ok=True)
+            if conversion.tar is not None:
+                conversion.tar.unlink(missing_ok=True)
 
     def _install(self, record: ShardRecord, how: str, way: Way) -> None:
         """Let the shard be the proven file, here and wherever it is as damaged; here last, so that a
@@ -301,16 +300,16 @@ class _Copies:
                 yield path
 
 
-def _parts(plan: Plan, damaged: Path, again: Again) -> Iterator[bytes]:
+def _parts(plan: Plan, damaged: Path, conversion: Conversion) -> Iterator[bytes]:
     """The bytes of the shard: each sample's span, from its damaged file or from the converted one."""
     converted: Iterator[tuple[int, int]] = iter(())
-    if again.sidecar is not None:
-        spans = spans_of(again.sidecar)
+    if conversion.sidecar is not None:
+        spans = spans_of(conversion.sidecar)
         converted = ((int(offset), int(length)) for offset, length, _ in spans)
     files: dict[Path, BinaryIO] = {}
     try:
         for is_sound, (offset, length, _) in zip(plan.sound, plan.spans, strict=True):
-            path = damaged if is_sound else again.tar
+            path = damaged if is_sound else conversion.tar
             assert path is not None
             if path not in files:
                 files[path] = path.open("rb", buffering=0)

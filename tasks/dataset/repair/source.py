@@ -74,7 +74,7 @@ def _of_the_same_rules(others: Iterable[Path], manifest: Manifest | None) -> Bui
 
 
 @dataclass(frozen=True)
-class Again:
+class Conversion:
     """A shard's needed samples after their conversion: a sidecar with a row and a tar with a span for each,
     in the order of the needed keys; no tar where none could be taken. `rejects` are the reason and detail of
     each sample that was not taken, by key; nothing is converted where the source itself lacks one."""
@@ -94,7 +94,9 @@ class Source:
         self._progress = progress
         self.trouble: Exception | None = None
 
-    def convert(self, wanted: Mapping[str, Sequence[str]], containers: frozenset[str]) -> Iterator[Again]:
+    def convert(
+        self, wanted: Mapping[str, Sequence[str]], containers: frozenset[str]
+    ) -> Iterator[Conversion]:
         """Convert the samples of these keys, shard by shard, each as soon as it is done.
 
         `containers` are those of sequential sources that held them: they are read first, the others only
@@ -111,13 +113,13 @@ class Source:
             for name, keys in wanted.items():
                 rejects = {key: lacking[key] for key in keys if key in lacking}
                 if rejects:
-                    yield Again(name, rejects)
+                    yield Conversion(name, rejects)
             for name, sidecar, tar in named.convert(self._progress):
                 if lacking.keys().isdisjoint(wanted[name]):
                     columns = (sidecar.column(column).to_pylist() for column in ("reason", "detail"))
                     fates = zip(wanted[name], *columns, strict=True)
                     rejects = {key: (reason, detail) for key, reason, detail in fates if reason is not None}
-                    yield Again(name, rejects, sidecar, tar)
+                    yield Conversion(name, rejects, sidecar, tar)
         except (TarmacError, OSError) as error:
             if is_disk_full(error):
                 raise
