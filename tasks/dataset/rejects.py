@@ -325,15 +325,10 @@ def _read_rows(folder: Path, counts: Mapping[str, int]) -> dict[str, list[Reject
 
     found: dict[str, list[RejectRow]] = {reason: [] for reason, count in counts.items() if count}
     for piece in read_pieces(folder / REJECTS, ["reason", *RejectRow._fields]):
-        wanting = [reason for reason, rows in found.items() if len(rows) < min(COMPARED, counts[reason])]
-        for reason in wanting:
-            rows = piece.filter(pc.field("reason") == reason).slice(0, COMPARED - len(found[reason]))
-            columns = (rows.column(name).to_pylist() for name in RejectRow._fields)
-            found[reason] += [
-                RejectRow(*(cell or "" for cell in cells)) for cells in zip(*columns, strict=True)
-            ]
-        if not wanting:
-            break
+        for reason, rows in found.items():
+            same = piece.filter(pc.field("reason") == reason).slice(0, COMPARED - len(rows))
+            cells = same.select(RejectRow._fields).to_pylist()
+            rows += [RejectRow(**{name: cell or "" for name, cell in row.items()}) for row in cells]
     return found
 
 

@@ -277,14 +277,14 @@ def image_column(table: Table) -> Column | None:
 
 def caption_columns(columns: Mapping[str, Column], image: Column | None = None) -> list[Column]:
     """The columns that may be captions, the likeliest first."""
-    scores: dict[str, float] = {}
+    scores: list[tuple[float, Column]] = []
     for column in columns.values():
         points_elsewhere = max(column.share("image"), column.share("address")) > 0.1
         is_other = column is image or column.name.lower() in (*KEY_NAMES, *SPLIT_COLUMNS)
         if column.is_text and not points_elsewhere and not is_other:
-            scores[column.name] = 2 * column.is_called(CAPTION_NAMES) + 2 * column.share("spaced")
-    names = sorted((name for name in scores if scores[name] >= 1), key=lambda name: -scores[name])
-    return [columns[name] for name in names]
+            scores.append((2 * column.is_called(CAPTION_NAMES) + 2 * column.share("spaced"), column))
+    scores.sort(key=lambda scored: -scored[0])
+    return [column for score, column in scores if score >= 1]
 
 
 def label_column(table: Table, image: Column, caption: Column) -> Column | None:
@@ -302,8 +302,6 @@ def label_column(table: Table, image: Column, caption: Column) -> Column | None:
 
 
 def _is_number(cell: Any) -> bool:
-    if isinstance(cell, bool):
-        return True
     try:
         float(cell)
     except (TypeError, ValueError, OverflowError):

@@ -318,8 +318,8 @@ def _tables_about(
     Where no table lies below, those in the folder around are looked at.
     """
     names = frozenset(stem(file.rpartition("/")[2]) for file in files)
-    profiles = all_tables.each or _tables_around(inventory)
-    tables = [table for one in profiles if (table := _table(inventory, one, names)) is not None]
+    looked_at = all_tables.each or _tables_around(inventory)
+    tables = [table for one in looked_at if (table := _table(inventory, one, names)) is not None]
     tables.sort(key=lambda one: (-len(one.names), one.path))
     by_role: dict[Role, list[VolumeTable]] = {"reports": [], "labels": [], "metadata": []}
     for table in tables:
@@ -330,7 +330,7 @@ def _tables_about(
         if its:
             chosen[role], others = _joined(its)
             unused += [shown(table.path) for table in others]
-    warnings = Tables(profiles, ()).warnings()
+    warnings = Tables(looked_at, ()).warnings()
     if unused:
         warnings.append(f"not used, as other tables name these volumes: {listed(unused)}")
     return chosen, warnings
