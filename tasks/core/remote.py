@@ -13,7 +13,6 @@ import asyncio
 import errno
 import importlib.util
 import io
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -122,43 +121,29 @@ class RemoteStore:
             return ABSENT
 
     def look_ahead(self, files: Sequence[str]) -> None:
-        """Ask about many files at once. Failures are kept for `stat` to raise; those that may pass are tried
-        again here, all together."""
-        self._known = {}
-        waiting = list(files)
-        for attempt in range(TRIES):
-            _pause(attempt)
-            found = call(self._fs, self._infos, waiting, where=self.location, limit_s=LISTING_S)
-            again = []
-            for file, info in zip(waiting, found, strict=True):
-                if isinstance(info, BaseException):
-                    failed, may_pass = failure(info, self.path(file))
-                    self._known[file] = failed
-                    again += [file] if may_pass else []
-                else:
-                    self._known[file] = _stat(info)
-            waiting = again
-            if not waiting:
-                return
+        """Ask about many files at once. Failures are kept for `stat` to raise."""
+        found = call(self._fs, self._look, files, where=self.location, limit_s=LISTING_S)
+        self._known = dict(zip(files, found, strict=True))
 
-    async def _infos(self, files: Sequence[str]) -> list[dict[str, Any] | BaseException]:
+    async def _look(self, files: Sequence[str]) -> list[Stat | OSError]:
         limit = asyncio.Semaphore(TOGETHER)
         failed: Counter[str] = Counter()
 
-        async def one(file: str) -> dict[str, Any]:
+        async def one(file: str) -> Stat | OSError:
             path = self.path(file)
+            host = host_of(path)
             async with limit:
-                if failed[host_of(path)] >= HOPELESS:
-                    raise TimeoutError
+                if failed[host] >= HOPELESS:
+                    return failure(TimeoutError(), path)[0]
                 try:
-                    found = await asyncio.wait_for(self._info(path), REQUEST_S)
-                except BaseException as error:
-                    failed[host_of(path)] += failure(error, path)[1]
-                    raise
-                failed[host_of(path)] = 0
+                    found = _stat(await _persistent(self._info, path, where=path))
+                except OSError as error:
+                    failed[host] += isinstance(error, Unreachable)
+                    return error
+                failed[host] = 0
                 return found
 
-        return await asyncio.gather(*map(one, files), return_exceptions=True)
+        return await asyncio.gather(*map(one, files))
 
     async def _info(self, path: str) -> dict[str, Any]:
         found: dict[str, Any] = await (web.info(self._fs, path) if self._is_web else self._fs._info(path))
@@ -308,26 +293,26 @@ def filesystem(location: str, config_key: str) -> Any:
     return made
 
 
-def call(
-    fs: Any, function: Callable[..., Any], *arguments: Any, where: str, limit_s: float = 0, **named: Any
-) -> Any:
+def call(fs: Any, function: Callable[..., Any], *arguments: Any, where: str, **named: Any) -> Any:
     """The result of one of fsspec's coroutines, tried again where that may help; OSError about `where`."""
     from fsspec.asyn import sync
 
+    return sync(fs.loop, _persistent, function, *arguments, where=where, **named)
+
+
+async def _persistent(
+    function: Callable[..., Any], *arguments: Any, where: str, limit_s: float = 0, **named: Any
+) -> Any:
     for attempt in range(TRIES):
-        _pause(attempt)
+        if attempt:
+            await asyncio.sleep(PAUSE_S * 2 ** (attempt - 1))
         try:
-            return sync(fs.loop, function, *arguments, timeout=limit_s or REQUEST_S, **named)
+            return await asyncio.wait_for(function(*arguments, **named), limit_s or REQUEST_S)
         except Exception as error:  # noqa: BLE001 - clients raise what they like; all of it becomes an OSError
             failed, may_pass = failure(error, where)
         if not may_pass:
             break
     raise failed
-
-
-def _pause(attempt: int) -> None:
-    if attempt:
-        time.sleep(PAUSE_S * 2 ** (attempt - 1))
 
 
 def failure(error: BaseException, location: str) -> tuple[OSError, bool]:
