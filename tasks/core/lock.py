@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 10.0
 STALE_S = 120.0
 PINS = "pins"
-TRIES = 5
-"""Drafts of a lease: a sweep of dead processes' leftovers may remove one whose process it cannot see."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,6 @@ class Lease:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._mine = Identity.mine()
-        self._since = time.time()
 
     def acquire(self) -> None:
         """Take the lease; Held when a live holder has it, OSError when the lease cannot be read."""
@@ -158,15 +155,9 @@ class Lease:
             self.path.unlink(missing_ok=True)
 
     def _create(self) -> bool:
-        for _ in range(TRIES - 1):
-            with contextlib.suppress(FileNotFoundError):
-                return self._link_draft()
-        return self._link_draft()
-
-    def _link_draft(self) -> bool:
+        """Link a draft into the lease's place; False where a lease is there already."""
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.{threading.get_ident()}")
-        self._since = time.time()
-        write_json(draft, {**self._mine.to_json(), "since": self._since})
+        write_json(draft, {**self._mine.to_json(), "since": time.time()})
         try:
             os.link(draft, self.path)
         except FileExistsError:
@@ -192,20 +183,15 @@ class Lease:
                 os.link(grave, self.path)
         grave.unlink(missing_ok=True)
 
-    def _is_lost(self) -> bool:
-        """Whether the lease is gone or held by another; OSError where it cannot be read."""
-        try:
-            holder = _read(self.path)
-        except FileNotFoundError:
-            return True
-        return holder is not None and holder.identity != self._mine
-
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
             try:
-                if self._is_lost():
+                holder = _read(self.path)
+                if holder is not None and holder.identity != self._mine:
                     return  # taken over while this process could not beat
                 os.utime(self.path)  # to the file system's time, without a rewrite that could undo a takeover
+            except FileNotFoundError:
+                return
             except OSError as error:
                 logger.warning("%s: no heartbeat (%s); trying again", self.path, error)
 

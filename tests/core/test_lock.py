@@ -176,23 +176,6 @@ def test_a_lease_that_cannot_be_read_is_not_taken_over(tmp_path: Path) -> None:
         assert path.is_symlink()
 
 
-def test_a_draft_that_a_sweep_removes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "lease.json"
-    link = os.link
-    swept: list[Path] = []
-
-    def sweep_first(draft: Path, target: Path) -> None:
-        if not swept:
-            swept.append(draft)
-            draft.unlink()
-        link(draft, target)
-
-    monkeypatch.setattr(os, "link", sweep_first)
-    with Lease(path):
-        assert holder_of(path) is not None
-    assert swept and list(tmp_path.iterdir()) == []
-
-
 def test_a_build_that_waits_tells_of_a_folder_that_it_cannot_write_any_more(tmp_path: Path) -> None:
     output = tmp_path / "out"
     raw.pictures(tmp_path / "raw", 2)
