@@ -54,10 +54,6 @@ class _Expected:
     proof: Path
     versions: tuple[tuple[str, str], ...]
 
-    @classmethod
-    def here(cls, folder: Path) -> _Expected:
-        return cls(folder / f".seen-{secrets.token_hex(4)}", tuple(_versions().items()))
-
 
 def map_on_dask(
     function: Callable[[Item], Result],
@@ -67,7 +63,7 @@ def map_on_dask(
     say: Callable[[str], None],
 ) -> Generator[Result, None, None]:
     """Yield `function(item)` for every item, in order of arrival; see `tasks.core.engines.map_groups`."""
-    expected = _Expected.here(folder)
+    expected = _Expected(folder / f".seen-{secrets.token_hex(4)}", tuple(_versions().items()))
     folder.mkdir(parents=True, exist_ok=True)
     expected.proof.touch()
     try:
@@ -173,13 +169,10 @@ class _Window:
         except (CancelledError, TimeoutError):
             raise self._gone() from None
         except ModuleNotFoundError as error:
-            raise self._unfit(error) from None
-
-    def _unfit(self, error: ModuleNotFoundError) -> UsageError:
-        return UsageError(
-            f"engine.build: a worker of the Dask cluster at {self._address} has no module {error.name}; "
-            "install Tarmac for the workers as here"
-        )
+            raise UsageError(
+                f"engine.build: a worker of the Dask cluster at {self._address} has no module {error.name}; "
+                "install Tarmac for the workers as here"
+            ) from None
 
 
 @dataclass(frozen=True)

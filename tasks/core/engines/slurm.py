@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from tasks.core.child import ERRORS
 from tasks.core.engines.local import TRIES
 from tasks.core.engines.slurm_job import Call, Plan
-from tasks.core.engines.slurm_queue import Queue, Queued, ending, log_of, require_slurm
+from tasks.core.engines.slurm_queue import SETTLE_S, Queue, ending, log_of, require_slurm
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_lines
 from tasks.core.schema.engine import BuildEngine
@@ -61,13 +61,14 @@ def map_on_slurm(
     if plan.count == 0:
         return
     queue = Queue(f"tarmac-build-{token}")
+    settle_s = 0.0
     with _heartbeat(plan.heartbeat):
         try:
             for value in _Watch(plan, queue, engine, say).results():
                 yield plan.call.result.validate_python(value)
-            queue.settle()
+            settle_s = SETTLE_S
         finally:
-            queue.cancel()
+            queue.cancel(after_s=settle_s)
 
 
 @contextlib.contextmanager
@@ -244,17 +245,17 @@ class _Watch:
                 )
             return
         self._answered = now
-        waiting: list[Queued] = []
+        waiting: list[str] = []
         shares = self._unfinished()
         for share in shares:
-            queued = seen.get(share.job)
-            state = share.state(queued.state if queued else None, now)
-            if state == "waiting" and queued is not None:
-                waiting.append(queued)
+            queued, reason = seen.get(share.job, (None, ""))
+            state = share.state(queued, now)
+            if state == "waiting":
+                waiting.append(reason)
             elif state in ("spent", "lost"):
                 self._again(share, is_lost=state == "lost")
         if waiting and len(waiting) == len(shares):
-            self._say(_waiting([queued.reason for queued in waiting]))
+            self._say(_waiting(waiting))
 
     def _again(self, share: Share, is_lost: bool) -> None:
         """Submit what an ended job has left over; TarmacError when that has been tried often enough."""

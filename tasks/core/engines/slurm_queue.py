@@ -34,14 +34,6 @@ SIGNAL_DELAY_S = 90
 
 
 @dataclass(frozen=True)
-class Queued:
-    """A job in Slurm's queue: its state, such as PENDING, and the reason why it waits."""
-
-    state: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Queue:
     """The jobs of one map, by their name."""
 
@@ -66,25 +58,22 @@ class Queue:
                 raise TarmacError(f"engine.build: Slurm does not take the jobs: {words}") from None
         return [str(job.job_id) for job in jobs]
 
-    def look(self) -> Mapping[str, Queued] | None:
-        """The map's queued and running jobs by id; None when Slurm does not answer."""
+    def look(self) -> Mapping[str, tuple[str, str]] | None:
+        """State (such as PENDING) and reason to wait of the map's queued and running jobs, by their ids; None
+        when Slurm does not answer."""
         answer = _ask(["squeue", "-h", "-r", *self._mine, "-o", "%i|%T|%r"])
         if answer is None:
             return None
         rows = (line.split("|", 2) for line in answer.splitlines() if line.count("|") >= 2)
-        return {job: Queued(state, reason) for job, state, reason in rows}
+        return {job: (state, reason) for job, state, reason in rows}
 
-    def settle(self) -> None:
-        """Give jobs that have done their work the time to end as they should."""
-        deadline = time.monotonic() + SETTLE_S
-        while self.look() != {} and time.monotonic() < deadline:
-            time.sleep(0.5)
-
-    def cancel(self) -> None:
-        """Cancel what is left and wait until it is gone; jobs that Slurm cannot reach end by themselves."""
-        deadline = time.monotonic() + CANCEL_S
-        while self.look() != {} and time.monotonic() < deadline:
-            _ask(["scancel", *self._mine])
+    def cancel(self, after_s: float) -> None:
+        """Give jobs that have done their work `after_s` seconds to end, then cancel what is left and wait
+        until it is gone; jobs that Slurm cannot reach end by themselves."""
+        start = time.monotonic()
+        while self.look() != {} and (waited_s := time.monotonic() - start) < after_s + CANCEL_S:
+            if waited_s >= after_s:
+                _ask(["scancel", *self._mine])
             time.sleep(0.5)
 
     @property
