@@ -48,7 +48,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart. `description` puts it into words, for those who cannot see it."""
+    """A line chart, whose axes reach zero. `description` puts it into words, for those who cannot see it."""
 
     title: str
     description: str
@@ -57,11 +57,9 @@ class Chart:
     series: Sequence[Series]
     levels: Sequence[tuple[str, float]] = ()
     """Horizontal lines with their labels."""
-    x_low: float | None = 0.0
-    x_high: float | None = None
-    """Values that the axes reach at least; None leaves it to the data."""
-    y_low: float | None = 0.0
-    y_high: float | None = None
+    x_high: float = 0.0
+    y_high: float = 0.0
+    """Values that the axes reach as well."""
     y_unit: Literal["number", "share"] = "number"
     note: str = ""
     """How to read it, where that is not obvious."""
@@ -95,9 +93,9 @@ def layout(chart: Chart) -> Layout:
     heights += [end for series in chart.series for _, *ends in series.intervals for end in ends]
     if not places:
         raise ValueError(f"the chart {chart.title!r} has no points")
-    x_low, x_high = _range(places, chart.x_low, chart.x_high)
+    x_low, x_high = _range([*places, chart.x_high])
     heights += [value for _, value in chart.levels]
-    y_marks = ticks(*_range(heights, chart.y_low, chart.y_high), outside=True)
+    y_marks = ticks(*_range([*heights, chart.y_high]), outside=True)
     y_low, y_high = y_marks[0], y_marks[-1]
 
     def to_x(value: float) -> float:
@@ -163,13 +161,10 @@ def _label(value: float, chart: Chart) -> str:
     return percent(value) if chart.y_unit == "share" else number(value)
 
 
-def _range(values: Sequence[float], low: float | None, high: float | None) -> tuple[float, float]:
-    """From the lowest to the highest, extended to `low` and `high`, and never empty."""
-    lowest = min([*values, *([] if low is None else [low])])
-    highest = max([*values, *([] if high is None else [high])])
-    if highest > lowest:
-        return lowest, highest
-    return (0.0, 1.0) if lowest == 0 else (lowest - abs(lowest) / 2, lowest + abs(lowest) / 2)
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """From the lowest to the highest of the values and zero, and never empty."""
+    lowest, highest = min(0.0, *values), max(0.0, *values)
+    return (lowest, highest) if highest > lowest else (0.0, 1.0)
 
 
 def _path(points: Sequence[Point]) -> str:
@@ -196,8 +191,8 @@ class Bars:
     y_label: str
     edges: Sequence[float]
     heights: Sequence[float]
-    names: Sequence[str] = ()
-    """The tooltip of each bar; its edges unless given."""
+    names: Sequence[str]
+    """What each bar's tooltip calls it."""
     lines: Sequence[tuple[str, float]] = ()
     note: str = ""
     is_whole: bool = False
@@ -244,13 +239,10 @@ def layout_bars(bars: Bars) -> BarLayout:
     def column(index: int) -> Bar:
         start, end = to_x(edges[index]), to_x(edges[index + 1])
         gap = min(max((end - start) / 12, LEAST_GAP), MOST_GAP) if end - start > 4 * LEAST_GAP else 0.0
-        name = (
-            bars.names[index] if bars.names else f"{number(edges[index], 4)} to {number(edges[index + 1], 4)}"
-        )
         top = to_y(heights[index])
         if heights[index] > 0:
             top = min(top, FRAME.bottom - 1.0)  # a bar above zero is visible
-        text = f"{name}: {number(heights[index], 6)}"
+        text = f"{bars.names[index]}: {number(heights[index], 6)}"
         return Bar(start + gap, top, round(end - start - 2 * gap, 2), round(FRAME.bottom - top, 2), text)
 
     x_marks = ticks(edges[0], edges[-1], outside=False)

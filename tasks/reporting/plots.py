@@ -115,7 +115,7 @@ def evaluation_chart(title: str, scores: Sequence[Score], chance: float | None) 
         y_label=title[:1].lower() + title[1:],
         series=[Series(title, [(s.step, s.value) for s in scores], intervals, marked=True)],
         levels=[(f"guessing: {number(chance, 2)}", chance)] if chance is not None else [],
-        y_high=1.0 if shares and highest > LOW_SHARE else None,
+        y_high=1.0 if shares and highest > LOW_SHARE else 0.0,
         note="Bars: 95 % intervals." if intervals else "",
     )
 

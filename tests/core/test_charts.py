@@ -67,10 +67,9 @@ def test_a_missing_value_breaks_the_line() -> None:
 
 def test_one_point_and_equal_values_can_be_drawn() -> None:
     for points in ([(600, 0.5)], [(0, 0.0)], [(1, 3.0), (2, 3.0)], [(0, -1.0)]):
-        for low in (0.0, None):
-            drawing = layout(chart(Series("train", points, marked=True), x_low=low, y_low=low))
-            assert all(FRAME.top <= y <= FRAME.bottom for _, y, _ in drawing.shapes[0].marks)
-            assert all(FRAME.left <= x <= FRAME.right for x, _, _ in drawing.shapes[0].marks)
+        drawing = layout(chart(Series("train", points, marked=True)))
+        assert all(FRAME.top <= y <= FRAME.bottom for _, y, _ in drawing.shapes[0].marks)
+        assert all(FRAME.left <= x <= FRAME.right for x, _, _ in drawing.shapes[0].marks)
 
 
 def test_a_chart_without_a_value_is_refused_by_its_name() -> None:
@@ -111,7 +110,8 @@ def test_hostile_labels_stay_text() -> None:
 
 
 def bars(edges: list[float], heights: list[float], **options: object) -> Bars:
-    return Bars("Sides", "Sides of images", "pixels", "images", edges, heights, **options)  # type: ignore[arg-type]
+    names = [f"from {edge}" for edge in edges[:-1]]
+    return Bars("Sides", "Sides of images", "pixels", "images", edges, heights, names, **options)  # type: ignore[arg-type]
 
 
 def test_bars_fill_the_frame_in_proportion() -> None:
@@ -120,7 +120,7 @@ def test_bars_fill_the_frame_in_proportion() -> None:
     assert second.height == pytest.approx(2 * first.height)
     assert second.y == FRAME.top and second.y + second.height == FRAME.bottom
     assert FRAME.left < first.x < second.x < (FRAME.left + FRAME.right) / 2
-    assert first.text == "0 to 10.00: 5.00000"
+    assert first.text == "from 0: 5.00000"
 
 
 def test_one_among_a_million_is_still_seen() -> None:

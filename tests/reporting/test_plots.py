@@ -100,11 +100,11 @@ def test_the_evaluation_shows_intervals_and_the_level_of_guessing() -> None:
 
 def test_low_shares_have_an_axis_of_their_own_height() -> None:
     low = [Score(200, 0.004, 0.001, 0.01), Score(400, 0.02, 0.01, 0.04)]
-    assert evaluation_chart("R@1", low, 0.0002).y_high is None
+    assert evaluation_chart("R@1", low, 0.0002).y_high == 0
     assert evaluation_chart("R@1", [*low, Score(600, 0.2, 0.18, 0.23)], 0.0002).y_high == 1.0
 
 
 def test_an_evaluation_without_interval_or_chance() -> None:
     chart = evaluation_chart("perplexity", [Score(200, 12.5)], None)
-    assert chart.levels == [] and chart.series[0].intervals == [] and chart.y_high is None
+    assert chart.levels == [] and chart.series[0].intervals == [] and chart.y_high == 0
     layout(chart)
