@@ -26,11 +26,10 @@ from typing import Any
 from pydantic import validate_call
 from pydantic_core import to_jsonable_python
 
-from tasks.core.errors import DataError, TarmacError, UsageError
+from tasks.core.errors import KINDS, TarmacError, kind_of
 from tasks.core.process import child_environment
 from tasks.core.screen import Progress, no_progress
 
-ERRORS = {kind.__name__: kind for kind in (TarmacError, UsageError, DataError)}
 PROGRESS_INTERVAL_S = 0.2
 LAST_LINES = 15
 
@@ -48,7 +47,7 @@ def call(
     """Run `package.module:function` with JSON arguments in a child process and return its JSON result.
 
     pydantic coerces the arguments to the function's annotations (paths, configs). What the child prints goes
-    to `log`, or to this process's standard error. Errors of the kinds in ERRORS are raised here as they were;
+    to `log`, or to this process's standard error. Errors of KINDS are raised here as they were;
     a child that crashed or was killed is a TarmacError with its last lines.
     """
     read_end, write_end = os.pipe()
@@ -91,7 +90,7 @@ def _converse(
         if "progress" in message:
             on_progress(*message["progress"])
         elif "error" in message:
-            raise ERRORS[message["error"]](message["text"])
+            raise KINDS[message["error"]](message["text"])
         else:
             return message["result"]
     code = process.wait()
@@ -150,8 +149,7 @@ def main(target: str, descriptor: int) -> int:
     try:
         result = validate_call(function)(**arguments, **extra)
     except TarmacError as error:
-        kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS)
-        send({"error": kind, "text": str(error)})
+        send({"error": kind_of(error), "text": str(error)})
         return error.exit_code
     send({"result": to_jsonable_python(result)})
     return 0

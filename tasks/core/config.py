@@ -23,9 +23,8 @@ from pydantic_core import core_schema
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.core.schema.dataset import MODALITIES_OF
+from tasks.core.schema.source import TABLES
 
-TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-"""Given by mistake, these would read as YAML with a key or two, and their rows must not be shown."""
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LONGEST_KEY = 60
 """Characters of a key that an error shows."""
@@ -36,7 +35,7 @@ ABOUT_A_KEY = ("extra_forbidden", "missing")
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config in `path` with `overrides` such as `train.lr=1e-4` applied; UsageError names key and fix."""
-    if path.suffix.lower() in TABLES:
+    if path.suffix.lower() in TABLES:  # it might read as YAML with a key or two, and an error show its rows
         raise UsageError(f"{path}: is a table and no config; `tarmac init {path}` writes one for it")
     text = _read(path)
     with _yaml_errors(path):

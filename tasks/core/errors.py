@@ -18,3 +18,12 @@ class UsageError(TarmacError):
 
 class DataError(TarmacError):
     """Wrong data: the message names file, sample and fix; exit code 1."""
+
+
+KINDS = {kind.__name__: kind for kind in (TarmacError, UsageError, DataError)}
+"""The errors that pass from one process to another, by name."""
+
+
+def kind_of(error: TarmacError) -> str:
+    """The name of the nearest of KINDS."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS)

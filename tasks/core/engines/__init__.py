@@ -16,8 +16,6 @@ from tasks.core.errors import UsageError
 if TYPE_CHECKING:  # whoever maps on this machine alone needs none of the config's models
     from tasks.core.schema.engine import Engines
 
-__all__ = ["map_groups", "map_here"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from tasks.core.child import ERRORS
 from tasks.core.engines.local import TRIES
 from tasks.core.engines.slurm_job import Call, Plan
-from tasks.core.engines.slurm_queue import SETTLE_S, Queue, ending, log_of, require_slurm
-from tasks.core.errors import TarmacError
+from tasks.core.engines.slurm_queue import SETTLE_S, Queue, ending, require_slurm
+from tasks.core.errors import KINDS, TarmacError
 from tasks.core.files import read_lines
 from tasks.core.schema.engine import BuildEngine
+from tasks.core.units import counted
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -96,9 +96,9 @@ def _heartbeat(path: Path) -> Iterator[None]:
 
 def _waiting(reasons: list[str]) -> str:
     """How many jobs wait, and the reason of most of them in Slurm's words."""
-    jobs = "1 job" if len(reasons) == 1 else f"{len(reasons)} jobs"
     [(reason, _)] = Counter(reasons).most_common(1)
-    return f"waiting in the queue: {jobs}" + (f" ({reason})" if reason != "None" else "")
+    why = f" ({reason})" if reason != "None" else ""
+    return f"waiting in the queue: {counted(len(reasons), 'job')}{why}"
 
 
 @dataclass
@@ -229,8 +229,8 @@ class _Watch:
 
     def _error(self, row: dict[str, Any], share: Share) -> TarmacError:
         if row["error"]:
-            return ERRORS[row["error"]](row["text"])
-        log = log_of(self._plan, share.job)
+            return KINDS[row["error"]](row["text"])
+        log = self._plan.log_of(share.job)
         return TarmacError(f"{self._plan.call.target} failed: {row['text']}; the job's log is {log}")
 
     def _look(self) -> None:
@@ -273,7 +273,7 @@ class _Watch:
             "TIMEOUT": "; give engine.build.time a longer time",
             "OUT_OF_MEMORY": "; give engine.build.memory more, or fewer workers",
         }.get(how, "")
-        log = log_of(self._plan, share.job)
+        log = self._plan.log_of(share.job)
         if not log.exists():
             return (
                 f"{TRIES} Slurm jobs ended ({how}{remedy}) and left no log {log}; "

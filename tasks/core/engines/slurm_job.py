@@ -29,9 +29,8 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
-from tasks.core.child import ERRORS
 from tasks.core.engines.local import map_here
-from tasks.core.errors import TarmacError
+from tasks.core.errors import TarmacError, kind_of
 from tasks.core.files import append_line, read_json, write_json
 
 _RESULT = re.compile(rb'\{"item": (\d+), "result": .*\}\n')
@@ -154,6 +153,10 @@ class Plan:
     def logs(self) -> Path:
         return self.folder / "logs"
 
+    def log_of(self, job: str) -> Path:
+        """The file that submitit sends a job's output to."""
+        return self.logs / f"{job}_0_log.out"
+
 
 def enter(folder: str, share: int, attempt: int) -> None:
     """The job's entry point, called by submitit."""
@@ -194,8 +197,7 @@ def _do(call: Call, numbered: tuple[int, Any]) -> dict[str, Any]:
         result = call.function(call.item.validate_python(value))
         return {"item": number, "result": call.result.dump_python(result, mode="json")}
     except TarmacError as error:
-        kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS)
-        return {"item": number, "error": kind, "text": str(error)}
+        return {"item": number, "error": kind_of(error), "text": str(error)}
     except Exception as error:
         logger.exception("item %d", number)
         return {"item": number, "error": "", "text": f"{type(error).__name__}: {error}"}

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from tasks.core.engines.slurm_job import Plan, enter
@@ -123,11 +122,6 @@ def ending(job: str) -> str:
     answer = _ask(["scontrol", "show", "job", "-o", job]) or ""
     found = re.search(r"\bJobState=(\w+)", answer)
     return found.group(1) if found else ""
-
-
-def log_of(plan: Plan, job: str) -> Path:
-    """The file that submitit sends a job's output to."""
-    return plan.logs / f"{job}_0_log.out"
 
 
 def _ask(command: list[str]) -> str | None:
