@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,7 +49,7 @@ def _reading(joined: Sequence[Table], path: str) -> Reading:
     about = "about " if any(one.is_estimate for one in joined) else ""
     kept = [fields for one in joined for fields in one.kept]
     turns = [len(fields[texts]) for fields in kept if isinstance(fields.get(texts), list)]
-    ratings = _count_ratings(kept)
+    rated = _kept_by_rating(kept)
     is_binary = images is not None and first.columns[images].is_binary
     held = "the images themselves" if is_binary else "paths relative to the file"
     where = f"{counted(files, 'file')}; columns {listed([*first.columns], 8)}"
@@ -59,8 +58,13 @@ def _reading(joined: Sequence[Table], path: str) -> Reading:
         ("chat", f"{about}{count(rows)} conversations in {where}"),
         ("turns", f"{mean:.1f} per conversation in {count(len(turns))} looked at"),
         ("images", f"{shown(images)}: {held}" if images else "none: the conversations are about text"),
-        *([("rated", f"{listed(list(ratings))} of the turns")] if ratings else []),
     ]
+    dataset = [splits_key(rows), Key("shard", {"bytes": "512MB"}, "a maximum")]
+    if rated:
+        seen.append(("rated", f"{listed(list(rated))} of the turns"))
+        shares = ", ".join(f"{name} keeps {share}" for name, share in rated.items())
+        why = f"drops turns rated lower: of those looked at {shares}"
+        dataset.insert(0, Key("filter", dict.fromkeys(rated, SUGGESTED), why, is_alternative=True))
     source = [
         Key("kind", "chat"),
         Key("path", path, f"{about}{count(rows)} rows; a file or folder is a subset"),
@@ -70,7 +74,6 @@ def _reading(joined: Sequence[Table], path: str) -> Reading:
     key = first.named("id", "key", "uid", "uuid", "question_id")
     if key is not None and key.is_unique:
         source.append(Key("key", key.name, "without it the row's content makes the key", is_alternative=True))
-    dataset = [*_filter(ratings), splits_key(rows), Key("shard", {"bytes": "512MB"}, "a maximum")]
     fix = "no column holds images; name one as images where there are any"
     warnings = [] if images is not None else [fix]
     return Reading("chat", "conversations about images", "chat", rows, 2, seen, warnings, source, dataset)
@@ -89,26 +92,16 @@ def _images_column(table: Table) -> str | None:
     return next((column.name for column in table.columns.values() if column.is_binary), None)
 
 
-def _count_ratings(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Counter[int]]:
-    """How many turns have each rating, by its kind."""
-    counts: dict[str, Counter[int]] = defaultdict(Counter)
-    for fields in rows:
-        for name in RATINGS:
-            values = fields.get(RATED[name])
-            if isinstance(values, list):
-                counts[name].update(value for value in values if isinstance(value, int))
-    return {name: its for name, its in counts.items() if its}
-
-
-def _filter(ratings: Mapping[str, Counter[int]]) -> list[Key]:
-    if not ratings:
-        return []
-    kept = []
-    for name, counts in ratings.items():
-        share = sum(number for rating, number in counts.items() if rating >= SUGGESTED) / counts.total()
-        kept.append(f"{name} keeps {percent(share, 0)}")
-    why = f"drops turns rated lower: of those looked at {', '.join(kept)}"
-    return [Key("filter", dict.fromkeys(ratings, SUGGESTED), why, is_alternative=True)]
+def _kept_by_rating(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The share of turns that are rated SUGGESTED or higher, by each kind of rating that the rows hold."""
+    kept = {}
+    for name in RATINGS:
+        cells = (fields.get(RATED[name]) for fields in rows)
+        lists = (cell for cell in cells if isinstance(cell, list))
+        ratings = [rating for some in lists for rating in some if isinstance(rating, int)]
+        if ratings:
+            kept[name] = percent(sum(rating >= SUGGESTED for rating in ratings) / len(ratings), 0)
+    return kept
 
 
 def _is_list_of(value: Any, turn: set[str]) -> bool:

@@ -296,13 +296,11 @@ def token_chart(values: Distribution) -> BarLayout | None:
     """Lengths of captions beside what the text encoder reads; what lies beyond is cut off in training."""
     if not values.total:
         return None
-    long = float((values.values > CONTEXT).mean())
     note = f"CLIP's tokenizer on {counted(values.total, 'caption')}."
-    if long:
+    if long := float((values.values > CONTEXT).mean()):
         note += f" {percent(long)} are longer than the {CONTEXT} that CLIP reads: their end is cut off."
-    return histogram(
-        "Tokens per caption", "tokens", values, "caption", [(f"CLIP reads {CONTEXT}", CONTEXT)], note
-    )
+    lines = [(f"CLIP reads {CONTEXT}", CONTEXT)]
+    return histogram("Tokens per caption", "tokens", values, "caption", lines, note)
 
 
 def shard_charts(shards: Sequence[ShardRecord]) -> list[BarLayout]:

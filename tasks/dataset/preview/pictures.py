@@ -126,10 +126,12 @@ def slices(scan: StoredVolume, axes: str, spacing: Spacing | None, alt: str) -> 
     except stored.Damaged as error:
         raise DataError(f"the volume cannot be read: {error}") from None
     pictures = []
-    for tissue, window in WINDOWS.items():
+    for tissue, (level, width) in WINDOWS.items():
         for name, plane, sides in planes:
-            grey = _grey(plane, *window).resize(sides, Image.Resampling.BICUBIC)
-            pictures.append(encode(grey, f"{alt}, {name}, {tissue} window", f"{name}, {tissue}"))
+            grey = (np.asarray(plane, np.float64) - (level - width / 2)) * (255 / width)
+            image = Image.fromarray(np.ascontiguousarray(np.clip(np.rint(grey), 0, 255).astype(np.uint8)))
+            resized = image.resize(sides, Image.Resampling.BICUBIC)
+            pictures.append(encode(resized, f"{alt}, {name}, {tissue} window", f"{name}, {tissue}"))
     return pictures
 
 
@@ -151,8 +153,3 @@ def planes_of(
         scale = LONGEST_SLICE / max(extent[right], extent[down])
         width, height = (max(SHORTEST_SLICE, math.ceil(extent[axis] * scale)) for axis in (right, down))
         yield name, plane[::-1] if letters[1] == "z" else plane, (width, height)
-
-
-def _grey(plane: NDArray[Any], level: int, width: int) -> Image.Image:
-    grey = (np.asarray(plane, np.float64) - (level - width / 2)) * (255 / width)
-    return Image.fromarray(np.ascontiguousarray(np.clip(np.rint(grey), 0, 255).astype(np.uint8)))

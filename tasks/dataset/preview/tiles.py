@@ -15,7 +15,7 @@ from typing import Any
 
 from tasks.core.errors import DataError
 from tasks.core.units import NOTHING, counted, shorten
-from tasks.dataset.formats.checks import is_blank
+from tasks.dataset.formats.checks import is_blank, json_object
 from tasks.dataset.formats.images import MEMBERS
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import ZYX, axes_of, spacing_of
@@ -23,7 +23,6 @@ from tasks.dataset.modalities import reinforced
 from tasks.dataset.preview.pictures import Box, NotShown, Picture, open_scan, slices, thumbnail
 from tasks.dataset.preview.samples import Faulty, Sample, SampleReader, spread
 from tasks.dataset.rejects import Reject, printable
-from tasks.dataset.sources.fields import object_of
 
 TEXT, REPORT, MESSAGE = 280, 700, 300
 """Characters of a caption, of a report, and of a message about them."""
@@ -116,7 +115,7 @@ def _reinforced(members: Mapping[str, bytes], tile: Tile) -> None:
 def _volume_report(members: Mapping[str, bytes], tile: Tile) -> None:
     facts: Mapping[str, Any] = {}
     with _faults_noted(tile):
-        facts = object_of(_member(members, "json"))
+        facts = json_object(_member(members, "json"), "source.unreadable")
     spacing = None
     with suppress(Reject):
         spacing = spacing_of(facts.get("spacing_mm"))
@@ -144,7 +143,7 @@ def _chat(members: Mapping[str, bytes], tile: Tile) -> None:
             tile.pictures.append(thumbnail(members[name], f"Image {name.partition('.')[0]} of {tile.key}"))
     facts: Mapping[str, Any] = {}
     with _faults_noted(tile):
-        facts = object_of(_member(members, "json"))
+        facts = json_object(_member(members, "json"), "source.unreadable")
         messages = facts.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise DataError("json: there is no list of messages")
