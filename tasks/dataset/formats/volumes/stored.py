@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 from math import prod
@@ -177,18 +176,9 @@ def _touched(crop: Crop, chunk: Shape, grid: Sequence[int]) -> Iterator[int]:
         yield (z * grid[1] + y) * grid[2] + x
 
 
-@dataclass(frozen=True)
-class FrameHeader:
-    """Sizes in bytes as the frame claims them, unpacked and packed."""
-
-    header: int
-    unpacked: int
-    packed: int
-    chunk: int
-
-
-def require_frame(content: Buffer) -> FrameHeader:
-    """The frame's header; ValueError when the bytes are no frame that is safe to open."""
+def _require_frame(content: Buffer) -> int:
+    """The size in bytes that the frame claims for a chunk, unpacked; ValueError when the bytes are no frame
+    that is safe to open."""
     start = bytes(content[:FIXED_HEADER])
     if len(start) < FIXED_HEADER or not start.startswith(MAGIC):
         raise ValueError("no Blosc2 frame")
@@ -198,11 +188,11 @@ def require_frame(content: Buffer) -> FrameHeader:
     if length != len(content) or not FIXED_HEADER <= header <= length or not 0 <= packed <= length - header:
         raise ValueError(f"a Blosc2 frame that claims {length:,} bytes, of which there are {len(content):,}")
     if unpacked > 0:
-        require_chunk(bytes(content[header + packed : header + packed + CHUNK_HEADER]))
-    return FrameHeader(header, unpacked, packed, chunk)
+        _require_chunk(bytes(content[header + packed : header + packed + CHUNK_HEADER]))
+    return int(chunk)
 
 
-def require_chunk(start: bytes, unpacked: int | None = None) -> None:
+def _require_chunk(start: bytes, unpacked: int | None = None) -> None:
     """ValueError when the chunk that starts so is not safe to decompress, or not to `unpacked` bytes."""
     if len(start) < CHUNK_HEADER:
         raise ValueError("a chunk is cut off")
@@ -241,7 +231,7 @@ class _Blosc2Volume:
     """A plain array of int16; anything else that a frame may hold is refused."""
 
     def __init__(self, content: Buffer) -> None:
-        head = require_frame(content)
+        claimed = _require_frame(content)
         self._content = content
         self._array = _blosc2().ndarray_from_cframe(content)
         self._chunks = self._array.schunk
@@ -254,7 +244,7 @@ class _Blosc2Volume:
         if 2 * prod(shape) > npy.LARGEST_BYTES or self._chunk_bytes > LARGEST_CHUNK_BYTES:
             raise Damaged(f"{shape} in chunks of {chunk}, larger than any volume within the limits")
         count = prod(_grid(shape, chunk))
-        if head.chunk != self._chunk_bytes or self._chunks.nchunks != count:
+        if claimed != self._chunk_bytes or self._chunks.nchunks != count:
             raise Damaged(f"{shape} in {self._chunks.nchunks} chunks of {chunk}")
         self.shape: Shape = shape
         self.chunk: Shape = chunk
@@ -275,7 +265,7 @@ class _Blosc2Volume:
         """The compressed chunk; Damaged unless it is safe to decompress."""
         try:
             packed: bytes = self._chunks.get_chunk(number)
-            require_chunk(packed[:CHUNK_HEADER], self._chunk_bytes)
+            _require_chunk(packed[:CHUNK_HEADER], self._chunk_bytes)
         except (RuntimeError, ValueError) as error:
             raise Damaged(f"chunk {number}: {error}") from None
         return packed
