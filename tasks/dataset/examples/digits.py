@@ -40,7 +40,9 @@ def digits(folder: Path) -> int:
         for number, (pixels, digit) in enumerate(zip(data.images, data.target, strict=True)):
             name = f"digit_{number:04d}.png"
             (folder / name).write_bytes(picture(pixels))
-            table.writerow((name, _caption(number, DIGITS[digit]), DIGITS[digit]))
+            # the templates in turn over blocks of ten, since the digits come nearly in turn themselves
+            caption = TEMPLATES[number // 10 % len(TEMPLATES)].format(DIGITS[digit])
+            table.writerow((name, caption, DIGITS[digit]))
     return len(data.target)
 
 
@@ -48,8 +50,3 @@ def picture(pixels: Any) -> bytes:
     """The 8 x 8 pixels as a PNG of 32 x 32, of the same bytes everywhere."""
     grey = (pixels * (255 / DARKEST)).round().astype("uint8")
     return png.encode(Image.fromarray(grey.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)))
-
-
-def _caption(number: int, label: str) -> str:
-    """The templates in turn over blocks of ten, since the digits come nearly in turn themselves."""
-    return TEMPLATES[number // 10 % len(TEMPLATES)].format(label)

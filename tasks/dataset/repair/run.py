@@ -101,7 +101,8 @@ class _Repair:
         ]
         adds = self._quarantines and not any(one.is_environment for one in failed)
         knows_keys = not any(one.file.startswith("samples/") for one in tables.failed)
-        is_set_aside = adds and not tables.failed and all(map(self._is_covered, findings))
+        bad = {one.shard for one in self._bad}
+        is_set_aside = adds and not tables.failed and all(one.where.get("shard") in bad for one in findings)
         try:
             repaired = {done.file for done in shards.done}
             aside = _set_aside(self._place.version, self._level, self._bad, repaired, adds and knows_keys)
@@ -155,9 +156,6 @@ class _Repair:
             *now,
             *(one for one in left if one.where.get("shard") and (one.code, str(one.where)) not in places),
         ]
-
-    def _is_covered(self, finding: Finding) -> bool:
-        return finding.where.get("shard") in {one.shard for one in self._bad}
 
 
 def _set_aside(

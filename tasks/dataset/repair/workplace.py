@@ -249,7 +249,8 @@ def read_seals(place: Workplace) -> Seals:
     info, lost = None, ""
     try:
         info = read_build_info(version)
-        if place.has_its_name and not _is_of(place.version.name, info):
+        manifest_seal = info.files[MANIFEST].blake3 if MANIFEST in info.files else ""
+        if place.has_its_name and not manifest_seal.startswith(version.name):
             info, lost = None, f"{version / BUILD} belongs to another version"
     except DataError as error:
         lost = str(error)
@@ -264,11 +265,6 @@ def read_seals(place: Workplace) -> Seals:
         if is_proven or (SHARDS in files and is_sealed(version / SHARDS, files[SHARDS])):
             shards = {shard.name: shard for shard in listed}
     return Seals(manifest, shards, info, lost)
-
-
-def _is_of(name: str, info: BuildInfo) -> bool:
-    """Whether build.json seals the manifest that gives a version this name."""
-    return MANIFEST in info.files and info.files[MANIFEST].blake3.startswith(name)
 
 
 def is_sealed(path: Path, seal: FileSeal) -> bool:
