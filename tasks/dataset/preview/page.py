@@ -21,7 +21,7 @@ from tasks.core.findings import Report
 from tasks.core.pages import render
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset.build_info import read_build_info
-from tasks.dataset.layout import CURRENT, SHARDS, home, resolve
+from tasks.dataset.layout import CURRENT, SHARDS, home, linked, resolve
 from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.preview import numbers
 from tasks.dataset.preview.faults import (
@@ -130,8 +130,7 @@ def version_at(path: Path) -> Path:
     except UsageError:
         with unreadable_as_error():
             target = path.parent / os.readlink(path) if path.is_symlink() else path
-            link = target / CURRENT
-            for folder in (target, target / os.readlink(link)) if link.is_symlink() else (target,):
+            for folder in filter(None, (target, linked(target))):
                 if (folder / SHARDS).is_file() or any(folder.glob("*.tar")) or any(folder.glob("*/*.tar")):
                     return folder
         raise
