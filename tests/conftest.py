@@ -19,7 +19,7 @@ os.environ.setdefault(
 )  # read when torch is imported: no spinning on shared cores
 ROOT = Path(__file__).parents[1]
 STARTS_LOADERS = {"loader", "training", "diagnosis"}
-FIRST = ("pipeline/", "supervision/", "training/", "dataset/test_verify_matrix.py")
+FIRST = ("pipeline/", "supervision/", "training/", "dataset/verify/test_matrix.py")
 """What takes longest starts first, so that at the end no process is left alone with it."""
 
 
