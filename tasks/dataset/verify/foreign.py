@@ -13,7 +13,7 @@ from tasks.core.stores import Unreachable, is_remote
 from tasks.core.units import counted
 from tasks.dataset.layout import MANIFEST
 from tasks.dataset.tar.format import BLOCK, END
-from tasks.dataset.tar.reader import ZIPPED
+from tasks.dataset.tar.gunzip import ZIPPED
 from tasks.dataset.tar.siblings import stated_samples
 from tasks.dataset.verify.outcome import Outcome
 from tasks.dataset.verify.place import Place, dataset_of, is_current

@@ -32,7 +32,7 @@ from tasks.core.stores import (
     open_store,
     redact,
 )
-from tasks.dataset.tar.reader import ZIPPED, unzipped
+from tasks.dataset.tar.gunzip import ZIPPED, unzipped
 
 KEY = "DATASET"
 """What errors about the place call it: the command's argument."""

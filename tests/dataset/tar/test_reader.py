@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tasks.dataset.tar.gunzip import unzipped
 from tasks.dataset.tar.reader import (
     BUFFER,
     RECORD,
@@ -18,7 +19,6 @@ from tasks.dataset.tar.reader import (
     StoredSample,
     TarReader,
     group_samples,
-    unzipped,
 )
 from tests.dataset.raw.shards import END, entry, tar_bytes
 
