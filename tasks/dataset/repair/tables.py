@@ -82,7 +82,7 @@ class TableRepair:
         config = self.origin.config
         if config is None or INPUTS in wanted:
             return
-        work = self.place.work / "tables"
+        work = self.place.tables
         work.mkdir(parents=True, exist_ok=True)
         try:
             draft = draft_version(config, _shards_of(self.place.version), work)

@@ -53,6 +53,11 @@ class Workplace:
         return self.work / "staging"
 
     @property
+    def tables(self) -> Path:
+        """Of the tables that follow from `inputs.arrow`."""
+        return self.work / "tables"
+
+    @property
     def again(self) -> Path:
         """A dataset of its own, for a build of the version's tables from the source."""
         return self.work / "again"
@@ -93,7 +98,7 @@ class Workplace:
             ) from None
         try:
             yield
-            for folder in (self.good, self.staging, self.again):
+            for folder in (self.good, self.staging, self.again, self.tables):
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             lease.release()

@@ -60,7 +60,7 @@ def test_sigkill_at_random_moments_leaves_no_trace(tmp_path: Path) -> None:
 def test_what_a_killed_repair_left_behind_does_no_harm(tmp_path: Path) -> None:
     built = damage.pictures(tmp_path)
     name = built.tar(0).name
-    for folder in ("staging", "good", "again/versions/0123456789ab", "again/staging"):
+    for folder in ("staging", "good", "tables/draft", "again/versions/0123456789ab", "again/staging"):
         (built.dataset / "repair" / folder).mkdir(parents=True)
     for torn in ("staging/catalogue.sqlite", "good/.1234", f"good/{'0' * 64}.tar", "again/staging/draft"):
         (built.dataset / "repair" / torn).write_bytes(b"torn")
