@@ -60,6 +60,8 @@ class Chart:
     x_high: float = 0.0
     y_high: float = 0.0
     """Values that the axes reach as well."""
+    x_is_whole: bool = False
+    """Only whole numbers are ticks of the x axis."""
     y_unit: Literal["number", "share"] = "number"
     note: str = ""
     """How to read it, where that is not obvious."""
@@ -116,7 +118,7 @@ def layout(chart: Chart) -> Layout:
         area = "" if series.marked or not bounds else _path(around) + "Z"
         return Shape(series.label, line, area, marks, bounds if series.marked else [])
 
-    x_marks = ticks(x_low, x_high, outside=False)
+    x_marks = [x for x in ticks(x_low, x_high, outside=False) if not chart.x_is_whole or _is_whole(x)]
     return Layout(
         x_ticks=[(to_x(value), tick_text(value, x_marks)) for value in x_marks],
         y_ticks=[(to_y(value), tick_text(value, y_marks, chart.y_unit)) for value in y_marks],
@@ -155,6 +157,10 @@ def tick_text(value: float, marks: Sequence[float], unit: Literal["number", "sha
 
 def _decimals(step: float) -> int:
     return max(0, -math.floor(math.log10(step) + 1e-9))
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) < 1e-6
 
 
 def _label(value: float, chart: Chart) -> str:
@@ -247,7 +253,7 @@ def layout_bars(bars: Bars) -> BarLayout:
 
     x_marks = ticks(edges[0], edges[-1], outside=False)
     if bars.is_whole:
-        x_marks = [mark for mark in x_marks if abs(mark - round(mark)) < 1e-6]
+        x_marks = [mark for mark in x_marks if _is_whole(mark)]
     inside = [(label, to_x(x)) for label, x in bars.lines if edges[0] <= x <= edges[-1]]
     middle = (FRAME.left + FRAME.right) / 2
     return BarLayout(

@@ -4,7 +4,8 @@ Prefect's process is threaded and long-lived: a fork of it deadlocks, and a stuc
 stopped. So a stage calls a function by name in a fresh interpreter. The child's standard input is a pipe that
 the starter holds open: when it closes, because the starter ended in whatever way, the child kills its whole
 process group. Messages return as JSON lines on a pipe of their own, so that nothing the work prints can be
-mistaken for one.
+mistaken for one. What it logs is logged again here, and of what it prints the last lines stand in the error
+when it crashes, because a worker of Prefect shows nobody what its children print.
 """
 
 from __future__ import annotations
@@ -13,25 +14,32 @@ import contextlib
 import importlib
 import inspect
 import json
+import logging
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from io import FileIO
 from typing import Any
 
 from pydantic import validate_call
 from pydantic_core import to_jsonable_python
 
+from tasks.core import screen
 from tasks.core.errors import KINDS, TarmacError, kind_of
-from tasks.core.process import child_environment
+from tasks.core.process import child_environment, do_last_acts
 from tasks.core.screen import Progress, no_progress
 
 PROGRESS_INTERVAL_S = 0.2
+IDLE_S = 0.5
 LAST_LINES = 15
+WITHHELD = "what it said is not quoted, because the dataset is private; a terminal shows it"
+logger = logging.getLogger(__name__)
 
 
 class Killed(TarmacError):
@@ -42,62 +50,125 @@ def call(
     target: str,
     arguments: Mapping[str, Any],
     on_progress: Progress = no_progress,
-    log: Path | None = None,
+    is_private: bool = False,
+    on_idle: Callable[[], None] = lambda: None,
 ) -> Any:
     """Run `package.module:function` with JSON arguments in a child process and return its JSON result.
 
-    pydantic coerces the arguments to the function's annotations (paths, configs). What the child prints goes
-    to `log`, or to this process's standard error. Errors of KINDS are raised here as they were;
-    a child that crashed or was killed is a TarmacError with its last lines.
+    pydantic coerces the arguments to the function's annotations (paths, configs). What the child logs from
+    INFO on is logged here. What it prints goes to this process's standard error, and its last lines to the
+    log, or into the error. Errors of KINDS are raised here as they were; a child that crashed or was killed
+    is a TarmacError with its last lines. Of a child that works on private data nothing is logged or quoted:
+    standard error shows it. `on_idle` is called at least once a second; what it raises ends the child.
     """
     read_end, write_end = os.pipe()
-    output = log.open("ab") if log is not None else None
-    printed = output if output is not None else 2
+    output = _Output(is_private)
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks.core.child", target, str(write_end)],
             stdin=subprocess.PIPE,
-            stdout=printed,
-            stderr=printed,
+            stdout=output.descriptor,
+            stderr=output.descriptor,
             env=child_environment(),
             pass_fds=[write_end],
             start_new_session=True,
         )
     finally:
         os.close(write_end)
-        if output is not None:
-            output.close()
-    with os.fdopen(read_end, "rb") as messages:
+        os.close(output.descriptor)
+    with os.fdopen(read_end, "rb", buffering=0) as messages:
         try:
-            return _converse(process, messages, target, arguments, on_progress, log)
+            answer = _converse(process, _lines(messages, on_idle), arguments, on_progress, is_private)
         finally:
             _end(process)
+            output.finish()
+    if answer is not None:
+        output.show(target)
+        return _result(answer)
+    code = process.returncode
+    ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    message = "\n  ".join([f"{target} {ended}", *output.quoted()])
+    raise Killed(message) if code < 0 else TarmacError(message)
 
 
 def _converse(
     process: subprocess.Popen[bytes],
-    messages: Any,
-    target: str,
+    messages: Iterator[bytes],
     arguments: Mapping[str, Any],
     on_progress: Progress,
-    log: Path | None,
-) -> Any:
+    is_private: bool,
+) -> dict[str, Any] | None:
+    """The child's last message, its result or its error; None from one that ended without."""
     assert process.stdin is not None
-    process.stdin.write(json.dumps(arguments).encode() + b"\n")
-    process.stdin.flush()
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, and its last lines say why
+        process.stdin.write(json.dumps(arguments).encode() + b"\n")
+        process.stdin.flush()
     for line in messages:
         message = json.loads(line)
         if "progress" in message:
             on_progress(*message["progress"])
-        elif "error" in message:
-            raise KINDS[message["error"]](message["text"])
+        elif "log" in message:
+            name, level, text = message["log"]
+            logging.getLogger(name).log(level, "%s", text, extra={"is_private": is_private})
         else:
-            return message["result"]
-    code = process.wait()
-    ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    tail = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if log is not None else []
-    message = "\n  ".join([f"{target} {ended}" + (f"; its log is {log}" if log else ""), *tail])
-    raise Killed(message) if code < 0 else TarmacError(message)
+            answer: dict[str, Any] = message
+            return answer
+    process.wait()
+    return None
+
+
+def _result(answer: Mapping[str, Any]) -> Any:
+    if "error" in answer:
+        raise KINDS[answer["error"]](answer["text"], field=answer["field"])
+    return answer["result"]
+
+
+class _Output:
+    """What a child prints. Its last lines are held back until it is known whether an error quotes them; the
+    others go on to standard error at once."""
+
+    def __init__(self, is_private: bool) -> None:
+        self._is_private = is_private
+        self._last: deque[str] = deque()
+        read_end, self.descriptor = os.pipe()
+        self._reader = threading.Thread(target=self._read, args=(read_end,), daemon=True)
+        self._reader.start()
+
+    def _read(self, descriptor: int) -> None:
+        with os.fdopen(descriptor, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                self._last.append(line.rstrip("\n"))
+                if self._is_private or len(self._last) > LAST_LINES:
+                    sys.stderr.write(self._last.popleft() + "\n")
+
+    def finish(self) -> None:
+        """Wait until all is read; not for long where a process that the child left behind holds its end."""
+        self._reader.join(timeout=2)
+
+    def show(self, target: str) -> None:
+        """Print and log what was held back."""
+        if lines := list(self._last):
+            text = "\n".join(lines)
+            sys.stderr.write(text + "\n")
+            logger.info("%s printed:\n%s", target, text)
+
+    def quoted(self) -> list[str]:
+        """The last lines, for an error."""
+        return [WITHHELD] if self._is_private else list(self._last)
+
+
+def _lines(messages: FileIO, on_idle: Callable[[], None]) -> Iterator[bytes]:
+    """The lines of an unbuffered pipe until it closes, with a call of `on_idle` before each wait."""
+    rest = b""
+    while True:
+        on_idle()
+        if not select.select([messages], [], [], IDLE_S)[0]:
+            continue
+        read = messages.read(1 << 16)
+        if not read:
+            return
+        *whole, rest = (rest + read).split(b"\n")
+        yield from whole
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -118,9 +189,22 @@ def _end_with_starter() -> None:
     def wait() -> None:
         while os.read(0, 1 << 16):
             continue
+        do_last_acts()
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
     threading.Thread(target=wait, name="end-with-starter", daemon=True).start()
+
+
+def _log_to_starter(send: Callable[[dict[str, Any]], None]) -> None:
+    """Have all that is logged here from INFO on logged by the starter."""
+
+    class Sender(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            send({"log": [record.name, record.levelno, self.format(record)]})
+
+    screen.logger.handlers.clear()  # the starter prints it
+    logging.getLogger().addHandler(Sender())
+    logging.getLogger("tasks").setLevel(logging.INFO)
 
 
 def main(target: str, descriptor: int) -> int:
@@ -143,13 +227,15 @@ def main(target: str, descriptor: int) -> int:
     with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:  # a buffer's lock can block the exit
         arguments = json.loads(stdin.readline())
     _end_with_starter()
+    _log_to_starter(send)
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
     extra = {"progress": progress} if "progress" in inspect.signature(function).parameters else {}
     try:
         result = validate_call(function)(**arguments, **extra)
+        sys.stdout.flush()  # the starter ends this process once it has the result
     except TarmacError as error:
-        send({"error": kind_of(error), "text": str(error)})
+        send({"error": kind_of(error), "text": error.reason, "field": error.field})
         return error.exit_code
     send({"result": to_jsonable_python(result)})
     return 0

@@ -3,24 +3,68 @@
 Anything else that escapes is a defect of Tarmac and keeps its traceback.
 """
 
+from typing import Any, Literal
+
 
 class TarmacError(Exception):
-    """Something failed for a reason that the message explains; exit code 1."""
+    """Something failed for a reason that the message explains; exit code 1.
+
+    `field` is what mends it in the form of a run on Prefect's page, where the message names an option of the
+    command line; None where nothing in the form does.
+    """
 
     exit_code = 1
+    field: str | None = None
+
+    def __init__(self, *message: Any, field: str | None = None) -> None:
+        super().__init__(*message)
+        if field is not None:
+            self.field = field
+
+    @property
+    def reason(self) -> str:
+        """The message without an option of the command line, for a form, whose `field` takes its place."""
+        return super().__str__()
 
 
 class UsageError(TarmacError):
     """A wrong command or config: one line that names the key and the fix; exit code 2."""
 
     exit_code = 2
+    field = "overrides.set"
 
 
 class DataError(TarmacError):
     """Wrong data: the message names file, sample and fix; exit code 1."""
 
 
-KINDS = {kind.__name__: kind for kind in (TarmacError, UsageError, DataError)}
+class NeedsApproval(DataError):
+    """Data that a person may take as it is: by `command` in a terminal, by `field` on a page."""
+
+    field = "accept_loss"
+    command = "tarmac build CONFIG --accept-loss"
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.command}"
+
+
+class Withdrawn(TarmacError):
+    """Somebody called the work off, which is no failure: it was cancelled or suspended, or another process
+    has taken it over. `state` is Prefect's state that said so, where one did."""
+
+    def __init__(
+        self, kind: Literal["cancelled", "suspended", "superseded"], reason: str, state: Any = None
+    ) -> None:
+        self.kind = kind
+        self.state = state
+        super().__init__(reason)
+
+
+class OtherRankError(TarmacError):
+    """A rank of a training ends because another one has failed, is gone, or does not answer."""
+
+
+KINDS = {kind.__name__: kind for kind in (TarmacError, UsageError, DataError, NeedsApproval)}
 """The errors that pass from one process to another, by name."""
 
 

@@ -202,3 +202,20 @@ def require_writable(folder: Path, config_key: str) -> None:
             return
         if path.exists():
             raise UsageError(f"{config_key}: {path} is a file; give a folder")
+
+
+def own_folder(setting: str) -> Path:
+    """A folder below TMPDIR of this user alone, made where it is missing.
+
+    UsageError, which names the `setting` that needs it, when it is another's, who could
+    put other files there.
+    """
+    root = Path(tempfile.gettempdir()) / f"tarmac-{os.getuid()}"
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+        status = root.lstat()
+    except OSError as error:
+        raise UsageError(f"{setting}: {root} cannot be made: {error.strerror}; set TMPDIR") from None
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise UsageError(f"{setting}: {root} is not this user's alone; remove it, or set TMPDIR")
+    return root

@@ -4,8 +4,9 @@ A lease is a file that names its holder by host, boot id, pid namespace, pid and
 be seen, a holder's death is certain and noticed at once; a holder on another host, in another container or
 from before a reboot counts as dead once its heartbeat is older than STALE_S. Hosts' clocks may differ, so the
 heartbeat is the time at which the file system stamped the lease, compared with the stamp of a new file. A
-lease is made by a hard link, which is atomic on local disks and NFS alike; a takeover takes the same way, so
-that one of two that try wins.
+lease is made by a hard link, which is atomic on local disks and NFS alike. Whoever takes, takes over or gives
+back a lease locks its folder for that moment (flock), so that nobody moves the lease that another has just
+taken over; where the file system has no such lock, the one who lost learns it by `watch`.
 
 A pin is a small text per run in the dataset's folder `pins`: the version's name, the run's folder and the
 folder's host. It holds as long as the run's folder exists, which only its own host can tell.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -22,7 +24,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +36,9 @@ from tasks.core.process import Identity
 logger = logging.getLogger(__name__)
 HEARTBEAT_S = 10.0
 STALE_S = 120.0
+CHECK_S = 2.0
+GUARD_S = 5.0
+"""How long to wait for whoever takes a lease in the same folder; the lock is held for milliseconds."""
 PINS = "pins"
 
 
@@ -93,6 +98,17 @@ def _clock(path: Path) -> float:
         return time.time()
 
 
+def _flocked(descriptor: int) -> bool:
+    """Whether the lock is ours now, or there is none to be had on this file system."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # NFS locks no folder, and Lustre nothing unless it is mounted so
+        return True
+    return True
+
+
 class Lease:
     """A lease on the folder of `path`, as a context manager."""
 
@@ -105,6 +121,13 @@ class Lease:
     def acquire(self) -> None:
         """Take the lease; Held when a live holder has it, OSError when the lease cannot be read."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._guard():
+            self._take()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._beat, name=f"lease-{self.path.name}", daemon=True)
+        self._thread.start()
+
+    def _take(self) -> None:
         if not self._create():
             try:
                 holder = _read(self.path)
@@ -119,9 +142,6 @@ class Lease:
             self._remove_dead()
             if not self._create():
                 raise Held(self.path, holder_of(self.path))
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._beat, name=f"lease-{self.path.name}", daemon=True)
-        self._thread.start()
 
     def wait(self, timeout_s: float | None = None, poll_s: float = 1.0) -> None:
         """Take the lease once its holder gives it back or dies; Held after `timeout_s` seconds."""
@@ -133,6 +153,24 @@ class Lease:
                 if deadline is not None and time.monotonic() > deadline:
                     raise
                 time.sleep(poll_s)
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Call `on_lost`, in a thread of its own, within about CHECK_S of the lease's loss."""
+
+        def look() -> None:
+            while not self._stop.wait(CHECK_S):
+                try:
+                    holder = _read(self.path)
+                except FileNotFoundError:
+                    is_lost = True
+                except OSError:
+                    continue
+                else:
+                    is_lost = holder is not None and holder.identity != self._mine
+                if is_lost and not self._stop.is_set():  # else it is gone because it was given back
+                    return on_lost()
+
+        threading.Thread(target=look, name=f"watch-{self.path.name}", daemon=True).start()
 
     def require(self) -> None:
         """TarmacError when somebody took the lease over, which can happen to a suspended process."""
@@ -151,8 +189,27 @@ class Lease:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._is_mine():
-            self.path.unlink(missing_ok=True)
+        with contextlib.ExitStack() as guarded:
+            with contextlib.suppress(Held, FileNotFoundError):
+                guarded.enter_context(self._guard())
+            if self._is_mine():
+                self.path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Keep every other taker of a lease in this folder out; Held when one does not come to an end."""
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            deadline = time.monotonic() + GUARD_S
+            while not _flocked(folder):
+                if time.monotonic() > deadline:
+                    raise Held(self.path, None)
+                time.sleep(0.01)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(folder, fcntl.LOCK_UN)  # closing alone does not where a fork has a copy
+            os.close(folder)
 
     def _create(self) -> bool:
         """Link a draft into the lease's place; False where a lease is there already."""

@@ -17,9 +17,9 @@ from functools import lru_cache
 from braceexpand import braceexpand
 
 from tasks.core.errors import UsageError
+from tasks.core.folders import LocalStore, open_store
 from tasks.core.stores import (
     ABSENT,
-    LocalStore,
     Store,
     Unreachable,
     absolute_location,
@@ -28,7 +28,6 @@ from tasks.core.stores import (
     is_remote,
     is_web,
     join_location,
-    open_store,
     redact,
     split_location,
     without_query,

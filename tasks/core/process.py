@@ -6,12 +6,15 @@ boot id, namespace, pid and start time together do.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import multiprocessing
 import os
 import signal
 import socket
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +22,12 @@ from typing import Any
 
 import psutil
 
+_last_acts: list[Callable[[], None]] = []
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's <malloc.h>."""
+LARGEST_KEPT = 32 << 20
+"""Bytes; glibc takes no higher threshold."""
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -126,6 +135,24 @@ def available_cores() -> int:
     return cores if quota == "max" else max(min(cores, math.ceil(int(quota) / int(period))), 1)
 
 
+@contextmanager
+def before_killed(act: Callable[[], None]) -> Iterator[None]:
+    """Have `act` called, in a thread of its own, when this process is to be killed in the block because its
+    starter ended: for what it has started elsewhere. It may take 3 s; a build's children end within 5 s."""
+    _last_acts.append(act)
+    try:
+        yield
+    finally:
+        _last_acts.remove(act)
+
+
+def do_last_acts() -> None:
+    """Call what `before_killed` was told. An error goes unheard, as whoever would hear of it is gone."""
+    for act in tuple(_last_acts):
+        with suppress(Exception):
+            act()
+
+
 def child_environment() -> dict[str, str]:
     """This process's environment for a Python child that imports Tarmac, whatever its working directory.
 
@@ -172,3 +199,17 @@ def die_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, name="die-with-parent", daemon=True).start()
+
+
+def keep_freed_memory() -> None:
+    """For a process that takes and frees the same large blocks again and again: a step's activations, a
+    picture's pixels.
+
+    glibc gives such blocks back to the system, which zeroes them page by page when they are taken again: up
+    to 11 % of a small model's step on the CPU, and 7 % of the time of decoding pictures. Now they stay in the
+    process, but for those above 32 MiB. Other C libraries stay as they are.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(M_TRIM_THRESHOLD, -1)  # never
+        set_option(M_MMAP_THRESHOLD, LARGEST_KEPT)

@@ -3,17 +3,20 @@
 On a terminal a running stage shows a bar that vanishes when it ends; elsewhere (a log, a pipe) it prints a
 plain line now and then. Everything goes to standard error, so that standard output stays free for results.
 The library reports its progress as often as it likes, through a `Progress` that its caller gives it; whoever
-shows it (this module, Prefect) limits the rate.
+shows it (this module, Prefect) limits the rate. A warning goes through `logging`, so that whoever runs the
+stage can send it elsewhere, too: a child to its starter, a flow to its run's log.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tasks.core.pace import how_far
 from tasks.core.units import format_duration
 
 if TYPE_CHECKING:  # rich takes a while to import, and the library needs none of it
@@ -26,6 +29,7 @@ PLAIN_INTERVAL_S = 10.0
 QUIET_S = 2.0
 """A stage that ends sooner prints no plain line before its summary."""
 WIDTH = 62
+logger = logging.getLogger(__name__)
 
 
 def no_progress(done: int, total: int, note: str) -> None:
@@ -62,7 +66,20 @@ def passing(text: str) -> None:
 
 def warn(text: str) -> None:
     """Print a line that a person should read, whatever else goes on."""
-    console().print(f"! {text}", markup=False)
+    logger.warning("%s", text)
+
+
+class Printer(logging.Handler):
+    """Prints warnings as lines that begin with `!`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        console().print(f"! {record.getMessage()}", markup=False)
+
+
+logger.addHandler(Printer())
 
 
 @contextmanager
@@ -75,7 +92,7 @@ def _bar(screen: Console, stage: str) -> Iterator[Progress]:
         task = bars.add_task(stage, total=None, note="")
 
         def show(done: int, total: int, note: str) -> None:
-            bars.update(task, completed=done, total=total or None, note=_counted(done, total, note))
+            bars.update(task, completed=done, total=total or None, note=how_far(done, total, note))
 
         yield show
 
@@ -88,13 +105,6 @@ def _lines(screen: Console, stage: str) -> Iterator[Progress]:
         nonlocal last
         if time.monotonic() - last >= PLAIN_INTERVAL_S:
             last = time.monotonic()
-            screen.print(f"  {stage:<9} {_counted(done, total, note)}", markup=False)
+            screen.print(f"  {stage:<9} {how_far(done, total, note)}", markup=False)
 
     yield show
-
-
-def _counted(done: int, total: int, note: str) -> str:
-    """`5,000/20,000 samples`, or `5,000 samples listed` where the total is not known yet."""
-    if total:
-        return f"{done:,}/{total:,} {note}"
-    return f"{done:,} {note}" if done else note

@@ -2,8 +2,7 @@
 
 A location is a path or an address such as `s3://bucket/folder`. Who may read a file is often said in its
 address (a user and password, or a signature in the query), so people see, and samples are named by, addresses
-without these. Local files are opened by the system's own calls, which cost a tenth of fsspec's; remote ones
-by `tasks.core.remote`. A store never writes, and a name never runs anything.
+without these. `tasks.core.folders` opens them. A store never writes, and a name never runs anything.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import errno
 import os
 import re
 import sqlite3
-import stat
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import BinaryIO, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError
 
 REMOTE_SCHEMES = ("s3", "gs", "https", "http")
 
@@ -188,6 +186,9 @@ class Store(Protocol):
         Never takes more memory than there are bytes, whatever a server says of their number.
         """
 
+    def read_end(self, file: str, most: int) -> bytes:
+        """A file's last `most` bytes, or all where it has fewer; OSError as `open`."""
+
     def look_ahead(self, files: Sequence[str]) -> None:
         """Announce calls of `stat` for these files; a remote store asks about all of them at once."""
 
@@ -208,132 +209,3 @@ def read_at_most(file: BinaryIO, most: int) -> bytes:
         pieces.append(content)
         size += len(content)
     return b"".join(pieces)
-
-
-def _device(path: str) -> int:
-    try:
-        return os.stat(path).st_dev
-    except OSError:
-        return -1
-
-
-_SYSTEM = {_device("/proc"), _device("/sys"), _device("/dev")} - {-1, _device("/"), _device("/dev/shm")}
-"""Devices whose files the system makes up, such as a process's environment."""
-
-
-class LocalStore:
-    """A folder of this machine. An absolute name stands for itself.
-
-    Links may lead anywhere, since whole collections are kept as links into a cache, but not to files that the
-    system makes up (`/proc/self/environ`): they would bring a machine's secrets into the data.
-    """
-
-    def __init__(self, location: str) -> None:
-        self.location = os.path.abspath(location)
-
-    def path(self, file: str) -> str:
-        return file if file[:1] == "/" else f"{self.location}/{file}"
-
-    def stat(self, file: str) -> Stat:
-        try:
-            found = os.stat(file if file[:1] == "/" else f"{self.location}/{file}")
-        except (OSError, ValueError):
-            return ABSENT
-        return Stat(found.st_size, str(found.st_mtime_ns))
-
-    def open(self, file: str, in_order: bool = True) -> BinaryIO:
-        descriptor, _ = self._opened(file)
-        return open(descriptor, "rb")
-
-    def read(self, file: str, most: int) -> bytes:
-        descriptor, size = self._opened(file)
-        try:
-            wanted = min(size, most) + 1
-            content = os.read(descriptor, wanted)
-            if len(content) == size < wanted:
-                return content
-            with open(descriptor, "rb", closefd=False) as rest:  # larger, or it is changing right now
-                return content + read_at_most(rest, most - len(content)) if len(content) <= most else content
-        finally:
-            os.close(descriptor)
-
-    def _opened(self, file: str) -> tuple[int, int]:
-        """A regular file's descriptor and size."""
-        descriptor = os.open(self.path(file), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        status = os.fstat(descriptor)
-        if stat.S_ISREG(status.st_mode) and status.st_dev not in _SYSTEM:
-            return descriptor, status.st_size
-        os.close(descriptor)
-        raise NotRegular("not a regular file")
-
-    def look_ahead(self, files: Sequence[str]) -> None:
-        pass
-
-    def entries(self, folder: str = "") -> tuple[list[str], list[str]]:
-        folders: list[str] = []
-        files: list[str] = []
-        with os.scandir(self.path(folder)) as entries:
-            for entry in entries:
-                (folders if _is_folder(entry) else files).append(entry.name)
-        return sorted(folders), sorted(files)
-
-    def files(self) -> Iterator[str]:
-        """Follow links to folders unless they are hidden, but list each folder once: in its own place if it
-        has one."""
-        root = self._identity("")
-        seen = {root}  # only folders reached through links, which are few
-        waiting = [("", False)]
-        while waiting:
-            folder, is_linked = waiting.pop()
-            below = f"{folder}/" if folder else ""
-            folders, files = self.entries(folder)
-            for name in files:
-                yield below + name
-            inside = []
-            for name in folders:
-                is_link = os.path.islink(self.path(below + name))
-                if is_link and (is_hidden(below + name) or self._has_its_place(below + name)):
-                    continue
-                if is_link or is_linked:
-                    identity = self._identity(below + name)
-                    if identity in seen:
-                        continue
-                    seen.add(identity)
-                inside.append((below + name, is_link or is_linked))
-            waiting += reversed(inside)
-        if self._identity("") != root:  # unmounted meanwhile: the list is not complete
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.location)
-
-    def _has_its_place(self, link: str) -> bool:
-        """Whether a link leads to a visible folder of this store, which is then listed there."""
-        base = os.path.realpath(self.location) + "/"
-        target = os.path.realpath(self.path(link))
-        return target.startswith(base) and not is_hidden(target.removeprefix(base))
-
-    def _identity(self, folder: str) -> tuple[int, int]:
-        status = os.stat(self.path(folder))
-        return status.st_dev, status.st_ino
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return False
-        raise
-
-
-def open_store(location: str, config_key: str = "dataset.source.path") -> Store:
-    """The store of a folder; nothing is touched yet.
-
-    UsageError naming `config_key` for an invalid address and, at first use, where the package for its scheme
-    is not installed.
-    """
-    if not is_remote(location):
-        return LocalStore(location)
-    if not is_valid(location):
-        raise UsageError(f"{config_key}: {redact(location)} is no valid address")
-    from tasks.core.remote import RemoteStore  # fsspec takes a while to import
-
-    return RemoteStore(location, config_key)

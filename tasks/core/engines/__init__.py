@@ -34,10 +34,9 @@ def map_groups(
 ) -> Generator[Result, None, None]:
     """Yield `function(item)` for every item, in order of completion, as `engine.build` says.
 
-    `function` is a module's function of one annotated item with an annotated result, or a
-    `functools.partial` of one that gives further keyword arguments; for Slurm all of these travel as JSON, so
-    pydantic must know their types. `items` are never held: this machine and Dask take them a few ahead of
-    the workers, Slurm writes them to `folder` first. `folder` is on a file system
+    `function`, items and results travel as pickles: the function is a module's, or a `functools.partial` of
+    one. `items` are never held: this machine and Dask take them a few ahead of the workers, Slurm writes them
+    to `folder` first. `folder` is on a file system
     that every worker sees; the job logs lie there, and the caller removes it. `say` takes lines for whoever
     watches, such as `waiting in the queue: 4 jobs (Resources)`.
 

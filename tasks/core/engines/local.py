@@ -71,7 +71,7 @@ def map_here(
     TarmacError when an item has lost its worker TRIES times.
     """
     context = _Context()
-    context.set_forkserver_preload([_module_of(function)])
+    context.set_forkserver_preload([module_of(function)])
     fresh = (_Work(item) for item in items)
     again: deque[_Work[Item]] = deque()
     while True:
@@ -147,7 +147,8 @@ def warm_up(module: str) -> None:
             del os.environ[_BLAS]
 
 
-def _module_of(function: Callable[..., object]) -> str:
+def module_of(function: Callable[..., object]) -> str:
+    """The module to preload where a function, or a `functools.partial` of one, will be called."""
     while isinstance(function, functools.partial):
         function = function.func
     return function.__module__

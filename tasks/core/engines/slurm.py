@@ -2,8 +2,9 @@
 
 What is done is known from the rows that the jobs append to their files, and what lives from squeue;
 submitit's own states mean nothing without Slurm's accounting. The starter only submits, reads and writes a
-heartbeat: the work, and the memory it takes, is the jobs'. When the starter ends it cancels the jobs; when it
-dies they notice. `Share` and `Tally` decide what becomes of a share from values alone, without any I/O.
+heartbeat: the work, and the memory it takes, is the jobs'. When the starter ends, or the process that it ends
+with, it cancels the jobs; when it is killed they notice. `Share` and `Tally` decide what becomes of a share
+from values alone, without any I/O.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from tasks.core.engines.local import TRIES
-from tasks.core.engines.slurm_job import Call, Plan
+from tasks.core.engines.slurm_job import Plan, unpacked
 from tasks.core.engines.slurm_queue import SETTLE_S, Queue, ending, require_slurm
 from tasks.core.errors import KINDS, TarmacError
 from tasks.core.files import read_lines
+from tasks.core.process import before_killed
 from tasks.core.schema.engine import BuildEngine
 from tasks.core.units import counted
 
@@ -56,16 +58,14 @@ def map_on_slurm(
     require_slurm()
     token = secrets.token_hex(4)
     workers = engine.workers or engine.cpus or 1
-    call = Call.of(function)
-    plan = Plan.write(folder / token, call, items, engine.jobs or JOBS, workers, SILENCE_S)
+    plan = Plan.write(folder / token, function, items, engine.jobs or JOBS, workers, SILENCE_S)
     if plan.count == 0:
         return
     queue = Queue(f"tarmac-build-{token}")
     settle_s = 0.0
-    with _heartbeat(plan.heartbeat):
+    with _heartbeat(plan.heartbeat), before_killed(queue.give_up):
         try:
-            for value in _Watch(plan, queue, engine, say).results():
-                yield plan.call.result.validate_python(value)
+            yield from _Watch(plan, queue, engine, say).results()
             settle_s = SETTLE_S
         finally:
             queue.cancel(after_s=settle_s)
@@ -189,7 +189,7 @@ class _Watch:
         self._answered = self._progressed = self._looked = time.monotonic()
 
     def results(self) -> Iterator[Any]:
-        """The results' JSON values; submits all shares, and again what is lost."""
+        """The results; submits all shares, and again what is lost."""
         self._submit(self._shares)
         while self._tally.left:
             has_news = False
@@ -225,13 +225,13 @@ class _Watch:
                 if "result" in row and self._tally.add_result(row["item"]):
                     share.left -= 1
                     self._progressed = time.monotonic()
-                    yield row["result"]
+                    yield unpacked(row["result"])
 
     def _error(self, row: dict[str, Any], share: Share) -> TarmacError:
         if row["error"]:
             return KINDS[row["error"]](row["text"])
         log = self._plan.log_of(share.job)
-        return TarmacError(f"{self._plan.call.target} failed: {row['text']}; the job's log is {log}")
+        return TarmacError(f"a Slurm job failed: {row['text']}; its log is {log}")
 
     def _look(self) -> None:
         """Compare the open shares with the queue."""

@@ -1,22 +1,21 @@
 """A map written down for Slurm jobs, and what such a job does with its share of it.
 
-The plan (which function, which items, how many shares) is JSON, typed by the function's annotations on both
-sides: a job needs nothing of its starter's memory, and nobody loads a pickle of values. A job does its share
-in a process pool and appends each result as a line to a file of its own. It ends when the share is done, when
-its time limit is near (work in hand is finished first), and when its starter has been silent for too long.
-Whatever else ends it costs the items in hand, no more.
+submitit pickles the plan for each job; the items lie in a file beside it, a line each, so that no process
+holds them all. A job does its share in a process pool and appends each result as a line to a file of its own.
+It ends when the share is done, when its time limit is near (work in hand is finished first), and when its
+starter has been silent for too long. Whatever else ends it costs the items in hand, no more.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
-import importlib
-import inspect
 import json
 import logging
 import math
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import threading
@@ -25,86 +24,37 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from pydantic import TypeAdapter
-
-from tasks.core.engines.local import map_here
+from tasks.core.engines.local import map_here, module_of
 from tasks.core.errors import TarmacError, kind_of
-from tasks.core.files import append_line, read_json, write_json
+from tasks.core.files import append_line
 
-_RESULT = re.compile(rb'\{"item": (\d+), "result": .*\}\n')
+_RESULT = re.compile(rb'\{"item": (\d+), "result": "[^"]*"\}\n')
 """A whole line with a result, as `json.dumps` writes it; a torn line does not match."""
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Call:
-    """A function by its name, with the keyword arguments that every item shares."""
-
-    target: str
-    given: dict[str, Any]
-
-    @classmethod
-    def of(cls, function: Callable[..., Any]) -> Call:
-        """TypeError for what another process cannot import: lambdas, closures, functions of a script."""
-        given: dict[str, Any] = {}
-        while isinstance(function, functools.partial):
-            if function.args:
-                raise TypeError(f"{function} gives positional arguments; give keywords")
-            given = {**function.keywords, **given}
-            function = function.func
-        target = f"{function.__module__}:{function.__qualname__}"
-        if function.__module__ == "__main__" or not function.__qualname__.isidentifier():
-            raise TypeError(f"{target} cannot be found by its name")
-        return cls(
-            target,
-            {name: _type(target, name).dump_python(value, mode="json") for name, value in given.items()},
-        )
-
-    @property
-    def function(self) -> Callable[[Any], Any]:
-        """The function with its shared arguments, coerced to their annotations."""
-        given = {name: _type(self.target, name).validate_python(value) for name, value in self.given.items()}
-        return functools.partial(_find(self.target), **given)
-
-    @property
-    def module(self) -> str:
-        return self.target.partition(":")[0]
-
-    @property
-    def item(self) -> TypeAdapter[Any]:
-        return _type(self.target, next(iter(inspect.signature(_find(self.target)).parameters)))
-
-    @property
-    def result(self) -> TypeAdapter[Any]:
-        return _type(self.target, "return")
+def packed(value: Any) -> str:
+    """A value as text on one line."""
+    return base64.b64encode(pickle.dumps(value)).decode()
 
 
-@functools.cache
-def _find(target: str) -> Callable[..., Any]:
-    module, _, name = target.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
-
-
-@functools.cache
-def _type(target: str, name: str) -> TypeAdapter[Any]:
-    """The type of the function's argument `name`, or of its result (`return`)."""
-    return TypeAdapter(get_type_hints(_find(target)).get(name, Any))
+def unpacked(text: str | bytes) -> Any:
+    return pickle.loads(base64.b64decode(text))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A map's folder: `plan.json`, `items.jsonl`, and the rows of each job.
+    """A map and its folder, where the items and the rows of each job lie.
 
     Share `s` of `shares` has the items s, s + shares, s + 2 * shares and so on, so that a list sorted by size
     gives each job about the same work. A job works on for `silence_s` seconds without a sign of its starter.
     """
 
     folder: Path
-    call: Call
+    function: Callable[[Any], Any]
     count: int
     shares: int
     workers: int
@@ -112,30 +62,28 @@ class Plan:
 
     @classmethod
     def write(
-        cls, folder: Path, call: Call, items: Iterable[Any], jobs: int, workers: int, silence_s: float
+        cls,
+        folder: Path,
+        function: Callable[[Any], Any],
+        items: Iterable[Any],
+        jobs: int,
+        workers: int,
+        silence_s: float,
     ) -> Plan:
-        """Write the items, one at a time, and then the plan."""
+        """Write the items to the folder, one at a time."""
         folder.mkdir(parents=True)
         count = 0
-        with (folder / "items.jsonl").open("wb") as file:
+        with (folder / "items").open("w") as file:
             for item in items:
-                file.write(call.item.dump_json(item) + b"\n")
+                file.write(packed(item) + "\n")
                 count += 1
-        plan = cls(folder, call, count, min(jobs, count), workers, silence_s)
-        fields = {name: value for name, value in vars(plan).items() if name not in ("folder", "call")}
-        write_json(folder / "plan.json", {**fields, "target": call.target, "given": call.given})
-        return plan
-
-    @classmethod
-    def read(cls, folder: Path) -> Plan:
-        value = read_json(folder / "plan.json")
-        return cls(folder, Call(value.pop("target"), value.pop("given")), **value)
+        return cls(folder, function, count, min(jobs, count), workers, silence_s)
 
     def items_of(self, share: int) -> Iterator[tuple[int, Any]]:
-        """The share's items as JSON values, each with its number."""
-        with (self.folder / "items.jsonl").open("rb") as lines:
+        """The share's items, each with its number."""
+        with (self.folder / "items").open() as lines:
             for number, line in islice(enumerate(lines), share, None, self.shares):
-                yield number, json.loads(line)
+                yield number, unpacked(line)
 
     def size_of(self, share: int) -> int:
         return len(range(share, self.count, self.shares))
@@ -158,10 +106,9 @@ class Plan:
         return self.logs / f"{job}_0_log.out"
 
 
-def enter(folder: str, share: int, attempt: int) -> None:
+def enter(plan: Plan, share: int, attempt: int) -> None:
     """The job's entry point, called by submitit."""
-    plan = Plan.read(Path(folder))
-    time_is_up = _heed_signals(plan.call.module)
+    time_is_up = _heed_signals(module_of(plan.function))
     rows = plan.rows_of(share, attempt)
     rows.parent.mkdir(exist_ok=True)
     _end_with_starter(plan, rows.with_suffix(".alive"))
@@ -171,16 +118,16 @@ def enter(folder: str, share: int, attempt: int) -> None:
 
     def left() -> Iterator[tuple[int, Any]]:
         done = _done(plan, share)
-        for number, value in plan.items_of(share):
+        for number, item in plan.items_of(share):
             if time_is_up.is_set():
                 return
             if not done[number // plan.shares]:
                 note(begun=number)
-                yield number, value
+                yield number, item
 
     note(began=os.environ.get("SLURM_JOB_ID"))
     try:
-        for row in map_here(functools.partial(_do, plan.call), left(), plan.workers):
+        for row in map_here(functools.partial(_do, plan.function), left(), plan.workers):
             note(**row)
             if "error" in row:
                 return
@@ -190,12 +137,11 @@ def enter(folder: str, share: int, attempt: int) -> None:
     note(end="time" if time_is_up.is_set() else "all")
 
 
-def _do(call: Call, numbered: tuple[int, Any]) -> dict[str, Any]:
-    """One item in a worker process, from JSON to JSON."""
-    number, value = numbered
+def _do(function: Callable[[Any], Any], numbered: tuple[int, Any]) -> dict[str, Any]:
+    """The row of one item, which a worker process does."""
+    number, item = numbered
     try:
-        result = call.function(call.item.validate_python(value))
-        return {"item": number, "result": call.result.dump_python(result, mode="json")}
+        return {"item": number, "result": packed(function(item))}
     except TarmacError as error:
         return {"item": number, "error": kind_of(error), "text": str(error)}
     except Exception as error:

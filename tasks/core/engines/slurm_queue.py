@@ -1,8 +1,8 @@
-"""Slurm's commands: submit through submitit, list what is queued, cancel.
+"""Slurm's commands: submit through submitit, list what is queued, cancel, queue again.
 
 submitit writes the script and calls sbatch; it does not know a job's state without Slurm's accounting, so
-squeue is asked instead. Jobs are found by their name, which is unique to a map: an id can be lost between
-sbatch and its reader, and is given again when the controller loses its state.
+squeue is asked instead. Jobs are found by their name, which is unique to a map or to a single job: an id can
+be lost between sbatch and its reader, and is given again when the controller loses its state.
 """
 
 from __future__ import annotations
@@ -12,29 +12,46 @@ import io
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tasks.core.engines.slurm_job import Plan, enter
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.schema.engine import BuildEngine
+
+if TYPE_CHECKING:
+    from tasks.core.engines.slurm_job import Plan
+    from tasks.core.schema.engine import BuildEngine, EvaluateEngine, SlurmDefaults, TrainEngine
 
 ANSWER_S = 30
 """A command that takes longer counts as unanswered."""
+LAST_WORD_S = 3
+"""So much time has a process that ends with its starter."""
 CANCEL_S = 60
 SETTLE_S = 15
 SIGNAL_DELAY_S = 90
 """A job is warned this long before its time limit, or at half time if that is later."""
+LOOK_S = 5.0
+"""How long an answer of squeue about single jobs is believed."""
+SEEN_S = 10.0
+"""What a job has written last may take this long to appear after it has left the queue."""
+UNKNOWN_S = 600.0
+"""How long squeue may go unanswered before a job counts as gone."""
+
+UNWARNED = """sh -c 'trap "" USR2; exec "$@"' sh"""
+"""Starts a program that ignores the warning until it takes it over: Slurm may send it a minute early, which
+would end a job of a short time limit while Python still imports."""
 
 
 @dataclass(frozen=True)
 class Queue:
-    """The jobs of one map, by their name."""
+    """The jobs of one name: those of one map, or a single one."""
 
     name: str
 
@@ -43,19 +60,50 @@ class Queue:
 
         TarmacError with sbatch's own words when it refuses.
         """
-        import submitit
+        from tasks.core.engines.slurm_job import enter
 
-        executor = submitit.SlurmExecutor(plan.logs, max_num_timeout=0)
-        executor.update_parameters(**parameters(engine, self.name))
+        cpus = engine.cpus or engine.workers or 1
+        settings = {
+            **parameters(engine, self.name),
+            "cpus_per_task": cpus,
+            "srun_args": [f"--cpus-per-task={cpus}"],
+        }
         shares, tries = zip(*attempts, strict=True)
-        said = io.StringIO()  # submitit prints what sbatch says as well as raising it
-        with _outside_any_job(), contextlib.redirect_stderr(said):
-            try:
-                jobs = executor.map_array(enter, [str(plan.folder)] * len(shares), shares, tries)
-            except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-                words = " ".join(str(error).split()) or "no reason given"
-                raise TarmacError(f"engine.build: Slurm does not take the jobs: {words}") from None
+        python = f"{UNWARNED} {shlex.quote(sys.executable)}"
+        with _executor(plan.logs, settings, python, "engine.build") as executor:
+            jobs = executor.map_array(enter, [plan] * len(shares), shares, tries)
         return [str(job.job_id) for job in jobs]
+
+    def submit_one(
+        self,
+        function: Callable[[], None],
+        folder: Path,
+        engine: TrainEngine | EvaluateEngine,
+        key: str,
+        path: str | None = None,
+    ) -> SlurmJob:
+        """Submit a job that calls `function`, a `functools.partial` of a module's, with `path` before its
+        PYTHONPATH; its files lie in `folder`. Slurm may queue it again after the loss of its node.
+
+        The job is one process without srun, which would keep it from submitting jobs itself: Python takes the
+        place of the script's shell, and the warning before the time limit reaches it alone. TarmacError with
+        `key` and sbatch's own words when Slurm refuses.
+        """
+        settings = parameters(engine, self.name)
+        paths = [f"export PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}}"] if path else []
+        settings |= {
+            "use_srun": False,
+            "gres": None if engine.gpus is None else f"gpu:{engine.gpus}",
+            "setup": ["trap '' USR2", *settings["setup"], *paths],
+            "additional_parameters": {
+                "requeue": True,
+                **settings["additional_parameters"],
+                "signal": f"B:USR2@{settings['signal_delay_s']}",
+            },
+        }
+        with _executor(folder, settings, f"exec {shlex.quote(sys.executable)}", key) as executor:
+            job = executor.submit(function)
+        return SlurmJob(str(job.job_id), self.name, os.getuid())
 
     def look(self) -> Mapping[str, tuple[str, str]] | None:
         """State (such as PENDING) and reason to wait of the map's queued and running jobs, by their ids; None
@@ -75,29 +123,162 @@ class Queue:
                 _ask(["scancel", *self._mine])
             time.sleep(0.5)
 
+    def give_up(self) -> None:
+        """Cancel all jobs without looking what becomes of it: the process ends."""
+        _ask(["scancel", *self._mine], LAST_WORD_S)
+
     @property
     def _mine(self) -> list[str]:
         return ["-u", str(os.getuid()), "-n", self.name]
 
 
-def require_slurm() -> None:
-    """UsageError where jobs cannot be submitted."""
+@dataclass(frozen=True)
+class SlurmJob:
+    """One job, unmistakably: its id is given again when the controller loses its state, its name never.
+
+    Whoever asks is answered from one squeue for all jobs of a `user`, which is asked every LOOK_S at most.
+    """
+
+    id: str
+    name: str
+    user: int
+
+    def __str__(self) -> str:
+        return f"Slurm job {self.id}"
+
+    def is_alive(self) -> bool:
+        """Whether Slurm has it: it waits, runs, is being ended, or on its way back into the queue. A job of
+        which Slurm says nothing for UNKNOWN_S counts as gone."""
+        return _watch.look(self) is not None
+
+    def was_just_alive(self) -> bool:
+        """Whether this process has seen it alive within SEEN_S."""
+        return _watch.was_seen(self)
+
+    @property
+    def waiting(self) -> str:
+        """That it waits in the queue, and why in Slurm's words; empty when it does not."""
+        state, reason = _watch.look(self) or ("", "")
+        if state == "UNKNOWN":
+            return f"{self}: squeue does not answer"
+        why = f" ({reason})" if reason != "None" else ""
+        return f"waiting in the queue as {self}{why}" if state == "PENDING" else ""
+
+    def cancel(self, *, if_pending: bool = False) -> None:
+        """Take it out of the queue, or end it and wait until it is gone; `if_pending`: unless it runs."""
+        queue = Queue(self.name)
+        if if_pending:
+            _ask(["scancel", "--state=PENDING", *queue._mine])
+        else:
+            queue.cancel(after_s=0.0)
+        _watch.forget(self)
+
+    def give_up(self) -> None:
+        """Cancel it without looking what becomes of it."""
+        _ask(["scancel", *Queue(self.name)._mine])
+
+    def requeue(self) -> str:
+        """Have Slurm queue it again, which ends it where it runs; Slurm's words where it refuses, else
+        empty."""
+        done = subprocess.run(
+            ["scontrol", "requeue", self.id], capture_output=True, text=True, timeout=CANCEL_S
+        )
+        return (done.stderr or done.stdout).strip() or "no reason given" if done.returncode else ""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What squeue said of a user's jobs, by id: name, state, reason. `asked` at last, `heard` at last."""
+
+    asked: float
+    heard: float
+    jobs: Mapping[str, tuple[str, str, str]]
+
+
+class _Watch:
+    """The answers of squeue, and since when this process asks for which job: one that is not in an answer
+    from before may have been submitted since."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, _Answer] = {}
+        self._first: dict[SlurmJob, float] = {}
+        self._seen: dict[SlurmJob, float] = {}
+
+    def look(self, job: SlurmJob) -> tuple[str, str] | None:
+        """State and reason; UNKNOWN where squeue does not answer, None for a job that is gone."""
+        now = time.monotonic()
+        first = self._first.setdefault(job, now)
+        answer = self._answers.get(job.user)
+        if answer is None or answer.asked < first or now - answer.asked >= LOOK_S:
+            answer = self._answers[job.user] = self._asked(job.user, answer)
+        if now - max(answer.heard, first) > UNKNOWN_S:
+            return None
+        if answer.heard < first:
+            return "UNKNOWN", ""
+        name, state, reason = answer.jobs.get(job.id, ("", "", ""))
+        if name != job.name:
+            return None
+        self._seen[job] = now
+        return state, reason
+
+    def was_seen(self, job: SlurmJob) -> bool:
+        return time.monotonic() - self._seen.get(job, -math.inf) < SEEN_S
+
+    def forget(self, job: SlurmJob) -> None:
+        self._seen.pop(job, None)
+        self._answers.pop(job.user, None)
+
+    @staticmethod
+    def _asked(user: int, before: _Answer | None) -> _Answer:
+        now = time.monotonic()
+        text = _ask(["squeue", "-h", "-r", "-u", str(user), "-o", "%i|%j|%T|%r"])
+        if text is None:
+            return _Answer(now, -math.inf if before is None else before.heard, before.jobs if before else {})
+        rows = (line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3)
+        return _Answer(now, now, {job: (name, state, reason) for job, name, state, reason in rows})
+
+
+_watch = _Watch()
+
+
+def own_job() -> str | None:
+    """The id of the Slurm job that submitit has started as this process; None where it is none."""
+    return os.environ.get("SLURM_JOB_ID") if os.environ.get("SUBMITIT_EXECUTOR") == "slurm" else None
+
+
+@contextlib.contextmanager
+def _executor(folder: Path, settings: Mapping[str, Any], python: str, key: str) -> Iterator[Any]:
+    """submitit's executor with these settings. TarmacError with sbatch's own words when it refuses."""
+    import submitit
+
+    executor = submitit.SlurmExecutor(folder, max_num_timeout=0, python=python)
+    executor.update_parameters(**settings)
+    said = io.StringIO()  # submitit prints what sbatch says as well as raising it
+    with _outside_any_job(), contextlib.redirect_stderr(said):
+        try:
+            yield executor
+        except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+            words = " ".join(str(error).split()) or "no reason given"
+            raise TarmacError(f"{key}: Slurm does not take the job: {words}") from None
+
+
+def require_slurm(key: str = "engine.build") -> None:
+    """UsageError where jobs cannot be submitted, as `key` asks for."""
     if find_spec("submitit") is None:
-        raise UsageError("engine.build.kind: slurm needs the package submitit; pip install 'tarmac[slurm]'")
+        raise UsageError(f"{key}.kind: slurm needs the package submitit; pip install 'tarmac[slurm]'")
     lacks = [name for name in ("sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]
     if lacks:
-        raise UsageError(
-            f"engine.build.kind: slurm, but this machine has no {lacks[0]}; start where you submit jobs"
-        )
+        here = f"this machine has no {lacks[0]}"
+        raise UsageError(f"{key}.kind: slurm, but {here}; start where you submit jobs")
 
 
-def parameters(engine: BuildEngine, name: str) -> dict[str, Any]:
+def parameters(engine: SlurmDefaults, name: str) -> dict[str, Any]:
     """The settings as submitit's parameters.
 
-    srun gets the number of cores as well: since Slurm 22.05 it does not take it from the job. A time of None
-    keeps submitit from its own default of five minutes, a wckey of None from its default `submitit`.
+    Where srun is used it gets the number of cores as well: since Slurm 22.05 it does not take it from the
+    job. A time of None keeps submitit from its own default of five minutes, a wckey of None from its default
+    `submitit`.
     """
-    cpus = engine.cpus or engine.workers or 1
     limit_s = engine.time
     return {
         "job_name": name,
@@ -105,8 +286,7 @@ def parameters(engine: BuildEngine, name: str) -> dict[str, Any]:
         "partition": engine.partition,
         "nodes": 1,
         "ntasks_per_node": 1,
-        "cpus_per_task": cpus,
-        "srun_args": [f"--cpus-per-task={cpus}"],
+        "cpus_per_task": engine.cpus,
         "mem": None if engine.memory is None else f"{math.ceil(engine.memory / 2**20)}M",
         "time": None if limit_s is None else math.ceil(limit_s / 60),
         "signal_delay_s": SIGNAL_DELAY_S if limit_s is None else min(SIGNAL_DELAY_S, limit_s // 2),
@@ -124,12 +304,13 @@ def ending(job: str) -> str:
     return found.group(1) if found else ""
 
 
-def _ask(command: list[str]) -> str | None:
+def _ask(command: list[str], answer_s: float | None = None) -> str | None:
+    """What a command prints; None where it fails, or takes longer than `answer_s`, ANSWER_S by default."""
     settings = ("SQUEUE_", "SCANCEL_")  # a user's own, which would change the answer
     env = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, env=env)
-    except subprocess.TimeoutExpired:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=answer_s or ANSWER_S, env=env)
+    except (subprocess.TimeoutExpired, FileNotFoundError):
         return None
     return done.stdout if done.returncode == 0 else None
 

@@ -6,14 +6,18 @@ A field's description is what `tarmac schema` shows in an editor.
 
 from __future__ import annotations
 
+import difflib
+import os
+import zoneinfo
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tasks.core.schema.block import Block, Folder
 from tasks.core.schema.dataset import Dataset, ImageRules, ShardRules, Splits, VolumeRules
 from tasks.core.schema.engine import BuildEngine, Engines, EvaluateEngine, TrainEngine
+from tasks.core.schema.reinforce import Reinforce
 from tasks.core.schema.source import (
     ChatSource,
     ImageFolderSource,
@@ -28,24 +32,36 @@ from tasks.core.schema.source import (
     TableSource,
     VolumeSource,
 )
-from tasks.core.schema.training import Evaluate, Loader, TaskSpec, Track, Train
+from tasks.core.schema.training import DataShare, Evaluate, Loader, TaskSpec, Track, Train
 
 # fmt: off
 __all__ = [
-    "Block", "BuildEngine", "ChatSource", "Config", "Dataset", "Engines", "Evaluate", "EvaluateEngine",
-    "ImageFolderSource", "ImageRules", "Join", "Labels", "Loader", "Metadata", "NiftiSource", "NpzSource",
-    "Reports", "Schedule", "ShardRules", "ShardsSource", "Source", "Splits", "TableSource", "TaskSpec",
-    "Track", "Train", "TrainEngine", "VolumeRules", "VolumeSource",
+    "Block", "BuildEngine", "ChatSource", "Config", "DataShare", "Dataset", "Engines", "Evaluate",
+    "EvaluateEngine", "ImageFolderSource", "ImageRules", "Join", "Labels", "Loader", "Metadata",
+    "NiftiSource", "NpzSource", "Reinforce", "Reports", "Schedule", "ShardRules", "ShardsSource", "Source",
+    "Splits", "TableSource", "TaskSpec", "Track", "Train", "TrainEngine", "VolumeRules", "VolumeSource",
 ]
 # fmt: on
 
 
 class Schedule(Block):
-    """What `tarmac deploy` registers for this config."""
+    """When a Prefect server rebuilds the dataset by itself; `tarmac deploy` registers it."""
 
     cron: str
+    """Five fields: minute, hour, day of the month, month, day of the week."""
+    timezone: str = "UTC"
+    """The time zone of `cron`, such as `Europe/Berlin`."""
     then: Literal["build", "train"] = "build"
-    """`train` trains and evaluates after each rebuild; an unchanged dataset changes nothing."""
+    """`train` trains and evaluates after each rebuild that changed the dataset."""
+
+    @field_validator("timezone")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        known = zoneinfo.available_timezones() | {"UTC"}
+        if value not in known:
+            near = difflib.get_close_matches(value, known, n=1) or ["Europe/Berlin"]
+            raise ValueError(f"should be a time zone such as {near[0]}")
+        return value
 
 
 class Config(Block):
@@ -55,6 +71,7 @@ class Config(Block):
     runs: Folder = Path("runs")
     """Folder of the run folders."""
     dataset: Dataset
+    reinforce: Reinforce | None = None
     loader: Loader = Loader()
     train: Train | None = None
     evaluate: Evaluate | None = None
@@ -72,6 +89,36 @@ class Config(Block):
                     f"evaluate.every ({self.evaluate.every}) must be a multiple of "
                     f"train.checkpoint_every ({self.train.checkpoint_every})"
                 )
+        if self.train is not None:
+            self.train.require_even(self.engine.train.processes)
+            self._require_mixable(self.train)
+            self._require_packable(self.train)
         if self.schedule is not None and self.schedule.then == "train" and self.train is None:
             raise ValueError("schedule.then: train needs a train block")
         return self
+
+    def _require_packable(self, train: Train) -> None:
+        if train.pack is not None and self.loader.reader == "streaming":
+            raise ValueError("train.pack: reader: streaming knows no lengths; take reader: indexed")
+        if train.pack is not None and self.loader.stage is not None:
+            raise ValueError("train.pack: loader.stage does not know ahead what a pack holds; take it out")
+        if train.pack is not None and self.loader.on_bad == "replace":
+            raise ValueError(
+                "train.pack: on_bad: replace puts samples of other lengths into a pack; take on_bad: raise, "
+                "and leave out what is bad by `tarmac repair DATASET --quarantine`"
+            )
+
+    def _require_mixable(self, train: Train) -> None:
+        folders = [os.path.abspath(share.dataset) for share in train.data or ()]
+        if not folders:
+            return
+        if os.path.abspath(self.dataset.output) not in folders:
+            raise ValueError(
+                f"train.data: {self.dataset.output}, the dataset's output, has to be one of them; its "
+                "held-out split is what checkpoints are judged by"
+            )
+        twice = [folder for folder in folders if folders.count(folder) > 1]
+        if twice:
+            raise ValueError(f"train.data: {twice[0]} stands there twice; give it one weight")
+        if len(folders) > 1 and self.loader.reader == "streaming":
+            raise ValueError("train.data: reader: streaming reads one dataset; take reader: indexed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, StrictInt, StrictStr, model_validator
 
@@ -45,6 +45,7 @@ OWN_OPTIONS = {
     "time": "a key of its own",
     "mem": "given by the key memory",
     "cpus-per-task": "given by the key cpus",
+    "gpus-per-node": "given by the key gpus",
     **dict.fromkeys(
         ("array", "chdir", "error", "job-name", "nodes", "ntasks", "ntasks-per-node", "output", "signal"),
         "set by Tarmac; leave it out",
@@ -73,10 +74,7 @@ class BuildEngine(SlurmDefaults):
 
     @model_validator(mode="after")
     def _keys_have_effect(self) -> Self:
-        slurm = [name for name in SlurmDefaults.model_fields if getattr(self, name) is not None]
-        slurm += ["jobs"] if self.jobs is not None else []
-        if self.kind != "slurm" and slurm:
-            raise ValueError(f"{slurm[0]} needs kind: slurm")
+        _require_slurm(self, *SlurmDefaults.model_fields, "jobs")
         if (self.kind == "dask") != (self.address is not None):
             raise ValueError("kind: dask and address belong together")
         if self.kind == "dask" and self.workers is not None:
@@ -84,22 +82,60 @@ class BuildEngine(SlurmDefaults):
         return self
 
 
-class TrainEngine(Block):
-    """Where the training runs."""
+class TrainEngine(SlurmDefaults):
+    """Where the training runs: on this machine or as a Slurm job on one node; in one process, on a GPU where
+    there is one, unless it has several ranks."""
 
-    kind: Literal["local"] = "local"
-    time: Duration = 48 * 3600
-    """Time limit of the job; the next start resumes the training."""
+    kind: Literal["local", "slurm"] = "local"
+    gpus: Annotated[int, Field(ge=1)] | None = None
+    """Ranks that train together, each on a GPU of its own. On this machine they wait until so many are free;
+    a Slurm job asks for them (`--gres=gpu:N`; `extra: {gres: 'gpu:a100:4'}` names their type), and has none
+    without this key."""
+    ranks: Annotated[int, Field(ge=1)] | None = None
+    """Ranks that train together on the CPU, each with `train.threads` threads."""
+    time: Duration | None = None
+    """Time limit of the job: none on this machine unless given, the partition's under Slurm. A local training
+    is resumed by the next start; a Slurm job that has come further by then is queued again."""
+
+    @property
+    def processes(self) -> int:
+        """How many ranks train together."""
+        return self.gpus or self.ranks or 1
+
+    @model_validator(mode="after")
+    def _gpus_or_ranks(self) -> Self:
+        if self.gpus is not None and self.ranks is not None:
+            raise ValueError("gpus and ranks: a rank is on a GPU or on the CPU; give one of the two")
+        _require_slurm(self, *(SlurmDefaults.model_fields.keys() - {"time"}))
+        return self
 
 
-class EvaluateEngine(Block):
-    """Where the evaluations run."""
+class EvaluateEngine(SlurmDefaults):
+    """Where the evaluations run: on the machine of the run's agent, or each as a Slurm job of its own."""
 
-    kind: Literal["local"] = "local"
+    kind: Literal["local", "slurm"] = "local"
     jobs: Annotated[int, Field(ge=1)] = 1
-    """How many run at once."""
-    time: Duration = 3600
-    """Time limit per evaluation."""
+    """How many run at once, or wait in Slurm's queue."""
+    gpus: Annotated[int, Field(ge=1)] | None = None
+    """GPUs of a Slurm job, none unless given; on this machine an evaluation takes one where there is one."""
+    time: Duration | None = None
+    """Time limit per evaluation, an hour unless given."""
+
+    @model_validator(mode="after")
+    def _keys_have_effect(self) -> Self:
+        _require_slurm(self, *(SlurmDefaults.model_fields.keys() - {"time"}), "gpus")
+        return self
+
+
+def _require_slurm(stage: BuildEngine | TrainEngine | EvaluateEngine, *names: str) -> None:
+    """ValueError for the first of the keys that has a value where no job is Slurm's."""
+    given = sorted(name for name in names if getattr(stage, name) is not None)
+    if stage.kind != "slurm" and given:
+        raise ValueError(f"{given[0]} needs kind: slurm")
+
+
+Stage = TypeVar("Stage", BuildEngine, TrainEngine, EvaluateEngine)
+EVALUATION_S = 3600
 
 
 class Engines(Block):
@@ -112,9 +148,21 @@ class Engines(Block):
 
     def for_build(self) -> BuildEngine:
         """The build's settings, completed by those of `slurm`; the options in `extra` of both add up."""
-        if self.build.kind != "slurm":
-            return self.build
+        return self._completed(self.build)
+
+    def for_train(self) -> TrainEngine:
+        """The training's settings, completed in the same way."""
+        return self._completed(self.train)
+
+    def for_evaluate(self) -> EvaluateEngine:
+        """The evaluations' settings, completed in the same way; with a time limit in any case."""
+        found = self._completed(self.evaluate)
+        return found.model_copy(update={"time": EVALUATION_S}) if found.time is None else found
+
+    def _completed(self, stage: Stage) -> Stage:
+        if stage.kind != "slurm":
+            return stage
         shared = {name: value for name, value in self.slurm if value is not None}
-        own = {name: value for name, value in self.build if value is not None}
-        extra = {**(self.slurm.extra or {}), **(self.build.extra or {})}
-        return self.build.model_copy(update={**shared, **own, "extra": extra or None})
+        own = {name: value for name, value in stage if value is not None}
+        extra = {**(self.slurm.extra or {}), **(stage.extra or {})}
+        return stage.model_copy(update={**shared, **own, "extra": extra or None})

@@ -20,7 +20,7 @@ NAME = "quarantine.jsonl"
 
 
 @dataclass(frozen=True, order=True)
-class Entry:
+class Quarantined:
     """One sample: `version` by its 12 digits, `shard` as `train/000007.tar`, `reason` a verify code."""
 
     version: str
@@ -41,7 +41,7 @@ def home(version: Path) -> Path:
     return real.parent.parent if real.parent.name == "versions" else real
 
 
-def read(path: Path) -> list[Entry]:
+def read(path: Path) -> list[Quarantined]:
     """The entries of a file, none where it is missing; DataError that names file and line of a torn one."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -53,14 +53,14 @@ def read(path: Path) -> list[Entry]:
     return [_entry(path, number, line) for number, line in lines if line.strip()]
 
 
-def to_text(entries: Iterable[Entry]) -> str:
+def to_text(entries: Iterable[Quarantined]) -> str:
     """The file's content, the same for the same entries in any order."""
     lines = [json.dumps(dataclasses.asdict(entry), ensure_ascii=False) for entry in sorted(entries)]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _entry(path: Path, number: int, line: str) -> Entry:
-    names = [field.name for field in dataclasses.fields(Entry)]
+def _entry(path: Path, number: int, line: str) -> Quarantined:
+    names = [field.name for field in dataclasses.fields(Quarantined)]
     try:
         fields: Any = json.loads(line)
     except ValueError:
@@ -68,4 +68,4 @@ def _entry(path: Path, number: int, line: str) -> Entry:
     is_entry = isinstance(fields, dict) and fields.keys() == set(names)
     if not (is_entry and all(isinstance(value, str) for value in fields.values())):
         raise DataError(f"{path}, line {number}: is no entry of {', '.join(names)}; mend or delete the line")
-    return Entry(**fields)
+    return Quarantined(**fields)

@@ -19,9 +19,9 @@ from functools import cached_property
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
-from tasks.core import web
 from tasks.core.errors import UsageError
 from tasks.core.files import FULL
+from tasks.core.remote import web
 from tasks.core.stores import (
     ABSENT,
     NotRegular,
@@ -158,6 +158,11 @@ class RemoteStore:
     def read(self, file: str, most: int) -> bytes:
         with self._opened(self.path(file), min(most + 1, BLOCK), most) as opened:
             return read_at_most(cast(BinaryIO, opened), most)
+
+    def read_end(self, file: str, most: int) -> bytes:
+        with self.open(file, in_order=False) as opened:
+            opened.seek(max(opened.seek(0, io.SEEK_END) - most, 0))
+            return opened.read(most)
 
     def _opened(self, path: str, ahead: int, most: int | None = None) -> Any:
         """A RemoteFile with its first bytes, or the whole file where its server gives no parts."""
