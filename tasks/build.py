@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect import task
 from prefect.artifacts import create_table_artifact
-from prefect.cache_policies import NO_CACHE
+from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from tasks.core import child
-from tasks.core.errors import DataError
+from tasks import control
+from tasks.core import screen
+from tasks.core.errors import DataError, TarmacError
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.dataset import versions
 from tasks.dataset.build import freshness
-from tasks.stage import StageResult, is_transient, shown, tell
+from tasks.dataset.build.result import BuildResult
+from tasks.stage import Shown, StageResult, artifact_key, is_transient, shown, tell
+
+RESULT = TypeAdapter(BuildResult)
 
 
-@task(
+@dataclass(frozen=True)
+class Published:
+    """The version that is current now."""
+
+    version: Path
+
+
+@control.stage(
     name="build",
     retries=2,
     retry_delay_seconds=[5, 60],
     retry_condition_fn=is_transient,
-    cache_policy=NO_CACHE,
 )
 def build(
     config: Config,
@@ -32,48 +42,47 @@ def build(
     rehash: bool = False,
     accept_loss: bool = False,
     waits: bool = True,
-) -> StageResult:
-    """Convert what has changed and assemble a version; `details.version` is its folder."""
+) -> StageResult[BuildResult]:
+    """Convert what has changed and assemble a version."""
     with shown("build") as stage:
         asked: dict[str, Any] = {"rehash": rehash, "accept_loss": accept_loss, "waits": waits}
         survey = freshness.take_survey(config.dataset.output)
         asked["survey"] = None if survey is None else str(survey)
-        built = child.call(
-            "tasks.dataset.build.run:build",
-            {"config": config.model_dump(mode="json"), **asked},
-            stage.progress,
-        )
-        counts = {what: built[what] for what in ("read", "accepted", "filtered", "rejected")}
+        arguments = {"config": config.model_dump(mode="json"), **asked}
+        answer = stage.call("tasks.dataset.build.run:build", arguments, config.dataset.private)
+        built = RESULT.validate_python(answer)
+        counts = {what: getattr(built, what) for what in ("read", "accepted", "filtered", "rejected")}
         tell(
             create_table_artifact,
-            [{"what": what, "samples": count} for what, count in (counts | built["rejects"]).items()],
-            key="build",
+            [{"what": what, "samples": count} for what, count in (counts | dict(built.rejects)).items()],
+            key=artifact_key("samples", config.name),
             description=f"Samples of {config.dataset.output}",
         )
-        return stage.result(_summary(built), **built)
+        return stage.result(_summary(built), built, "unchanged" if built.up_to_date else "changed")
 
 
-def _summary(built: dict[str, Any]) -> str:
-    count = f"{built['read']:,} read = {built['accepted']:,} accepted"
-    if built["filtered"]:
-        count += f" + {built['filtered']:,} filtered"
-    if built["rejected"]:
-        count += f" + {built['rejected']:,} rejected"
-    if built["up_to_date"]:
+def _summary(built: BuildResult) -> str:
+    count = f"{built.read:,} read = {built.accepted:,} accepted"
+    if built.filtered:
+        count += f" + {built.filtered:,} filtered"
+    if built.rejected:
+        count += f" + {built.rejected:,} rejected"
+    if built.up_to_date:
         return f"up to date: {count}"
-    written = f"{count}; {built['shards_rewritten']} of {built['shards']} shards written"
-    if not built["released"]:
+    written = f"{count}; {built.shards_rewritten} of {built.shards} shards written"
+    if not built.released:
         return written
-    return f"{written}; {counted(built['released'], 'sample')} taken out of quarantine.jsonl"
+    return f"{written}; {counted(built.released, 'sample')} taken out of quarantine.jsonl"
 
 
-@task(name="publish", cache_policy=NO_CACHE)
-def publish(config: Config, version: Path) -> StageResult:
+@control.stage(name="publish")
+def publish(config: Config, version: Path) -> StageResult[Published]:
     """Switch the dataset to a verified version; readers of the old one are not disturbed."""
     with shown("publish") as stage:
         before = versions.current(config.dataset.output)
         versions.publish(config.dataset.output, version, config.dataset.keep)
-        was = "" if before is None or before == version else f" (was {before.name})"
+        is_switched = before != version
+        was = f" (was {before.name})" if before is not None and is_switched else ""
         summary = f"version {version.name}{was}"
         if config.dataset.mirror is not None:
             asked: dict[str, Any] = {
@@ -82,11 +91,26 @@ def publish(config: Config, version: Path) -> StageResult:
                 "keep": config.dataset.keep,
             }
             try:
-                sent = child.call("tasks.dataset.mirror:publish", to_jsonable_python(asked), stage.progress)
+                arguments = to_jsonable_python(asked)
+                sent = stage.call("tasks.dataset.mirror:publish", arguments, config.dataset.private)
             except DataError as error:
                 there = f"the dataset is current at {config.dataset.output / 'current'}"
                 raise DataError(f"{error}; {there}, and running again does the copy alone") from None
             summary += (
                 f"; {config.dataset.mirror}: {sent['uploaded']} objects sent, {sent['kept']} there already"
             )
-        return stage.result(summary, version=str(version))
+            is_switched = is_switched or sent["uploaded"] > 0
+        if before != version or not (config.dataset.output / "look.html").exists():
+            _write_page(stage, config, version)
+        return stage.result(summary, Published(version), "changed" if is_switched else "unchanged")
+
+
+def _write_page(stage: Shown, config: Config, version: Path) -> None:
+    """The dataset's page, to which the flow run's leads; the version is current without it, too."""
+    target = "tasks.dataset.preview.page:write_beside"
+    try:
+        stage.call(target, {"version": str(version)}, config.dataset.private)
+    except control.Withdrawn:
+        raise
+    except TarmacError as error:
+        screen.warn(f"look.html of version {version.name} is not written: {str(error).splitlines()[0]}")

@@ -35,7 +35,7 @@ def read_index(version: Path, split: str) -> NDArray[np.void]:
 def open_index(path: Path) -> NDArray[np.void]:
     """An index file, memory-mapped, dtype INDEX; DataError when it is none."""
     try:
-        index: NDArray[np.void] = np.load(path, mmap_mode="r", allow_pickle=False)
+        index: NDArray[np.void] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
     except Exception as error:  # noqa: BLE001 - numpy raises whatever a torn header leads it to
         raise DataError(f"{path}: is no index ({error}); build the dataset again") from None
     if index.dtype != INDEX or index.ndim != 1:

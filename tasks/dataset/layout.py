@@ -15,38 +15,25 @@ from pathlib import Path
 
 from tasks.core.errors import UsageError
 from tasks.core.files import ignore_missing, unreadable_as_error
-from tasks.core.quarantine import home
-
-__all__ = [
-    "BUILD",
-    "CURRENT",
-    "INPUTS",
-    "LEASE",
-    "MANIFEST",
-    "MIRRORED",
-    "REJECTS",
-    "SHARDS",
-    "STAGING",
-    "VERSIONS",
-    "VERSION_NAME",
-    "current",
-    "home",
-    "index_name",
-    "is_version",
-    "resolve",
-    "samples_name",
-    "shard_name",
-    "sizes_name",
-]
 
 MANIFEST, SHARDS, REJECTS = "manifest.json", "shards.parquet", "rejects.parquet"
 BUILD, INPUTS = "build.json", "inputs.arrow"
 """Of a version. INPUTS keeps what each shard was made of, for the next build."""
 CURRENT, VERSIONS, STAGING, LEASE = "current", "versions", "staging", "lease.json"
+FOREIGN = "foreign.json"
+"""Of a version whose tars others wrote: where they lie."""
 MIRRORED = "mirror.json"
 """Of a dataset. MIRRORED says where the last version was copied to."""
 NAME_DIGITS = 12
+MOST_SHARDS = 1_000_000
+"""Shards of a split that a damaged table can make anybody look for: their numbers have six digits."""
+_SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 VERSION_NAME = re.compile(rf"[0-9a-f]{{{NAME_DIGITS}}}")
+
+
+def is_split(name: str) -> bool:
+    """Whether a split may have this name; other names could lead out of the version's folder."""
+    return bool(_SPLIT.fullmatch(name))
 
 
 def shard_name(split: str, number: int) -> str:

@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import write_json
+from tasks.core.remote import remote_stores
 from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import Unreachable
 from tasks.dataset.layout import CURRENT, MANIFEST, MIRRORED, SHARDS, VERSION_NAME
@@ -54,24 +54,24 @@ class Transfer:
 
     name: str
     size: int
-    twin: str
+    copied_from: str
 
 
 def check(mirror: str) -> None:
     """UsageError for a mirror that cannot be written, or whose package is not installed."""
     if mirror.partition("://")[0] not in ("s3", "gs"):
         raise UsageError(f"dataset.mirror: {mirror} cannot be written; give an address in s3:// or gs://")
-    remote.filesystem(mirror, "dataset.mirror")
+    remote_stores.filesystem(mirror, "dataset.mirror")
 
 
 def require_reachable(mirror: str) -> None:
     """DataError when the store refuses or does not answer: better before the work than after it."""
-    with _told(mirror):
+    with _store_errors(mirror):
         _Mirror(mirror.rstrip("/")).current()
 
 
 @contextlib.contextmanager
-def _told(mirror: str) -> Iterator[None]:
+def _store_errors(mirror: str) -> Iterator[None]:
     """DataError that names the key for what goes wrong between here and the store."""
     try:
         yield
@@ -88,20 +88,20 @@ def publish(version: Path, mirror: str, keep: int, progress: Progress = no_progr
     is there by then stays, and the next call goes on from it.
     """
     check(mirror)
-    with _told(mirror):
+    with _store_errors(mirror):
         return _Mirror(mirror.rstrip("/")).publish(version, keep, progress)
 
 
 def plan_transfers(
-    sizes: Mapping[str, int], seals: Mapping[str, str], there: Mapping[str, int], twins: Mapping[str, str]
+    sizes: Mapping[str, int], seals: Mapping[str, str], there: Mapping[str, int], copies: Mapping[str, str]
 ) -> list[Transfer]:
     """What the mirror lacks or may lack of a version, by the objects' names within it.
 
     `sizes` and `there` are those of the version and of the mirror's copy of it, `seals` the known BLAKE3 of
-    its objects, `twins` objects elsewhere in the bucket by their BLAKE3.
+    its objects, `copies` objects elsewhere in the bucket by their BLAKE3.
     """
     return [
-        Transfer(name, size, twins.get(seals.get(name, ""), ""))
+        Transfer(name, size, copies.get(seals.get(name, ""), ""))
         for name, size in sizes.items()
         if not name.endswith(".tar") or there.get(name) != size
     ]
@@ -110,7 +110,7 @@ def plan_transfers(
 class _Mirror:
     def __init__(self, address: str) -> None:
         self.address = address
-        self._fs = remote.filesystem(address, "dataset.mirror")
+        self._fs = remote_stores.filesystem(address, "dataset.mirror")
 
     def current(self) -> str | None:
         """The name of the mirror's current version."""
@@ -127,7 +127,7 @@ class _Mirror:
             sizes,
             {shard.name: shard.blake3 for shard in read_shards(version)},
             there,
-            self._twins(version.name),
+            self._copies(version.name),
         )
         whole, done = sum(one.size for one in plan), 0
         for group in (
@@ -139,7 +139,7 @@ class _Mirror:
                 progress(done, whole, NOTE)
         self._require(version.name, sizes)
         self._call("_pipe_file", CURRENT, version.name.encode())
-        copied = sum(bool(one.twin) for one in plan)
+        copied = sum(bool(one.copied_from) for one in plan)
         write_json(version.parents[1] / MIRRORED, {"address": self.address, "version": version.name})
         pruned = self._prune(version.name, keep)
         return Mirrored(len(plan) - copied, copied, len(sizes) - len(plan), pruned)
@@ -149,8 +149,8 @@ class _Mirror:
 
         def one(transfer: Transfer) -> int:
             target, limit_s = f"versions/{version.name}/{transfer.name}", transfer.size / SLOWEST
-            if transfer.twin:
-                self._call("_cp_file", transfer.twin, f"{self.address}/{target}", limit_s=limit_s)
+            if transfer.copied_from:
+                self._call("_cp_file", transfer.copied_from, f"{self.address}/{target}", limit_s=limit_s)
             else:
                 parts = {"chunksize": PART, "max_concurrency": 2} if self.address.startswith("s3:") else {}
                 source = str(version / transfer.name)
@@ -167,7 +167,7 @@ class _Mirror:
 
     def _sizes(self, version: str) -> dict[str, int]:
         """The objects of the mirror's copy of a version, with their sizes."""
-        store = remote.RemoteStore(f"{self.address}/versions/{version}", "dataset.mirror")
+        store = remote_stores.RemoteStore(f"{self.address}/versions/{version}", "dataset.mirror")
         try:
             return {file: store.stat(file).size for file in store.files()}
         except FileNotFoundError:
@@ -183,7 +183,7 @@ class _Mirror:
                     "publish again"
                 )
 
-    def _twins(self, version: str) -> dict[str, str]:
+    def _copies(self, version: str) -> dict[str, str]:
         """Addresses of the current version's shards by BLAKE3; none when they are this version's own."""
         try:
             other = self._call("_cat_file", CURRENT).decode().strip()
@@ -201,7 +201,7 @@ class _Mirror:
 
     def _prune(self, current: str, keep: int) -> list[str]:
         """Remove the oldest versions, their manifests first, so that none is there by half."""
-        store = remote.RemoteStore(f"{self.address}/versions", "dataset.mirror")
+        store = remote_stores.RemoteStore(f"{self.address}/versions", "dataset.mirror")
         versions = [name for name in store.entries()[0] if VERSION_NAME.fullmatch(name) and name != current]
         by_age = sorted(versions, key=lambda name: self._published(name), reverse=True)
         doomed = by_age[max(keep - 1, 0) :]
@@ -224,8 +224,8 @@ class _Mirror:
         is_transfer = function in ("_cp_file", "_put_file")
         first = path if is_transfer else f"{self.address}/{path}"
         where = str(arguments[0]) if is_transfer else first
-        limit_s = remote.REQUEST_S + limit_s
-        return remote.call(
+        limit_s = remote_stores.REQUEST_S + limit_s
+        return remote_stores.call(
             self._fs, getattr(self._fs, function), first, *arguments, where=where, limit_s=limit_s, **named
         )
 

@@ -1,7 +1,7 @@
 """The quarantine of a dataset: adding to it, taking out of it, and which samples of a version it means.
 
 Its file is replaced whole by rename, under a lease of its own, since a build may hold the dataset's for
-hours. tasks.core.quarantine has its format.
+hours. tasks.core.quarantine_file has its format.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tasks.core.errors import DataError
 from tasks.core.files import write_atomic
 from tasks.core.lock import Lease
-from tasks.core.quarantine import NAME, Entry, home, read, to_text
+from tasks.core.quarantine_file import NAME, Quarantined, home, read, to_text
 from tasks.core.units import counted
 from tasks.dataset.layout import MANIFEST, samples_name, shard_name
 from tasks.dataset.manifest import SplitSummary, read_manifest, version_name
@@ -28,16 +28,16 @@ __all__ = [
     "BY_BYTES",
     "NAME",
     "SEEN",
-    "Entry",
+    "Quarantined",
     "add",
     "by_split",
     "home",
+    "left_out_text",
     "notice",
     "of_version",
     "read",
     "remove",
     "rows",
-    "told",
 ]
 
 SEEN = {
@@ -67,7 +67,7 @@ Rows = NDArray[np.int64]
 """Sorted, without repetition."""
 
 
-def add(dataset: Path, entries: Iterable[Entry]) -> int:
+def add(dataset: Path, entries: Iterable[Quarantined]) -> int:
     """Add those whose samples are not there yet, in one step; how many that were."""
     path = dataset / NAME
     with _alone(dataset):
@@ -80,7 +80,7 @@ def add(dataset: Path, entries: Iterable[Entry]) -> int:
         return len(kept) - before
 
 
-def remove(dataset: Path, entries: Iterable[Entry]) -> int:
+def remove(dataset: Path, entries: Iterable[Quarantined]) -> int:
     """Take the entries of these samples out, in one step; how many there were."""
     path = dataset / NAME
     gone = {entry.sample for entry in entries}
@@ -92,7 +92,7 @@ def remove(dataset: Path, entries: Iterable[Entry]) -> int:
         return len(before) - len(kept)
 
 
-def of_version(version: Path, entries: Iterable[Entry]) -> list[Entry]:
+def of_version(version: Path, entries: Iterable[Quarantined]) -> list[Quarantined]:
     """Those that are about this version, named by its folder or by its manifest's content."""
     names = {version.resolve().name}
     with contextlib.suppress(OSError):
@@ -100,15 +100,15 @@ def of_version(version: Path, entries: Iterable[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry.version in names]
 
 
-def by_split(entries: Iterable[Entry]) -> dict[str, int]:
+def by_split(entries: Iterable[Quarantined]) -> dict[str, int]:
     """How many samples of each split these are, for the splits that have any."""
     samples = {(entry.split, *entry.sample) for entry in entries}
     return dict(sorted(Counter(split for split, *_ in samples).items()))
 
 
-def told(splits: Mapping[str, SplitSummary], entries: Iterable[Entry]) -> str:
+def left_out_text(splits: Mapping[str, SplitSummary], entries: Iterable[Quarantined]) -> str:
     """`161 of 1,539 train samples are left out: quarantine.jsonl`, empty for no entries. They are about one
-    version, whose splits are `splits`; a split that is not among them is told without its size."""
+    version, whose splits are `splits`; a split that is not among them is named without its size."""
     left_out = by_split(entries)
     if not left_out:
         return ""
@@ -122,18 +122,18 @@ def told(splits: Mapping[str, SplitSummary], entries: Iterable[Entry]) -> str:
     return f"{' and '.join(parts)} {verb} left out: {NAME}"
 
 
-def notice(version: Path, entries: Iterable[Entry]) -> str | None:
+def notice(version: Path, entries: Iterable[Quarantined]) -> str | None:
     """Which samples of the version are left out, and how to take them back; None where none of these is about
     it. DataError for a manifest that cannot be read."""
     mine = of_version(version, entries)
     if not mine:
         return None
     dataset = shlex.quote(os.path.relpath(home(version)))
-    said = told(read_manifest(version).splits, mine)
+    said = left_out_text(read_manifest(version).splits, mine)
     return f"{said}; tarmac repair {dataset} takes back what is sound"
 
 
-def rows(version: Path, split: str, entries: Iterable[Entry]) -> Rows:
+def rows(version: Path, split: str, entries: Iterable[Quarantined]) -> Rows:
     """The rows, in the split's index, of those entries that are about this split of this version.
 
     One pass over keys and shards in `samples/<split>.parquet`, group by group. DataError when that cannot be

@@ -142,7 +142,7 @@ def read_shards(version: Path) -> list[ShardRecord]:
     """The version's shards, split by split, in order; DataError when the table cannot be read."""
     found: list[ShardRecord] = []
     for piece in read_pieces(version / SHARDS, SHARDS_SCHEMA.names):
-        found += [ShardRecord(**row) for row in piece.to_pylist()]
+        found += map(ShardRecord, *(piece.column(name).to_pylist() for name in SHARDS_SCHEMA.names))
     return found
 
 

@@ -10,10 +10,8 @@ import contextlib
 import logging
 import math
 import os
-import re
 import shlex
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,18 +59,7 @@ logger = logging.getLogger(__name__)
 MARKS = (MANIFEST, SHARDS, INPUTS)
 """What lies in a version beside its splits; tars that others made have none of it."""
 DOOMED = ".pruned-"
-DAMAGED = ".damaged-"
 """Before a version's name: what is about to be removed."""
-_LEASE = r"(lease\.json|quarantine\.lease)(\.dead)?"
-_WRITTEN = r"lease\.json|quarantine\.lease|quarantine\.jsonl|mirror\.json|look(-[0-9a-f]{12})?\.html"
-TEMPORARY = re.compile(
-    r"\.current\.\d+\.tmp"  # files.link_atomic
-    rf"|\.{_LEASE}\.\d+\.\d+"  # lease.Lease
-    rf"|\.({_WRITTEN}|\.{_LEASE}\.\d+\.\d+)\.[a-z0-9_]{{8}}\.tmp"  # files.write_atomic
-)
-"""Names, right in the dataset's folder, that Tarmac gives to what it is about to rename."""
-ABANDONED_S = 3600.0
-"""Such a file is there for milliseconds, but the clocks of a file server and its clients may differ."""
 
 
 def listed(dataset: Path) -> list[Path]:
@@ -231,24 +218,10 @@ def _beyond(dataset: Path, keep: int) -> list[Path]:
 
 
 def sweep(dataset: Path) -> None:
-    """Remove what a killed prune, build or switch has left in the dataset's folder, and nothing that others
-    may have put there: people keep more in a folder than a dataset. What cannot be removed stays."""
-    for prefix in (DOOMED, DAMAGED):
-        for left in (dataset / "versions").glob(f"{prefix}*"):
-            if VERSION_NAME.fullmatch(left.name.removeprefix(prefix)):
-                remove(left)
-    for left in dataset.glob(".*"):
-        if TEMPORARY.fullmatch(left.name) and _is_abandoned(left):
-            with contextlib.suppress(OSError):
-                left.unlink()
-
-
-def _is_abandoned(temporary: Path) -> bool:
-    """Judged by age alone: a process number in its name may be one of another host or container."""
-    try:
-        return time.time() - temporary.lstat().st_mtime > ABANDONED_S
-    except OSError:
-        return False
+    """Remove the versions that a killed prune has left; what cannot be removed stays."""
+    for left in (dataset / "versions").glob(f"{DOOMED}*"):
+        if VERSION_NAME.fullmatch(left.name.removeprefix(DOOMED)):
+            remove(left)
 
 
 def remove(folder: Path) -> None:

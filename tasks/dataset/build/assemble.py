@@ -16,12 +16,13 @@ import errno
 import filecmp
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +31,6 @@ from blake3 import blake3
 from tasks.core.errors import UsageError
 from tasks.core.files import digest, fsync_path, write_atomic, write_json
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.build.catalogue import Rejected
 from tasks.dataset.build.fingerprint import config_digest
 from tasks.dataset.build.sidecar import accepted, first, schema, statistics_schema
@@ -50,7 +50,6 @@ from tasks.dataset.layout import (
 )
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest, version_name
 from tasks.dataset.tables import REJECTS_SCHEMA, SHARDS_SCHEMA, BatchWriter, TableWriter, samples_schema
-from tasks.dataset.versions import DAMAGED
 
 DRAFT = "draft"
 BLAKE3_RANGE = 1 << 256
@@ -67,14 +66,6 @@ class Shard:
     split: str
     sidecar: Any
     tar: Path | None
-
-
-class Account(NamedTuple):
-    """Raw samples before any rule, those that the user's filter left out, and the rejects by reason."""
-
-    read: int
-    filtered: int
-    reasons: Mapping[str, int]
 
 
 @dataclass
@@ -110,19 +101,21 @@ def draft_version(config: Config, shards: Iterable[Shard], staging: Path) -> Dra
     return draft
 
 
-def describe(draft: Draft, config: Config, account: Account, rejects: Iterator[Rejected]) -> Manifest:
-    """Add the table of rejects and the manifest to the draft."""
-    write_rejects(draft.folder / REJECTS, rejects)
+def describe(draft: Draft, config: Config, filtered: int, rejects: Iterator[Rejected]) -> Manifest:
+    """Add the table of rejects and the manifest to the draft; `filtered` samples the user's filter left
+    out."""
+    reasons = write_rejects(draft.folder / REJECTS, rejects)
+    accepted = sum(split.samples for split in draft.splits.values())
     manifest = Manifest(
         format="tarmac/1",
         name=config.name,
         modality=draft.modality,
         digest=content_digest(draft.seals),
         splits=draft.splits,
-        read=account.read,
-        accepted=sum(split.samples for split in draft.splits.values()),
-        filtered=account.filtered,
-        rejects=dict(account.reasons),
+        read=accepted + filtered + sum(reasons.values()),
+        accepted=accepted,
+        filtered=filtered,
+        rejects=reasons,
         source=SourceSummary(
             kind=config.dataset.all_sources[0].kind, digest=f"{draft.content % BLAKE3_RANGE:064x}"
         ),
@@ -136,9 +129,8 @@ def install(draft: Draft, manifest: Manifest, facts: Mapping[str, Any], dataset:
     """Seal the draft, with `facts` in its build.json, and make it a version of the folder `dataset`; its
     path.
 
-    A folder of the same name that has its tars keeps those that the draft has too, because a run may be
-    reading them, and gets every file that differs; one that has lost a tar is replaced. UsageError where both
-    lie on different file systems.
+    A folder of the same name keeps every file that is as the draft's, because a run may be reading it, and
+    gets those that differ or are lost. UsageError where both lie on different file systems.
     """
     write_build_info(draft.folder, facts)
     for below in [entry for entry in draft.folder.iterdir() if entry.is_dir()]:
@@ -147,23 +139,24 @@ def install(draft: Draft, manifest: Manifest, facts: Mapping[str, Any], dataset:
     (dataset / VERSIONS).mkdir(exist_ok=True)
     version = dataset / VERSIONS / version_name(manifest.to_bytes())
     with _other_disk_as_error(draft.folder, version.parent):
-        if not version.exists():
-            os.rename(draft.folder, version)
-        elif versions.has_its_tars(version, manifest):
+        if version.exists():
             _refresh(draft.folder, version)
             shutil.rmtree(draft.folder)
         else:
-            _replace(draft.folder, version)
+            os.rename(draft.folder, version)
     fsync_path(version.parent)
     return version
 
 
-def write_rejects(path: Path, rejects: Iterator[Rejected]) -> None:
-    """The table of rejects, in the sources' order."""
+def write_rejects(path: Path, rejects: Iterator[Rejected]) -> dict[str, int]:
+    """Write the table of rejects, in the sources' order; how many there are by reason."""
+    reasons: Counter[str] = Counter()
     with TableWriter(path, REJECTS_SCHEMA) as writer:
         while some := list(islice(rejects, AT_ONCE)):
             columns = {name: [getattr(one, name) for one in some] for name in REJECTS_SCHEMA.names}
             writer.write(pa.table(columns, REJECTS_SCHEMA))
+            reasons.update(columns["reason"])
+    return dict(sorted(reasons.items()))
 
 
 def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
@@ -271,30 +264,17 @@ def _other_disk_as_error(draft: Path, versions_folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _replace(draft: Path, version: Path) -> None:
-    """Put the draft in the place of a version that has lost a tar."""
-    damaged = version.with_name(DAMAGED + version.name)
-    shutil.rmtree(damaged, ignore_errors=True)
-    os.rename(version, damaged)
-    try:
-        os.rename(draft, version)
-    except OSError:
-        os.rename(damaged, version)  # most of it is better than none
-        raise
-    shutil.rmtree(damaged)
-
-
 def _refresh(draft: Path, version: Path) -> None:
-    """Replace every file that differs from the draft's: damage, places in a table, times; a tar where the
-    draft has other bytes, because it was converted anew.
+    """Replace every file that differs from the draft's: damage, places in a table, times; a tar that was
+    lost, or has other bytes because it was converted anew.
 
     The record of the files goes last, so a refresh that is killed does not count as done.
     """
-    for tar in draft.glob("*/*.tar"):
-        target = version / tar.relative_to(draft)
-        if not _is_same_file(tar, target):
-            os.replace(tar, target)
-    names = [*names_beside_tars(draft), BUILD]
+    tars = [str(tar.relative_to(draft)) for tar in draft.glob("*/*.tar")]
+    for tar in version.glob(f"*/{'[0-9]' * 6}.tar"):
+        if not (draft / tar.relative_to(version)).exists():
+            tar.unlink()  # such as one under the number of another
+    names = [*tars, *names_beside_tars(draft), BUILD]
     for name in names:
         target = version / name
         if not _is_same_file(draft / name, target):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import marshal
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.core.files import fsync_path
 from tasks.core.schema.dataset import ShardRules
 from tasks.core.stores import Stat
 from tasks.dataset.build.shard_plan import PlannedShard, plan_shards
@@ -33,11 +33,12 @@ _SIGN = 1 << (HASH_BITS - 1)
 
 
 class Entry(NamedTuple):  # made in a quarter of the time that a frozen dataclass takes
-    """A listed sample that is to be converted; a row of the catalogue.
+    """A listed sample that is to be converted.
 
-    `source` counts the config's sources, and `number` orders all raw samples as they stand in them: source by
-    source, each from `source << SOURCE_BITS` on. `size` (bytes) and `stamp` are those of its files, or of its
-    raw members with their digest where these wait in the spill: then `part`, `offset` and `length` say where.
+    `source` counts the config's sources, and `number` orders all raw samples as they stand in them: it is
+    `source << SOURCE_BITS` and the count of raw samples listed so far. `size` (bytes) and `stamp` are those
+    of its files, or of its raw members with their digest where these wait in the spill: then `part`, `offset`
+    and `length` say where.
     """
 
     number: int
@@ -49,16 +50,31 @@ class Entry(NamedTuple):  # made in a quarter of the time that a frozen dataclas
     size: int
     stamp: str
     content: str
-    split: str
     group: str | None
     part: int | None = None
     offset: int | None = None
     length: int | None = None
 
+    @property
+    def identity(self) -> bytes:
+        """What must be the same of a source's sample for it to count as unchanged; not where it stands."""
+        group = "\1" if self.group is None else self.group
+        facts = (self.key, self.original_key, self.file, str(self.size), self.stamp, self.content, group)
+        return "\0".join(facts).encode("utf-8", "surrogatepass")
+
+
+class Listed(NamedTuple):
+    """An entry with its split, its place among all samples and its weight (samples or bytes)."""
+
+    entry: Entry
+    split: str
+    shard_hash: int
+    weight: int
+
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A raw sample that was not taken, as `rejects.parquet` shows it."""
+    """A raw sample that was not taken, as `rejects.parquet` shows it; the catalogue makes it printable."""
 
     number: int
     key: str
@@ -69,29 +85,24 @@ class Rejected:
     file: str
 
 
-_COLUMNS = """number INTEGER, key TEXT, original_key BLOB, place BLOB, source INTEGER, file BLOB,
-    size INTEGER, stamp TEXT, content BLOB, split TEXT, grp BLOB,
-    part INTEGER, start INTEGER, length INTEGER"""
-_PLANNING = "shard_hash INTEGER, weight INTEGER"
-_ENTRY = ", ".join(column.split()[0] for column in _COLUMNS.split(","))
-_IDENTITY = "||char(0)||".join(
-    ["key", "original_key", "file", "size", "stamp", "content", "ifnull(grp, char(1))"]
-)
-"""What must be the same of a source's sample for it to count as unchanged; not where it stands."""
+_COLUMNS = """number INTEGER, key TEXT, split TEXT, shard_hash INTEGER, weight INTEGER, size INTEGER,
+    entry BLOB"""
+"""`entry` is the whole Entry by marshal, which takes half the time of a column for each of its facts, and
+takes texts that are not Unicode, as paths and captions may be."""
 SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE containers (
     source INTEGER, name BLOB, size INTEGER, stamp TEXT, filtered INTEGER, PRIMARY KEY (source, name));
-CREATE TABLE listed ({_COLUMNS}, {_PLANNING});
+CREATE TABLE listed ({_COLUMNS});
 CREATE TABLE rejects (number INTEGER PRIMARY KEY, key TEXT, original_key TEXT, reason TEXT, detail TEXT,
     place TEXT, file TEXT, is_entry INTEGER);
-CREATE TABLE entries (rank INTEGER PRIMARY KEY, {_COLUMNS}, {_PLANNING});
+CREATE TABLE entries (rank INTEGER PRIMARY KEY, {_COLUMNS});
 CREATE TABLE shards (
     ordinal INTEGER PRIMARY KEY, split TEXT, start INTEGER, stop INTEGER, digest TEXT UNIQUE);
 """
 _SHARED_HASH = "SELECT 1 FROM listed GROUP BY shard_hash HAVING count(*) > 1 LIMIT 1"
 _DUPLICATES = """
-SELECT later.number, later.key, later.original_key, later.place, later.file, first.place
+SELECT later.entry, first.entry
 FROM (SELECT key AS shared, min(number) AS least FROM listed GROUP BY key HAVING count(*) > 1)
 JOIN listed AS later ON later.key = shared AND later.number > least
 JOIN listed AS first ON first.key = shared AND first.number = least
@@ -103,7 +114,8 @@ class Catalogue:
     """The samples of one build: listed first, then sorted, then planned; the rest is for what is finished."""
 
     def __init__(self, path: Path, *, reads_only: bool = False, is_kept: bool = False) -> None:
-        """`is_kept`: a later build may continue it, so every transaction waits for the disk."""
+        """`reads_only`: it is finished, as workers open it. `is_kept`: a later build may continue it, so
+        every transaction waits for the disk."""
         self.path = path
         mode = "mode=ro&immutable=1" if reads_only else "mode=rwc&nolock=1"
         if not reads_only:
@@ -129,10 +141,6 @@ class Catalogue:
             raise
         self._database.execute("COMMIT")
 
-    def flush(self) -> None:
-        """Workers on other machines find all that was written so far when this returns."""
-        fsync_path(self.path)
-
     def fact(self, name: str) -> Any:
         """What `note` noted under this name; None before."""
         row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
@@ -153,7 +161,10 @@ class Catalogue:
         found = self._database.execute(
             f"SELECT * FROM containers WHERE filtered IS {'NOT ' * are_read}NULL ORDER BY rowid"
         )
-        return [(source, Container(_text(name), Stat(size, stamp))) for source, name, size, stamp, _ in found]
+        return [
+            (source, Container(name.decode("utf-8", "surrogatepass"), Stat(size, stamp)))
+            for source, name, size, stamp, _ in found
+        ]
 
     def forget_unread(self) -> None:
         """Forget the containers that are still to be read."""
@@ -165,59 +176,54 @@ class Catalogue:
             "UPDATE containers SET filtered = ? WHERE source = ? AND name = ?", (filtered, source, _raw(name))
         )
 
-    def following_number(self, source: int) -> int:
-        """The number of the source's next raw sample."""
-        first = source << SOURCE_BITS
-        query = "SELECT max(number) FROM {} WHERE number >= ? AND number < ?"
-        bounds = (first, first + (1 << SOURCE_BITS))
-        found = (self._database.execute(query.format(table), bounds) for table in ("listed", "rejects"))
-        last: list[int | None] = [row.fetchone()[0] for row in found]
-        return max([first, *(number + 1 for number in last if number is not None)])
-
-    def add(self, listed: Iterable[tuple[Entry, int, int]]) -> None:
-        """Samples with their shard hash and weight."""
-        self._database.executemany(f"INSERT INTO listed VALUES ({', '.join('?' * 16)})", map(_row, listed))
-
-    def reject(self, rejected: Iterable[Rejected], *, in_conversion: bool = False) -> None:
-        """Note what is not taken: before it could become an entry, or `in_conversion` of what is one."""
+    def add(self, listed: Iterable[Listed]) -> None:
         self._database.executemany(
-            "INSERT OR REPLACE INTO rejects VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO listed VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
-                (r.number, r.key, r.original_key, r.reason, r.detail, r.source, r.file, in_conversion)
-                for r in rejected
+                (entry[0], entry[1], split, shard_hash - _SIGN, weight, entry[6], marshal.dumps(tuple(entry)))
+                for entry, split, shard_hash, weight in listed
             ),
         )
 
-    # planning
-
-    def sort(self, by_hash: bool) -> None:
-        """Refuse what has the key of an earlier sample, and bring the others into the order of the shards."""
-        self._refuse_duplicates()
-        order = "shard_hash, key" if by_hash else "number"
-        self._database.execute(
-            "INSERT INTO entries SELECT NULL, * FROM listed "
-            f"WHERE number NOT IN (SELECT number FROM rejects) ORDER BY split, {order}"
+    def reject(self, rejected: Iterable[Rejected], *, in_conversion: bool = False) -> None:
+        """Note what is not taken: before it could become an entry, or `in_conversion` of what is one."""
+        rows = (
+            (one.number, one.key, one.original_key, one.reason, one.detail, one.source, one.file)
+            for one in rejected
         )
+        self._database.executemany(
+            "INSERT OR REPLACE INTO rejects VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            ((number, key, *map(printable, texts), in_conversion) for number, key, *texts in rows),
+        )
+
+    # planning
 
     def _refuse_duplicates(self) -> None:
         if not self._database.execute(_SHARED_HASH).fetchone():
             return  # equal keys have equal hashes
         self._database.execute("CREATE INDEX IF NOT EXISTS listed_keys ON listed (key, number)")
-        for number, key, original_key, place, file, first in self._database.execute(_DUPLICATES):
-            names = [printable(_text(name)) for name in (original_key, place, file)]
-            detail = f"{printable(_text(first))} has this key{WHY_ALIKE}"
-            self.reject([Rejected(number, key, names[0], "key.duplicate", detail, names[1], names[2])])
+        for later, first in self._database.execute(_DUPLICATES):
+            detail = f"{printable(_entry(first).place)} has this key{WHY_ALIKE}"
+            self.reject([rejected(_entry(later), "key.duplicate", detail)])
 
     def plan(self, rules: ShardRules, rules_digest: str, source_digests: Sequence[str]) -> None:
-        """Cut the sorted samples into shards. A shard's digest names what shapes its bytes: the rules, each
-        sample, and the source that it comes from."""
+        """Refuse what has the key of an earlier sample, order the others as `rules` say and cut them into
+        shards. A shard's digest names what shapes its bytes: the rules, each sample, and the source that it
+        comes from."""
+        self._refuse_duplicates()
+        order = "shard_hash, key" if rules.order == "hash" else "number"
+        self._database.execute(
+            "INSERT INTO entries SELECT NULL, * FROM listed "
+            f"WHERE number NOT IN (SELECT number FROM rejects) ORDER BY split, {order}"
+        )
         prefixes = [f"{digest}\0".encode() for digest in source_digests]
-        splits = ((split, self._weighed(split, prefixes)) for split in self.splits())
+        names = self._database.execute("SELECT DISTINCT split FROM entries ORDER BY split").fetchall()
+        splits = ((split, self._weighed(split, prefixes)) for (split,) in names)
         self.add_shards(plan_shards(splits, rules, rules_digest))
 
     def select(self, wanted: Mapping[str, Sequence[str]]) -> list[str]:
-        """Instead of `sort` and `plan`: one shard per name, of the samples that have these keys, in this
-        order; the keys that no sample has. Ordinals count the names that have samples, in their order."""
+        """Instead of `plan`: one shard per name, of the samples that have these keys, in this order; the keys
+        that no sample has. Ordinals count the names that have samples, in their order."""
         self._refuse_duplicates()
         self._database.execute("CREATE TEMP TABLE wanted (shard TEXT, row INTEGER, key TEXT)")
         rows = ((name, row, key) for name, keys in wanted.items() for row, key in enumerate(keys))
@@ -241,20 +247,13 @@ class Catalogue:
         )
         return [key for (key,) in missing]
 
-    def splits(self) -> list[str]:
-        return [
-            split for (split,) in self._database.execute("SELECT DISTINCT split FROM entries ORDER BY split")
-        ]
-
     def _weighed(self, split: str, prefixes: Sequence[bytes]) -> Iterator[tuple[int, int, bytes]]:
         """Shard hash, weight and identity of a split's samples, in the order of their ranks, which count from
         1 over all splits."""
-        query = (
-            f"SELECT shard_hash, weight, source, CAST({_IDENTITY} AS BLOB) FROM entries "
-            "WHERE split = ? ORDER BY rank"
-        )
-        for shard_hash, weight, source, identity in self._database.execute(query, (split,)):
-            yield shard_hash + _SIGN, weight, prefixes[source] + identity
+        query = "SELECT shard_hash, weight, entry FROM entries WHERE split = ? ORDER BY rank"
+        for shard_hash, weight, packed in self._database.execute(query, (split,)):
+            entry = _entry(packed)
+            yield shard_hash + _SIGN, weight, prefixes[entry.source] + entry.identity
 
     def add_shards(self, shards: Iterable[PlannedShard]) -> None:
         rows = ((one.ordinal, one.split, one.start, one.stop, one.digest) for one in shards)
@@ -320,8 +319,8 @@ class Catalogue:
 
     def between(self, start: int, stop: int) -> Iterator[Entry]:
         """The entries of ranks start to stop."""
-        query = f"SELECT {_ENTRY} FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
-        return map(_entry, self._database.execute(query, (start, stop)))
+        query = "SELECT entry FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
+        return (_entry(packed) for (packed,) in self._database.execute(query, (start, stop)))
 
     def forget_conversions(self) -> None:
         """Forget the rejects that an earlier build noted in its conversion: its sidecars hold them."""
@@ -336,11 +335,16 @@ class Catalogue:
         query = "SELECT reason, count(*) FROM rejects GROUP BY reason ORDER BY reason"
         return dict(self._database.execute(query).fetchall())
 
-    def kept_of(self, keys: Iterable[str]) -> int:
-        """How many of these keys (of an earlier version) belong to accepted samples."""
+    def kept_of(self, keys: Iterable[str]) -> tuple[int, int]:
+        """How many of these keys (of an earlier version) belong to accepted samples, and how many there
+        are."""
         self._database.execute("CREATE UNIQUE INDEX IF NOT EXISTS entry_keys ON entries (key)")
         query = "SELECT 1 FROM entries WHERE key = ? AND number NOT IN (SELECT number FROM rejects)"
-        return sum(self._database.execute(query, (key,)).fetchone() is not None for key in keys)
+        kept = count = 0
+        for key in keys:
+            count += 1
+            kept += self._database.execute(query, (key,)).fetchone() is not None
+        return kept, count
 
     def close(self) -> None:
         self._database.close()
@@ -349,38 +353,14 @@ class Catalogue:
         return int(self._database.execute(query).fetchone()[0])
 
 
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[Catalogue]:
-    """A finished catalogue, as workers open it."""
-    catalogue = Catalogue(path, reads_only=True)
-    try:
-        yield catalogue
-    finally:
-        catalogue.close()
+def rejected(entry: Entry, reason: Reason, detail: str) -> Rejected:
+    """The entry as one that is not taken."""
+    return Rejected(entry.number, entry.key, entry.original_key, reason, detail, entry.place, entry.file)
 
 
-# Texts beyond ASCII are stored as bytes, because paths and captions may hold what is not Unicode; to store
-# all of them so would take SQLite half as long again.
+def _entry(packed: bytes) -> Entry:
+    return Entry._make(marshal.loads(packed))
 
 
-def _row(listed: tuple[Entry, int, int]) -> tuple[Any, ...]:
-    entry, shard_hash, weight = listed
-    _, _, original_key, place, _, file, _, _, content, _, group, *_ = entry
-    if (original_key + place + file + content + (group or "")).isascii():
-        return (*entry, shard_hash - _SIGN, weight)
-    values = [_raw(value) if isinstance(value, str) else value for value in entry]
-    return (*values, shard_hash - _SIGN, weight)
-
-
-def _entry(row: tuple[Any, ...]) -> Entry:
-    if bytes in map(type, row):
-        row = tuple(_text(value) if isinstance(value, bytes) else value for value in row)
-    return Entry._make(row)
-
-
-def _raw(value: str) -> str | bytes:
-    return value if value.isascii() else value.encode("utf-8", "surrogatepass")
-
-
-def _text(stored: str | bytes) -> str:
-    return stored if isinstance(stored, str) else stored.decode("utf-8", "surrogatepass")
+def _raw(name: str) -> bytes:
+    return name.encode("utf-8", "surrogatepass")

@@ -7,13 +7,13 @@ the sidecars of its shards. Where nothing does, a person has to say that a loss 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, NeedsApproval
 from tasks.dataset.build.catalogue import Catalogue
 from tasks.dataset.build.sidecar import accepted
 from tasks.dataset.layout import INPUTS
@@ -35,27 +35,26 @@ class Changes:
     unread: int = 0
 
     def check(self, before: Path | None) -> None:
-        """DataError when more than ALLOWED of the samples are gone, or that cannot be known."""
+        """NeedsApproval when more than ALLOWED of the samples are gone, or that cannot be known."""
         if before is None:
             return
         if self.had is None:
-            raise DataError(
+            raise NeedsApproval(
                 f"neither manifest nor tables of the current version {before.name} can be read, so nobody "
-                "knows which samples it had; `tarmac repair DATASET` mends them, or accept a loss: "
-                "tarmac build CONFIG --accept-loss"
+                "knows which samples it had; `tarmac repair DATASET` mends them, or accept a loss"
             )
         if self.lost <= ALLOWED * self.had:
             return
         if self.unread > ALLOWED * self.had:
-            raise DataError(
+            raise NeedsApproval(
                 f"the keys of {self.unread:,} of the {self.had:,} samples of version {before.name} cannot be "
                 "read, so nobody can tell whether they are still there; `tarmac repair DATASET` mends its "
-                "tables, or accept a loss: tarmac build CONFIG --accept-loss"
+                "tables, or accept a loss"
             )
-        raise DataError(
+        raise NeedsApproval(
             f"{self.lost:,} of the {self.had:,} samples of version {before.name} are gone "
             f"({self.lost / self.had:.1%}); the current version stays. Mend the source and run again, or "
-            "accept the loss: tarmac build CONFIG --accept-loss"
+            "accept the loss"
         )
 
 
@@ -67,12 +66,11 @@ def since(before: Path | None, catalogue: Catalogue) -> Changes:
     now = catalogue.accepted - catalogue.rejected_entries
     if before is None:
         return Changes(now, 0, 0)
-    kept, read = _kept(catalogue, _keys_of_tables(before))
+    kept, read = catalogue.kept_of(_keys_of_tables(before))
     recorded = _recorded(before)
     if recorded is None or read < recorded:
-        others = _kept(catalogue, _keys_of_sidecars(before))
-        if others[1] > read:
-            kept, read = others
+        others = catalogue.kept_of(_keys_of_sidecars(before))
+        kept, read = max((kept, read), others, key=lambda counts: counts[1])
     if recorded is None and not read:
         return Changes(now, 0, None)
     had = max(recorded or 0, read)
@@ -82,26 +80,11 @@ def since(before: Path | None, catalogue: Catalogue) -> Changes:
 def _recorded(version: Path) -> int | None:
     """How many samples the version had, by its manifest or its table of shards; None when neither can be
     read."""
-    sources: tuple[Callable[[], int], ...] = (
-        lambda: read_manifest(version).accepted,
-        lambda: sum(shard.samples for shard in read_shards(version)),
-    )
-    for count in sources:
-        with contextlib.suppress(DataError):  # verify is who reports damage
-            return count()
+    with contextlib.suppress(DataError):  # verify is who reports damage
+        return read_manifest(version).accepted
+    with contextlib.suppress(DataError):
+        return sum(shard.samples for shard in read_shards(version))
     return None
-
-
-def _kept(catalogue: Catalogue, keys: Iterator[str]) -> tuple[int, int]:
-    """How many of the keys the catalogue still has, and how many there are."""
-    read = 0
-
-    def each() -> Iterator[str]:
-        nonlocal read
-        for read, key in enumerate(keys, 1):  # noqa: B007 - counted for the caller
-            yield key
-
-    return catalogue.kept_of(each()), read
 
 
 def _keys_of_tables(version: Path) -> Iterator[str]:

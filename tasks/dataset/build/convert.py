@@ -1,5 +1,7 @@
 """Planned shards to tars: all of them through the engine, each one idempotent in a worker process.
 
+Every shard that is done is counted against the budget of rejects, so a build that must fail stops early.
+
 A tar and its sidecar are written to temporary names, flushed to disk and renamed, the sidecar last. So a
 build that is killed or whose machine crashes loses at most the shards in hand. A worker flushes a shard while
 it converts the next, so it is handed a few small ones at a time, or a large one alone.
@@ -9,28 +11,31 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import floor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from tasks.core.engines import map_groups
-from tasks.core.errors import TarmacError
+from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import digest, disk_full_as_error, fsync_path
 from tasks.core.schema import Config, Dataset
 from tasks.core.screen import Progress
-from tasks.dataset.build.budget import Budget
-from tasks.dataset.build.catalogue import NAME, Catalogue, Entry, reading
+from tasks.dataset.build.catalogue import NAME, Catalogue, Entry
 from tasks.dataset.build.fingerprint import members_digest
+from tasks.dataset.build.reuse import KnownShard, KnownSidecars
 from tasks.dataset.build.shard_plan import PlannedShard
-from tasks.dataset.build.sidecar import Outcome, columns_of, counted_reasons, holds_transient, sidecar
+from tasks.dataset.build.sidecar import Outcome, counted_reasons, holds_transient, sidecar
 from tasks.dataset.build.spill import FOLDER, read_spilled
-from tasks.dataset.build.staging import JOBS, RULES, sidecar_path, staged, tar_path
+from tasks.dataset.build.staging import JOBS, RULES, sidecar_path, staged, tar_path, write_rules
 from tasks.dataset.modalities import MODALITIES, Modality
-from tasks.dataset.rejects import TRANSIENT, Reject, printable
+from tasks.dataset.rejects import TRANSIENT, Reject, printable, reject_lines
 from tasks.dataset.sources import Absent, Source, of_files, open_sources
 from tasks.dataset.tables import write_batch
 from tasks.dataset.tar.format import Members
@@ -47,20 +52,24 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """Planned shards of the catalogue in the folder `staging`, to be converted there by the rules in that
-    folder, whose digest is `rules`."""
+    folder, whose digest is `rules`. Those that are `known` are converted only if a raw sample of theirs has
+    another content now."""
 
     staging: Path
     rules: str
     ordinals: tuple[int, ...]
+    known: Mapping[int, KnownShard] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A shard that is done: how many raw samples it was made of, and the rejects among them by reason."""
+    """A shard that is done: how many raw samples it was made of, the rejects among them by reason, and
+    whether it is the one that was known."""
 
     ordinal: int
     samples: int
     rejects: Mapping[str, int]
+    is_known: bool
 
 
 class Exceeded(Exception):
@@ -69,47 +78,126 @@ class Exceeded(Exception):
 
 @dataclass
 class Tally:
-    """The raw samples that were looked at, of all that are to be, and the shards that hold rejects."""
+    """Counts samples and rejects while a build runs, and knows when it is certain to pass its budget.
 
-    budget: Budget
-    total: int
+    In the order of key hashes the first shards are a random sample, so a build that must fail fails early.
+    `read` raw samples came out of so many `containers`, and `total` of them are to be converted. Nobody knows
+    how many samples are lost with the containers that are `cut_short`, so they count as containers against
+    the budget, which is the `share` of rejects that is allowed.
+    """
+
+    read: int
+    share: float
+    total: int = 0
+    containers: int = 1
+    cut_short: int = 0
     done: int = 0
+    rejects: Counter[str] = field(default_factory=Counter)
     rejecting: list[int] = field(default_factory=list)
+    """The shards that hold rejects."""
 
     def add(self, ordinal: int, samples: int, rejects: Mapping[str, int]) -> None:
         self.done += samples
-        self.budget.add(rejects)
+        self.rejects.update(rejects)
         if rejects:
             self.rejecting.append(ordinal)
+
+    @property
+    def allowed(self) -> int:
+        """Rejects that the budget has room for."""
+        return floor(self.share * self.read + 1e-9)
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.rejects.total() > self.allowed or self._has_lost_containers
+
+    @property
+    def _has_lost_containers(self) -> bool:
+        return self.cut_short > self.share * self.containers
+
+    @property
+    def explanation(self) -> str:
+        """How the budget is passed."""
+        total, looked_at = self.rejects.total(), self.read - self.total + self.done
+        allowed = f"dataset.reject_budget ({self.share:.1%})"
+        if self._has_lost_containers:
+            return (
+                f"{self.cut_short:,} of {self.containers:,} tars or tables are cut short, and nobody knows "
+                f"how many samples are lost with them; that is more than {allowed} of these"
+            )
+        if looked_at < self.read:
+            return (
+                f"at least {total:,} of the {looked_at:,} samples looked at are rejected "
+                f"({total / looked_at:.1%}); stopped, as {allowed} has room for {self.allowed:,} of the "
+                f"{self.read:,} read"
+            )
+        return f"{total:,} of {self.read:,} read are rejected ({total / self.read:.1%}), more than {allowed}"
+
+    def error(self, path: Path, is_private: bool) -> DataError:
+        """The rejects by reason, each with its causes unless the data is private, from the table of rejects
+        in `path`."""
+        lines = [
+            f"{self.explanation}; the current version stays as it was",
+            *reject_lines(path.parent, self.rejects, is_private),
+            f"  all are in {path}; mend the sources and run again: only these are redone",
+        ]
+        return DataError("\n".join(lines))
+
+
+def counted(config: Config, catalogue: Catalogue) -> Tally:
+    """A tally of what the listing has found."""
+    return Tally(
+        catalogue.read,
+        config.dataset.reject_budget,
+        catalogue.accepted,
+        catalogue.container_count,
+        catalogue.fact("cut_short") or 0,
+        rejects=Counter(catalogue.reasons()),
+    )
 
 
 def convert_all(
     config: Config,
     catalogue: Catalogue,
-    rules: str,
-    ordinals: Sequence[int],
+    known: dict[int, KnownShard],
     tally: Tally,
     progress: Progress,
+    *,
+    rehash: bool = False,
 ) -> Generator[int, None, None]:
-    """Convert these shards into the catalogue's folder and yield each that is done; Exceeded as soon as the
-    budget is certain to be passed."""
+    """Convert the planned shards that are not `known` into the catalogue's folder; yield every planned shard
+    as soon as it is done. Exceeded as soon as the budget is certain to be passed.
+
+    With `rehash` the known shards are compared with their source, and those that differ are converted and not
+    `known` any more.
+    """
     staging = catalogue.path.parent
+    rules = write_rules(staging, config.dataset)
 
     def say(text: str) -> None:
         progress(tally.done, tally.total, f"{NOTE}; {text}")
 
-    if tally.budget.is_exceeded:
+    given = {} if rehash else known
+    for ordinal, shard in given.items():
+        tally.add(ordinal, shard.samples, shard.rejects)
+    if tally.is_exceeded:
         raise Exceeded
+    yield from given
+    if config.engine.build.kind != "local":
+        fsync_path(catalogue.path)  # workers on other machines find all that is in it
+    ordinals = [shard.ordinal for shard in catalogue.shards() if shard.ordinal not in given]
     at_once = _at_once(config, catalogue, len(ordinals))
     tasks = (
-        Conversion(staging, rules, tuple(ordinals[start : start + at_once]))
-        for start in range(0, len(ordinals), at_once)
+        Conversion(staging, rules, some, {ordinal: known[ordinal] for ordinal in some if ordinal in known})
+        for some in (tuple(ordinals[start : start + at_once]) for start in range(0, len(ordinals), at_once))
     )
     for converted in map_groups(convert, tasks, config.engine, folder=staging / JOBS, say=say):
         for one in converted:
             tally.add(one.ordinal, one.samples, one.rejects)
+            if not one.is_known:
+                known.pop(one.ordinal, None)
         progress(tally.done, tally.total, NOTE)
-        if tally.budget.is_exceeded:
+        if tally.is_exceeded:
             raise Exceeded  # which ends the map: the shards in hand are finished, no more are begun
         yield from (one.ordinal for one in converted)
 
@@ -126,21 +214,32 @@ def _at_once(config: Config, catalogue: Catalogue, shards: int) -> int:
 def convert(task: Conversion) -> list[Converted]:
     """Convert the shards that are not there already; all are on disk when this returns."""
     done = []
+    sidecars = KnownSidecars()
     flushing: Future[None] | None = None
     with (
-        reading(task.staging / NAME) as catalogue,
+        closing(Catalogue(task.staging / NAME, reads_only=True)) as catalogue,
         disk_full_as_error(task.staging),
         ThreadPoolExecutor(1) as thread,
     ):
         for planned in map(catalogue.shard, task.ordinals):
-            table = staged(task.staging, planned.digest)
+            table: Any = staged(task.staging, planned.digest)
+            is_known = False
             if table is None or holds_transient(table):
                 work = converter(task.staging, task.rules)
-                table, tar = _write(work, planned, catalogue.entries(planned))
-                before, flushing = flushing, thread.submit(_keep, task.staging, planned.digest, table, tar)
-                if before is not None:
-                    before.result()
-            done.append(Converted(planned.ordinal, table.num_rows, counted_reasons(table)))
+                entries = catalogue.entries(planned)
+                known = task.known.get(planned.ordinal)
+                if known is not None:
+                    table = sidecars[known]
+                    is_known = work.is_unchanged(entries, table)
+                if not is_known:
+                    table, tar = _write(work, planned, entries)
+                    before, flushing = (
+                        flushing,
+                        thread.submit(_keep, task.staging, planned.digest, table, tar),
+                    )
+                    if before is not None:
+                        before.result()
+            done.append(Converted(planned.ordinal, table.num_rows, counted_reasons(table), is_known))
         if flushing is not None:
             flushing.result()
     return done
@@ -166,6 +265,17 @@ class Converter:
             if entry.size >= 0:
                 raise Reject(TRANSIENT, "was there when it was listed") from None
             raise
+
+    def is_unchanged(self, entries: Sequence[Entry], table: Any) -> bool:
+        """Whether every sample has the content that the sidecar says, or is rejected as it was."""
+        for entry, content in zip(entries, table.column("content").to_pylist(), strict=True):
+            try:
+                found = content_digest(entry, self.raw(entry))
+            except Reject:
+                found = None
+            if found != content:
+                return False
+        return True
 
     def convert(self, writer: ShardWriter, entry: Entry) -> Outcome:
         """Append the sample to the tar if it can be taken."""
@@ -217,11 +327,10 @@ def _write(work: Converter, planned: PlannedShard, entries: Sequence[Entry]) -> 
     except BaseException:
         temporary.unlink(missing_ok=True)  # where the disk is full, it must not keep it so
         raise
-    columns = columns_of(modality, outcomes)
     if writer.is_empty:
         temporary.unlink()
-        return sidecar(modality, planned.digest, None, 0, columns), None
-    return sidecar(modality, planned.digest, seal, writer.size_bytes, columns), temporary
+        return sidecar(modality, planned.digest, None, 0, outcomes), None
+    return sidecar(modality, planned.digest, seal, writer.size_bytes, outcomes), temporary
 
 
 def _keep(staging: Path, shard: str, table: Any, tar: Path | None) -> None:

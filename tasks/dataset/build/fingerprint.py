@@ -115,11 +115,11 @@ class Fingerprint:
 
     def add_item(self, source: Source, item: Item) -> None:
         """A sample that has files of its own; of its fields, only those that filters and splits use count."""
-        stat = item.stat
-        used = [item.fields.get(name) for name in self._used]
+        place, original_key, file, fields, content, (size, stamp), _, fault, *_ = item
+        used = [fields.get(name) for name in self._used] if self._used else ""
         self._add_line(
-            f"{source.location}\0{item.place}\0{item.original_key}\0{item.file}\0{stat.size}\0{stat.stamp}\0"
-            f"{item.content}\0{item.fault}\0{used}\n"
+            f"{source.location}\0{place}\0{original_key}\0{file}\0{size}\0{stamp}\0"
+            f"{content}\0{fault}\0{used}\n"
         )
 
     def _add(self, *facts: object) -> None:

@@ -10,23 +10,19 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 from tasks.core.errors import DataError
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset import layout
-from tasks.dataset.build.budget import Budget
 from tasks.dataset.build.catalogue import Catalogue
 from tasks.dataset.build.changes import since
-from tasks.dataset.build.check import check
-from tasks.dataset.build.convert import Converter, converter
-from tasks.dataset.build.fingerprint import config_digest, rules_digest, source_digests
+from tasks.dataset.build.convert import Converter, converter, counted
+from tasks.dataset.build.fingerprint import config_digest
 from tasks.dataset.build.freshness import unchanged
 from tasks.dataset.build.listing import Listing
 from tasks.dataset.build.reuse import known_shards
@@ -34,7 +30,6 @@ from tasks.dataset.build.shard_plan import PlannedShard
 from tasks.dataset.build.staging import write_rules
 from tasks.dataset.build_info import read_build_info
 from tasks.dataset.manifest import read_manifest
-from tasks.dataset.sources import Source
 from tasks.dataset.tar.writer import ShardWriter
 
 TRIED = 20
@@ -78,22 +73,22 @@ class Forecast:
 
 def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
     """UsageError and DataError as the build would raise them."""
-    sources = check(config.dataset)
     before = layout.linked(config.dataset.output)
-    free = _room(config.dataset.output)
-    with tempfile.TemporaryDirectory(prefix="tarmac-plan-") as folder:
-        listing = Listing(config, sources, Path(folder), progress)
+    with (
+        tempfile.TemporaryDirectory(prefix="tarmac-plan-") as folder,
+        closing(Listing(config, Path(folder), progress)) as listing,
+    ):
+        free = _room(config.dataset.output)
         listing.survey()
         inputs = listing.inputs_digest
-        with closing(listing.catalogue) as catalogue:
-            if before is not None and unchanged(before, inputs, config.dataset):
-                return Forecast(before.name, None, 0, 0, free, None)
-            if listing.has_containers:
-                sizes = [max(one.stat.size, 0) for _, one in catalogue.containers(are_read=False)]
-                why = _why(config, before, inputs, "a container of the source has changed, come or gone")
-                return Forecast(None, why, len(sizes), sum(sizes), free, None)
-            listing.read()
-            work = _work(config, before, catalogue, sources)
+        if before is not None and unchanged(before, inputs, config.dataset):
+            return Forecast(before.name, None, 0, 0, free, None)
+        if listing.has_containers:
+            sizes = [max(one.stat.size, 0) for _, one in listing.catalogue.containers(are_read=False)]
+            why = _why(config, before, inputs, "a container of the source has changed, come or gone")
+            return Forecast(None, why, len(sizes), sum(sizes), free, None)
+        listing.read()
+        work = _work(config, before, listing.catalogue)
     changed = "samples have changed, come or gone" if work.to_convert else "samples have gone"
     return Forecast(None, _why(config, before, inputs, changed), 0, 0, free, work)
 
@@ -117,11 +112,9 @@ def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
     return "the current version is damaged, or a sample could not be read for it" if is_same else changed
 
 
-def _work(config: Config, before: Path | None, catalogue: Catalogue, sources: Sequence[Source]) -> Work:
-    """Plan all shards and try a few samples of those that are to be converted."""
+def _work(config: Config, before: Path | None, catalogue: Catalogue) -> Work:
+    """Count what is planned and try a few samples of those that are to be converted."""
     dataset, staging = config.dataset, catalogue.path.parent
-    with catalogue.transaction():
-        catalogue.plan(dataset.shard, rules_digest(dataset), source_digests(dataset, sources))
     known = known_shards(dataset.output, catalogue)
     missing = [shard for shard in catalogue.shards() if shard.ordinal not in known]
     to_convert = sum(shard.samples for shard in missing)
@@ -143,29 +136,19 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue, sources: Se
     )
 
 
-def spread(shards: Iterable[PlannedShard], count: int) -> list[int]:
-    """The ranks of at most `count` samples, evenly spread over these shards."""
-    chosen = list(shards)
-    ends = list(accumulate(shard.samples for shard in chosen))
-    total = ends[-1] if ends else 0
-    ranks = []
-    for number in range(min(count, total)):
-        place = number * total // min(count, total)
-        shard = bisect_right(ends, place)
-        ranks.append(chosen[shard].stop - (ends[shard] - place))
-    return ranks
+def spread(shards: Sequence[PlannedShard], count: int) -> list[int]:
+    """The ranks of at most `count` samples, spread over these shards."""
+    chosen = shards[:: max(1, len(shards) // count)][:count]
+    each = count // max(1, len(chosen))
+    return [rank for shard in chosen for rank in range(shard.start, min(shard.start + each, shard.stop))]
 
 
 def _stops(config: Config, before: Path | None, catalogue: Catalogue) -> str | None:
     if not catalogue.accepted:
         return "no sample is left; loosen dataset.filter or mend the source"
-    budget = Budget(catalogue.read, config.dataset.reject_budget)
-    budget.add(catalogue.reasons())
-    if budget.is_exceeded:
-        total = budget.counts.total()
-        return (
-            f"{total:,} of {budget.read:,} are rejected, more than dataset.reject_budget ({budget.share:.1%})"
-        )
+    tally = counted(config, catalogue)
+    if tally.is_exceeded:
+        return tally.explanation
     try:
         since(before, catalogue).check(before)
     except DataError as error:

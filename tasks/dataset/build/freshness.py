@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,6 +30,8 @@ HASHED_BYTES = 64_000_000
 """Reading more than this would make a build that has nothing to do slow."""
 SURVEY = ".survey-"
 """Begins the name of a folder, in the dataset's, that holds a listing until the build takes it over."""
+ABANDONED_S = 3600.0
+"""A survey this old is of a command that was killed."""
 _surveys: dict[Path, Path] = {}
 """Folders of listings by dataset, for the build that follows in this process's command."""
 
@@ -44,25 +47,24 @@ def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
     from tasks.dataset.build.listing import Listing
 
     dataset = config.dataset
-    sources = check(dataset)
     version = current(dataset.output)
     if version is None:
+        check(dataset)
         return None
     folder = _survey_folder(dataset.output)
     is_kept = False
     try:
-        listing = Listing(config, sources, folder)
-        with disk_full_as_error(folder.parent):
+        with disk_full_as_error(folder.parent), contextlib.closing(Listing(config, folder)) as listing:
             listing.survey()
-        with contextlib.closing(listing.catalogue):
             if unchanged(version, listing.inputs_digest, dataset) and _is_mirrored(dataset, version):
                 return version
         is_kept = for_build and folder.parent == dataset.output and not listing.has_containers
     finally:
-        if is_kept:
-            _keep(dataset.output, folder)
-        else:
+        if not is_kept:
             shutil.rmtree(folder, ignore_errors=True)
+    if is_kept:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _surveys[dataset.output.absolute()] = folder
     return None
 
 
@@ -72,21 +74,20 @@ def take_survey(dataset: Path) -> Path | None:
     return _surveys.pop(dataset.absolute(), None)
 
 
+def sweep_surveys(dataset: Path) -> None:
+    """Remove the listings that killed commands have left."""
+    for folder in dataset.glob(f"{SURVEY}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(folder)
+
+
 def _survey_folder(output: Path) -> Path:
     """A new folder in the dataset's, where there must be room anyway, or in the system's temporary one where
     the dataset's may not be written."""
     with contextlib.suppress(OSError):
         return Path(tempfile.mkdtemp(prefix=SURVEY, dir=output))
     return Path(tempfile.mkdtemp(prefix="tarmac-survey-"))
-
-
-def _keep(output: Path, folder: Path) -> None:
-    """Keep a listing for `take_survey`, until this process ends at the latest."""
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    earlier = _surveys.pop(output.absolute(), None)
-    if earlier is not None:
-        shutil.rmtree(earlier, ignore_errors=True)
-    _surveys[output.absolute()] = folder
 
 
 def _is_mirrored(dataset: Dataset, version: Path) -> bool:

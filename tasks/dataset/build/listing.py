@@ -13,9 +13,8 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from itertools import count
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from tasks.core.errors import DataError
@@ -24,8 +23,9 @@ from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import Stat
 from tasks.dataset import filters, splits
-from tasks.dataset.build.catalogue import NAME, SCHEMA, Catalogue, Entry, Rejected
-from tasks.dataset.build.fingerprint import Fingerprint, members_digest, source_digests
+from tasks.dataset.build.catalogue import NAME, SCHEMA, SOURCE_BITS, Catalogue, Entry, Listed, Rejected
+from tasks.dataset.build.check import check
+from tasks.dataset.build.fingerprint import Fingerprint, members_digest, rules_digest, source_digests
 from tasks.dataset.build.spill import FOLDER, Spill, is_whole
 from tasks.dataset.keys import key_of, shard_hash
 from tasks.dataset.rejects import Reject, printable
@@ -43,32 +43,39 @@ COMMIT_S = 5.0
 class Listing:
     """One listing of a config's sources into a catalogue in a folder, such as the staging folder.
 
-    `survey` comes first, `read` second. A repair looks for its own samples: with `keys`, others are left out,
-    and with `containers` those of sequential sources that have other names.
+    Making it writes nothing; UsageError for a config that does not fit its sources. `survey` comes first,
+    `read` second; whoever made it closes it. A repair looks for its own samples: with `wanted`, the keys of
+    named shards, others are left out, and with `containers` those of sequential sources that have other
+    names.
     """
 
     def __init__(
         self,
         config: Config,
-        sources: Sequence[Source],
         folder: Path,
         progress: Progress = no_progress,
-        keys: Collection[str] | None = None,
+        wanted: Mapping[str, Sequence[str]] | None = None,
         containers: Collection[str] | None = None,
     ) -> None:
         self._config = config
         self._dataset = config.dataset
-        self._sources = sources
+        self._sources = check(config.dataset)
         self._folder = folder
         self._progress = progress
-        self._keys = keys
+        self._wanted = wanted
+        self._keys = None if wanted is None else {key for keys in wanted.values() for key in keys}
         self._containers = containers
         self._seen = 0
-        self._rules = "".join(
-            [digest(SCHEMA), Fingerprint(config).hexdigest(), *source_digests(config.dataset, sources)]
-        )
-        self._is_kept = all(source.is_sequential for source in sources)
+        self._origins = source_digests(config.dataset, self._sources)
+        self._rules = "".join([digest(SCHEMA), Fingerprint(config).hexdigest(), *self._origins])
+        self._is_kept = all(source.is_sequential for source in self._sources)
         self.catalogue: Catalogue
+        self.missing: list[str] = []
+        """The wanted keys that no sample has, once all is read."""
+
+    def close(self) -> None:
+        if hasattr(self, "catalogue"):
+            self.catalogue.close()
 
     @property
     def has_containers(self) -> bool:
@@ -96,7 +103,7 @@ class Listing:
                 self._require_some(index, bool(containers[index]))
         self.catalogue = self._opened(containers, anew)
         running = Fingerprint(self._config)
-        with self._closing_on_error(), self.catalogue.transaction():
+        with self.catalogue.transaction():
             for index, source in enumerate(self._sources):
                 if source.is_sequential:
                     running.add_containers(index, containers[index])
@@ -105,16 +112,19 @@ class Listing:
             self.catalogue.note("inputs", running.hexdigest())
 
     def read(self) -> None:
-        """Read the containers that are left, and sort. DataError as `survey`."""
-        with self._closing_on_error():
-            if self.catalogue.fact("sorted"):
-                return
-            if self.has_containers:
-                self._read_containers()
-            if self._keys is None:
-                with self.catalogue.transaction():
-                    self.catalogue.sort(by_hash=self._dataset.shard.order == "hash")
-                    self.catalogue.note("sorted", True)
+        """Read the containers that are left, and plan the shards, as far as a killed build has not. DataError
+        as `survey`."""
+        if self.catalogue.fact("planned"):
+            return
+        if self.has_containers:
+            self._read_containers()
+        rules = self._dataset
+        with self.catalogue.transaction():
+            if self._wanted is None:
+                self.catalogue.plan(rules.shard, rules_digest(rules), self._origins)
+            else:
+                self.missing = self.catalogue.select(self._wanted)
+            self.catalogue.note("planned", True)
 
     def _take_over(self, surveyed: Path) -> bool:
         """Move the catalogue of another survey here; False where it is not one of these sources."""
@@ -160,58 +170,41 @@ class Listing:
         known = catalogue.containers(are_read=True)
         now = [(index, container) for index, found in containers.items() for container in found]
         is_same = known == now[: len(known)]
-        if catalogue.fact("sorted"):
+        if catalogue.fact("planned"):
             is_same = known == now
         if not (is_same and is_whole(self._folder / FOLDER, _spilled(catalogue))):
             return False
+        self._seen = catalogue.fact("seen") or 0
         with catalogue.transaction():
             catalogue.forget_unread()
             for index, container in now[len(known) :]:
                 catalogue.add_containers(index, [container])
         return True
 
-    @contextlib.contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.catalogue.close()
-            raise
-
     def _survey_files(self, index: int, source: Source, running: Fingerprint) -> None:
-        numbers = count(self.catalogue.following_number(index))
         holds_some = False
         for container in source.containers():
             self.catalogue.add_containers(index, [container])
-            holds_some |= self._list(index, container, numbers, running, None)
+            holds_some |= self._list(index, container, running, None)
         self._require_some(index, holds_some)
 
     def _read_containers(self) -> None:
         """Commit as often as COMMIT_S and COMMIT_BYTES say, so that little is lost with a killed build."""
         holding = {index for index, _ in self.catalogue.containers(are_read=True)}
-        numbers = {
-            index: count(self.catalogue.following_number(index)) for index, _ in enumerate(self._sources)
-        }
-        spill = Spill(self._folder / FOLDER, _spilled(self.catalogue))
-        with contextlib.closing(spill), ExitStack() as stack:
-            stack.enter_context(self.catalogue.transaction())
-            began, size_bytes = time.monotonic(), spill.size_bytes
-            for index, container in self.catalogue.containers(are_read=False):
-                if self._list(index, container, numbers[index], None, spill):
-                    holding.add(index)
-                if time.monotonic() - began >= COMMIT_S or spill.size_bytes - size_bytes >= COMMIT_BYTES:
-                    self._note_spill(spill)
-                    stack.close()
-                    stack.enter_context(self.catalogue.transaction())
-                    began, size_bytes = time.monotonic(), spill.size_bytes
-            self._note_spill(spill)
+        left = deque(self.catalogue.containers(are_read=False))
+        with contextlib.closing(Spill(self._folder / FOLDER, _spilled(self.catalogue))) as spill:
+            while left:
+                ends, full = time.monotonic() + COMMIT_S, spill.size_bytes + COMMIT_BYTES
+                with self.catalogue.transaction():
+                    while left and time.monotonic() < ends and spill.size_bytes <= full:
+                        index, container = left.popleft()
+                        if self._list(index, container, None, spill):
+                            holding.add(index)
+                    spill.flush()
+                    self.catalogue.note("spill", spill.sizes)
         for index, source in enumerate(self._sources):
             if source.is_sequential:
                 self._require_some(index, index in holding)
-
-    def _note_spill(self, spill: Spill) -> None:
-        spill.flush()
-        self.catalogue.note("spill", spill.sizes)
 
     def _is_wanted(self, container: Container) -> bool:
         return self._containers is None or printable(container.name) in self._containers
@@ -222,22 +215,17 @@ class Listing:
             raise DataError(f"{key}.path: {self._dataset.all_sources[index].path}: holds no samples")
 
     def _list(
-        self,
-        index: int,
-        container: Container,
-        numbers: Iterator[int],
-        running: Fingerprint | None,
-        spill: Spill | None,
+        self, index: int, container: Container, running: Fingerprint | None, spill: Spill | None
     ) -> bool:
         """Note the samples of a container, and that it is done; whether there were any."""
         source = self._sources[index]
         rules = self._dataset.filter
-        listed: list[tuple[Entry, int, int]] = []
+        listed: list[Listed] = []
         rejected: list[Rejected] = []
-        filtered = unread = seen = 0
+        filtered = unread = 0
         is_cut_short = False
-        for item, number in zip(source.items(container), numbers, strict=False):
-            seen += 1
+        first = number = (index << SOURCE_BITS) + self._seen
+        for number, item in enumerate(source.items(container), first + 1):
             if running is not None:
                 running.add_item(source, item)
             try:
@@ -250,31 +238,33 @@ class Listing:
                 else:
                     filtered += 1
             except Reject as reject:
-                rejected.append(_rejected(number, item, reject))
-            if seen % AT_ONCE == 0:
+                key, name = key_of(item.original_key), item.original_key
+                rejected.append(
+                    Rejected(number, key, name, reject.reason, reject.detail, item.place, item.file)
+                )
+            if (number - first) % AT_ONCE == 0:
                 self._write(listed, rejected)
-                self._progress(self._seen + seen, 0, NOTE)
+                self._progress(self._seen + number - first, 0, NOTE)
         self._write(listed, rejected)
-        self._seen += seen
+        self._seen += number - first
         self.catalogue.close_container(index, container.name, filtered)
+        self.catalogue.note("seen", self._seen)
         self._count("unread_containers", unread)
         self._count("cut_short", is_cut_short)
-        return seen > 0
+        return number > first
 
     def _count(self, fact: str, more: int) -> None:
         if more:
             self.catalogue.note(fact, (self.catalogue.fact(fact) or 0) + more)
 
-    def _write(self, listed: list[tuple[Entry, int, int]], rejected: list[Rejected]) -> None:
+    def _write(self, listed: list[Listed], rejected: list[Rejected]) -> None:
         self.catalogue.add(listed)
         self.catalogue.reject(rejected)
         listed.clear()
         rejected.clear()
 
-    def _entries(
-        self, index: int, number: int, item: Item, spill: Spill | None
-    ) -> Iterable[tuple[Entry, int, int]]:
-        """The sample with its shard hash and weight; nothing where it is not looked for."""
+    def _entries(self, index: int, number: int, item: Item, spill: Spill | None) -> Sequence[Listed]:
+        """The sample, unless it is not looked for."""
         key = key_of(item.original_key)
         if self._keys is not None and key not in self._keys:
             return ()
@@ -304,25 +294,12 @@ class Listing:
             stat.size,
             stat.stamp,
             item.content,
-            split,
             group,
             *spilled,
         )
-        return ((entry, place, weight),)
+        return (Listed(entry, split, place, weight),)
 
 
 def _spilled(catalogue: Catalogue) -> dict[int, int]:
     """The sizes of the spill's parts when the last container was done."""
     return {int(part): size for part, size in (catalogue.fact("spill") or {}).items()}
-
-
-def _rejected(number: int, item: Item, reject: Reject) -> Rejected:
-    return Rejected(
-        number,
-        key_of(item.original_key),
-        printable(item.original_key),
-        reject.reason,
-        printable(reject.detail),
-        printable(item.place),
-        printable(item.file),
-    )

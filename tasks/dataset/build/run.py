@@ -6,8 +6,8 @@ the version is verified.
 
 The steps, each a module: `listing` brings every raw sample into the `catalogue`, `shard_plan` cuts it into
 shards, `reuse` finds those that are there, `convert` makes the others in `staging`, `assemble` makes a
-version of them, `budget` and `changes` refuse one that has lost too much. `named` uses the same steps to make
-single shards of a version again, for a repair.
+version of them, `changes` refuses one that has lost too much. A repair uses the same steps to make single
+shards again: `list_named`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,13 @@ from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset import layout, quarantine
 from tasks.dataset.build import assemble, changes
-from tasks.dataset.build.budget import Budget
-from tasks.dataset.build.catalogue import Catalogue
-from tasks.dataset.build.check import check
-from tasks.dataset.build.convert import Exceeded, Tally, convert_all
-from tasks.dataset.build.fingerprint import CONVERTER, packages, rules_digest, source_digests
-from tasks.dataset.build.freshness import SURVEY, is_up_to_date, unchanged
+from tasks.dataset.build.catalogue import Catalogue, Rejected
+from tasks.dataset.build.convert import Exceeded, Tally, convert_all, counted
+from tasks.dataset.build.fingerprint import CONVERTER, packages
+from tasks.dataset.build.freshness import is_up_to_date, sweep_surveys, unchanged
 from tasks.dataset.build.listing import Listing
-from tasks.dataset.build.rehash import changed_shards
-from tasks.dataset.build.reuse import KnownShard, known_shards
+from tasks.dataset.build.result import BuildResult
+from tasks.dataset.build.reuse import known_shards
 from tasks.dataset.build.staging import (
     converted_shards,
     note_rejects,
@@ -50,7 +48,6 @@ from tasks.dataset.build.staging import (
 )
 from tasks.dataset.layout import LEASE, REJECTS, STAGING
 from tasks.dataset.manifest import Manifest, read_manifest
-from tasks.dataset.sources import Source
 from tasks.dataset.tables import give_memory_back
 
 __all__ = ["BuildResult", "build", "is_up_to_date"]
@@ -58,30 +55,6 @@ __all__ = ["BuildResult", "build", "is_up_to_date"]
 logger = logging.getLogger(__name__)
 PRELOAD = "tasks.dataset.build.preload"
 """Never imported here: it is for the process that workers are forked from."""
-ABANDONED_S = 3600.0
-"""A survey this old is of a command that was killed."""
-
-
-@dataclass(frozen=True)
-class BuildResult:
-    """What a build did. read = accepted + filtered + rejected; `previous` is the version current before, of
-    which `lost` samples are gone, while `gained` are new. `released` samples left the quarantine."""
-
-    version: Path
-    digest: str
-    read: int
-    accepted: int
-    filtered: int
-    rejected: int
-    rejects: Mapping[str, int]
-    shards: int
-    shards_rewritten: int
-    previous: str | None
-    gained: int
-    lost: int
-    released: int
-    up_to_date: bool
-    seconds: float
 
 
 def build(
@@ -104,14 +77,18 @@ def build(
     started = time.monotonic()
     give_memory_back()
     try:
-        sources = check(config.dataset)  # a wrong config is reported before anything is written
+        output = config.dataset.output
+        listing = Listing(config, output / STAGING, progress)  # a wrong config is reported before any writing
         if config.dataset.mirror is not None:
             from tasks.dataset import mirror  # not above: workers would wait for its import before they start
 
             mirror.require_reachable(config.dataset.mirror)
-        output = config.dataset.output
-        with disk_full_as_error(output), _leased(output, waits, progress) as (lease, has_waited):
-            work = _Build(config, sources, output / STAGING, progress, lease, rehash, accept_loss, started)
+        with (
+            closing(listing),
+            disk_full_as_error(output),
+            _leased(output, waits, progress) as (lease, has_waited),
+        ):
+            work = _Build(config, listing, output / STAGING, progress, lease, rehash, accept_loss, started)
             return work.run(None if has_waited else survey)
     finally:
         if survey is not None:
@@ -128,7 +105,9 @@ def _leased(output: Path, waits: bool, progress: Progress) -> Iterator[tuple[Lea
             lease.acquire()
         except Held as held:
             if not waits:
-                raise DataError(f"{held}; without --no-wait this build would wait for it") from None
+                raise DataError(
+                    f"{held}; without --no-wait this build would wait for it", field="wait"
+                ) from None
             has_waited = True
             logger.warning("%s; waiting", held)
             progress(0, 0, f"{held}; waiting")
@@ -149,7 +128,7 @@ class _Build:
     """One build, from its lease on."""
 
     config: Config
-    sources: list[Source]
+    listing: Listing
     staging: Path
     progress: Progress
     lease: Lease
@@ -160,94 +139,60 @@ class _Build:
     def run(self, survey: Path | None) -> BuildResult:
         dataset = self.config.dataset
         require_own(self.staging)
-        _sweep_surveys(dataset.output)
+        sweep_surveys(dataset.output)
         before = layout.linked(dataset.output)
-        may_stay = None if self.rehash else before
-        if may_stay is None or survey is not None:
-            self._warm_up()  # workers will be wanted: their modules are imported while the sources are listed
+        if self.config.engine.build.kind == "local":
+            warm_up(PRELOAD)  # the workers' modules are imported while the sources are listed
         self.staging.mkdir(exist_ok=True)
-        rules = write_rules(self.staging, dataset)  # first, as they show that the folder is a build's
-        listing = Listing(self.config, self.sources, self.staging, self.progress)
+        write_rules(self.staging, dataset)  # first, as they show that the folder is a build's
+        listing = self.listing
         listing.survey(surveyed=survey, anew=self.rehash)
-        catalogue = listing.catalogue
-        try:
-            if may_stay is not None and unchanged(may_stay, listing.inputs_digest, dataset):
-                shutil.rmtree(self.staging)
-                return self._result(may_stay, read_manifest(may_stay), [], before, changes.NONE)
-            self._warm_up()
-            listing.read()
-            self._plan(catalogue)
-            known = self._known(catalogue, rules)
-            draft = self._convert(catalogue, rules, known)
-            changed = changes.since(before, catalogue)
-            if not self.accept_loss:
-                changed.check(before)
-            self.lease.require()
-            account = assemble.Account(catalogue.read, catalogue.filtered, catalogue.reasons())
-            manifest = assemble.describe(draft, self.config, account, catalogue.rejects())
-            facts = build_facts(
-                self.config, listing.inputs_digest, catalogue.fact("unread"), catalogue.filtered
-            )
-            version = assemble.install(draft, manifest, facts, dataset.output)
-        finally:
-            catalogue.close()
-        shutil.rmtree(self.staging)
+        inputs, catalogue = listing.inputs_digest, listing.catalogue
+        if before and not self.rehash and unchanged(before, inputs, dataset):
+            self._clear()
+            return self._result(before, read_manifest(before), [], before, changes.NONE)
+        listing.read()
+        catalogue.forget_conversions()
+        sweep(self.staging, lambda shard: not self.rehash and catalogue.ordinal(shard) is not None)
+        draft = self._convert(catalogue)
+        changed = changes.since(before, catalogue)
+        if not self.accept_loss:
+            changed.check(before)
+        self.lease.require()
+        filtered = catalogue.filtered
+        manifest = assemble.describe(draft, self.config, filtered, catalogue.rejects())
+        facts = build_facts(self.config, inputs, catalogue.fact("unread"), filtered)
+        version = assemble.install(draft, manifest, facts, dataset.output)
+        self._clear()
         return self._result(version, manifest, draft.written, before, changed)
 
-    def _warm_up(self) -> None:
-        if self.config.engine.build.kind == "local":
-            warm_up(PRELOAD)
+    def _clear(self) -> None:
+        self.listing.close()
+        shutil.rmtree(self.staging)
 
-    def _plan(self, catalogue: Catalogue) -> None:
-        """Plan the shards, unless a killed build has, and remove what is staged for others."""
-        dataset = self.config.dataset
-        if not catalogue.fact("planned"):
-            with catalogue.transaction():
-                catalogue.plan(dataset.shard, rules_digest(dataset), source_digests(dataset, self.sources))
-                catalogue.note("planned", True)
-        catalogue.forget_conversions()
-        if self.config.engine.build.kind != "local":
-            catalogue.flush()
-        sweep(self.staging, lambda shard: not self.rehash and catalogue.ordinal(shard) is not None)
-
-    def _known(self, catalogue: Catalogue, rules: str) -> dict[int, KnownShard]:
-        """What need not be converted."""
-        known = known_shards(self.config.dataset.output, catalogue)
-        if self.rehash:
-            for ordinal in changed_shards(self.config, self.staging, rules, known, self.progress):
-                del known[ordinal]
-        return known
-
-    def _convert(self, catalogue: Catalogue, rules: str, known: Mapping[int, KnownShard]) -> assemble.Draft:
-        """Convert the rest into `staging` and draft the version; DataError once the budget is sure to be
-        passed, or when nothing is left. Afterwards the catalogue knows all rejects."""
-        share, cut_short = self.config.dataset.reject_budget, catalogue.fact("cut_short") or 0
-        budget = Budget(catalogue.read, share, catalogue.container_count, cut_short)
-        budget.add(catalogue.reasons())
-        tally = Tally(budget, catalogue.accepted)
-        for ordinal, one in known.items():
-            tally.add(ordinal, one.samples, one.rejects)
-        missing = [shard.ordinal for shard in catalogue.shards() if shard.ordinal not in known]
-        try:
-            with (
-                closing(
-                    convert_all(self.config, catalogue, rules, missing, tally, self.progress)
-                ) as converted,
-                closing(converted_shards(catalogue, known, self.staging, converted)) as shards,
-            ):
-                draft = assemble.draft_version(self.config, shards, self.staging)
-        except Exceeded:
-            looked_at = note_rejects(catalogue, known, self.staging, range(catalogue.planned))
-            looked_at += catalogue.refused + catalogue.filtered
-            path = self.staging / REJECTS
+    def _convert(self, catalogue: Catalogue) -> assemble.Draft:
+        """Convert what no version holds into `staging` and draft the version; DataError once the budget is
+        sure to be passed, or when nothing is left. Afterwards the catalogue knows all rejects."""
+        config, staging = self.config, self.staging
+        known = known_shards(config.dataset.output, catalogue)
+        tally = counted(config, catalogue)
+        everything = convert_all(config, catalogue, known, tally, self.progress, rehash=self.rehash)
+        draft = None
+        with (
+            suppress(Exceeded),
+            closing(everything) as converted,
+            closing(converted_shards(catalogue, known, staging, converted)) as shards,
+        ):
+            draft = assemble.draft_version(config, shards, staging)
+        note_rejects(catalogue, known, staging, tally.rejecting)
+        if draft is None:
+            path = staging / REJECTS
             assemble.write_rejects(path, catalogue.rejects())
-            is_private = self.config.dataset.private
-            raise budget.error(catalogue.reasons(), looked_at, path, is_private) from None
-        note_rejects(catalogue, known, self.staging, tally.rejecting)
-        if catalogue.accepted == catalogue.rejected_entries:
+            raise tally.error(path, config.dataset.private)
+        if tally.rejects.total() + catalogue.filtered == catalogue.read:
             raise DataError(
                 f"none of {catalogue.read:,} samples is left: {catalogue.filtered:,} filtered, "
-                f"{sum(catalogue.reasons().values()):,} rejected; loosen dataset.filter or mend the source"
+                f"{tally.rejects.total():,} rejected; loosen dataset.filter or mend the source"
             )
         return draft
 
@@ -278,6 +223,48 @@ class _Build:
         )
 
 
+@dataclass(frozen=True)
+class NamedShards:
+    """A listing of the samples that named shards need.
+
+    `missing` are the keys that no sample of the source has, or that dataset.filter leaves out now; `refused`
+    the samples that cannot be taken, before any was converted.
+    """
+
+    config: Config
+    listing: Listing
+    missing: Sequence[str]
+    refused: Mapping[str, Rejected]
+
+    def convert(self, progress: Progress = no_progress) -> Iterator[assemble.Shard]:
+        """Convert the samples that were found, shard by shard. A shard's `split` is its name here; its
+        sidecar has a row per sample in the order of the keys."""
+        with closing(self.listing):
+            catalogue = self.listing.catalogue
+            tally = Tally(catalogue.accepted, share=1.0, total=catalogue.accepted)
+            with closing(convert_all(self.config, catalogue, {}, tally, progress)) as converted:
+                yield from converted_shards(catalogue, {}, catalogue.path.parent, converted)
+
+
+def list_named(
+    config: Config,
+    wanted: Mapping[str, Sequence[str]],
+    staging: Path,
+    progress: Progress = no_progress,
+    containers: Collection[str] | None = None,
+) -> NamedShards:
+    """List once the samples of shards, given as keys by shard name (`train/000007.tar`), into the folder
+    `staging`, which the caller has made and removes. Of sequential sources only `containers` are read, where
+    they are given. Whether a shard comes out as it was is for the caller to prove. UsageError and DataError
+    as a build's listing raises them."""
+    listing = Listing(config, staging, progress, wanted, containers)
+    listing.survey(anew=True)
+    listing.read()
+    keys = {key for some in wanted.values() for key in some}
+    refused = {one.key: one for one in listing.catalogue.rejects() if one.key in keys}
+    return NamedShards(config, listing, listing.missing, refused)
+
+
 def build_facts(config: Config, inputs_digest: str, unread: int, filtered: int) -> dict[str, Any]:
     """What build.json holds beside the seals (see BuildInfo): what depends on time and place."""
     dataset, cut = redact_config(config.dataset)
@@ -299,17 +286,6 @@ def build_facts(config: Config, inputs_digest: str, unread: int, filtered: int) 
     }
 
 
-def _sweep_surveys(dataset: Path) -> None:
-    """Remove the listings that killed commands have left."""
-    for folder in dataset.glob(f"{SURVEY}*"):
-        try:
-            is_abandoned = time.time() - folder.stat().st_mtime > ABANDONED_S
-        except OSError:
-            continue
-        if is_abandoned:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def _release(version: Path, written: Collection[str]) -> int:
     """Take the samples of the shards that were written out of the quarantine, because they are as they were
     built; how many that were.
@@ -319,7 +295,7 @@ def _release(version: Path, written: Collection[str]) -> int:
     """
     if not written:
         return 0
-    home = layout.home(version)
+    home = quarantine.home(version)
     listed = quarantine.of_version(version, quarantine.read(home / quarantine.NAME))
     sound = [one for one in listed if one.shard in written and one.reason in quarantine.BY_BYTES]
     return quarantine.remove(home, sound) if sound else 0

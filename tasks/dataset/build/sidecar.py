@@ -63,13 +63,21 @@ def schema(modality: str) -> Any:
     return pa.schema({**SHARD_COLUMNS, **SAMPLE_COLUMNS, **statistics_schema(modality)}.items())
 
 
-def columns_of(modality: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The columns about the samples."""
+def sidecar(
+    modality: str, planned: str, seal: str | None, size_bytes: int, outcomes: Sequence[Outcome]
+) -> Any:
+    """The table of one shard; `seal`, the tar's BLAKE3, is None where every sample was rejected and there is
+    no tar."""
     nothing = (None, None, None)
     entries = [outcome.entry for outcome in outcomes]
     spans = [nothing if outcome.span is None else outcome.span for outcome in outcomes]
     rejects = [outcome.reject for outcome in outcomes]
+    count = len(outcomes)
     columns: dict[str, list[Any]] = {
+        "planned": [planned] * count,
+        "tar": [None] * count,
+        "blake3": [seal] * count,
+        "bytes": [size_bytes] * count,
         "key": [entry.key for entry in entries],
         "original_key": [printable(entry.original_key) for entry in entries],
         "group": [None if entry.group is None else printable(entry.group) for entry in entries],
@@ -85,19 +93,7 @@ def columns_of(modality: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
     for name in MODALITIES[modality].statistics:
         columns[name] = [outcome.statistics.get(name) for outcome in outcomes]
-    fields = schema(modality)
-    return {name: pa.array(values, fields.field(name).type) for name, values in columns.items()}
-
-
-def sidecar(
-    modality: str, planned: str, seal: str | None, size_bytes: int, columns: Mapping[str, Any]
-) -> Any:
-    """The table of one shard; `seal`, the tar's BLAKE3, is None where every sample was rejected and there is
-    no tar."""
-    facts = {"planned": planned, "tar": None, "blake3": seal, "bytes": size_bytes}
-    count = len(columns["key"])
-    repeated = {name: pa.repeat(pa.scalar(facts[name], kind), count) for name, kind in SHARD_COLUMNS.items()}
-    return pa.table({**repeated, **columns}, schema(modality))
+    return pa.table(columns, schema(modality))
 
 
 def first(table: Any, column: str) -> Any:

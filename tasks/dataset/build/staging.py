@@ -20,11 +20,11 @@ from tasks.core.files import digest, read_json, write_atomic
 from tasks.core.schema import Dataset
 from tasks.core.stores import absolute_location, is_remote, redact
 from tasks.dataset.build.assemble import Shard
-from tasks.dataset.build.catalogue import Catalogue, Entry, Rejected
+from tasks.dataset.build.catalogue import Catalogue, Entry, Rejected, rejected
 from tasks.dataset.build.reuse import KnownShard, KnownSidecars
 from tasks.dataset.build.shard_plan import PlannedShard
 from tasks.dataset.build.sidecar import counted_reasons, first
-from tasks.dataset.rejects import TRANSIENT, printable
+from tasks.dataset.rejects import TRANSIENT
 from tasks.dataset.tables import Batches
 
 RULES = "dataset.json"
@@ -131,8 +131,27 @@ def staged(staging: Path, shard: str) -> Any | None:
     return table if tar.exists() and tar.stat().st_size == first(table, "bytes") else None
 
 
-def staged_shard(staging: Path, planned: PlannedShard) -> Shard:
-    """A planned shard as it was converted; DataError when its files have gone since."""
+def converted_shards(
+    catalogue: Catalogue, known: Mapping[int, KnownShard], staging: Path, converted: Iterator[int]
+) -> Generator[Shard, None, None]:
+    """Every planned shard as it was converted, here or in an earlier version, in order, each as soon as
+    `converted` has given its ordinal. DataError when the files of one have gone since."""
+    sidecars = KnownSidecars()
+    waiting: set[int] = set()
+    for planned in catalogue.shards():
+        while planned.ordinal not in waiting:
+            waiting.add(next(converted))
+        waiting.remove(planned.ordinal)
+        yield _converted(planned, known, staging, sidecars)
+    next(converted, None)  # runs it to its end, where the engine cleans up
+
+
+def _converted(
+    planned: PlannedShard, known: Mapping[int, KnownShard], staging: Path, sidecars: KnownSidecars
+) -> Shard:
+    one = known.get(planned.ordinal)
+    if one is not None:
+        return Shard(planned.split, sidecars[one], None if one.tar is None else one.version / one.tar)
     table = staged(staging, planned.digest)
     if table is None:
         raise DataError(f"a converted shard has gone from {staging}; build again")
@@ -140,46 +159,19 @@ def staged_shard(staging: Path, planned: PlannedShard) -> Shard:
     return Shard(planned.split, table, None if is_empty else tar_path(staging, planned.digest))
 
 
-def converted_shards(
-    catalogue: Catalogue, known: Mapping[int, KnownShard], staging: Path, converted: Iterator[int]
-) -> Generator[Shard, None, None]:
-    """Every planned shard as it was converted, here or in an earlier version, in order, each as soon as
-    `converted` has given its ordinal."""
-    sidecars = KnownSidecars()
-    waiting: set[int] = set()
-    for planned in catalogue.shards():
-        one = known.get(planned.ordinal)
-        if one is not None:
-            yield Shard(planned.split, sidecars[one], None if one.tar is None else one.version / one.tar)
-            continue
-        while planned.ordinal not in waiting:
-            waiting.add(next(converted))
-        waiting.remove(planned.ordinal)
-        yield staged_shard(staging, planned)
-    next(converted, None)  # runs it to its end, where the engine cleans up
-
-
 def note_rejects(
     catalogue: Catalogue, known: Mapping[int, KnownShard], staging: Path, ordinals: Iterable[int]
-) -> int:
-    """Note the rejects of these shards, as far as they are converted, in the catalogue; returns how many
-    samples these shards have. The fact `unread` then counts the samples that could not be read for a cause
-    that may pass."""
+) -> None:
+    """Note the rejects of these converted shards in the catalogue. The fact `unread` then counts the samples
+    that could not be read for a cause that may pass."""
     sidecars = KnownSidecars()
     unread = catalogue.fact("unread_containers") or 0
-    samples = 0
     with catalogue.transaction():
         for planned in map(catalogue.shard, ordinals):
-            one = known.get(planned.ordinal)
-            table = staged(staging, planned.digest) if one is None else sidecars[one]
-            if table is None:
-                continue
-            samples += table.num_rows
-            if reasons := counted_reasons(table):
-                unread += reasons.get(TRANSIENT, 0)
-                catalogue.reject(_rejects(catalogue.entries(planned), table), in_conversion=True)
+            table = _converted(planned, known, staging, sidecars).sidecar
+            unread += counted_reasons(table).get(TRANSIENT, 0)
+            catalogue.reject(_rejects(catalogue.entries(planned), table), in_conversion=True)
         catalogue.note("unread", unread)
-    return samples
 
 
 def _rejects(entries: Iterable[Entry], table: Any) -> Iterator[Rejected]:
@@ -188,5 +180,4 @@ def _rejects(entries: Iterable[Entry], table: Any) -> Iterator[Rejected]:
     details = table.column("detail").to_pylist()
     for entry, reason, detail in zip(entries, reasons, details, strict=True):
         if reason is not None:
-            original_key, place, file = map(printable, (entry.original_key, entry.place, entry.file))
-            yield Rejected(entry.number, entry.key, original_key, reason, detail, place, file)
+            yield rejected(entry, reason, detail)

@@ -1,12 +1,15 @@
 """Small raw datasets to start from, made of what comes with the installed packages: no download.
 
-Each is a function from a folder to the number of samples written, 0 when something is there already. The
-folder appears whole or not at all.
+Each is a function that fills an empty folder and returns how many samples it has written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.dataset.examples.digits import DIGITS, digits
@@ -14,7 +17,7 @@ from tasks.dataset.examples.digits_chat import digits_chat
 from tasks.dataset.examples.phantoms import phantoms
 from tasks.dataset.examples.reinforced import reinforced
 
-__all__ = ["DIGITS", "EXAMPLES", "digits", "digits_chat", "phantoms", "reinforced"]
+__all__ = ["DIGITS", "EXAMPLES", "digits", "digits_chat", "phantoms", "reinforced", "whole", "write"]
 
 EXAMPLES: Mapping[str, Callable[[Path], int]] = {
     "digits": digits,
@@ -23,3 +26,34 @@ EXAMPLES: Mapping[str, Callable[[Path], int]] = {
     "reinforced": reinforced,
 }
 """What `tarmac example NAME` can write."""
+
+
+def write(name: str, path: Path) -> int:
+    """Fill a folder with an example, whole or not at all; how many samples, 0 where something is there
+    already."""
+    if _is_taken(path):
+        return 0
+    with whole(path) as draft:
+        return EXAMPLES[name](draft)
+
+
+def _is_taken(path: Path) -> bool:
+    return path.is_dir() and any(path.iterdir())
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A hidden folder beside `path` to write in; at the end it takes the place of `path`, and what it holds
+    that of an empty folder. Whoever finds `path` taken by then leaves it."""
+    place = Path(os.path.abspath(path))
+    draft = place.with_name(f".{place.name}.{uuid.uuid4().hex}.draft")
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        if not place.is_dir():
+            os.rename(draft, place)
+        elif not _is_taken(place):
+            for entry in draft.iterdir():
+                shutil.move(entry, place / entry.name)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

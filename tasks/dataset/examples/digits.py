@@ -8,7 +8,6 @@ from typing import Any
 
 from PIL import Image
 
-from tasks.dataset.examples.draft import into_empty_folder
 from tasks.dataset.formats import png
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -25,7 +24,6 @@ ENLARGED = 4
 DARKEST = 16
 
 
-@into_empty_folder
 def digits(folder: Path) -> int:
     """Write scikit-learn's 1,797 handwritten digits as PNG files beside `captions.csv`; returns how many.
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tasks.dataset.examples.digits import DIGITS, picture
-from tasks.dataset.examples.draft import into_empty_folder
 from tasks.dataset.modalities.chat import RATINGS
 
 READ, ADDED, FACTS, COMPARED = 200, 200, 50, 150
@@ -20,7 +19,6 @@ Row = dict[str, Any]
 Turn = tuple[str, str]
 
 
-@into_empty_folder
 def digits_chat(folder: Path) -> int:
     """Write 600 conversations in four subsets; returns how many.
 

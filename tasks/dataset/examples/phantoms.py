@@ -18,9 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.dataset.examples.draft import into_empty_folder
-
-PATIENTS = 40
+PATIENTS = 80
 SHAPE = (32, 64, 64)
 """Depth (up), height (to the left), width (to the back), as CT-CLIP lays them out."""
 AIR, LUNG, FAT, TISSUE, FLUID, NODULE, BONE = -1000, -850, -100, 40, 10, 60, 600
@@ -29,11 +27,12 @@ NOISE_HU = 8
 SPACINGS = ((6.0, 5.0, 5.0), (7.5, 5.0, 5.5), (6.0, 6.0, 6.0))
 """Millimetres along depth, height and width; patients differ."""
 FINDINGS: Mapping[str, tuple[str, str]] = {
-    "Cardiomegaly": ("The heart is enlarged.", "The heart is of normal size."),
-    "Lung nodule": ("There is a nodule in the {side} lung.", "No nodule is seen."),
-    "Pleural effusion": ("There is fluid behind the {side} lung.", "There is no pleural effusion."),
+    "Cardiomegaly": ("Cardiomegaly is present.", "Cardiomegaly is not present."),
+    "Lung nodule": ("Lung nodule is present.", "Lung nodule is not present."),
+    "Pleural effusion": ("Pleural effusion is present.", "Pleural effusion is not present."),
 }
-"""The labels, and what the report says where they are there and where not."""
+"""The labels, and what the report says where they are there and where not, in the words of CT-CLIP's prompts:
+a text tower that has read a hundred reports knows no others."""
 
 Volume = NDArray[np.int16]
 
@@ -45,11 +44,9 @@ class Scan:
     name: str
     spacing: tuple[float, float, float]
     labels: tuple[int, ...]
-    side: str
     voxels: Volume
 
 
-@into_empty_folder
 def phantoms(folder: Path, patients: int = PATIENTS) -> int:
     """Write `nifti/`, `npz/`, reports.csv, labels.csv and metadata.csv; returns how many scans there are.
 
@@ -77,7 +74,7 @@ def _scans(patient: int) -> list[Scan]:
     for scan in range(1 + patient % 2):
         noise = draws.integers(-3, 4, SHAPE) * NOISE_HU
         voxels = np.where(anatomy == AIR, AIR, anatomy + noise).astype(np.int16)
-        scans.append(Scan(f"phantom_{patient:03d}_{'ab'[scan]}_1", spacing, labels, side, voxels))
+        scans.append(Scan(f"phantom_{patient:03d}_{'ab'[scan]}_1", spacing, labels, voxels))
     return scans
 
 
@@ -105,7 +102,7 @@ def _anatomy(draws: np.random.Generator, labels: Sequence[int], side: str) -> ND
     if nodule:
         sign = 1 if side == "left" else -1
         height, depth = draws.integers(-40, 41) / 100, draws.integers(-25, 6) / 100
-        volume[ball((height, sign * 0.4, depth), (0.22, 0.11, 0.11))] = NODULE
+        volume[ball((height, sign * 0.4, depth), (0.3, 0.17, 0.17))] = NODULE
     heart = (0.5, 0.3, 0.26) if cardiomegaly else (0.35, 0.17, 0.16)
     volume[ball((-0.2, 0.08, -0.12), heart)] = TISSUE
     volume[ball((0, 0, 0.48), (99, 0.1, 0.1))] = BONE
@@ -154,5 +151,5 @@ def _write_tables(folder: Path, scans: Sequence[Scan]) -> None:
 def _report(scan: Scan) -> tuple[str, str]:
     """Findings and impression."""
     found = [name for name, label in zip(FINDINGS, scan.labels, strict=True) if label]
-    sentences = [FINDINGS[name][name not in found].format(side=scan.side) for name in FINDINGS]
+    sentences = [FINDINGS[name][name not in found] for name in FINDINGS]
     return " ".join(sentences), f"{', '.join(found)}." if found else "No finding."

@@ -83,6 +83,11 @@ BRANDS = {
 """Of the container that holds MP4 videos too."""
 MARKUP = {"<!doctype html": "HTML", "<html": "HTML", "<svg": "SVG", "<": "XML", "{": "JSON", "[": "JSON"}
 
+ORIENTATION, LYING = 0x0112, range(5, 9)
+"""EXIF's tag of how a picture is to be turned, and its values that swap width and height."""
+
+Reduce = Callable[[tuple[int, int]], int]
+"""From an upright image's (width, height) to how many times smaller it may be decoded: 1, 2, 4 or 8."""
 Stored = tuple[str, bytes, tuple[int, int]]
 """An image as a shard holds it: suffix, content, (width, height)."""
 
@@ -107,9 +112,14 @@ def kind_of(data: bytes) -> str | None:
     return "bmp" if data.startswith(b"BM") else None
 
 
-def decode(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
-    """The image's format and its decoded pixels; Reject when it is not sound or not within the limits."""
+def decode(data: bytes, rules: ImageRules, reduce: Reduce | None = None) -> tuple[str, ImageFile]:
+    """The image's format and its decoded pixels; Reject when it is not sound or not within the limits.
+
+    With `reduce` a JPEG is decoded smaller, by fewer terms of its cosine transform; others come whole.
+    """
     kind, image = _parse(data, rules)
+    if reduce is not None and (factor := reduce(upright_size(image))) > 1:
+        image.draft(None, (image.width // factor, image.height // factor))
     _load(kind, image, data)
     return kind, image
 
@@ -281,6 +291,18 @@ def upright(image: Image.Image) -> Image.Image:
     except Exception as error:  # noqa: BLE001 - as torn headers do
         logger.debug("EXIF passed over: %s", error)
     return image
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height of what `upright` gives, by the header alone."""
+    try:
+        lies = image.getexif().get(ORIENTATION) in LYING
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
+        logger.debug("EXIF passed over: %s", error)
+        lies = False
+    return (image.height, image.width) if lies else image.size
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

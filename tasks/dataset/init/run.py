@@ -12,22 +12,20 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import get_args
 
 from tasks.core.errors import UsageError
 from tasks.core.patterns import pattern_start
-from tasks.core.schema import Train
 from tasks.core.stores import absolute_location, split_location
 from tasks.core.units import counted
-from tasks.dataset.init import chat, images, tars, volumes
+from tasks.dataset.init import captions, conversations, tar_folders, volumes
+from tasks.dataset.init.columns import MOST_NAMED, Tables, look_at_tables
 from tasks.dataset.init.evidence import LONGEST, Reading, shown
-from tasks.dataset.init.files import IMAGES, READ, Inventory, take_inventory
-from tasks.dataset.init.tables import MOST_NAMED, Tables, look_at_tables
+from tasks.dataset.init.inventory import IMAGES, READ, Inventory, take_inventory
 
 ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
 """Of readings that are as good and as large as each other, the one that says more comes first."""
-RECIPES = {"image_text": "clip", "reinforced": "mobileclip", "volume_report": "ct_clip", "chat": "vlm"}
-"""The recipe that trains on each modality, once there is one."""
+RECIPES = {"image_text": "clip", "reinforced": "clip_reinforced", "volume_report": "ct_clip", "chat": "vlm"}
+"""The recipe that trains on each modality."""
 WRITTEN = "clip"
 """The recipe that a train block is written for."""
 
@@ -53,10 +51,10 @@ def survey(location: str) -> Survey:
     inventory = take_inventory(location)
     tables = look_at_tables(inventory)
     found = [
-        *tars.readings(inventory),
+        *tar_folders.readings(inventory),
         *volumes.readings(inventory, tables),
-        *chat.readings(inventory, tables),
-        *images.readings(inventory, tables),
+        *conversations.readings(inventory, tables),
+        *captions.readings(inventory, tables),
     ]
     if not found:
         raise UsageError(shown(_nothing_fits(inventory, tables, location), LONGEST))
@@ -78,13 +76,11 @@ def _with_notes(reading: Reading, tables: Tables) -> Reading:
 
 
 def training_note(modality: str) -> str:
-    """Why `init` writes no train block; "" where it writes one. A recipe is there once the schema has it."""
+    """Which recipe trains on the data where `init` writes no train block; "" where it writes one."""
     recipe = RECIPES[modality]
     if recipe == WRITTEN:
         return ""
-    if recipe in get_args(Train.model_fields["recipe"].annotation):
-        return f"recipe: {recipe} trains on it; tarmac schema has the keys of its train block"
-    return f"not yet: Tarmac builds and verifies {modality} datasets and does not train on them"
+    return f"recipe: {recipe} trains on it; tarmac schema has the keys of its train block"
 
 
 def name_of(location: str) -> str:
@@ -103,12 +99,12 @@ def _nothing_fits(inventory: Inventory, tables: Tables, location: str) -> str:
     """What was seen, what is missing, and what can be read."""
     place = shown(location, LONGEST)
     about_tables = [f"{shown(one.file)} cannot be read: {one.problem}" for one in tables.unreadable]
-    about_tables[MOST_NAMED:] = [images.unused_table(inventory, one) for one in tables.joined[:MOST_NAMED]]
+    about_tables[MOST_NAMED:] = [captions.unused_table(inventory, one) for one in tables.joined[:MOST_NAMED]]
     fix = (
-        tars.without_use(inventory)
+        tar_folders.without_use(inventory)
         or volumes.without_reports(inventory)
-        or chat.other_conversations(tables)
-        or "; ".join(filter(None, [images.without_captions(inventory), *about_tables]))
+        or conversations.other_conversations(tables)
+        or "; ".join(filter(None, [captions.without_captions(inventory), *about_tables]))
     )
     if inventory.datasets and not fix:
         dataset = shlex.quote(shown(inventory.path(inventory.datasets[0]), LONGEST))

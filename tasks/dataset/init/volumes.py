@@ -21,9 +21,9 @@ from tasks.core.units import count, counted
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.hounsfield import implausible
 from tasks.dataset.formats.volumes.stored import require_package
+from tasks.dataset.init.columns import FEW_ROWS, MOST_TABLES, Column, Table, Tables, look_at_table
 from tasks.dataset.init.evidence import Grade, Key, Reading, listed, look_at_each, shown, splits_key, spread
-from tasks.dataset.init.files import NIFTI, NPZ, Inventory, suffix_of
-from tasks.dataset.init.tables import FEW_ROWS, MOST_TABLES, Column, Table, Tables, look_at_table
+from tasks.dataset.init.inventory import NIFTI, NPZ, Inventory, suffix_of
 from tasks.dataset.keys import stem
 from tasks.dataset.sources import npz
 from tasks.dataset.sources.tabular import SUFFIXES, open_table

@@ -123,7 +123,7 @@ def check_added(members: Members, width: int, height: int) -> dict[str, int]:
         "synthetic_captions": sum(len(texts) for texts in of_text.values()),
     }
     with suppress(Unjudged):
-        counts["embedding_width"] = _check_embeddings(_embeddings(members), len(of_image), of_text)
+        counts["embedding_width"] = _check_embeddings(embeddings(members), len(of_image), of_text)
     return counts
 
 
@@ -192,8 +192,8 @@ def _is_operation(value: Any) -> bool:
     return 0 <= value[0] < OPERATIONS and is_number
 
 
-def _embeddings(members: Members) -> dict[str, NDArray[Any]]:
-    """The arrays of whichever member holds them; Unjudged."""
+def embeddings(members: Members) -> dict[str, NDArray[Any]]:
+    """The arrays of whichever member holds them; Reject, and Unjudged without torch for a `pth.gz`."""
     if PTH in members:
         return tensors.read_gz(bytes(members[PTH]))
     try:

@@ -1,4 +1,4 @@
-"""The faults tab: what verify found and what looking adds, by code, in as many words as a person reads.
+"""The faults tab: what verify found, by code, in as many words as a person reads.
 
 A hostile tar may bring any number of findings with names of any length, so all of it is bounded here. Of a
 private version only codes and counts get in: names of members and messages may hold what nobody should see.
@@ -10,18 +10,19 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from tasks.core.errors import DataError
 from tasks.core.findings import Finding, Report
+from tasks.core.quarantine_file import home
 from tasks.core.units import count, counted
 from tasks.dataset import quarantine
-from tasks.dataset.layout import BUILD, MANIFEST, SHARDS, home
+from tasks.dataset.layout import BUILD, MANIFEST, SHARDS
 from tasks.dataset.preview.samples import SHOWN_PER_SPLIT, salvage
-from tasks.dataset.preview.tiles import Fault, Tile, legible, tile_of, without_folder
+from tasks.dataset.preview.tiles import Tile, legible, tile_of, without_folder
 from tasks.dataset.verify.report import LEFT, NOT_DECODED, NOT_READ, weight
 
 DATASET = "DATASET"
@@ -35,8 +36,6 @@ FACTS, LINES = 8, 20
 """Of a finding's evidence, and of what was ruled out or not seen, so many are shown."""
 CODES_NAMED = 5
 """In a line of the terminal."""
-REMEDY = "tarmac repair DATASET --full makes it again from the source; with --quarantine, training skips it"
-"""For what only looking showed."""
 READ: Mapping[str, tuple[str, Sequence[str]]] = {
     "quick": ("tables, sizes, ends and index", (NOT_READ, NOT_DECODED)),
     "default": ("every byte, by its checksum", (NOT_DECODED,)),
@@ -235,26 +234,6 @@ def faults_of(checked: Checked, version: Path, is_private: bool) -> Faults:
     return faults
 
 
-def with_looked_at(report: Report, gallery: Mapping[str, Sequence[Tile]]) -> Report:
-    """The report with what only showed when samples (by split) were looked at, such as one that does not
-    decode where verify decoded none. What verify has said of the same shard is not said again, and where it
-    found an index wrong, that explains the samples that could not be read by it."""
-    said = {(found.where.get("shard"), found.code) for found in report.findings}
-    whole = {found.where.get("shard") for found in report.findings if "key" not in found.where}
-    unindexed = {found.where.get("split") for found in report.findings if found.code == "index.mismatch"}
-    added: dict[tuple[str, ...], Finding] = {}
-    for split, tiles in gallery.items():
-        for tile in tiles:
-            if tile.shard in whole or (split in unindexed and not tile.is_read):
-                continue
-            where = {"split": split, "shard": tile.shard, **({"key": tile.key} if tile.is_read else {})}
-            for fault in tile.faults:
-                if (tile.shard, fault.code) not in said:
-                    found = Finding(fault.code, "error", REMEDY, where, {"problem": fault.text})
-                    added.setdefault((fault.code, *where.values()), found)
-    return replace(report, findings=[*report.findings, *added.values()])
-
-
 def commands(checked: Checked, version: Path, is_private: bool = False) -> Sequence[Command]:
     """What to do about errors, in the order in which to try it; nothing when there are none. Tars that Tarmac
     did not build have no source to be repaired from."""
@@ -305,7 +284,7 @@ def faulty_tiles(version: Path, findings: Sequence[Finding], modality: str) -> l
             if key in found:
                 tile = tile_of(found[key], modality, shard)
             else:
-                tile = Tile(legible(key, 80), shard, faults=[Fault("", "nothing of it can be read")])
+                tile = Tile(legible(key, 80), shard, faults=["nothing of it can be read"])
             tile.codes = chosen[shard, key]
             tiles[shard, key] = tile
     return [tiles[sample] for sample in chosen]

@@ -24,7 +24,7 @@ from tasks.core.errors import DataError
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import count, counted, number, percent
 from tasks.dataset.layout import samples_name
-from tasks.dataset.preview.samples import Faulty, SampleReader, spread
+from tasks.dataset.preview.samples import SampleReader, spread
 from tasks.dataset.tables import DAMAGED, ShardRecord, read_pieces
 
 KEPT = 200_000
@@ -202,7 +202,7 @@ def token_lengths(version: Path, samples: Mapping[str, int], count_tokens: Count
         except DataError:
             continue  # the gallery says so
         for row in spread(min(number_of, len(reader)), max(1, CAPTIONS * number_of // max(1, total))):
-            with suppress(Faulty, KeyError):  # the gallery and verify report such samples
+            with suppress(DataError, KeyError):  # the gallery and verify report such samples
                 found.append(count_tokens(reader.read(row).members["txt"].decode("utf-8", "replace")))
     return Distribution(values=np.array(found))
 

@@ -11,17 +11,17 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.core.charts import BarLayout
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import unreadable_as_error, write_atomic
-from tasks.core.findings import Report
 from tasks.core.pages import render
+from tasks.core.quarantine_file import home
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset.build_info import read_build_info
-from tasks.dataset.layout import CURRENT, SHARDS, home, linked, resolve
+from tasks.dataset.layout import CURRENT, SHARDS, linked, resolve
 from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.preview import numbers
 from tasks.dataset.preview.faults import (
@@ -31,7 +31,6 @@ from tasks.dataset.preview.faults import (
     faults_of,
     faulty_tiles,
     is_built,
-    with_looked_at,
 )
 from tasks.dataset.preview.numbers import CountTokens
 from tasks.dataset.preview.samples import SampleReader, choose_rows
@@ -58,23 +57,17 @@ class Content:
     shard_charts: list[BarLayout] = field(default_factory=list)
     no_tokens: str = ""
     missing: list[str] = field(default_factory=list)
-    report: Report | None = None
-    """What verify said and what looking added to it; None when nobody has verified the version."""
     faults: Faults | None = None
 
 
 @dataclass(frozen=True)
 class WrittenPage:
-    """What was written, and how many of the samples on it could not be shown whole.
-
-    `report` is what verify said and what looking added to it, None when nobody verified; `next` is the
-    command that helps against its faults, empty when there are none.
-    """
+    """What was written, and how many of its samples could not be shown whole. `next` is the command that
+    helps against the faults that verify found, empty when there are none."""
 
     path: Path
     shown: int
     faulty: int
-    report: Report | None
     next: str = ""
 
 
@@ -104,10 +97,15 @@ def write_look(
         written=time.time(),
     )
     write_atomic(out, text)
-    steps = commands(replace(checked, report=content.report), version) if checked and content.report else ()
+    steps = commands(checked, version) if checked else ()
     tiles = [one for tiles in content.gallery.values() for one in tiles]
     faulty = sum(bool(tile.faults) for tile in tiles)
-    return WrittenPage(out, len(tiles), faulty, content.report, steps[0][0] if steps else "")
+    return WrittenPage(out, len(tiles), faulty, steps[0][0] if steps else "")
+
+
+def write_beside(version: Path, progress: Progress = no_progress) -> None:
+    """Write the page of a version to its usual place, without what verify would say."""
+    write_look(version, page_path(version), progress=progress)
 
 
 def page_path(version: Path) -> Path:
@@ -233,9 +231,7 @@ def _add_tokens(
 
 
 def _add_faults(content: Content, version: Path, checked: Checked) -> None:
-    """The faults tab; what only the gallery showed belongs to the report from here on."""
-    report = content.report = with_looked_at(checked.report, content.gallery)
-    faults = content.faults = faults_of(replace(checked, report=report), version, bool(content.private))
+    faults = content.faults = faults_of(checked, version, bool(content.private))
     if content.private:
         return
     if content.manifest is None:
@@ -243,4 +239,4 @@ def _add_faults(content: Content, version: Path, checked: Checked) -> None:
             "Faulty samples are not shown: without the manifest their modality is not known."
         )
     elif content.manifest.modality in SHOWN:
-        faults.tiles = faulty_tiles(version, report.findings, content.manifest.modality)
+        faults.tiles = faulty_tiles(version, checked.report.findings, content.manifest.modality)

@@ -6,18 +6,20 @@ is opened for every sample, because a few dozen are read and then no more.
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 
 from tasks.core.errors import DataError
+from tasks.dataset.foreign import foreign_split
 from tasks.dataset.index import read_index
 from tasks.dataset.layout import index_name, shard_name
-from tasks.dataset.tar.reader import Member, TarReader
-from tasks.dataset.tar.span import parse_key, parse_sample
+from tasks.dataset.tar.format import Sample, parse_sample
+from tasks.dataset.tar.reader import Member, TarReader, parse_foreign
+from tasks.dataset.verify.tars import kept_store
 
 SHOWN_PER_SPLIT: Mapping[str, int] = {"image_text": 60, "reinforced": 36, "chat": 24, "volume_report": 8}
 """Samples of a split by modality: as many as one looks at, and as a page can hold."""
@@ -25,22 +27,6 @@ FULL_SPLITS = 3
 """Splits that are shown in full number; more of them share what these would have."""
 LARGEST_MEMBER = 1 << 29
 """Bytes; larger members of damaged shards are not read."""
-
-
-class Faulty(DataError):
-    """What is wrong with a sample; `code` is what verify calls that."""
-
-    def __init__(self, code: str, problem: str) -> None:
-        super().__init__(problem)
-        self.code = code
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A sample's key and the bytes of its members by suffix."""
-
-    key: str
-    members: Mapping[str, bytes]
 
 
 class SampleReader:
@@ -52,6 +38,7 @@ class SampleReader:
         self.split = split
         self._version = version
         self._index = read_index(version, split)
+        self._foreign = foreign_split(version, split)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -61,26 +48,29 @@ class SampleReader:
         return shard_name(self.split, int(self._index[row]["shard"]))
 
     def read(self, row: int) -> Sample:
-        """Sample `row` whole; Faulty, which names the shard, when it is not as it was written."""
+        """Sample `row` whole; DataError, which names the shard, when it is not as it was written."""
         entry, shard = self._index[row], self.shard(row)
         offset, length = int(entry["offset"]), int(entry["length"])
         try:
-            with (self._version / shard).open("rb") as file:
-                left = os.fstat(file.fileno()).st_size - offset
+            raw: Any = kept_store(str(self._version)).open(shard, in_order=False)
+            with io.BufferedReader(raw) as file:
+                left = file.seek(0, io.SEEK_END) - offset
                 file.seek(offset)
                 span = file.read(max(0, min(left, length)))  # a damaged index may name any length
         except OSError as error:
-            raise Faulty("shard.missing", f"{shard} cannot be read: {error.strerror}") from None
+            raise DataError(f"{shard} cannot be read: {error.strerror or error}") from None
         if len(span) < length:
             short = length - len(span)
-            raise Faulty("shard.truncated", f"{shard} is truncated: it ends {short:,} bytes too early")
+            raise DataError(f"{shard} is truncated: it ends {short:,} bytes too early")
         if google_crc32c.value(span) != int(entry["crc32c"]):
             problem = f"{shard}: the sample's bytes at {offset:,} changed after the build (CRC32C)"
-            raise Faulty("member.checksum", problem)
+            raise DataError(problem)
         try:
-            return Sample(parse_key(span), parse_sample(span))
+            if self._foreign is not None and not self._foreign.is_plain:
+                return parse_foreign(span)
+            return parse_sample(span)
         except ValueError as error:
-            raise Faulty("index.mismatch", f"{shard}: no sample at {offset:,}: {error}") from None
+            raise DataError(f"{shard}: no sample at {offset:,}: {error}") from None
 
 
 def salvage(shard: Path, keys: Collection[str]) -> dict[str, Sample]:

@@ -21,21 +21,14 @@ from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import ZYX, axes_of, spacing_of
 from tasks.dataset.modalities import reinforced
 from tasks.dataset.preview.pictures import Box, NotShown, Picture, open_scan, slices, thumbnail
-from tasks.dataset.preview.samples import Faulty, Sample, SampleReader, spread
+from tasks.dataset.preview.samples import SampleReader, spread
 from tasks.dataset.rejects import Reject, printable
+from tasks.dataset.tar.format import Sample
 
 TEXT, REPORT, MESSAGE = 280, 700, 300
 """Characters of a caption, of a report, and of a message about them."""
 MESSAGES, PICTURES, CROPS, CAPTIONS, RATINGS = 4, 3, 6, 5, 6
 """Of each, so many are shown on a tile."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with a sample: the code that verify has for it, and words."""
-
-    code: str
-    text: str
 
 
 @dataclass
@@ -49,11 +42,9 @@ class Tile:
     more: list[str] = field(default_factory=list)
     turns: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
     codes: Sequence[str] = ()
     """What verify has found in the sample."""
-    is_read: bool = True
-    """Whether `key` is the sample's own; else it says which sample it is."""
 
 
 def legible(value: Any, limit: int) -> str:
@@ -78,8 +69,8 @@ def read_tile(reader: SampleReader, row: int, modality: str) -> Tile:
     shard = reader.shard(row)
     try:
         sample = reader.read(row)
-    except Faulty as error:
-        return Tile(f"sample {row + 1:,}", shard, faults=[Fault(error.code, str(error))], is_read=False)
+    except DataError as error:
+        return Tile(f"sample {row + 1:,}", shard, faults=[str(error)])
     return tile_of(sample, modality, shard)
 
 
@@ -122,7 +113,7 @@ def _volume_report(members: Mapping[str, bytes], tile: Tile) -> None:
     with _faults_noted(tile):
         name = stored.member_of(members)
         if name is None:
-            raise Faulty("sample.missing_member", f"there is no volume among {_names(members)}")
+            raise DataError(f"there is no volume among {_names(members)}")
         scan, axes = open_scan(name, members[name]), axes_of(facts.get("axes"))
         order = f"({', '.join(axes)})" if axes else "of no stated order, shown as (z, y, x)"
         tile.notes.append(f"{' × '.join(map(str, scan.shape))} voxels {order}")
@@ -179,7 +170,7 @@ def _add_image(members: Mapping[str, bytes], tile: Tile, crops: tuple[Box, ...] 
     with _faults_noted(tile):
         name = next((name for name in MEMBERS if name in members), None)
         if name is None:
-            raise Faulty("sample.missing_member", f"there is no image among {_names(members)}")
+            raise DataError(f"there is no image among {_names(members)}")
         picture = thumbnail(members[name], f"Image of {tile.key}", crops)
         tile.pictures.append(picture)
         tile.notes.append(f"{picture.width} × {picture.height}")
@@ -191,21 +182,21 @@ def _names(members: Mapping[str, bytes]) -> str:
 
 def _text(members: Mapping[str, bytes], tile: Tile, most: int) -> str:
     if "txt" not in members:
-        tile.faults.append(Fault("sample.missing_member", "there is no txt"))
+        tile.faults.append("there is no txt")
         return ""
     try:
         text = members["txt"].decode()
     except UnicodeDecodeError as error:
-        tile.faults.append(Fault("member.undecodable", f"txt is not UTF-8 at byte {error.start}"))
+        tile.faults.append(f"txt is not UTF-8 at byte {error.start}")
         text = members["txt"].decode("utf-8", "replace")
     if is_blank(text):
-        tile.faults.append(Fault("member.empty", "the caption is blank"))
+        tile.faults.append("the caption is blank")
     return shorten(text, most)
 
 
 def _member(members: Mapping[str, bytes], name: str) -> bytes:
     if name not in members:
-        raise Faulty("sample.missing_member", f"there is no {name}")
+        raise DataError(f"there is no {name}")
     return members[name]
 
 
@@ -217,7 +208,6 @@ def _faults_noted(tile: Tile) -> Iterator[None]:
     except NotShown as error:
         tile.notes.append(str(error))
     except DataError as error:
-        code = error.code if isinstance(error, Faulty) else "member.undecodable"
-        tile.faults.append(Fault(code, str(error)))
+        tile.faults.append(str(error))
     except Reject as reject:
-        tile.faults.append(Fault("member.undecodable", reject.detail))
+        tile.faults.append(reject.detail)

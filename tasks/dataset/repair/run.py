@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from tasks.core.errors import DataError, UsageError
@@ -18,21 +18,29 @@ from tasks.core.files import disk_full_as_error
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
+from tasks.core.stores import Unreachable
 from tasks.dataset import quarantine
-from tasks.dataset.layout import shard_name
-from tasks.dataset.quarantine import Entry
+from tasks.dataset.foreign import addresses
+from tasks.dataset.layout import samples_name, shard_name
+from tasks.dataset.quarantine import Quarantined
 from tasks.dataset.repair.result import MEND, REBUILD, Aside, Failed, Repaired
 from tasks.dataset.repair.shards import ShardRepair
 from tasks.dataset.repair.source import read_origin
 from tasks.dataset.repair.tables import TableRepair
 from tasks.dataset.repair.workplace import Seals, Workplace, find, read_seals
 from tasks.dataset.splits import REST
+from tasks.dataset.tables import read_pieces
 from tasks.dataset.verify.run import BadSample, Level, verify
+from tasks.dataset.verify.tars import is_indexed
 
 __all__ = ["Repaired", "repair"]
 
 UNTANGLE = "mend quarantine.jsonl by hand and repair again"
 AS_BUILT = "its bytes are as they were built, so what is bad came so from the source"
+NOT_OURS = (
+    "is an index of tars that others wrote, and nothing here makes them again: put those that were indexed "
+    "back where they lay, or run `tarmac index` again; --quarantine alone leaves bad samples out"
+)
 _SHARD = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9_-]*)/)?(\d+)(?:\.tar)?")
 
 
@@ -58,11 +66,42 @@ def repair(
     try:
         with place.leased(), disk_full_as_error(place.work):
             place.require_readable()
+            if is_indexed(str(place.version)):
+                if config is not None or shards or not quarantines:
+                    raise UsageError(f"DATASET: {path} {NOT_OURS}")
+                return _leave_out(place.version, level, progress)
             return _Repair(place, level, progress, config, quarantines, shards).run()
+    except Unreachable:
+        raise
     except (OSError, sqlite3.OperationalError) as error:
         where = getattr(error, "filename", None) or place.version
         why = getattr(error, "strerror", None) or error
         raise DataError(f"{where}: {why}; mind its rights and disk, and repair again") from None
+
+
+def _samples_of(version: Path, split: str) -> Iterator[tuple[str, str]]:
+    """The shard and the key of each sample, as the tables have them."""
+    for piece in read_pieces(version / samples_name(split), ("shard", "key")):
+        shards, keys = (piece.column(name).to_pylist() for name in ("shard", "key"))
+        yield from ((shard_name(split, shard), key) for shard, key in zip(shards, keys, strict=True))
+
+
+def _leave_out(version: Path, level: Level, progress: Progress) -> Repaired:
+    """Set the bad samples aside of a version whose tars others wrote; of a remote tar whose bytes changed all
+    samples, since no copy of it is taken."""
+    bad: list[BadSample] = []
+    report = verify(version, level, progress, on_bad=bad.append)
+    changed = {one.shard: one.reason for one in bad if one.reason in quarantine.BY_BYTES}
+    known = {(one.shard, one.key) for one in bad}
+    remote = changed.keys() & addresses(version)
+    for split in sorted({shard.rpartition("/")[0] for shard in remote}):
+        for shard, key in _samples_of(version, split):
+            if shard in remote and (shard, key) not in known:
+                bad.append(BadSample(split, shard, key, changed[shard]))
+    findings, shards = list(report.findings), {one.shard for one in bad}
+    has_all = all(one.where.get("shard") in shards for one in findings)
+    aside = _set_aside(version, level, bad, (), adds=has_all)
+    return Repaired(version, ok=has_all, findings=findings, not_seen=report.not_seen, aside=aside)
 
 
 class _Repair:
@@ -169,7 +208,7 @@ def _set_aside(
     home = quarantine.home(version)
     listed = quarantine.of_version(version, quarantine.read(home / quarantine.NAME))
     known = {(one.shard, one.key) for one in listed}
-    entries = [Entry(version.name, one.split, one.shard, one.key, one.reason) for one in bad]
+    entries = [Quarantined(version.name, one.split, one.shard, one.key, one.reason) for one in bad]
     still = {(one.shard, one.key) for one in entries}
     levels = list(quarantine.SEEN)
     seen = set().union(*(quarantine.SEEN[name] for name in levels[: levels.index(level) + 1]))

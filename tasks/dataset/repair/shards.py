@@ -20,9 +20,9 @@ from blake3 import blake3
 from tasks.core.engines.local import map_in_threads
 from tasks.core.errors import DataError
 from tasks.core.files import CHUNK, blake3_file
+from tasks.core.folders import LocalStore
 from tasks.core.process import available_cores
 from tasks.core.screen import Progress
-from tasks.core.stores import LocalStore
 from tasks.core.units import counted
 from tasks.dataset.build_info import FileSeal
 from tasks.dataset.repair.contents import (
@@ -42,19 +42,16 @@ from tasks.dataset.repair.workplace import Workplace, inode, is_file, is_sealed
 from tasks.dataset.tables import ShardRecord, read_shards
 from tasks.dataset.tar.format import END
 
-CLOSED = "cannot be read: Permission denied; it stays as it is"
-
 
 @dataclass(frozen=True)
 class Examined:
     """What lies under a shard's name. `blake3` is None for what cannot be read to its end; `sound` says of
-    each sample whether its bytes are as they were; `is_closed` that this user may not read the file."""
+    each sample whether its bytes are as they were."""
 
     path: Path
     blake3: str | None = None
     inode: tuple[int, int] = (0, 0)
     sound: Sequence[bool] = ()
-    is_closed: bool = False
 
 
 @dataclass
@@ -81,9 +78,7 @@ class ShardRepair:
         damaged = []
         for record in records:
             found = seen.get(self._path(record))
-            if found is not None and found.is_closed:
-                self._fail(record, CLOSED, self.place.opening, is_environment=True)
-            elif found is not None and found.blake3 == record.blake3 and record.name not in afresh:
+            if found is not None and found.blake3 == record.blake3 and record.name not in afresh:
                 self.as_built.add(record.name)
             else:
                 damaged.append(record)
@@ -237,11 +232,11 @@ class ShardRepair:
         self.progress(len(self.done) + len(self.failed), self._total, "shards repaired")
 
     def _clear(self, extras: Iterable[str]) -> None:
-        """A name that is in no table goes where its content has its own name again, else it is moved away."""
-        repaired = {inode(self.place.version / one.file) for one in self.done}
+        """A name that is in no table goes where a shard has the same file, else it is moved away."""
+        shards = {inode(path) for path in map(self._path, self.records.values()) if extras and is_file(path)}
         for name in extras:
             path = self.place.version / name
-            if is_file(path) and inode(path) in repaired:
+            if is_file(path) and inode(path) in shards:
                 path.unlink()
             elif os.path.lexists(path):
                 self.place.move_away(name)
@@ -256,8 +251,8 @@ def examine(task: tuple[Path, Spans]) -> Examined:
         with LocalStore(folder).open(name) as file:
             found = os.fstat(file.fileno())
             sound = [_crc32c(file, int(offset), int(length)) == crc32c for offset, length, crc32c in spans]
-    except (OSError, ValueError) as error:
-        return Examined(path, sound=[False] * len(spans), is_closed=isinstance(error, PermissionError))
+    except (OSError, ValueError):
+        return Examined(path, sound=[False] * len(spans))
     try:
         seal = blake3_file(path)
     except OSError:

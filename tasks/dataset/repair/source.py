@@ -23,7 +23,7 @@ from tasks.core.schema import BuildEngine, Config, Dataset, Engines
 from tasks.core.screen import Progress
 from tasks.core.stores import is_environment_error
 from tasks.dataset.build.fingerprint import CONVERTER, PLACES, config_digest, packages
-from tasks.dataset.build.named import NamedShards, list_named
+from tasks.dataset.build.run import NamedShards, list_named
 from tasks.dataset.build_info import BuildInfo, read_build_info
 from tasks.dataset.manifest import Manifest
 from tasks.dataset.repair.workplace import Seals
@@ -114,12 +114,13 @@ class Source:
                 rejects = {key: lacking[key] for key in keys if key in lacking}
                 if rejects:
                     yield Conversion(name, rejects)
-            for name, sidecar, tar in named.convert(self._progress):
+            for shard in named.convert(self._progress):
+                name, sidecar = shard.split, shard.sidecar
                 if lacking.keys().isdisjoint(wanted[name]):
                     columns = (sidecar.column(column).to_pylist() for column in ("reason", "detail"))
                     fates = zip(wanted[name], *columns, strict=True)
                     rejects = {key: (reason, detail) for key, reason, detail in fates if reason is not None}
-                    yield Conversion(name, rejects, sidecar, tar)
+                    yield Conversion(name, rejects, sidecar, shard.tar)
         except (TarmacError, OSError) as error:
             if is_disk_full(error):
                 raise

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import is_disk_full
 from tasks.core.screen import Progress
 from tasks.core.stores import is_environment_error
-from tasks.dataset.build.assemble import Account, Shard, describe, draft_version
+from tasks.dataset.build.assemble import Shard, describe, draft_version
 from tasks.dataset.build.catalogue import Rejected
 from tasks.dataset.build.run import build
 from tasks.dataset.build.sidecar import first
@@ -86,12 +85,8 @@ class TableRepair:
         work.mkdir(parents=True, exist_ok=True)
         try:
             draft = draft_version(config, _shards_of(self.place.version), work)
-            rejects = list(self._rejects(wanted))
-            accepted = sum(split.samples for split in draft.splits.values())
             filtered = 0 if self.seals.info is None else self.seals.info.filtered
-            reasons = Counter(str(one.reason) for one in rejects)
-            account = Account(accepted + filtered + len(rejects), filtered, reasons)
-            describe(draft, config, account, iter(rejects))
+            describe(draft, config, filtered, self._rejects(wanted))
             self._take(draft.folder, wanted, "made of what inputs.arrow says")
         except (*DAMAGED, DataError) as error:
             if is_disk_full(error):

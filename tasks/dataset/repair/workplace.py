@@ -106,27 +106,23 @@ class Workplace:
                 self.work.rmdir()
 
     def require_readable(self) -> None:
-        """DataError for a folder or table that this user may not read: it may be sound, so it is not
+        """DataError for a folder or file that this user may not read: it may be sound, so nothing is
         replaced."""
 
         def refuse(error: OSError) -> None:
             if isinstance(error, PermissionError):
-                problem = f"{error.filename} cannot be read: {error.strerror}"
-                raise DataError(f"{problem}; {self.opening}") from None
+                command = f"chmod -R u+rX {shlex.quote(str(self.version))}"
+                raise DataError(
+                    f"{error.filename} cannot be read: {error.strerror}; let its owner give you the right, "
+                    f"then repair again: {command}"
+                ) from None
 
         for folder, _, names in os.walk(self.version, onerror=refuse):
             for name in names:
-                if not name.endswith(".tar"):
-                    try:
-                        os.close(os.open(Path(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-                    except OSError as error:
-                        refuse(error)
-
-    @property
-    def opening(self) -> str:
-        """What helps where this user may not read a file of the version."""
-        command = f"chmod -R u+rX {shlex.quote(str(self.version))}"
-        return f"let its owner give you the right, then repair again: {command}"
+                try:
+                    os.close(os.open(Path(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+                except OSError as error:
+                    refuse(error)
 
     def temporary(self) -> Path:
         """A new name, beside the files that wait for their place."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasks.core.schema import Dataset
-from tasks.dataset.sources.base import Absent, Container, Item, Source, of_files
-from tasks.dataset.sources.chat import ChatRows
+from tasks.dataset.sources.chat_rows import ChatRows
+from tasks.dataset.sources.contract import Absent, Container, Item, Source, of_files
 from tasks.dataset.sources.image_folder import ImageFolder
 from tasks.dataset.sources.nifti import NiftiVolumes
 from tasks.dataset.sources.npz import NpzVolumes

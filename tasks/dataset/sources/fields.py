@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tasks.dataset.rejects import Reject
@@ -29,6 +30,27 @@ class Row(NamedTuple):  # a million of them are made in half the time that a fro
     line: int
     fields: dict[str, Any]
     fault: str | None = None
+
+
+class Lookup:
+    """Texts by key, several per key, in the order in which they came; distinct ones only.
+
+    SQLite keeps a private temporary database in memory until it outgrows its cache, then in a file that no
+    other process sees and that goes with this one.
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
+        self._database = sqlite3.connect("", isolation_level=None)
+        self._database.execute("CREATE TABLE rows (key BLOB, value BLOB, UNIQUE (key, value))")
+        self._database.execute("BEGIN")
+        pairs = ((_raw(key), _raw(value)) for key, value in rows)
+        self._database.executemany("INSERT OR IGNORE INTO rows VALUES (?, ?)", pairs)
+        self._database.execute("COMMIT")
+
+    def __getitem__(self, key: str) -> list[str]:
+        query = "SELECT value FROM rows WHERE key = ? ORDER BY rowid"
+        found = self._database.execute(query, (_raw(key),))
+        return [value.decode("utf-8", "surrogatepass") for (value,) in found]
 
 
 def text_of(value: Any) -> bytes:
@@ -99,6 +121,10 @@ def look_up(fields: Mapping[str, Any], path: str) -> Any:
 def is_nothing(value: Any) -> bool:
     """Whether a cell that should hold a key holds none; NaN is how data frames write that."""
     return value is None or value == "" or value != value
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _encoded(text: str) -> bytes:

@@ -17,16 +17,17 @@ from posixpath import splitext
 from typing import Any
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.folders import open_store
 from tasks.core.schema import Dataset
 from tasks.core.schema.source import ImageFolderSource
-from tasks.core.stores import ABSENT, Stat, Store, Unreachable, is_hidden, open_store
+from tasks.core.stores import ABSENT, Stat, Store, Unreachable, is_hidden
 from tasks.dataset.formats import images
 from tasks.dataset.formats.checks import json_object
 from tasks.dataset.keys import key_of
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.base import Container, Item
+from tasks.dataset.sources.contract import Container, Item
 from tasks.dataset.sources.fields import text_of, to_json
-from tasks.dataset.sources.files import SourceCheck, read_file, read_start, stats_of
+from tasks.dataset.sources.raw_files import SourceCheck, read_file, read_start, stats_of
 from tasks.dataset.tar.format import Members, span_bytes
 
 IMAGES = frozenset(f".{suffix}" for suffix in images.SUFFIXES)

@@ -24,9 +24,8 @@ from tasks.core.schema import Join
 from tasks.core.schema.source import TABLES
 from tasks.core.stores import is_remote
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.fields import look_up, object_of
-from tasks.dataset.sources.files import Files, unreachable
-from tasks.dataset.sources.lookup import Lookup
+from tasks.dataset.sources.fields import Lookup, look_up, object_of
+from tasks.dataset.sources.raw_files import Files, unreachable
 from tasks.dataset.sources.tabular import Table, open_table, require
 from tasks.dataset.sources.tar_samples import FIELD, Roles, TarSamples
 from tasks.dataset.tar.reader import Member, StoredSample

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.core.schema import Dataset, NpzSource
-from tasks.core.stores import Store, Unreachable
+from tasks.core.stores import Store
 from tasks.dataset.formats import npy, zips
 from tasks.dataset.formats.volumes import geometry
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.files import open_file, read_into, unreadable
-from tasks.dataset.sources.volume_folder import VolumeFolder, spacing_in
+from tasks.dataset.sources.raw_files import open_file, unreadable
+from tasks.dataset.sources.volume_folder import VolumeFolder, fill, spacing_in
 from tasks.dataset.tar.format import Buffer
 
 PICKLE_MAGIC = b"\x80"
@@ -107,8 +107,6 @@ def _opened(store: Store, file: str) -> Iterator[zipfile.ZipFile]:
             opened.seek(0)
             with zips.opened(opened, "the file", "volume.undecodable") as archive:
                 yield archive
-        except Unreachable:
-            raise
         except OSError as error:
             raise unreadable(error) from None
 
@@ -149,20 +147,11 @@ def _name(member: str) -> str:
 
 def _read(stream: IO[bytes], member: str, header: npy.Header, scale: float) -> NDArray[np.uint8]:
     """Straight into the bytes that are returned, unless the order or the numbers must change."""
+    stream.read(header.offset)
     if not header.fortran and scale == 1:
         content, array = npy.blank(header.shape, header.dtype)
-        _fill(stream, array.reshape(-1), member, header)
+        fill(array.reshape(-1), stream, member)
         return content
     flat = np.empty(prod(header.shape), header.dtype)
-    _fill(stream, flat, member, header)
+    fill(flat, stream, member)
     return npy.dump(flat.reshape(header.shape, order="F" if header.fortran else "C"), scale)
-
-
-def _fill(stream: IO[bytes], flat: NDArray[Any], member: str, header: npy.Header) -> None:
-    stream.read(header.offset)
-    view = flat.view(np.uint8).data if flat.size else memoryview(b"")
-    filled = read_into(stream, view)
-    if filled < len(view):
-        raise Reject("volume.undecodable", f"{member} ends after {filled:,} of {len(view):,} bytes")
-    if stream.read(1):  # also makes zipfile compare the member's CRC
-        raise Reject("archive.bomb", f"{member} goes on after its {len(view):,} bytes")

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
 from tasks.dataset.sources.fields import Row
-from tasks.dataset.sources.files import unreachable
+from tasks.dataset.sources.raw_files import unreachable
 
 BUFFER = 4 << 20
 """Bytes read ahead of each column."""

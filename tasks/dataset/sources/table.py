@@ -23,9 +23,9 @@ from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.base import Container, Item, fault_of
+from tasks.dataset.sources.contract import Container, Item, fault_of
 from tasks.dataset.sources.fields import Row, is_nothing, row_text, text_of, to_json
-from tasks.dataset.sources.files import Files, LinkedFiles, SourceCheck
+from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
 from tasks.dataset.sources.tabular import SUFFIXES, Table, open_table, require
 from tasks.dataset.tar.format import Members, span_bytes
 

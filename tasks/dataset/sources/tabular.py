@@ -10,7 +10,7 @@ So is a cell or a line beyond all measure, which would not fit into memory.
 Most TSV files are written without any quotes, those of data frames with CSV's. To the former a quote is text,
 to the latter it may open a cell that goes on over further lines. By the rules of CSV alone a caption that
 starts with a lone quote would swallow the rows after it unnoticed. So a TSV is read by these
-rules only where they fit all of it; else every line is a row.
+rules only where they fit all of it; else every line is a row, and quotes are text.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ import csv
 import difflib
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, TextIO
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.stores import Unreachable, open_store, redact, split_location, without_query
+from tasks.core.folders import open_store
+from tasks.core.stores import Unreachable, redact, split_location, without_query
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import Row, parse_json
-from tasks.dataset.sources.files import unreachable
+from tasks.dataset.sources.raw_files import unreachable
 
 MOST_COLUMNS = 10_000
 """A file of JSON lines with more different names is no table."""
@@ -182,41 +183,17 @@ def _is_quoted(lines: Iterator[str]) -> bool:
 
 
 def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
+    """The number of each line that is not blank, from 1, and its cells, quotes being text."""
     with text as file:
-        for line, cells in _rows_of_lines(_lines(place, file)):
+        for number, line in enumerate(_lines(place, file), 1):
+            cells = line.rstrip("\r\n").split("\t")
             if max(map(len, cells)) > LONGEST_CELL:
                 raise DataError(
-                    f"{place}:{line}: a cell of more than {LONGEST_CELL:,} characters; keep such texts in "
+                    f"{place}:{number}: a cell of more than {LONGEST_CELL:,} characters; keep such texts in "
                     "files of their own"
                 )
-            yield line, cells
-
-
-def _rows_of_lines(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """The number of each line that is not blank, from 1, and its cells, the first ones being the header.
-
-    Quotes are read by CSV's rules in a line that then has as many cells as the header, or that has another
-    number of cells without these rules too; elsewhere they are text.
-    """
-    width = 0
-    for number, line in enumerate(lines, 1):
-        if not (text := line.rstrip("\r\n")):
-            continue
-        cells = text.split("\t")
-        if '"' in text:
-            unquoted = _unquoted(text)
-            if unquoted is not None and (len(unquoted) == width or len(cells) != width):
-                cells = unquoted
-        width = width or len(cells)
-        yield number, cells
-
-
-def _unquoted(line: str) -> list[str] | None:
-    """The line's cells by CSV's rules; None where its quotes break them."""
-    try:
-        return next(csv.reader([line], delimiter="\t", strict=True))
-    except csv.Error:
-        return None
+            if cells != [""]:
+                yield number, cells
 
 
 def _csv_row(line: int, columns: list[str], cells: list[str]) -> Row:

@@ -1,7 +1,7 @@
 """A folder with a volume per file, and tables of what is known about each; formats add how a file is read.
 
 Reports, labels and the scanner's metadata are found by the name of the file. The tables are joined on disk,
-so that any number of volumes takes no memory. A row names a file without suffix: by its path within the
+so that what they say takes no memory. A row names a file without suffix: by its path within the
 source, or as CT-RATE's tables do by the last part of it alone, which then must be the name of one file only.
 """
 
@@ -13,29 +13,26 @@ import os
 import posixpath
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.folders import open_store
 from tasks.core.patterns import expand
 from tasks.core.schema import Dataset, Labels, Metadata, Reports, VolumeSource
-from tasks.core.stores import (
-    Stat,
-    Unreachable,
-    is_hidden,
-    is_remote,
-    join_location,
-    open_store,
-    split_location,
-)
+from tasks.core.stores import Stat, Unreachable, is_hidden, is_remote, join_location, split_location
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import geometry, stored
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.base import Container, Item, fault_of
-from tasks.dataset.sources.files import SourceCheck, stats_of
-from tasks.dataset.sources.lookup import FileList, Lookup, name_of
+from tasks.dataset.sources.contract import Container, Item, fault_of
+from tasks.dataset.sources.fields import Lookup
+from tasks.dataset.sources.raw_files import SourceCheck, stats_of
 from tasks.dataset.sources.tabular import SUFFIXES, Table, open_table, require
 from tasks.dataset.tar.format import Buffer, Members, span_bytes
 
@@ -45,6 +42,8 @@ JSON_BYTES_PER_CHUNK = 12
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 NOT_GIVEN = "Not given."
 """How CT-RATE writes that a report lacks a part; CT-CLIP leaves it out as well."""
+
+AT_ONCE_BYTES = 1 << 24
 
 TableConfig = Reports | Labels | Metadata
 
@@ -91,19 +90,18 @@ class VolumeFolder(ABC):
     def items(self, container: Container) -> Iterator[Item]:
         self.columns()
         tables = VolumeTables(self._tables, self.location, self._config_key)
-        files = FileList(self._files())
-        found = False
+        files = list(self._files())
+        sharing = Counter(_name(file) for file, _ in files)
         for file, stat in files:
-            found = True
             matches = {field: pattern.search(file) for field, pattern in self._patterns.items()}
             fields = {field: match.group(1) if match else None for field, match in matches.items()}
             try:
-                about = tables.rows(file, files.sharing(file))
+                about = tables.rows(file, sharing[_name(file)])
             except Reject as reject:
                 yield Item(file, file, file, fields, stat=stat, fault=fault_of(reject))
                 continue
             yield Item(file, file, file, fields, json.dumps({"fields": fields, **about}), stat)
-        if not found:
+        if not files:
             kinds = " or ".join(self.suffixes)
             raise DataError(f"{self._config_key}.path: {self._tables.path} holds no {kinds} file")
 
@@ -243,7 +241,7 @@ class _Rows:
             found = self._lookup[stem(file)]
             if found:
                 return found
-        name = name_of(file)
+        name = _name(file)
         found = self._lookup[name]
         if found and sharing > 1:
             raise Reject(
@@ -251,6 +249,23 @@ class _Rows:
                 f"{sharing:,} files share its name, and {self._table} has no path to tell them apart",
             )
         return found
+
+
+def fill(flat: NDArray[Any], stream: IO[bytes], name: str, slack: int = 0) -> None:
+    """Read a flat array's bytes from a stream that ends with them, but for `slack` bytes; Reject."""
+    view = flat.view(np.uint8).data if flat.size else memoryview(bytearray())
+    filled = 0
+    while count := stream.readinto(view[filled : filled + AT_ONCE_BYTES]):  # type: ignore[attr-defined]
+        filled += count
+    if filled < len(view):
+        raise Reject("volume.undecodable", f"{name} ends after {filled:,} of {len(view):,} bytes")
+    if len(stream.read(slack + 1)) > slack:  # also makes gzip and zipfile compare their CRC
+        raise Reject("archive.bomb", f"{name} goes on after its {len(view):,} bytes")
+
+
+def _name(file: str) -> str:
+    """The last part of a file's path, without its suffix."""
+    return stem(posixpath.basename(file))
 
 
 def table_name(path: str) -> str:

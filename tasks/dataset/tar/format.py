@@ -1,4 +1,4 @@
-"""The tar format: headers of members, made for ustar and parsed of any kind.
+"""The tar format: headers of members, made for ustar and parsed of any kind, and the samples of our own tars.
 
 Parsing is lenient where tar programs differ from each other, and strict where a wrong guess would lose the
 way. Formats: POSIX.1-1988 ustar and POSIX.1-2001 pax (https://pubs.opengroup.org/onlinepubs/9699919799/
@@ -29,6 +29,14 @@ Members = Mapping[str, Buffer]
 """A sample's members by suffix."""
 Records = Mapping[bytes, bytes]
 """Pax records by key."""
+
+
+class Sample(NamedTuple):
+    """A sample's key and the bytes of its members by suffix, such as `png`, `txt`, `json`."""
+
+    key: str
+    members: dict[str, bytes]
+
 
 _LONGEST_NUMBER = 20
 _POSITIVE = bytes(range(128))
@@ -154,7 +162,7 @@ def pax_records(content: bytes) -> dict[bytes, bytes]:
         length = content[at : at + _LONGEST_NUMBER].partition(b" ")[0]
         end = at + (int(length) if length.isdigit() else 0)
         key, mark, value = content[at + len(length) + 1 : end - 1].partition(b"=")
-        if not mark or end > len(content) or content[end - 1] != 10:
+        if not mark or not at < end <= len(content) or content[end - 1] != 10:
             raise Broken("a torn pax header")
         records[key] = value
         at = end
@@ -185,3 +193,22 @@ def split_name(name: str) -> tuple[str, str]:
     folder, slash, last = name.removeprefix("./").rpartition("/")
     stem, _, suffix = last.partition(".")
     return folder + slash + stem, suffix.lower()
+
+
+def parse_sample(span: bytes) -> Sample:
+    """The one sample in the bytes of its span in one of our own tars; ValueError when it is none.
+
+    For readers that seek by the index. They compare the span's CRC32C first, so parsing needs no check of its
+    own. Names are only ever keys of a dictionary, never paths.
+    """
+    key, members, offset = "", {}, 0
+    while offset < len(span):
+        name = span[offset : offset + 100].partition(b"\0")[0].decode()
+        key, _, suffix = name.partition(".")
+        size = int(span[offset + 124 : offset + 135], 8)
+        start = offset + BLOCK
+        members[suffix] = span[start : start + size]
+        offset = start + size + -size % BLOCK
+    if offset != len(span):
+        raise ValueError(f"a span of {len(span)} bytes ends within a member")
+    return Sample(key, members)

@@ -9,6 +9,7 @@ header claims. Understood are ustar, GNU (long names, sparse files), pax (also g
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
@@ -22,6 +23,7 @@ from tasks.dataset.tar.format import (
     PAX_GLOBAL,
     Broken,
     Header,
+    Sample,
     compression_of,
     is_sparse,
     padding,
@@ -33,7 +35,10 @@ from tasks.dataset.tar.format import (
 
 BESIDE = frozenset({"md5", "sha1", "sha256", "sha512", "crc32c", "idx", "index", "tar.idx", "tar.md5"})
 """Suffixes of what tools put beside samples; where a key has nothing else, it is no sample."""
-BUFFER = 2 << 20
+BUFFER = 1 << 18
+"""Small, because every tar gets one and most of some sets are small."""
+LONGEST_READ = 1 << 24
+"""Bytes of memory taken at once for what a header claims."""
 RECORD = 20 * BLOCK
 """tar programs fill the last record with zeros; more than that is damage."""
 LONGEST_EXTENSION = 1 << 20
@@ -306,6 +311,13 @@ def group_samples(
         yield current
 
 
+def parse_foreign(span: bytes) -> Sample:
+    """The one sample in the bytes of its span, whatever kind of tar it lies in."""
+    reader = TarReader(io.BytesIO(span + END), keeps=lambda member: True)
+    members = [found for found in reader if isinstance(found, Member)]
+    return Sample(members[0].key, {member.suffix: member.content or b"" for member in members})
+
+
 def _starts_sample(
     member: Member, current: StoredSample, starts: Container[int], splits_repeats: bool
 ) -> bool:
@@ -386,13 +398,18 @@ class _Window:
             content = bytes(self.view[self.at : stop])
             self.at = stop
             return content
-        parts = []
-        while count and (self.left or self.fill()):
-            step = min(count, self.left)
-            parts.append(bytes(self.view[self.at : self.at + step]))
-            self.at += step
-            count -= step
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        parts: list[bytes | memoryview] = [self.view[self.at : self.end].tobytes()]
+        left = count - len(parts[0])
+        self._base += self.end
+        self.at = self.end = 0
+        while left and not self._is_at_end:  # past the buffer, which would copy a long member once more
+            part = memoryview(bytearray(min(left, LONGEST_READ)))
+            size = self._file.readinto(part)  # type: ignore[attr-defined]
+            self._is_at_end = not size
+            self._base += size
+            left -= size
+            parts.append(part[:size])
+        return b"".join(parts)
 
     def find_header(self) -> bool:
         """Go to the next block in the buffer that is a sound header by its checksum; False without one."""

@@ -17,11 +17,18 @@ from tasks.dataset.tar.gunzip import ZIPPED
 from tasks.dataset.tar.siblings import stated_samples
 from tasks.dataset.verify.outcome import Outcome
 from tasks.dataset.verify.place import Place, dataset_of, is_current
-from tasks.dataset.verify.presence import hole_faults, missing, shut_splits, unread
 from tasks.dataset.verify.report import AGAIN, Coverage, Fault, fault, plain, shard_place
 from tasks.dataset.verify.seals import MOST_JSON
-from tasks.dataset.verify.tars import compression_unread, ends, kept_store, split_query
-from tasks.dataset.verify.work import Work
+from tasks.dataset.verify.tars import (
+    compression_unread,
+    ends,
+    hole_faults,
+    kept_store,
+    missing,
+    shut_splits,
+    split_query,
+    unread,
+)
 
 SIZES = "sizes.json"
 GZIP = b"\x1f\x8b\x08"
@@ -33,7 +40,7 @@ MOST_VERSIONS = 3
 """Whose names are given."""
 
 
-def judge(place: Place, work: Work, outcome: Outcome) -> Coverage:
+def judge(place: Place, outcome: Outcome) -> Coverage:
     """Find everything that is wrong with the tars; what was looked at."""
     sizes = Sizes(place, outcome.faults)
     shut = shut_splits(place.folder, place.tars) if place.is_folder else {}
@@ -43,22 +50,22 @@ def judge(place: Place, work: Work, outcome: Outcome) -> Coverage:
         outcome.faults += found
         if not any(one.code == "shard.missing" for one in found) and compression_unread(name) is None:
             readable[name] = place.tars[name]
-    if work.level != "quick":
-        from tasks.dataset.verify.shard import ShardTask
+    if outcome.level != "quick":
+        from tasks.dataset.verify.scan import ShardTask
 
-        tasks = (ShardTask(place.folder, name, decodes=work.level == "full") for name in readable)
-        for task, result in work.examine(tasks, readable):
-            outcome.take(task, result)
+        tasks = (ShardTask(place.folder, name, decodes=outcome.level == "full") for name in readable)
+        for result in outcome.examine(tasks, readable):
+            outcome.take(result)
         outcome.finish()
     cut = {one.where["shard"] for one in outcome.faults if one.code == "shard.truncated"}
     outcome.faults += _count_faults(outcome.counts, sizes.samples, cut)
     outcome.faults[:] = [_with_loss(one, place, sizes, outcome) for one in outcome.faults]
     return Coverage(
-        work.level,
+        outcome.level,
         shards=len(place.tars),
         samples=sum(outcome.counts.values()),
         undecoded=outcome.undecoded,
-        zipped=sum(name.endswith(ZIPPED) for name in readable) if work.level == "quick" else 0,
+        zipped=sum(name.endswith(ZIPPED) for name in readable) if outcome.level == "quick" else 0,
         unseen=[*(f"what {name} says: its form is not known" for name in sizes.strange), *_unseen(place)],
     )
 

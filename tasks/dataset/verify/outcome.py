@@ -1,21 +1,34 @@
-"""What the examined shards come to: faults, bad samples, and what only all shards together show."""
+"""The examination of many shards, every core busy, and what it comes to: faults and bad samples.
+
+BLAKE3 leaves the interpreter to other threads; following a tar's headers and decoding do not, so these go to
+processes where there is enough of them to be worth their start. Nothing is held but the results of a few.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from tasks.dataset.verify.duplicates import SampleKeys
-from tasks.dataset.verify.report import Fault, Fix, Room, counted_out, fault, shard_place
+from tasks.core.engines.local import map_here, map_in_threads
+from tasks.core.process import available_cores
+from tasks.core.screen import Progress
+from tasks.core.stores import Unreachable, is_remote
+from tasks.dataset.verify.duplicates import KeyFault, SampleKeys
+from tasks.dataset.verify.report import Fault, Level, shortened
+from tasks.dataset.verify.tars import blake3_of
 
 if TYPE_CHECKING:
-    from tasks.dataset.verify.sample_checks import SampleFault
-    from tasks.dataset.verify.shard import ShardResult, ShardTask
+    from tasks.dataset.verify.scan import ShardTask
+    from tasks.dataset.verify.shard import ShardResult
 
-WHOLE = ("shard.missing", "shard.truncated", "shard.checksum")
+WORTH_PROCESSES_BYTES: dict[Level, int] = {"default": 5_000_000_000, "full": 100_000_000}
+"""Below this, starting worker processes (0.7 s) costs more than it saves; decoding is the slowest."""
+REQUESTS = 4
+"""Remote shards read at the same time, at least."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +45,10 @@ OnBad = Callable[[BadSample], None]
 
 
 class Outcome:
-    """Takes one result after the other, in any order."""
+    """Examines shards at a level, reports the progress, and takes the results in any order."""
 
-    def __init__(self, on_bad: OnBad | None = None) -> None:
+    def __init__(self, level: Level, progress: Progress, on_bad: OnBad | None = None) -> None:
+        self.level = level
         self.faults: list[Fault] = []
         self.blake3: dict[str, str] = {}
         """Of each tar that was read."""
@@ -42,105 +56,83 @@ class Outcome:
         """The samples of each tar that was examined to its end."""
         self.undecoded: set[str] = set()
         self.keys = SampleKeys()
+        self._progress = progress
         self._on_bad = on_bad
-        self._room = Room()
+        self._listed: Counter[str] = Counter()
 
     @property
     def wants_bad_samples(self) -> bool:
         return self._on_bad is not None
 
-    def take(self, task: ShardTask, result: ShardResult) -> None:
+    def hash_all(self, folder: str, names: Iterable[str]) -> None:
+        """Take the BLAKE3 of each file that can be read; Unreachable."""
+
+        def one(name: str) -> str | None:
+            try:
+                return blake3_of(folder, name)
+            except Unreachable:
+                raise
+            except OSError:
+                return None
+
+        names = list(names)
+        threads = available_cores()
+        if is_remote(folder):
+            threads = max(threads, REQUESTS)
+        found = map_in_threads(one, names, threads) if threads > 1 else map(one, names)
+        for done, (name, digest) in enumerate(zip(names, found, strict=True), 1):
+            if digest is not None:
+                self.blake3[name] = digest
+            self._progress(done, len(names), "shards")
+
+    def examine(self, tasks: Iterator[ShardTask], sizes: Mapping[str, int]) -> Iterator[ShardResult]:
+        """The shards of the tasks examined, in any order; their sizes are given by name."""
+        from tasks.dataset.verify.shard import check_shard  # it decodes, and sound shards need none of that
+
+        cores = available_cores()
+        if cores > 1 and sum(sizes.values()) >= WORTH_PROCESSES_BYTES[self.level]:
+            results: Iterable[ShardResult] = map_here(check_shard, tasks, cores)
+        elif cores > 1 and self.level != "full":
+            results = map_in_threads(check_shard, tasks, max(cores, REQUESTS))
+        else:
+            results = map(check_shard, tasks)
+        for done, result in enumerate(results, 1):
+            yield result
+            self._progress(done, len(sizes), "shards")
+
+    def take(self, result: ShardResult) -> None:
         """What the examination of a shard has brought."""
-        if result.is_absent:
-            self.faults.append(fault("shard.missing", shard_place(task.name)))
-            self.all_bad(task, "shard.missing")
-            return
         self.undecoded |= result.undecoded
         if result.blake3 is not None:
-            self.blake3[task.name] = result.blake3
+            self.blake3[result.name] = result.blake3
         if result.is_read:
-            self.counts[task.name] = len(result.keys)
-        self.faults += result.faults
-        self.faults += self._faults_of_samples(task, result.sample_faults)
-        bad = self._bad_samples(task, result)
-        for key, code in bad.items():
-            self.bad(task.name, key, code)
-        has_modality = task.modality is not None
-        keys = dict.fromkeys(result.keys, -1) if has_modality else result.keys
-        self.keys.add(task.name, keys, result.sets, bad)
-
-    def all_bad(self, task: ShardTask, reason: str) -> None:
-        """A shard none of whose samples may be trusted."""
-        for key in task.keys or ():
-            self.bad(task.name, key, reason)
+            self.counts[result.name] = len(result.keys)
+        self._list(result.faults)
+        for key, reason in result.bad.items():
+            self.bad(result.name, key, reason)
+        self.keys.add(result.name, result.keys, result.bad)
 
     def bad(self, shard: str, key: str, reason: str) -> None:
         if self._on_bad is not None:
             self._on_bad(BadSample(shard.rpartition("/")[0], shard, key, reason))
 
-    def _faults_of_samples(self, task: ShardTask, found: Iterable[SampleFault]) -> Iterator[Fault]:
-        """One for each sample, member and kind, however often that is said of it."""
-        listed: dict[str, dict[tuple[Any, ...], Fault]] = defaultdict(dict)
-        places: dict[str, set[tuple[Any, ...]]] = defaultdict(set)
-        for one in found:
-            place = (one.key, one.member, None if one.key is not None else one.row)
-            if place in places[one.code]:
-                continue
-            places[one.code].add(place)
-            if self._room.takes(one.code, len(listed[one.code])):
-                where = {**shard_place(task.name), "file": one.file, "key": one.key, "member": one.member}
-                known = {name: value for name, value in where.items() if value is not None}
-                listed[one.code][place] = fault(one.code, known, one.fix, **one.evidence)
-        for code, faults in listed.items():
-            yield from counted_out(list(faults.values()), len(places[code]))
-
-    def _bad_samples(self, task: ShardTask, result: ShardResult) -> dict[str, str]:
-        """The keys of bad samples, each with the code of the first thing that is wrong with it."""
-        bad: dict[str, str] = {}
-        keys = task.keys
-        known = None if keys is None or not result.sample_faults else frozenset(keys)
-        for one in result.sample_faults:
-            key = one.key
-            if keys is not None and one.row is not None:
-                key = keys[one.row] if one.row < len(keys) else None
-            elif known is not None and key not in known:
-                key = None
-            if key is not None:
-                bad.setdefault(key, one.code)
-        whole = (one for one in result.faults if one.code in WHOLE and one.fix is not Fix.RIGHTS)
-        reason = next((one.code for one in whole), None)
-        if reason is not None and keys is not None:
-            for row in range(len(keys)) if task.index is None else result.lost:
-                bad.setdefault(keys[row], reason)
-        return bad
-
     def finish(self) -> None:
         """Add what is known only now that all shards were seen."""
-        for shard, group in groupby(self.keys.lacking(), key=lambda one: one.shard):
-            listed: list[Fault] = []
-            count = 0
-            last = None
-            for one in group:
-                count += 1
-                if self._room.takes("sample.missing_member", len(listed)):
-                    where = {**shard_place(shard), "key": one.key, "member": one.member}
-                    evidence = {"there": one.there, "problem": one.share}
-                    listed.append(fault("sample.missing_member", where, **evidence))
-                if not one.is_known and one.key != last:
-                    self.bad(shard, one.key, "sample.missing_member")
-                last = one.key
-            self.faults += counted_out(listed, count)
-        shown: dict[str, list[Fault]] = defaultdict(list)
-        counts: dict[str, int] = defaultdict(int)
-        for again in self.keys.duplicates():
-            counts[again.shard] += 1
-            if self._room.takes("sample.duplicate_key", len(shown[again.shard])):
-                where = {**shard_place(again.shard), "key": again.key}
-                shown[again.shard].append(fault("sample.duplicate_key", where, also_in=again.also_in))
-            if not again.is_known:
-                self.bad(again.shard, again.key, "sample.duplicate_key")
-        for shard, faults in shown.items():
-            self.faults += counted_out(faults, counts[shard])
+        for found in (self.keys.lacking(), self.keys.duplicates()):
+            for _, group in groupby(found, key=attrgetter("shard")):
+                self._list(self._reported(group))
+
+    def _reported(self, found: Iterable[KeyFault]) -> Iterator[Fault]:
+        for one in found:
+            if not one.is_known:
+                self.bad(one.shard, one.key, one.fault.code)
+            yield one.fault
+
+    def _list(self, faults: Iterable[Fault]) -> None:
+        """Take the faults of one shard, as far as there is room for them."""
+        listed = shortened(faults, self._listed)
+        self._listed.update(one.code for one in listed)
+        self.faults += listed
 
     def close(self) -> None:
         self.keys.close()

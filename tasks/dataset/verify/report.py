@@ -8,10 +8,11 @@ from the data, so whatever a terminal would obey is shown as an escape.
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Literal
 
 from tasks.core.findings import Finding
@@ -24,8 +25,13 @@ MOST = 10_000
 """Findings of one kind in all, beyond which each further shard lists no more than FEW."""
 FEW = 5
 LEFT = "and_more_of_its_kind"
+DIGITS = 12
+"""Of a checksum, for a message."""
 LONGEST = 300
 """Characters of a name or a piece of evidence."""
+
+
+NONE: Mapping[str, int] = MappingProxyType({})
 
 
 class Fix(Enum):
@@ -45,6 +51,10 @@ REPAIR = {
 RESEND = (
     "delete it in the bucket, and mirror.json in the dataset's folder, then build again: what is missing is "
     "sent again"
+)
+REINDEX = (
+    "others wrote these tars: put the one that was indexed back where it lay, or run `tarmac index` again; "
+    "`tarmac repair DATASET --quarantine` leaves bad samples out"
 )
 AGAIN = (
     "fetch it again from where it came; a build from these tars (source kind: shards) drops bad samples and "
@@ -112,6 +122,8 @@ class Advice:
     is_version: bool
     is_remote: bool
     repairable: str | None
+    is_indexed: bool = False
+    """Of tars that others wrote."""
 
 
 def findings(faults: Iterable[Fault], advice: Advice) -> list[Finding]:
@@ -149,6 +161,8 @@ def _worded(one: Fault, advice: Advice, options: str) -> Finding:
             remedy = SORT if one.code == "sample.split_members" else AGAIN
         elif advice.is_remote:
             remedy = RESEND
+        elif advice.is_indexed:
+            remedy = REINDEX
         else:
             remedy = REPAIR[remedy]
             if advice.repairable is not None:
@@ -161,25 +175,24 @@ def weight(finding: Finding) -> int:
     return 1 + int(finding.evidence.get(LEFT, 0))
 
 
-@dataclass
-class Room:
-    """How many faults of each kind are listed already, which bounds the memory that they take."""
+def shortened(faults: Iterable[Fault], listed: Mapping[str, int] = NONE) -> list[Fault]:
+    """Of one shard's faults those that are listed; the last of each kind says how many more there are.
 
-    _listed: Counter[str] = field(default_factory=Counter)
-
-    def takes(self, code: str, already: int) -> bool:
-        """Whether one more is listed for a shard that has `already` so many of this kind; it then counts."""
-        takes = already < (LISTED if self._listed[code] < MOST else FEW)
-        self._listed[code] += takes
-        return takes
-
-
-def counted_out(listed: Sequence[Fault], total: int) -> list[Fault]:
-    """Those that are listed of `total` faults of a kind; the last one says how many more there are."""
-    if not listed or total <= len(listed):
-        return list(listed)
-    *others, last = listed
-    return [*others, replace(last, evidence={**last.evidence, LEFT: total - len(listed)})]
+    `listed` says how many of each code other shards have listed already.
+    """
+    kept: dict[str, list[Fault]] = defaultdict(list)
+    left: Counter[str] = Counter()
+    for one in faults:
+        left[one.code] += _left(one)
+        if len(kept[one.code]) < (LISTED if listed.get(one.code, 0) < MOST else FEW):
+            kept[one.code].append(one)
+        else:
+            left[one.code] += 1
+    for code, count in left.items():
+        if count:
+            last = kept[code][-1]
+            kept[code][-1] = replace(last, evidence={**last.evidence, LEFT: count})
+    return [one for some in kept.values() for one in some]
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,21 @@
-"""The rows of a version's tables and index, read piece by piece, and compared where no seal proves them."""
+"""The rows of a version's tables and index, read piece by piece."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, groupby
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.dataset.index import open_index
-from tasks.dataset.layout import shard_name
+from tasks.dataset.layout import MOST_SHARDS, is_split, shard_name
 from tasks.dataset.manifest import Manifest, content_digest
 from tasks.dataset.tables import ShardRecord, give_memory_back, read_pieces, read_shards
-from tasks.dataset.tar.format import END
-from tasks.dataset.verify.seals import Misfit, read_json_bytes
-from tasks.dataset.verify.tables import MOST_NAMED, is_split
+from tasks.dataset.verify.seals import Misfit
 
 _BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
@@ -46,25 +43,46 @@ def difference(shards: Mapping[str, Sequence[ShardRecord]], manifest: Manifest) 
     every = [shard for mine in shards.values() for shard in mine]
     if content_digest((shard.name, shard.blake3) for shard in every) != manifest.digest:
         return "the checksums of the shards are not those of the manifest's digest"
-    if manifest.accepted != sum(shard.samples for shard in every):
-        return "its samples are not as many as the manifest's accepted"
-    for split in sorted(manifest.splits.keys() | shards.keys()):
-        mine, summary = shards.get(split, ()), manifest.splits.get(split)
-        counted = (len(mine), sum(one.samples for one in mine), sum(one.bytes for one in mine))
-        stated = (summary.shards, summary.samples, summary.bytes) if summary else (0, 0, 0)
-        if counted != stated:
-            return f"{split}: shards, samples, bytes are {counted}, in the manifest {stated}"
-    return None
+    counted = {
+        split: (len(mine), sum(one.samples for one in mine), sum(one.bytes for one in mine))
+        for split, mine in shards.items()
+    }
+    stated = {
+        name: (one.shards, one.samples, one.bytes) for name, one in manifest.splits.items() if one.shards
+    }
+    if counted != stated:
+        return f"shards, samples and bytes by split are {counted}, in the manifest {stated}"
+    accepted = sum(shard.samples for shard in every)
+    return (
+        None
+        if accepted == manifest.accepted
+        else f"{accepted:,} samples, in the manifest {manifest.accepted:,}"
+    )
 
 
 def counts_by_index(path: Path) -> list[int]:
     """The samples of each shard as the index has them."""
-    return _counted([np.asarray(open_index(path)["shard"])])
+    index = open_index(path)
+    is_first = np.diff(index["shard"].astype(np.int64), prepend=-1) != 0
+    if (index["offset"] != np.where(is_first, 0, np.roll(index["offset"] + index["length"], 1))).any():
+        raise Misfit("its samples do not lie one after the other")
+    return _counted([np.asarray(index["shard"])])
 
 
 def counts_by_samples(path: Path) -> list[int]:
-    """The samples of each shard as the table of samples has them."""
-    return _counted(piece.column("shard").to_numpy() for piece in read_pieces(path, ("shard",)))
+    """The samples of each shard as the table of samples has them, in the order of the index."""
+    return _counted(_shard_numbers(path))
+
+
+def _shard_numbers(path: Path) -> Iterator[NDArray[np.uint32]]:
+    row = 0
+    for piece in read_pieces(path, ("key", "shard", "row")):
+        if any(column.null_count for column in piece.columns):
+            raise Misfit("it lacks values")
+        if not np.array_equal(piece.column("row").to_numpy(), np.arange(row, row + piece.num_rows)):
+            raise Misfit("its rows are not those of the index")
+        row += piece.num_rows
+        yield piece.column("shard").to_numpy()
 
 
 def _counted(pieces: Iterable[NDArray[np.uint32]]) -> list[int]:
@@ -74,67 +92,23 @@ def _counted(pieces: Iterable[NDArray[np.uint32]]) -> list[int]:
         first = max(len(counts) - 1, 0)
         if len(numbers) and (np.diff(numbers.astype(np.int64), prepend=first).min() < 0):
             raise Misfit("its rows are not in the order of the shards")
-        if len(numbers) and numbers[-1] >= MOST_NAMED:
+        if len(numbers) and numbers[-1] >= MOST_SHARDS:
             raise Misfit("it numbers shards beyond all measure")
         found = np.bincount(numbers, minlength=len(counts))
         counts = found + np.pad(counts, (0, len(found) - len(counts)))
     return list(counts.tolist())
 
 
-def require_index(path: Path, shards: Sequence[ShardRecord]) -> None:
-    """Misfit unless the rows are the shards' samples, one after the other."""
-    index = open_index(path)
-    samples = sum(shard.samples for shard in shards)
-    if len(index) != samples:
-        raise Misfit(f"{len(index):,} rows for {samples:,} samples")
-    start = 0
-    for number, shard in enumerate(shards):
-        rows = index[start : start + shard.samples]
-        start += shard.samples
-        stops = rows["offset"] + rows["length"]
-        if (rows["shard"] != number).any():
-            raise Misfit("its rows are not in the order of the shards")
-        if len(rows) and (rows["offset"][0] or (rows["offset"][1:] != stops[:-1]).any()):
-            raise Misfit("its samples do not lie one after the other")
-        end = int(stops[-1]) if len(rows) else 0
-        if end != shard.bytes - len(END):
-            raise Misfit(
-                f"its samples end at byte {end:,}, those of {shard.name} at {shard.bytes - len(END):,}"
-            )
-
-
-def require_samples(path: Path, shards: Sequence[ShardRecord]) -> None:
-    """Misfit unless there is a row for each sample, in the order of the shards."""
-    stops = list(accumulate(shard.samples for shard in shards))
-    row = 0
-    for piece in read_pieces(path, ("key", "shard", "row")):
-        if any(column.null_count for column in piece.columns):
-            raise Misfit("it lacks values")
-        rows = np.arange(row, row + piece.num_rows)
-        if not np.array_equal(piece.column("row").to_numpy(), rows):
-            raise Misfit("its rows are not those of the index")
-        if not np.array_equal(piece.column("shard").to_numpy(), np.searchsorted(stops, rows, side="right")):
-            raise Misfit("its samples are not in the shards of shards.parquet")
-        row += piece.num_rows
-    if row != sum(shard.samples for shard in shards):
-        raise Misfit(f"{row:,} rows for {stops[-1] if stops else 0:,} samples")
-
-
-def require_sizes(path: Path, shards: Sequence[ShardRecord]) -> None:
-    if json.loads(read_json_bytes(path)) != {shard.name.partition("/")[2]: shard.samples for shard in shards}:
-        raise Misfit("it differs from shards.parquet")
-
-
-def require_rejects(path: Path, manifest: Manifest) -> None:
-    """Misfit unless there are as many of each reason as the manifest says."""
+def counts_by_reason(path: Path) -> dict[str, int]:
+    """The rejects of each reason."""
     counted: Counter[str] = Counter()
     for piece in read_pieces(path, ("key", "reason")):
         counted.update(piece.column("reason").to_pylist())
-    if counted != manifest.rejects:
-        raise Misfit(f"its {counted.total():,} rejects are not those that the manifest counts")
+    return dict(counted)
 
 
 def key_ranges(path: Path, ranges: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
+    """The keys of each of these ranges of rows, which ascend."""
     pieces = iter(read_pieces(path, ("key",)))
     held: list[str] = []
     first = 0

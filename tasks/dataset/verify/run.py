@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from tasks.core.findings import Report
@@ -19,9 +20,9 @@ from tasks.dataset.verify import foreign, version
 from tasks.dataset.verify.outcome import BadSample, Outcome
 from tasks.dataset.verify.place import locate
 from tasks.dataset.verify.report import Advice, Coverage, Level, findings, not_seen, ruled_out
-from tasks.dataset.verify.work import Work
+from tasks.dataset.verify.tars import is_indexed
 
-__all__ = ["BadSample", "Level", "verify"]
+__all__ = ["BadSample", "Level", "judge", "verify"]
 
 
 def verify(
@@ -37,13 +38,36 @@ def verify(
     a remote store does not answer, DataError when the disk of the temporary folder is full.
     """
     place = locate(path)
-    with closing(Outcome(on_bad)) as outcome:
+    with closing(Outcome(level, progress, on_bad)) as outcome:
         if place.fault is not None:
             outcome.faults.append(place.fault)
             coverage = Coverage(level, 0)
+        elif place.is_version:
+            coverage = version.judge(place.folder, outcome)
         else:
-            judge = version.judge if place.is_version else foreign.judge
-            coverage = judge(place, Work(level, progress), outcome)
-    advice = Advice(place.is_version, is_remote(place.folder), place.repairable)
+            coverage = foreign.judge(place, outcome)
+    indexed = place.is_version and is_indexed(place.folder)
+    advice = Advice(place.is_version, is_remote(place.folder), place.repairable, indexed)
     found = findings(outcome.faults, advice)
     return Report(found, ruled_out(coverage, outcome.faults), not_seen(coverage))
+
+
+def judge(version: Path, progress: Progress = no_progress) -> Report:
+    """May a version be trained on? Verify's report on its folder, at the default level.
+
+    Findings are warnings where every bad sample is set aside in the quarantine, because training leaves those
+    out. Errors as `verify`; DataError for a torn quarantine.
+    """
+    from tasks.dataset import quarantine  # it brings numpy and Arrow, which `verify` can do without
+
+    bad: list[BadSample] = []
+    report = verify(version, "default", progress, on_bad=bad.append)
+    if report.ok:
+        return report
+    listed = quarantine.read(quarantine.home(version) / quarantine.NAME)
+    aside = {(one.shard, one.key) for one in quarantine.of_version(version, listed)}
+    shards = {one.shard for one in bad if (one.shard, one.key) in aside}
+    are_aside = all((one.shard, one.key) in aside for one in bad)
+    if not are_aside or any(found.where.get("shard") not in shards for found in report.findings):
+        return report
+    return replace(report, findings=[replace(found, severity="warning") for found in report.findings])

@@ -1,6 +1,6 @@
 """The rules for the samples of a shard together: each key once, in one piece, with all its members.
 
-Here, too, each fault finds the row of the tables that it is about.
+Here each fault also gets the key that the tables have for its sample.
 """
 
 from __future__ import annotations
@@ -8,36 +8,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tasks.dataset.formats.checks import is_pickle
-from tasks.dataset.layout import index_name, samples_name
 from tasks.dataset.modalities import Modality, missing
 from tasks.dataset.verify.report import Fix, plain
 from tasks.dataset.verify.scan import UNSAFE, Note, ShardScan, Spans, Suffixes
 
 if TYPE_CHECKING:
-    from tasks.dataset.verify.shard import ShardTask
+    from tasks.dataset.verify.scan import ShardTask
 
 MOST_NAMED = 8
 """Members that a message names."""
-MOST_SETS = 1000
-"""Sets of members that are told apart in a shard; of more, what a tenth of the samples has counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleFault:
-    """One thing that is wrong with one sample. `key` is None only where not even the tables know it; `row`
-    counts the shard's samples, None for one that is in no table's place. `file` is at fault, or the tar."""
-
-    code: str
-    key: str | None
-    member: str | None
-    fix: Fix | str
-    evidence: dict[str, Any] = field(default_factory=dict)
-    row: int | None = None
-    file: str | None = None
+Located = tuple[int, str | None, Note]
+"""Where a sample starts, or should start, its key, and a fault of it."""
 
 
 class Repeats:
@@ -46,54 +33,45 @@ class Repeats:
 
     def __init__(self, scan: ShardScan) -> None:
         self._scan = scan
-        self.groups: list[list[int]] = []
+        by_key: dict[str, list[int]] = defaultdict(list)
         if len(set(scan.keys)) < len(scan.keys):
-            by_key: dict[str, list[int]] = defaultdict(list)
             for number, key in enumerate(scan.keys):
                 by_key[key].append(number)
-            self.groups = [numbers for numbers in by_key.values() if len(numbers) > 1]
+        self.groups = [numbers for numbers in by_key.values() if len(numbers) > 1]
         self.numbers = {number for numbers in self.groups for number in numbers}
-        self.continued = frozenset(
-            number for numbers in self.groups for number, shared in self._overlaps(numbers) if not shared
-        )
+        self.continued: set[int] = set()
+        self.notes: list[Note] = []
+        for first, *later in self.groups:
+            seen = set(scan.suffixes[first])
+            for number in later:
+                self._compare(first, number, has_shared=not seen.isdisjoint(scan.suffixes[number]))
+                seen.update(scan.suffixes[number])
 
-    def _overlaps(self, numbers: list[int]) -> Iterator[tuple[int, set[str]]]:
-        """Each later sample of a key, and the members that earlier ones have too."""
-        seen = set(self._suffixes(numbers[0]))
-        for number in numbers[1:]:
-            its = set(self._suffixes(number))
-            yield number, its & seen
-            seen |= its
-
-    def _suffixes(self, number: int) -> Suffixes:
-        return self._scan.suffixes[self._scan.sets[number]]
+    def _compare(self, first: int, number: int, *, has_shared: bool) -> None:
+        starts = self._scan.starts
+        places = f"at byte {starts[first]:,} and again at byte {starts[number]:,}"
+        if has_shared:
+            self.notes.append(Note(number, "sample.duplicate_key", None, {"problem": f"it stands {places}"}))
+        else:
+            self.continued.add(number)
+            problem = f"its members do not stand together: they are {places}"
+            self.notes.append(Note(number, "sample.split_members", None, {"problem": problem}))
 
     def united(self, numbers: list[int]) -> Suffixes:
         """The members of all samples of a key."""
-        return tuple(sorted({suffix for number in numbers for suffix in self._suffixes(number)}))
-
-    def notes(self) -> Iterator[Note]:
-        starts = self._scan.starts
-        for numbers in self.groups:
-            for number, shared in self._overlaps(numbers):
-                places = f"at byte {starts[numbers[0]]:,} and again at byte {starts[number]:,}"
-                if shared:
-                    yield Note(number, "sample.duplicate_key", None, {"problem": f"it stands {places}"})
-                else:
-                    problem = f"its members do not stand together: they are {places}"
-                    yield Note(number, "sample.split_members", None, {"problem": problem})
+        return tuple(sorted({suffix for number in numbers for suffix in self._scan.suffixes[number]}))
 
 
 def faults_of_sets(scan: ShardScan, modality: Modality | None, repeats: Repeats) -> Iterator[Note]:
     """Members that are twice in a sample, or missing, or must not be there."""
     faults = {
-        number: (list(_faults_of_set(suffixes)), _lacking(suffixes, modality))
-        for number, suffixes in enumerate(scan.suffixes)
+        suffixes: (list(_faults_of_set(suffixes)), _lacking(suffixes, modality))
+        for suffixes in set(scan.suffixes)
     }
-    faulty = {number: found for number, found in faults.items() if any(found)}
+    faulty = {suffixes: found for suffixes, found in faults.items() if any(found)}
     unjudged = scan.torn | scan.odd | repeats.numbers
-    for number, its_set in enumerate(scan.sets) if faulty else ():
-        always, if_whole = faulty.get(its_set, ((), ()))
+    for number, suffixes in enumerate(scan.suffixes) if faulty else ():
+        always, if_whole = faulty.get(suffixes, ((), ()))
         for note in always if number in unjudged else (*always, *if_whole):
             yield note._replace(number=number)
     for numbers in repeats.groups:
@@ -128,39 +106,22 @@ def _named(suffixes: list[str]) -> str:
     return " ".join(suffixes[:MOST_NAMED]) + more
 
 
-def sets_by_key(scan: ShardScan, repeats: Repeats) -> tuple[list[Suffixes], dict[str, int]]:
-    """The sets of members of whole samples, those in several pieces put together, and each key's set."""
-    sets: dict[Suffixes, int] = {}
-    counts = Counter(scan.sets)
-    common: frozenset[str] | None = None
-    if len(counts) > MOST_SETS:
-        members: Counter[str] = Counter()
-        for its_set, count in counts.items():
-            members.update(dict.fromkeys(scan.suffixes[its_set], count))
-        common = frozenset(name for name, count in members.items() if count >= len(scan.sets) / 10)
-    numbers: dict[Suffixes, int] = {}
-
-    def number_of(suffixes: Suffixes) -> int:
-        if suffixes not in numbers:
-            kept = {one for one in suffixes if common is None or one in common}
-            numbers[suffixes] = sets.setdefault(tuple(sorted(kept)), len(sets))
-        return numbers[suffixes]
-
+def sets_by_key(scan: ShardScan, repeats: Repeats) -> dict[str, Suffixes | None]:
+    """Each key with its members, those in several pieces put together; None where some may be lost."""
     unjudged = scan.torn | scan.odd
-    by_key = {
-        key: -1 if number in unjudged else number_of(scan.suffixes[its_set])
-        for number, (key, its_set) in enumerate(zip(scan.keys, scan.sets, strict=True))
-    }
-    for group in repeats.groups:
-        is_whole = unjudged.isdisjoint(group)
-        by_key[scan.keys[group[0]]] = number_of(repeats.united(group)) if is_whole else -1
-    return list(sets), by_key
+    numbered = enumerate(zip(scan.keys, scan.suffixes, strict=True))
+    by_key = {key: None if number in unjudged else suffixes for number, (key, suffixes) in numbered}
+    for numbers in repeats.groups:
+        is_whole = unjudged.isdisjoint(numbers)
+        by_key[scan.keys[numbers[0]]] = repeats.united(numbers) if is_whole else None
+    return by_key
 
 
 def located(
     task: ShardTask, scan: ShardScan, spans: Spans, notes: list[Note], differing: list[int], is_as_built: bool
-) -> list[SampleFault]:
-    """All faults of samples, sample by sample, each with the row and the key that the tables have for it."""
+) -> list[tuple[str | None, Note]]:
+    """All faults of samples with their keys, in the order of the tar: one for each sample, member and code,
+    however often that is said of it."""
     has_other_keys = task.compares and task.keys is not None and list(task.keys) != scan.keys
     if not (notes or differing or has_other_keys):
         return []
@@ -168,53 +129,42 @@ def located(
     found = list(rows.of_differing(differing, is_as_built))
     if has_other_keys:
         found += rows.of_other_keys(set(differing))
-    places = [one.row or 0 for one in found]
-    for note in notes:
-        row, key = rows.of(note.number)
-        found.append(SampleFault(note.code, key, note.member, note.fix, note.evidence, row))
-        places.append(note.number if row is None else row)
-    return [found[number] for number in sorted(range(len(found)), key=places.__getitem__)]
+    found += [(scan.starts[note.number], rows.key_of(note.number), note) for note in notes]
+    first: dict[tuple[Any, ...], tuple[str | None, Note]] = {}
+    for start, key, note in sorted(found, key=itemgetter(0)):
+        first.setdefault((note.code, start if key is None else key, note.member), (key, note))
+    return list(first.values())
 
 
 class _Rows:
-    """Which row of the tables a sample of the tar is: the row of its place where the key agrees, else that of
-    its key, else that of its place unless that row's own sample is elsewhere in the tar. Without tables it is
-    the row of its number."""
+    """Which rows of the tables the samples of the tar are."""
 
     def __init__(self, task: ShardTask, scan: ShardScan, spans: Spans) -> None:
         self._task, self._scan, self._spans = task, scan, spans
         self._keys = task.keys or ()
-        self._has_tables = bool(spans.starts) or task.keys is not None
+        self._known = frozenset(self._keys)
+        self._there = frozenset(scan.keys)
         self._by_start = {start: row for row, start in enumerate(spans.starts)}
-        self._by_key = {key: row for row, key in enumerate(self._keys)}
-        self._there = frozenset(scan.keys if self._has_tables else ())
 
-    def of(self, number: int) -> tuple[int | None, str]:
-        """Row and key of a sample, the key by the tables, else by the tar."""
+    def key_of(self, number: int) -> str:
+        """The key of a sample: its own where the tables have it, else the one that belongs in its place,
+        unless that stands elsewhere in the tar."""
         key = self._scan.keys[number]
-        row = self._row(key, self._scan.starts[number]) if self._has_tables else number
-        return row, self._named(row) or plain(key)
-
-    def _row(self, key: str, start: int) -> int | None:
-        row = self._by_start.get(start)
-        named = self._named(row)
-        if row is not None and named in (None, key):
-            return row
-        return self._by_key.get(key, None if named in self._there else row)
+        if key in self._known:
+            return key
+        named = self._named(self._by_start.get(self._scan.starts[number]))
+        return plain(key) if named is None or named in self._there else named
 
     def _named(self, row: int | None) -> str | None:
         return None if row is None or row >= len(self._keys) else self._keys[row]
 
-    def of_differing(self, rows: list[int], is_as_built: bool) -> Iterator[SampleFault]:
+    def of_differing(self, rows: list[int], is_as_built: bool) -> Iterator[Located]:
         """Where the tar is as it was built, the index is wrong."""
+        code, fix = ("index.mismatch", Fix.TABLE) if is_as_built else ("member.checksum", Fix.SHARD)
         for row in rows:
-            key = self._named(row) or self._found(row)
             evidence = {"row": row, "problem": "CRC32C differs from the index"}
-            if is_as_built:
-                file = index_name(self._task.split)
-                yield SampleFault("index.mismatch", key, None, Fix.TABLE, evidence, row, file)
-            else:
-                yield SampleFault("member.checksum", key, None, Fix.SHARD, evidence, row)
+            key = self._named(row) or self._found(row)
+            yield self._spans.starts[row], key, Note(row, code, None, evidence, fix)
 
     def _found(self, row: int) -> str | None:
         """The key of the first sample that the tar has in the row's place."""
@@ -223,12 +173,11 @@ class _Rows:
         is_within = number < len(starts) and starts[number] < self._spans.stops[row]
         return plain(self._scan.keys[number]) if is_within else None
 
-    def of_other_keys(self, differing: set[int]) -> Iterator[SampleFault]:
+    def of_other_keys(self, differing: set[int]) -> Iterator[Located]:
         """Rows in whose place the tar holds a sample of another key, though the bytes are the right ones."""
-        file = samples_name(self._task.split)
         for key, start in zip(self._scan.keys, self._scan.starts, strict=True):
             row = self._by_start.get(start)
             named = self._named(row)
             if row is not None and named is not None and row not in differing and key != named:
-                problem = f"{file} differs: the tar holds {plain(key)!r} in this place"
-                yield SampleFault("manifest.invalid", named, None, Fix.TABLE, {"problem": problem}, row, file)
+                evidence = {"problem": f"the tar holds {plain(key)!r} in this place"}
+                yield start, named, Note(row, "manifest.invalid", None, evidence, Fix.TABLE)

@@ -1,56 +1,87 @@
-"""One pass over a shard: its samples as columns, its checksum and its damage; and the spans of the index."""
+"""One pass over a shard: its samples, its checksum, its damage, its members decoded; and the spans of the
+index."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
 
 import google_crc32c
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from tasks.core.errors import UsageError
 from tasks.core.files import CHUNK
 from tasks.core.stores import Unreachable
+from tasks.dataset import modalities
+from tasks.dataset.formats import Unjudged
+from tasks.dataset.formats.checks import LONGEST, is_pickle, problem_of, worded
+from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.tar.reader import Cut, Gap, Member, StoredSample, TarReader, group_samples
-from tasks.dataset.verify.decode import Decoder
 from tasks.dataset.verify.report import Fix
 from tasks.dataset.verify.tars import open_tar
 
-if TYPE_CHECKING:
-    from tasks.dataset.verify.shard import ShardTask
-
 MOST_HELD = 4 << 30
 """Bytes of a sample's contents that are held to be decoded."""
-UNSAFE = "remove it: a shard holds plain files only"
+MOST_UNDECODED = 100
+"""Ends of suffixes that are remembered."""
 EMPTY = {"bytes": 0}
+UNSAFE = "remove it: a shard holds plain files only"
+_NUMBERED = re.compile(r"\d{3}(\.\w+)?")
+"""Images of a conversation."""
 
 Suffixes = tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class ShardTask:
+    """A shard to examine: `name` relative to `folder`, which is local or remote.
+
+    `blake3`, `samples`, `index` and `keys` are what the version's tables say of it, None where there is no
+    such table. `compares` says that index and keys have no seal and are to be compared with the tar.
+    `decodes` is the level full.
+    """
+
+    folder: str
+    name: str
+    blake3: str | None = None
+    samples: int | None = None
+    index: NDArray[np.void] | None = None
+    keys: Sequence[str] | None = None
+    compares: bool = False
+    is_own: bool = False
+    modality: str | None = None
+    decodes: bool = False
+
+    @property
+    def split(self) -> str:
+        return self.name.rpartition("/")[0]
+
+
 class Note(NamedTuple):
-    """A fault of the sample with this number."""
+    """A fault of the sample with this number, or in this row of the index."""
 
     number: int
     code: str
     member: str | None
-    evidence: dict[str, Any]
+    evidence: Mapping[str, Any]
     fix: Fix | str = Fix.SHARD
 
 
 class ShardScan:
-    """One pass over a shard: its samples as columns, which fit in memory by the million, its damage.
+    """One pass over a shard: its samples as columns, which fit in memory by the million, and its damage.
 
-    `sets` are numbers of `suffixes`, as most samples have the same members. `torn` samples may have lost
-    members to damage, `odd` ones hold nothing but what is no plain file. `error` is why the tar could not be
-    read to its end; when `is_forbidden`, that is no fault of the tar.
+    `torn` samples may have lost members to damage, `odd` ones hold nothing but what is no plain file. `error`
+    is why the tar could not be read to its end; FileNotFoundError where there is none.
     """
 
     def __init__(self, task: ShardTask, spans: Spans) -> None:
         self.keys: list[str] = []
         self.starts: list[int] = []
-        self.sets: list[int] = []
         self.suffixes: list[Suffixes] = []
         self.torn: set[int] = set()
         self.odd: set[int] = set()
@@ -62,24 +93,20 @@ class ShardScan:
         self.gaps = 0
         self.blake3: str | None = None
         self.size_bytes = 0
-        self.error: str | None = None
-        self.is_absent = self.is_forbidden = False
-        self._numbers: dict[Suffixes, int] = {}
+        self.error: OSError | None = None
+        self._sets: dict[Suffixes, Suffixes] = {}
+        """One tuple for all samples with the same members."""
         self._held = ("", 0)
         try:
             with open_tar(task.folder, task.name) as file:
                 self._read(file, task, spans)
-        except FileNotFoundError:
-            self.is_absent = True
         except Unreachable:
             raise
         except OSError as error:
-            place = f" at byte {self.size_bytes:,}" if self.size_bytes else ""
-            self.error = f"unreadable{place}: {error.strerror or error}"
-            self.is_forbidden = isinstance(error, PermissionError)
+            self.error = error
 
     def _read(self, file: BinaryIO, task: ShardTask, spans: Spans) -> None:
-        hashed = _HashedReads(file) if task.is_own else file
+        hashed = _HashedReads(file) if task.is_own or task.blake3 is not None else file
         keeps = None if self.decoder is None else self._keeps
         reader = TarReader(hashed, keeps, is_own=task.is_own, least=spans.end)  # type: ignore[arg-type]
         try:
@@ -107,22 +134,16 @@ class ShardScan:
         suffixes = tuple(member.suffix for member in sample.members)
         self.keys.append(sample.key)
         self.starts.append(sample.start)
-        known = self._numbers.setdefault(suffixes, len(self.suffixes))
-        if known == len(self.suffixes):
-            self.suffixes.append(suffixes)
-        self.sets.append(known)
+        self.suffixes.append(self._sets.setdefault(suffixes, suffixes))
         if sample.is_torn:
             self.torn.add(number)
-        odd = 0
         for member in sample.members:
             if member.oddity is not None:
-                odd += 1
-                self.notes.append(
-                    Note(number, "member.unsafe", member.suffix, {"problem": member.oddity}, UNSAFE)
-                )
+                evidence = {"problem": member.oddity}
+                self.notes.append(Note(number, "member.unsafe", member.suffix, evidence, UNSAFE))
             elif not member.size:
                 self.notes.append(Note(number, "member.empty", member.suffix, EMPTY))
-        if odd == len(suffixes):
+        if all(member.oddity is not None for member in sample.members):
             self.odd.add(number)
         if self.decoder is not None and not sample.is_torn:
             self._decode(number, sample, self.decoder)
@@ -158,6 +179,52 @@ class _HashedReads:
         while self.readinto(buffer):
             pass
         return self._digest.hexdigest(), self._count
+
+
+class Decoder:
+    """Decodes the members of a sample: by the modality's rules where there are any, else by their suffixes.
+
+    `undecoded` are the ends of suffixes that it has met and cannot judge.
+    """
+
+    def __init__(self, modality: str | None) -> None:
+        self._modality = MODALITIES.get(modality or "")
+        self._is_numbered = modality == "chat"
+        required = self._modality.required if self._modality else ()
+        self._of_modality = {"json", *(choice for choices in required for choice in choices)}
+        self.undecoded: set[str] = set()
+
+    def judge(self, contents: Mapping[str, bytes]) -> Iterator[modalities.Fault]:
+        """What is wrong with members that are not empty."""
+        if self._modality is not None:
+            try:
+                yield from self._modality.judge(contents)
+            except UsageError:
+                raise  # a package is missing, which is no fault of the data
+            except Exception as error:  # noqa: BLE001 - hostile content may lead anywhere, but not to a crash
+                yield modalities.Fault("member.undecodable", " ".join(sorted(contents)), worded(error))
+            self.undecoded.update(suffix for suffix in self._modality.unjudged() if suffix in contents)
+        for suffix, content in contents.items():
+            if self._is_of_modality(suffix) or is_pickle(suffix):
+                continue
+            try:
+                problem = problem_of(suffix, content)
+            except Unjudged:
+                self.leave_out(suffix)
+                continue
+            if problem is not None:
+                code, evidence = problem
+                yield modalities.Fault(code, suffix, evidence)
+
+    def _is_of_modality(self, suffix: str) -> bool:
+        if self._modality is None:
+            return False
+        return suffix in self._of_modality or (self._is_numbered and bool(_NUMBERED.fullmatch(suffix)))
+
+    def leave_out(self, suffix: str) -> None:
+        """Remember that members with this suffix are not judged."""
+        if len(self.undecoded) < MOST_UNDECODED:
+            self.undecoded.add(suffix.rpartition(".")[2][:LONGEST])
 
 
 class Spans(NamedTuple):

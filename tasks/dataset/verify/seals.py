@@ -1,4 +1,4 @@
-"""Which files beside a version's tars are as they were built, and what is wrong with the others.
+"""The files beside a version's tars: which are as they were built, and what is wrong with the others.
 
 build.json seals them all, and itself. A file whose seal is wrong is at fault and is not used; so is one
 without a seal that cannot be read.
@@ -7,24 +7,24 @@ without a seal that cannot be read.
 from __future__ import annotations
 
 import json
+import shutil
+import stat
+import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from tasks.core.files import blake3_file
+from tasks.core.files import CHUNK, blake3_file, disk_full_as_error
 from tasks.core.process import available_cores
-from tasks.core.stores import Unreachable
+from tasks.core.stores import NotRegular, Unreachable, is_remote
 from tasks.dataset.build_info import FileSeal, parse_build_info
 from tasks.dataset.layout import BUILD
-from tasks.dataset.verify.report import Fault, Fix, file_fault
-from tasks.dataset.verify.tars import VersionFiles
+from tasks.dataset.verify.report import DIGITS, Fault, Fix, file_fault
+from tasks.dataset.verify.tars import open_file
 
 MOST_JSON = 64_000_000
 """Bytes of a JSON file: sizes.json takes 25 for each shard."""
-DIGITS = 12
-"""Of a checksum, for a message."""
 
 Read = TypeVar("Read")
 
@@ -33,13 +33,47 @@ class Misfit(ValueError):
     """A table that is none, or one of other shards; the text says why."""
 
 
-class SealedFiles:
-    """The files by what their seals say: `sealed` are those that have it, `faults` are by the file's name."""
+class VersionFiles:
+    """The files by their names in the version: `sealed` are those that have their seal, `faults` says what is
+    wrong with others.
 
-    def __init__(self, files: VersionFiles) -> None:
-        self._files = files
+    Those of this machine are used where they lie. A remote one is fetched when it is first asked for, into
+    a temporary folder that `close` removes.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._copies: tempfile.TemporaryDirectory[str] | None = None
+        self.root = Path(folder)
+        """The folder that holds what was asked for."""
+        if is_remote(folder):
+            self._copies = tempfile.TemporaryDirectory(prefix="tarmac-verify-")
+            self.root = Path(self._copies.name)
         self.faults: dict[str, Fault] = {}
         self.sealed = self._check_seals()
+
+    def close(self) -> None:
+        if self._copies is not None:
+            self._copies.cleanup()
+
+    def _require(self, name: str) -> Path:
+        """The file, there and readable; OSError, NotRegular for a pipe or a folder in its place."""
+        path = self.root / name
+        if self._copies is None:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise NotRegular("not a regular file")
+            path.open("rb").close()
+        elif not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            part = path.with_name(f"{path.name}.part")
+            with (
+                open_file(self._folder, name) as file,
+                disk_full_as_error(self.root),
+                part.open("wb") as copy,
+            ):
+                shutil.copyfileobj(file, copy, CHUNK)
+            part.replace(path)
+        return path
 
     def _check_seals(self) -> frozenset[str]:
         """The files whose BLAKE3 is the one in build.json, which seals itself."""
@@ -62,7 +96,7 @@ class SealedFiles:
 
     def _difference(self, name: str, seal: FileSeal) -> str | OSError | None:
         try:
-            path = self._files.require(name)
+            path = self._require(name)
             size = path.stat().st_size
             if size != seal.bytes:
                 return f"{size:,} bytes, {seal.bytes:,} when it was built"
@@ -85,38 +119,27 @@ class SealedFiles:
             fix = Fix.RIGHTS
         elif isinstance(problem, FileNotFoundError) and name == BUILD:
             fix = Fix.SEAL
-        self.faults.setdefault(name, file_fault(name, _worded(problem), fix))
-
-    def note(self, name: str, **evidence: str) -> None:
-        """Add to what is said of a file that is at fault."""
-        known = self.faults.get(name)
-        if known is not None:
-            self.faults[name] = replace(known, evidence={**known.evidence, **evidence})
+        if isinstance(problem, FileNotFoundError | NotADirectoryError):
+            problem = "missing"
+        elif isinstance(problem, OSError):
+            problem = f"unreadable: {problem.strerror or problem}"
+        self.faults.setdefault(name, file_fault(name, problem, fix))
 
     def use(self, name: str, read: Callable[[Path], Read]) -> Read | None:
         """What `read` makes of a file; None where it is at fault."""
         if name in self.faults:
             return None
         try:
-            path = self._files.require(name)
+            return read(self._require(name))
         except Unreachable:
             raise
         except OSError as error:
             self.blame(name, error)
-            return None
-        try:
-            return read(path)
-        except (OSError, Misfit) as error:
-            self.blame(name, error if isinstance(error, OSError) else str(error))
+        except Misfit as error:
+            self.blame(name, str(error))
         except Exception as error:  # noqa: BLE001 - libraries raise whatever torn files lead them to
             self.blame(name, f"torn: it cannot be read ({type(error).__name__})")
         return None
-
-
-def _worded(problem: str | OSError) -> str:
-    if isinstance(problem, FileNotFoundError | NotADirectoryError):
-        return "missing"
-    return problem if isinstance(problem, str) else f"unreadable: {problem.strerror or problem}"
 
 
 def read_json_bytes(path: Path) -> bytes:

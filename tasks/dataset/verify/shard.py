@@ -8,70 +8,41 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tasks.dataset.layout import index_name
+from tasks.dataset.layout import index_name, samples_name
 from tasks.dataset.modalities import MODALITIES
-from tasks.dataset.verify.report import Fault, Fix, fault, shard_place
-from tasks.dataset.verify.sample_checks import Repeats, SampleFault, faults_of_sets, located, sets_by_key
-from tasks.dataset.verify.scan import ShardScan, Spans, Suffixes
+from tasks.dataset.verify.report import DIGITS, Fault, Fix, fault, shard_place, shortened
+from tasks.dataset.verify.sample_checks import Repeats, faults_of_sets, located, sets_by_key
+from tasks.dataset.verify.scan import Note, ShardScan, ShardTask, Spans, Suffixes
 from tasks.dataset.verify.tars import open_file
 
-DIGITS = 12
-"""Of a checksum, for a message."""
-
-
-@dataclass(frozen=True)
-class ShardTask:
-    """A shard to examine: `name` relative to `folder`, which is local or remote.
-
-    `blake3`, `samples`, `index` and `keys` are what the version's tables say of it, None where there is no
-    such table. `compares` says that index and keys have no seal and are to be compared with the tar.
-    `decodes` is the level full.
-    """
-
-    folder: str
-    name: str
-    blake3: str | None = None
-    samples: int | None = None
-    index: NDArray[np.void] | None = None
-    keys: Sequence[str] | None = None
-    compares: bool = False
-    is_own: bool = False
-    modality: str | None = None
-    decodes: bool = False
-
-    @property
-    def split(self) -> str:
-        return self.name.rpartition("/")[0]
+WHOLE = ("shard.truncated", "shard.checksum")
+"""Faults of a shard that put those of its samples in doubt which nothing proves."""
 
 
 @dataclass(frozen=True)
 class ShardResult:
     """What was found in a shard.
 
-    `blake3` is that of one of our own tars. `is_absent` when there is no file, not `is_read` when it could
-    not be read to its end. `faults` are
-    of the shard as a whole, `sample_faults` of its samples, in their order. `keys` holds each key once with
-    the number of its set of members in `sets`, or -1 where members may be lost. `undecoded` are the ends of
-    suffixes that no decoder knows. `lost` are the rows that a cut tar does not hold whole.
+    `blake3` is that of one of our own tars. Not `is_read` when it could not be read to its end. `faults` are
+    those of the shard as a whole, then those of its samples in their order, of each code no more than are
+    listed; `bad` has the key of every bad sample, with the code of the first thing that is wrong with it.
+    `keys` holds each key once with the members of its sample, or None where some may be lost and where a
+    modality says what is required; `strangers` are those that the tables do not have in this shard.
+    `undecoded` are the ends of suffixes that no decoder knows.
     """
 
     name: str
     blake3: str | None = None
-    is_absent: bool = False
     is_read: bool = True
-    faults: list[Fault] = field(default_factory=list)
-    sample_faults: list[SampleFault] = field(default_factory=list)
-    keys: dict[str, int] = field(default_factory=dict)
-    sets: list[Suffixes] = field(default_factory=list)
+    faults: Sequence[Fault] = ()
+    bad: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, Suffixes | None] = field(default_factory=dict)
+    strangers: frozenset[str] = frozenset()
     undecoded: frozenset[str] = frozenset()
-    lost: range = range(0)
 
 
 def check_shard(task: ShardTask) -> ShardResult:
@@ -88,8 +59,10 @@ def check_shard(task: ShardTask) -> ShardResult:
 def _check(task: ShardTask) -> ShardResult:
     spans = Spans.of(task.index)
     scan = ShardScan(task, spans)
-    if scan.is_absent:
-        return ShardResult(task.name, is_absent=True)
+    if isinstance(scan.error, FileNotFoundError):
+        code = "shard.missing"
+        bad = dict.fromkeys(task.keys or (), code)
+        return ShardResult(task.name, is_read=False, faults=[fault(code, shard_place(task.name))], bad=bad)
     modality = MODALITIES.get(task.modality or "")
     repeats = Repeats(scan)
     end = scan.cut.offset if scan.cut else scan.size_bytes if scan.error else None
@@ -99,18 +72,18 @@ def _check(task: ShardTask) -> ShardResult:
     if spans.starts and (task.compares or not is_as_built):
         with contextlib.suppress(OSError), open_file(task.folder, task.name) as file:
             differing = list(spans.differing(file, lost.start))
-    noted = [*scan.notes, *repeats.notes(), *faults_of_sets(scan, modality, repeats)]
-    names, of_key = sets_by_key(scan, repeats)
+    whole = list(_whole(task, scan, spans, repeats, differing, is_as_built))
+    notes = [*scan.notes, *repeats.notes, *faults_of_sets(scan, modality, repeats)]
+    of_samples = located(task, scan, spans, notes, differing, is_as_built)
     return ShardResult(
         task.name,
         scan.blake3,
         is_read=scan.error is None,
-        faults=list(_whole(task, scan, spans, repeats, differing, is_as_built)),
-        sample_faults=located(task, scan, spans, noted, differing, is_as_built),
-        keys=of_key,
-        sets=names,
+        faults=[*whole, *shortened(_sample_fault(task, key, note) for key, note in of_samples)],
+        bad=_bad_samples(task, whole, of_samples, lost),
+        keys=dict.fromkeys(scan.keys) if modality else sets_by_key(scan, repeats),
+        strangers=frozenset(scan.keys).difference(task.keys or ()) if task.is_own else frozenset(),
         undecoded=frozenset(scan.decoder.undecoded if scan.decoder else ()),
-        lost=lost,
     )
 
 
@@ -120,7 +93,10 @@ def _whole(
     """What is wrong with the shard as a whole."""
     at = shard_place(task.name)
     if scan.error is not None:
-        yield fault("shard.checksum", at, Fix.RIGHTS if scan.is_forbidden else Fix.SHARD, problem=scan.error)
+        place = f" at byte {scan.size_bytes:,}" if scan.size_bytes else ""
+        problem = f"unreadable{place}: {scan.error.strerror or scan.error}"
+        fix = Fix.RIGHTS if isinstance(scan.error, PermissionError) else Fix.SHARD
+        yield fault("shard.checksum", at, fix, problem=problem)
         return
     count = len(scan.keys) - len(repeats.continued)
     if scan.cut is not None:
@@ -136,11 +112,11 @@ def _whole(
         return
     if count != task.samples:
         yield fault("shard.count", at, samples=count, expected=task.samples)
-    elif is_as_built and not differing and spans.starts:
+    elif is_as_built and not differing and task.index is not None:
         starts = [start for number, start in enumerate(scan.starts) if number not in repeats.continued]
         if starts != spans.starts:
-            others = sorted(set(spans.starts).difference(starts))
-            problem = f"no sample starts at byte {others[0]:,}; {len(others)} of its rows are elsewhere"
+            others = set(spans.starts).difference(starts)
+            problem = f"{len(others) or 'all'} of its rows are not where the tar's samples are"
             yield fault("index.mismatch", {**at, "file": index_name(task.split)}, Fix.TABLE, problem=problem)
 
 
@@ -151,3 +127,26 @@ def _damage(scan: ShardScan, differing: list[int]) -> dict[str, Any]:
     if scan.cut is not None and differing:
         return {"problem": f"{len(differing)} samples before its end differ from what was built"}
     return {}
+
+
+def _sample_fault(task: ShardTask, key: str | None, note: Note) -> Fault:
+    files = {"index.mismatch": index_name(task.split), "manifest.invalid": samples_name(task.split)}
+    where = {**shard_place(task.name), "file": files.get(note.code), "key": key, "member": note.member}
+    known = {name: value for name, value in where.items() if value is not None}
+    return fault(note.code, known, note.fix, **note.evidence)
+
+
+def _bad_samples(
+    task: ShardTask, whole: Sequence[Fault], of_samples: Sequence[tuple[str | None, Note]], lost: range
+) -> dict[str, str]:
+    """The keys of bad samples, by the tables where there are any, each with its first code."""
+    bad: dict[str, str] = {}
+    known = None if task.keys is None or not of_samples else frozenset(task.keys)
+    for key, note in of_samples:
+        if key is not None and (known is None or key in known):
+            bad.setdefault(key, note.code)
+    reason = next((one.code for one in whole if one.code in WHOLE and one.fix is not Fix.RIGHTS), None)
+    if reason is not None and task.keys is not None:
+        for row in range(len(task.keys)) if task.index is None else lost:
+            bad.setdefault(task.keys[row], reason)
+    return bad

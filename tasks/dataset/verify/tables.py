@@ -1,50 +1,46 @@
-"""The files beside a version's tars: which have their seal, and what those that may be used say.
+"""What the files beside a version's tars say, as far as they may be used.
 
-build.json seals them all. A file whose seal is wrong is at fault and is not used. Where build.json is lost,
-or does not name a file, what it says is compared with the manifest and `shards.parquet`, and then, shard by
-shard, with the tars. Rows are read by `rows`, which brings numpy and Arrow and is imported only where the
-manifest does not prove all tars.
+A file whose seal is wrong is not used. Where build.json is lost, or does not name a file, what it says is
+compared with the manifest and `shards.parquet`, and then, shard by shard, with the tars. Rows are read by
+`rows`, which brings numpy and Arrow and is imported only where the manifest does not prove all tars.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from tasks.dataset.layout import (
     MANIFEST,
+    MOST_SHARDS,
     REJECTS,
     SHARDS,
     VERSION_NAME,
     VERSIONS,
     index_name,
+    is_split,
     samples_name,
     shard_name,
     sizes_name,
 )
 from tasks.dataset.manifest import Manifest, content_digest, first_problem, version_name
-from tasks.dataset.verify.report import Fault, Fix
-from tasks.dataset.verify.seals import Misfit, SealedFiles, read_json_bytes
-from tasks.dataset.verify.tars import VersionFiles
+from tasks.dataset.verify.report import Fix
+from tasks.dataset.verify.seals import Misfit, VersionFiles, read_json_bytes
+from tasks.dataset.verify.tars import is_indexed
 
 if TYPE_CHECKING:
     from tasks.dataset.tables import ShardRecord
-    from tasks.dataset.verify.shard import ShardTask
+    from tasks.dataset.verify.scan import ShardTask
 
-MOST_NAMED = 1_000_000
-"""Shards of a split that a damaged table can make anybody look for."""
 UPDATE = "update Tarmac if a newer one made this, else build the dataset again"
 EMPTY: Mapping[str, str] = MappingProxyType({})
-_SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-Part = TypeVar("Part")
 
 
 class Tables:
@@ -54,31 +50,13 @@ class Tables:
     """
 
     def __init__(self, folder: str, files: VersionFiles, there: Collection[str]) -> None:
-        self._folder, self._there = folder, there
-        self._files = SealedFiles(files)
+        self._folder, self._files, self._there = folder, files, there
+        self._is_own = not is_indexed(folder)
         self._is_doubtful = False
         """Whether the manifest may be that of another dataset."""
-        self.manifest = self._files.use(MANIFEST, self._read_manifest)
-        if not self._is_all_sealed:
+        self.manifest = files.use(MANIFEST, self._read_manifest)
+        if any(map(files.is_unsealed, self._needed())):
             self._compare()
-
-    @property
-    def sealed(self) -> frozenset[str]:
-        return self._files.sealed
-
-    @property
-    def faults(self) -> Mapping[str, Fault]:
-        """What is wrong with the files, by their names."""
-        return self._files.faults
-
-    def note(self, name: str, **evidence: str) -> None:
-        """Add to what is said of a file that is at fault."""
-        self._files.note(name, **evidence)
-
-    @property
-    def _is_all_sealed(self) -> bool:
-        """Whether every file that a version must have has its seal or is at fault already."""
-        return not any(map(self._files.is_unsealed, self._needed()))
 
     def _needed(self) -> Iterator[str]:
         yield from (MANIFEST, SHARDS, REJECTS)
@@ -102,7 +80,7 @@ class Tables:
             raise Misfit("it names a split as none can be named")
         name, place = version_name(content), PurePath(self._folder)
         if place.parent.name == VERSIONS and place.name != name:
-            if MANIFEST in self.sealed:
+            if MANIFEST in self._files.sealed:
                 remedy = f"rename the folder to {name}, which it was called when it was built"
                 problem = f"its digest is {name}, not the folder's name"
                 self._files.blame(MANIFEST, problem, remedy)
@@ -148,7 +126,7 @@ class Tables:
     @cached_property
     def expected(self) -> Mapping[str, None]:
         """The names of the shards that should be there, in order."""
-        if self.manifest is not None and (MANIFEST in self.sealed or self.shards is None):
+        if self.manifest is not None and (MANIFEST in self._files.sealed or self.shards is None):
             shards = {split: summary.shards for split, summary in self.manifest.splits.items()}
         else:
             shards = {split: len(counts) for split, counts in self.counts.items()}
@@ -157,7 +135,7 @@ class Tables:
         return dict.fromkeys(
             shard_name(split, number)
             for split in sorted(shards)
-            for number in range(min(shards[split], MOST_NAMED))
+            for number in range(min(shards[split], MOST_SHARDS))
         )
 
     @property
@@ -177,9 +155,11 @@ class Tables:
     def _names_by_blake3(self) -> Mapping[str, str]:
         return {shard.blake3: name for name, shard in reversed(list(self._records.items()))}
 
-    def named_by(self, blake3: str) -> str | None:
-        """The first shard that has this content."""
-        return self._names_by_blake3.get(blake3)
+    def copied_by(self, name: str, blake3: str | None) -> str | None:
+        """The other shard whose content a tar holds in place of its own."""
+        record = self.record(name)
+        is_own = record is not None and record.blake3 == blake3
+        return None if blake3 is None or is_own else self._names_by_blake3.get(blake3)
 
     @property
     def samples(self) -> int:
@@ -187,48 +167,50 @@ class Tables:
             return self.manifest.accepted
         return sum(sum(counts) for counts in self.counts.values())
 
-    def proven(self, digests: Mapping[str, str]) -> frozenset[str]:
+    def proven(self, digests: Mapping[str, str]) -> Collection[str]:
         """The shards that are as they were built, by the BLAKE3 of each tar that could be read.
 
         The manifest's digest proves all of them at once, without `shards.parquet`.
         """
         if self.manifest is not None and content_digest(digests.items()) == self.manifest.digest:
-            return frozenset(digests)
-        found = ((name, self.record(name)) for name in digests)
-        return frozenset(
-            name for name, record in found if record is not None and record.blake3 == digests[name]
-        )
+            return digests.keys()
+        recorded = ((name, self.record(name)) for name in digests)
+        return {name for name, record in recorded if record and record.blake3 == digests[name]}
 
     def _compare(self) -> None:
         """Manifest, tables and index with each other, as far as they have no seal."""
         from tasks.dataset.verify import rows
 
-        shards, manifest = self.shards, self.manifest
-        if shards is not None and manifest is not None:
-            self._compare_shards(shards, manifest)
-        if manifest is not None and REJECTS not in self.sealed:
-            self._files.use(REJECTS, lambda path: rows.require_rejects(path, manifest))
-        for split, mine in (shards or {}).items():
-            for name, require in (
-                (index_name(split), rows.require_index),
-                (samples_name(split), rows.require_samples),
-                (sizes_name(split), rows.require_sizes),
-            ):
-                if name not in self.sealed:
-                    self._files.use(name, partial(require, shards=mine))
+        manifest = self.manifest
+        if self.shards is not None and manifest is not None:
+            self._compare_shards(self.shards, manifest)
+        if manifest is not None:
+            self._compare_file(REJECTS, rows.counts_by_reason, manifest.rejects, MANIFEST)
+        for split, mine in (self.shards or {}).items():
+            counts = [shard.samples for shard in mine]
+            sizes = {PurePath(shard.name).name: shard.samples for shard in mine}
+            self._compare_file(index_name(split), rows.counts_by_index, counts)
+            self._compare_file(samples_name(split), rows.counts_by_samples, counts)
+            self._compare_file(sizes_name(split), _read_json, sizes)
+
+    def _compare_file(
+        self, name: str, read: Callable[[Path], Any], expected: Any, other: str = SHARDS
+    ) -> None:
+        if name not in self._files.sealed and self._files.use(name, read) not in (None, expected):
+            self._files.blame(name, f"it differs from {other}")
 
     def _compare_shards(self, shards: Mapping[str, Sequence[ShardRecord]], manifest: Manifest) -> None:
         from tasks.dataset.verify import rows
 
         problem = rows.difference(shards, manifest)
-        if problem is None or (MANIFEST in self.sealed and SHARDS in self.sealed):
+        if problem is None or {MANIFEST, SHARDS} <= self._files.sealed:
             return
-        if SHARDS in self.sealed:
+        if SHARDS in self._files.sealed:
             self._files.blame(MANIFEST, problem)
             self.manifest = None
             return
         self._files.blame(SHARDS, problem)
-        if MANIFEST in self.sealed:
+        if MANIFEST in self._files.sealed:
             self.shards = None
         else:
             self._is_doubtful = True
@@ -238,43 +220,35 @@ class Tables:
     ) -> Iterator[ShardTask]:
         """A task for each of these shards, in order, with what the tables say of it; `proven` are the BLAKE3
         of those that the manifest proves."""
-        from tasks.dataset.verify.shard import ShardTask
-
-        known = set()
-        for split in self.counts:
-            for task in self._tasks_of(split, names, proven):
-                known.add(task.name)
-                yield replace(task, modality=self.modality, decodes=decodes)
-        for name in names:
-            if name not in known:
-                task = ShardTask(self._folder, name, is_own=True, modality=self.modality, decodes=decodes)
-                yield task
-
-    def _tasks_of(self, split: str, names: Collection[str], proven: Mapping[str, str]) -> Iterator[ShardTask]:
         from tasks.dataset.index import open_index
-        from tasks.dataset.verify.shard import ShardTask
+        from tasks.dataset.verify.scan import ShardTask
 
-        counts = self.counts[split]
-        stops = list(accumulate(counts))
-        numbers = [number for number in range(len(counts)) if shard_name(split, number) in names]
-        ranges = [(stops[number] - counts[number], stops[number]) for number in numbers]
-        index = self._files.use(index_name(split), open_index) if numbers else None
-        if index is not None and len(index) != sum(counts):
-            index = None
-        keys = self._keys(split, ranges)
-        for number, (start, stop) in zip(numbers, ranges, strict=True):
-            name = shard_name(split, number)
-            record = self.record(name)
-            yield ShardTask(
-                self._folder,
-                name,
-                blake3=proven.get(name) if record is None else record.blake3,
-                samples=counts[number],
-                index=None if index is None else index[start:stop].copy(),
-                keys=next(keys),
-                compares=self.is_compared(split),
-                is_own=True,
-            )
+        left = dict.fromkeys(names)
+        for split, counts in self.counts.items():
+            stops = list(accumulate(counts))
+            numbers = [number for number in range(len(counts)) if shard_name(split, number) in left]
+            ranges = [(stops[number] - counts[number], stops[number]) for number in numbers]
+            index = self._files.use(index_name(split), open_index) if numbers else None
+            if index is not None and len(index) != sum(counts):
+                index = None
+            for number, (start, stop), keys in zip(numbers, ranges, self._keys(split, ranges), strict=True):
+                name = shard_name(split, number)
+                del left[name]
+                record = self.record(name)
+                yield ShardTask(
+                    self._folder,
+                    name,
+                    blake3=proven.get(name) if record is None else record.blake3,
+                    samples=counts[number],
+                    index=None if index is None else index[start:stop].copy(),
+                    keys=keys,
+                    compares=self.is_compared(split),
+                    is_own=self._is_own,
+                    modality=self.modality,
+                    decodes=decodes,
+                )
+        for name in left:
+            yield ShardTask(self._folder, name, is_own=self._is_own, modality=self.modality, decodes=decodes)
 
     @cached_property
     def modality(self) -> str | None:
@@ -296,11 +270,7 @@ class Tables:
         name = samples_name(split)
         found = self._files.use(name, lambda path: rows.key_ranges(path, ranges)) if ranges else None
         for _ in ranges:
-            yield None if found is None else self._files.use(name, partial(_next, found))
-
-    def can_tell_keys(self, split: str) -> bool:
-        """Whether the keys of a split's shards are known without reading them."""
-        return samples_name(split) not in self.faults
+            yield None if found is None else self._files.use(name, lambda _: next(found))
 
     def where_else(self, keys: Collection[str], but: Collection[str]) -> Iterator[tuple[str, str]]:
         """Other shards that have one of these keys by the tables of samples, and the key."""
@@ -314,10 +284,5 @@ class Tables:
                     yield name, key
 
 
-def _next(parts: Iterator[Part], _: Path) -> Part:
-    return next(parts)
-
-
-def is_split(name: str) -> bool:
-    """Whether a split may have this name; other names could lead out of the version's folder."""
-    return bool(_SPLIT.fullmatch(name))
+def _read_json(path: Path) -> Any:
+    return json.loads(read_json_bytes(path))

@@ -1,4 +1,5 @@
-"""Tars and the files beside them where they lie, on this machine or remote: listed, measured and opened.
+"""Tars where they lie, on this machine or remote: listed, measured, opened, and what is wrong with them from
+outside: whether they are there, may be read, and lack no number.
 
 A folder is a path or an address. The query of a web address (`https://host/x?signature`) belongs to all files
 in it and stays with the folder, so that no name shows it.
@@ -6,33 +7,23 @@ in it and stays with the folder, so that no name shows it.
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
-import stat
-import tempfile
-from collections.abc import Iterable, Iterator
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from blake3 import blake3
 
 from tasks.core.errors import UsageError
-from tasks.core.files import CHUNK, disk_full_as_error
-from tasks.core.stores import (
-    ABSENT,
-    LocalStore,
-    NotRegular,
-    Store,
-    Unreachable,
-    is_hidden,
-    is_web,
-    open_store,
-    redact,
-)
+from tasks.core.folders import LocalStore, open_store
+from tasks.core.stores import ABSENT, NotRegular, Store, Unreachable, is_hidden, is_remote, is_web, redact
+from tasks.dataset.layout import FOREIGN
 from tasks.dataset.tar.gunzip import ZIPPED, unzipped
+from tasks.dataset.verify.report import Fault, Fix, fault, shard_place
 
 KEY = "DATASET"
 """What errors about the place call it: the command's argument."""
@@ -43,6 +34,7 @@ HASHED = 1 << 18
 """Bytes that are read and hashed at once: what is read is still in the processor's cache."""
 TOGETHER = 16
 """Requests for the ends of remote tars at the same time."""
+_NUMBER = re.compile(r"\d+")
 
 
 def split_query(folder: str) -> tuple[str, str]:
@@ -53,7 +45,12 @@ def split_query(folder: str) -> tuple[str, str]:
 
 def store_at(folder: str) -> Store:
     """The folder's store, which knows nothing yet; UsageError for an address that is none."""
-    return open_store(split_query(folder)[0], KEY)
+    store = open_store(split_query(folder)[0], KEY)
+    if isinstance(store, LocalStore) and is_indexed(store.location):
+        from tasks.dataset.verify.indexed import with_its_tars  # few versions have tars elsewhere
+
+        return with_its_tars(store, KEY)
+    return store
 
 
 @lru_cache(maxsize=8)
@@ -95,10 +92,8 @@ def ends(folder: str, names: Iterable[str], count: int) -> Iterator[tuple[str, b
 
     def one(name: str) -> tuple[str, bytes | OSError]:
         try:
-            with store.open(name + query, in_order=False) as file:
-                if not name.endswith(ZIPPED):
-                    file.seek(max(file.seek(0, os.SEEK_END) - count, 0))
-                return name, file.read(count)
+            read = store.read if name.endswith(ZIPPED) else store.read_end
+            return name, read(name + query, count)
         except Unreachable:
             raise
         except OSError as error:
@@ -147,11 +142,15 @@ def listed(store: Store, folder: str = "") -> tuple[list[str], list[str]]:
 
 def _sizes(store: Store, names: list[str], hidden: bool) -> dict[str, int]:
     """Right after they were listed, when a remote store knows their sizes."""
-    return {
-        name: store.stat(name).size
-        for name in names
-        if name.endswith((*TARS, *UNREAD)) and (hidden or not is_hidden(name))
-    }
+    found = [one for one in names if one.endswith((*TARS, *UNREAD)) and (hidden or not is_hidden(one))]
+    if is_indexed(store.location):
+        store.look_ahead(found)
+    return {name: store.stat(name).size for name in found}
+
+
+def is_indexed(folder: str) -> bool:
+    """Whether it is a version of tars that others wrote, which `tarmac index` made."""
+    return not is_remote(folder) and os.path.exists(f"{folder}/{FOREIGN}")
 
 
 def sizes_of(folder: str, names: list[str]) -> dict[str, int]:
@@ -168,46 +167,69 @@ def compression_unread(name: str) -> str | None:
     return next((kind for suffix, kind in UNREAD.items() if name.endswith(suffix)), None)
 
 
-class VersionFiles:
-    """The files beside a version's tars as local files, by their names in the version.
+def shut_splits(folder: str, names: Iterable[str]) -> dict[str, Fault]:
+    """The folders of these tars that this user may not list or enter: nobody can say what is in them."""
+    found = {}
+    for split in () if is_remote(folder) else sorted({name.rpartition("/")[0] for name in names}):
+        try:
+            os.listdir(f"{folder}/{split}")
+            os.stat(f"{folder}/{split}/.")
+        except PermissionError as error:
+            problem = f"the folder is unreadable: {error.strerror or error}"
+            found[split] = fault("shard.checksum", {"split": split}, Fix.RIGHTS, problem=problem)
+        except OSError:
+            continue  # there is none: its tars are missing
+    return found
 
-    Those of this machine are used where they lie. A remote one is fetched when it is first asked for, into
-    a temporary folder that goes with this object.
+
+def unread(folder: str, name: str, error: OSError, fix: Fix | str, **evidence: int) -> Fault:
+    """A tar that cannot be opened: one that this user may not read, or that its disk or server does not give,
+    is there; of any other thing in its place, `fix` says how to come by the tar."""
+    if isinstance(error, FileNotFoundError | NotRegular) or error.errno in (errno.ELOOP, errno.EISDIR):
+        return missing(folder, name, fix, **evidence)
+    problem = f"unreadable: {error.strerror or error}"
+    fix = Fix.RIGHTS if isinstance(error, PermissionError) else fix
+    return fault("shard.checksum", shard_place(name), fix, problem=problem)
+
+
+def missing(folder: str, name: str, fix: Fix | str, **evidence: object) -> Fault:
+    return fault("shard.missing", shard_place(name), fix, **{**evidence, **_in_its_place(folder, name)})
+
+
+def _in_its_place(folder: str, name: str) -> dict[str, str]:
+    """What there is where a tar should be."""
+    path = f"{folder}/{name}"
+    if is_remote(folder) or not os.path.lexists(path):
+        return {}
+    if os.path.isdir(path):
+        return {"problem": "a folder stands in its place"}
+    if os.path.islink(path) and not os.path.exists(path):
+        return {"problem": f"a link to {os.readlink(path)}, which leads nowhere, stands in its place"}
+    return {"problem": "what stands in its place is no regular file"}
+
+
+def holes(names: Collection[str]) -> list[str]:
+    """The names left out of consecutive numbers: `0.tar`, `1.tar`, `3.tar` lack `2.tar`.
+
+    Numbers of which fewer than half are there are taken for names that only look like numbers.
     """
+    groups: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    for name in names:
+        for found in _NUMBER.finditer(name, name.rfind("/") + 1):
+            groups[name[: found.start()], name[found.end() :]][int(found[0])] = found[0]
+    known = set(names)
+    lacking = set()
+    for (before, after), members in groups.items():
+        first, last = min(members), max(members)
+        left_out = last - first + 1 - len(members)
+        if not 0 < left_out <= len(members):
+            continue
+        width = max((len(text) for text in members.values() if text.startswith("0")), default=0)
+        lacking |= {f"{before}{n:0{width}d}{after}" for n in range(first, last) if n not in members}
+    return sorted(lacking - known)
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._copies: tempfile.TemporaryDirectory[str] | None = None
-        self.root = Path(folder)
-        """The folder that holds what was asked for."""
-        if not isinstance(kept_store(folder), LocalStore):
-            self._copies = tempfile.TemporaryDirectory(prefix="tarmac-verify-")
-            self.root = Path(self._copies.name)
 
-    def require(self, name: str) -> Path:
-        """The file, there and readable; OSError, NotRegular for a pipe or a folder in its place."""
-        path = self.root / name
-        if self._copies is None:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise NotRegular("not a regular file")
-            path.open("rb").close()
-        elif not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            part = path.with_name(f"{path.name}.part")
-            with (
-                open_file(self._folder, name) as file,
-                disk_full_as_error(self.root),
-                part.open("wb") as copy,
-            ):
-                shutil.copyfileobj(file, copy, CHUNK)
-            part.replace(path)
-        return path
-
-    def __enter__(self) -> VersionFiles:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._copies is not None:
-            self._copies.cleanup()
+def hole_faults(names: Collection[str], fix: Fix | str) -> Iterator[Fault]:
+    for name in holes(names):
+        problem = "its number is left out, while those around it are there"
+        yield fault("shard.missing", shard_place(name), fix, problem=problem)

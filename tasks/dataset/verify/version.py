@@ -7,76 +7,70 @@ all of them at the level full.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from tasks.core.stores import is_web
-from tasks.dataset.layout import SHARDS
+from tasks.dataset.layout import samples_name
 from tasks.dataset.tar.format import END
 from tasks.dataset.verify.outcome import Outcome
-from tasks.dataset.verify.place import Place
-from tasks.dataset.verify.presence import hole_faults, missing, shut_splits, unread
 from tasks.dataset.verify.report import Coverage, Fault, Fix, fault, shard_place
+from tasks.dataset.verify.seals import VersionFiles
 from tasks.dataset.verify.tables import Tables
-from tasks.dataset.verify.tars import VersionFiles, ends, sizes_of, tars_in
-from tasks.dataset.verify.work import Work
-
-if TYPE_CHECKING:
-    from tasks.dataset.verify.shard import ShardTask
+from tasks.dataset.verify.tars import ends, hole_faults, missing, shut_splits, sizes_of, tars_in, unread
 
 UNLISTED = "tars that no table names: a web server gives no list"
 
 
-def judge(place: Place, work: Work, outcome: Outcome) -> Coverage:
-    """Find everything that is wrong with a version; what was looked at."""
-    with VersionFiles(place.folder) as files:
-        return _Judgement(place.folder, files, work, outcome).run()
+def judge(folder: str, outcome: Outcome) -> Coverage:
+    """Find everything that is wrong with the version in a folder; what was looked at."""
+    with closing(VersionFiles(folder)) as files:
+        return _Judgement(folder, files, outcome).run()
 
 
 class _Judgement:
     """One version on its way: its tables, then its tars from outside, their bytes, their members."""
 
-    def __init__(self, folder: str, files: VersionFiles, work: Work, outcome: Outcome) -> None:
-        self._folder, self._work, self._outcome = folder, work, outcome
+    def __init__(self, folder: str, files: VersionFiles, outcome: Outcome) -> None:
+        self._folder, self._files, self._outcome = folder, files, outcome
         there = {} if is_web(folder) else tars_in(folder, hidden=True, lenient=True)
         self._tables = Tables(folder, files, there)
         self._expected = self._tables.expected
         self._there = sizes_of(folder, list(self._expected)) if is_web(folder) else there
         self._shut = shut_splits(folder, self._expected)
-        names = [name for name in self._expected if name.rpartition("/")[0] not in self._shut]
+        names = [name for name in self._expected if not self._is_shut(name)]
         self._absent = {name for name in names if name not in self._there}
         self._tars = {name: self._there[name] for name in names if name not in self._absent}
         """The sizes of the tars that are there."""
 
+    def _is_shut(self, name: str) -> bool:
+        return name.rpartition("/")[0] in self._shut
+
     def run(self) -> Coverage:
         tables, outcome = self._tables, self._outcome
         outcome.faults += [*self._shut.values(), *self._extra()]
-        if self._work.level == "default":
-            outcome.blake3 |= self._work.hash_all(self._folder, self._tars)
+        if outcome.level == "default":
+            outcome.hash_all(self._folder, self._tars)
         proven = tables.proven(outcome.blake3)
         readable = self._look_from_outside(proven)
-        if self._work.level == "quick":
+        if outcome.level == "quick":
             self._report_cut()
         else:
             self._examine(readable, proven)
             outcome.finish()
             proven = tables.proven(outcome.blake3)
         for task in tables.tasks(self._absent) if outcome.wants_bad_samples else ():
-            outcome.all_bad(task, "shard.missing")
+            for key in task.keys or ():
+                outcome.bad(task.name, key, "shard.missing")
         is_proven = bool(proven) and len(proven) == len(self._expected)
-        if is_proven:
-            tables.note(SHARDS, tars="together they have the manifest's digest: each is as it was built")
-        outcome.faults[:0] = [
-            found
-            for name, found in sorted(tables.faults.items())
-            if name.rpartition("/")[0] not in self._shut
-        ]
+        faults = sorted(self._files.faults.items())
+        outcome.faults[:0] = [found for name, found in faults if not self._is_shut(name)]
         return Coverage(
-            self._work.level,
+            outcome.level,
             shards=len(self._expected),
-            samples=sum(outcome.counts.values()) if self._work.level == "full" else tables.samples,
-            sealed=len(tables.sealed),
+            samples=sum(outcome.counts.values()) if outcome.level == "full" else tables.samples,
+            sealed=len(self._files.sealed),
             splits=len(tables.splits),
             has_sizes=is_proven or tables.shards is not None,
             has_digests=is_proven,
@@ -87,7 +81,7 @@ class _Judgement:
     def _extra(self) -> Iterator[Fault]:
         remedy = "move it away: it is in no table of this version"
         for name, size in self._there.items():
-            if name not in self._expected and name.rpartition("/")[0] not in self._shut:
+            if name not in self._expected and not self._is_shut(name):
                 yield fault("shard.extra", shard_place(name), remedy, bytes=size)
 
     def _look_from_outside(self, proven: Collection[str]) -> dict[str, int]:
@@ -138,38 +132,28 @@ class _Judgement:
     def _examine(self, readable: Mapping[str, int], proven: Collection[str]) -> None:
         """Follow every tar that is in doubt, all of them at the level full."""
         tables, outcome = self._tables, self._outcome
-        is_full = self._work.level == "full"
-        doubtful = {name for name in readable if is_full or name not in proven}
-        compared = {split for split in tables.splits if tables.is_compared(split)}
-        if doubtful:  # what keys the others hold shows which of theirs they hold as well
-            compared |= {split for split in tables.splits if not tables.can_tell_keys(split)}
-        wanted = {
-            name: size
-            for name, size in readable.items()
-            if name in doubtful or name.rpartition("/")[0] in compared
-        }
+        is_full = outcome.level == "full"
+        wanted = {name: size for name, size in readable.items() if is_full or name not in proven}
+        again = {split for split in tables.splits if tables.is_compared(split)}
+        if wanted:  # what keys the others hold shows which of theirs they hold as well
+            again |= {split for split in tables.splits if samples_name(split) in self._files.faults}
+        wanted |= {name: size for name, size in readable.items() if name.rpartition("/")[0] in again}
         if not wanted:
             return
+        from tasks.dataset.verify.shard import ShardResult
+
         strangers: set[str] = set()
         digests = {name: outcome.blake3[name] for name in proven}
-        tasks = tables.tasks(wanted, digests, decodes=is_full)
-        for task, result in self._work.examine(tasks, wanted):
-            other = None if result.blake3 in (None, task.blake3) else tables.named_by(result.blake3)
-            if other is not None:
-                outcome.blake3[task.name] = str(result.blake3)
-                self._report_copy(task, other)
-                continue
-            outcome.take(task, result)
+        for result in outcome.examine(tables.tasks(wanted, digests, decodes=is_full), wanted):
+            other = tables.copied_by(result.name, result.blake3)
+            if other is not None:  # shards were swapped or copied: that is all that is wrong
+                problem = f"holds the content of {other}"
+                copied = fault("shard.checksum", shard_place(result.name), problem=problem)
+                bad = dict.fromkeys(result.bad, copied.code)
+                result = ShardResult(result.name, result.blake3, is_read=False, faults=[copied], bad=bad)
+            outcome.take(result)
             if len(wanted) < len(readable):
-                strangers |= result.keys.keys() - set(task.keys or ())
-        if strangers:
-            for name, found in groupby(tables.where_else(strangers, but=wanted), key=itemgetter(0)):
-                outcome.keys.add(name, dict.fromkeys((key for _, key in found), -1), [], ())
-
-    def _report_copy(self, task: ShardTask, other: str) -> None:
-        """Shards were swapped or copied: all that is wrong with this one is that it is another."""
-        place = shard_place(task.name)
-        known = [one for one in self._outcome.faults if one.where.get("shard") == task.name]
-        self._outcome.faults = [one for one in self._outcome.faults if one not in known]
-        self._outcome.faults.append(fault("shard.checksum", place, problem=f"holds the content of {other}"))
-        self._outcome.all_bad(task, "shard.checksum")
+                strangers |= result.strangers
+        found = tables.where_else(strangers, but=wanted) if strangers else ()
+        for name, group in groupby(found, key=itemgetter(0)):
+            outcome.keys.add(name, dict.fromkeys(key for _, key in group), ())

@@ -18,7 +18,7 @@ from tasks.core.errors import TarmacError
 from tasks.core.stores import Unreachable, is_remote, join_location
 from tasks.core.units import counted
 from tasks.dataset.init.evidence import LOOKED_AT, shown, spread
-from tasks.dataset.init.files import IMAGES, Inventory, config_path, suffix_of
+from tasks.dataset.init.inventory import IMAGES, Inventory, config_path, suffix_of
 from tasks.dataset.sources.tabular import SUFFIXES, open_table
 
 MOST_TABLES = 24

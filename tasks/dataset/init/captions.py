@@ -16,6 +16,18 @@ from typing import Any
 
 from tasks.core.stores import ABSENT, is_remote
 from tasks.core.units import count, counted
+from tasks.dataset.init.columns import (
+    KEY_NAMES,
+    MOST_DISTINCT,
+    SPLIT_NAMES,
+    Column,
+    Table,
+    Tables,
+    add_row,
+    caption_columns,
+    image_column,
+    label_column,
+)
 from tasks.dataset.init.evidence import (
     LOOKED_AT,
     Grade,
@@ -28,24 +40,12 @@ from tasks.dataset.init.evidence import (
     splits_key,
     spread,
 )
-from tasks.dataset.init.files import IMAGES, Inventory, suffix_of
-from tasks.dataset.init.tables import (
-    KEY_NAMES,
-    MOST_DISTINCT,
-    SPLIT_NAMES,
-    Column,
-    Table,
-    Tables,
-    add_row,
-    caption_columns,
-    image_column,
-    label_column,
-)
+from tasks.dataset.init.inventory import IMAGES, Inventory, suffix_of
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import object_of
-from tasks.dataset.sources.files import read_file
 from tasks.dataset.sources.image_folder import UNSTORABLE
+from tasks.dataset.sources.raw_files import read_file
 from tasks.dataset.splits import FOLDERS
 
 GROUP_NAMES = ("patient", "subject", "patient_id", "subject_id", "group", "group_id", "product_id", "user_id")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, islice
@@ -35,9 +34,9 @@ from tasks.dataset.modalities.chat import (
     select,
 )
 from tasks.dataset.rejects import TRANSIENT, Reason, Reject
-from tasks.dataset.sources.base import Container, Item, fault_of
+from tasks.dataset.sources.contract import Container, Item, fault_of
 from tasks.dataset.sources.fields import Row, is_nothing, to_json
-from tasks.dataset.sources.files import Files, LinkedFiles, SourceCheck
+from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
 from tasks.dataset.sources.tabular import Table, open_table, require
 from tasks.dataset.tar.format import BLOCK, Members, span_bytes
 
@@ -49,14 +48,6 @@ AT_ONCE = 256
 RATED = {name: f"{name}_ratings" for name in RATINGS}
 """The column with each kind of rating."""
 SUBSET = "subset"
-
-
-@dataclass(frozen=True)
-class _Heads:
-    """What is known from the heads of all files."""
-
-    columns: Sequence[str]
-    holds_images: bool
 
 
 class ChatRows:
@@ -78,10 +69,12 @@ class ChatRows:
 
     @property
     def is_sequential(self) -> bool:
-        return self._heads.holds_images
+        return self._config.images in self._heads[1]
 
     def columns(self) -> Sequence[str]:
-        return self._heads.columns
+        columns, binary = self._heads
+        rated = [name for name, column in RATED.items() if column in columns]
+        return [SUBSET, *rated, *(name for name in columns if name not in binary)]
 
     def containers(self) -> Iterator[Container]:
         for file, stat in self._files.stats():
@@ -121,7 +114,8 @@ class ChatRows:
                 yield item._replace(stat=_together([stat for stat in found if isinstance(stat, Stat)]))
 
     @cached_property
-    def _heads(self) -> _Heads:
+    def _heads(self) -> tuple[list[str], set[str]]:
+        """The columns of all files, and those of them that hold bytes."""
         columns: dict[str, None] = {}
         binary: set[str] = set()
         faults = []
@@ -142,9 +136,7 @@ class ChatRows:
             name = getattr(self._config, role)
             if name is not None and columns:
                 require(f"{self._config_key}.{role}", name, list(columns), self.location)
-        rated = [name for name, column in RATED.items() if column in columns]
-        readable = [name for name in columns if name not in binary]
-        return _Heads([SUBSET, *rated, *readable], self._config.images in binary)
+        return list(columns), binary
 
     def _open(self, file: str, wanted: Collection[str] | None) -> Table:
         """Errors name the file as it is named within the source, wherever that lies."""
@@ -199,20 +191,62 @@ class ChatRows:
         place = f"{file}:{row.line}"
         if row.fault is not None:
             return Item(place, place, "", {}, fault=("source.unreadable", row.fault))
-        sample = interpret(row.fields, _subset_of(file), self._config, self._filter)
-        key = sample.original_key or place
-        folder = file.rpartition("/")[0]
-        images = [self._images.name(one, folder) if isinstance(one, str) else one for one in sample.images]
-        named = file if self.is_sequential else _joined([one for one in images if isinstance(one, str)])
-        item = Item(place, key, named, sample.fields, fault=sample.fault)
-        if sample.fault is not None or not filters.passes(self._filter, sample.fields):
-            return item
-        if not self.is_sequential:
-            return item._replace(content=sample.document.decode())
+        facts = self._facts(_subset_of(file), row.fields)
+        item = Item(place, place, file if self.is_sequential else "", facts)
         try:
-            return item._replace(members=_members(sample.document, map(self._bytes, images)))
+            images = _images(None if self._config.images is None else row.fields.get(self._config.images))
+            item = item._replace(original_key=self._key(row.fields, facts[SUBSET], images))
+            left = self._turns_left(row.fields, len(images))
+            fields = facts | _ratings(left, self._filter, facts)
+            document = (
+                b"" if left is None else to_json(facts | {"messages": left.turns, "ratings": left.ratings})
+            )
+        except Reject as reject:
+            return item._replace(fault=fault_of(reject))
+        folder = file.rpartition("/")[0]
+        images = [self._images.name(one, folder) if isinstance(one, str) else one for one in images]
+        if not self.is_sequential:
+            paths = _joined([one for one in images if isinstance(one, str)])
+            return item._replace(fields=fields, file=paths, content=document.decode())
+        item = item._replace(fields=fields)
+        if not filters.passes(self._filter, fields):
+            return item
+        try:
+            return item._replace(members=_members(document, map(self._bytes, images)))
         except Reject as reject:
             return item._replace(fault=fault_of(reject), may_pass=reject.reason == TRANSIENT)
+
+    def _facts(self, subset: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        """All columns but those of images, turns and ratings, as JSON has them."""
+        taken = {self._config.images, self._config.texts, *RATED.values()}
+        further = {name: value for name, value in row.items() if name not in taken}
+        return {SUBSET: subset, **json.loads(json.dumps(further, default=str))}
+
+    def _key(self, row: Mapping[str, Any], subset: str, images: Sequence[bytes | str]) -> str:
+        """By the key's column, else by what is said about which images, wherever the row stands."""
+        if self._config.key is not None:
+            value = row.get(self._config.key)
+            if is_nothing(value):
+                raise Reject("source.unreadable", f"column {self._config.key} holds no key")
+            return f"{subset}/{value}"
+        texts = json.dumps(row.get(self._config.texts), sort_keys=True, default=str)
+        running = blake2b(texts.encode(), digest_size=16)
+        for image in images:
+            content = image if isinstance(image, bytes) else image.encode("utf-8", "surrogatepass")
+            running.update(len(content).to_bytes(8, "big"))
+            running.update(content)
+        return f"{subset}-{running.hexdigest()}"
+
+    def _turns_left(self, row: Mapping[str, Any], images: int) -> Conversation | None:
+        """The turns that the filter's rules on ratings leave; None when there is none. Reject."""
+        texts = row.get(self._config.texts)
+        require_pairs(texts)
+        conversation = parse(texts, {name: row.get(column) for name, column in RATED.items()})
+        check_images(conversation, images)
+        rules = self._filter
+        return select(
+            conversation, lambda name, rating: name not in rules or filters.meets(rules[name], rating)
+        )
 
     def _bytes(self, image: bytes | str) -> bytes:
         return self._images.read(image, self._limit) if isinstance(image, str) else image
@@ -249,45 +283,6 @@ def _members(document: bytes, images: Iterable[bytes]) -> Members:
     return {"json": document} | {f"{number:03d}": image for number, image in enumerate(images)}
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRow:
-    """A row understood. An image is its bytes or its path; `document` is the sample's `json` member.
-
-    `original_key` is empty where the row's fault leaves none. Without a turn left `document` is empty, and a
-    rule of the filter on `fields` is not met.
-    """
-
-    original_key: str
-    fields: Mapping[str, Any]
-    document: bytes = b""
-    images: list[bytes | str] = field(default_factory=list)
-    fault: tuple[Reason, str] | None = None
-
-
-def interpret(row: Mapping[str, Any], subset: str, config: ChatSource, rules: Mapping[str, Any]) -> ChatRow:
-    """Understand a row of a subset; `rules` are the dataset's filter."""
-    taken = {config.images, config.texts, *RATED.values()}
-    further = {name: value for name, value in row.items() if name not in taken}
-    facts = {SUBSET: subset, **json.loads(json.dumps(further, default=str))}
-    key = ""
-    try:
-        images = _images(None if config.images is None else row.get(config.images))
-        key = _key(row, subset, config, images)
-        require_pairs(row.get(config.texts))
-        conversation = parse(row.get(config.texts), {name: row.get(column) for name, column in RATED.items()})
-        check_images(conversation, len(images))
-        left = select(
-            conversation, lambda name, rating: name not in rules or filters.meets(rules[name], rating)
-        )
-        fields = facts | _ratings(left, rules, facts)
-        if left is None:
-            return ChatRow(key, fields)
-        document = {**facts, "messages": left.turns, "ratings": left.ratings}
-        return ChatRow(key, fields, to_json(document), images)
-    except Reject as reject:
-        return ChatRow(key, facts, fault=fault_of(reject))
-
-
 def _images(value: Any) -> list[bytes | str]:
     entries = value if isinstance(value, list) else [] if value is None else [value]
     return [_image(number, entry) for number, entry in enumerate(entries, 1)]
@@ -299,21 +294,6 @@ def _image(number: int, entry: Any) -> bytes | str:
     if isinstance(entry, bytes) or (isinstance(entry, str) and entry):
         return entry
     raise Reject("chat.images", f"image {number} is neither bytes nor a path")
-
-
-def _key(row: Mapping[str, Any], subset: str, config: ChatSource, images: list[bytes | str]) -> str:
-    """By the key's column, else by what is said about which images, wherever the row stands."""
-    if config.key is not None:
-        value = row.get(config.key)
-        if is_nothing(value):
-            raise Reject("source.unreadable", f"column {config.key} holds no key")
-        return f"{subset}/{value}"
-    running = blake2b(json.dumps(row.get(config.texts), sort_keys=True, default=str).encode(), digest_size=16)
-    for image in images:
-        content = image if isinstance(image, bytes) else image.encode("utf-8", "surrogatepass")
-        running.update(len(content).to_bytes(8, "big"))
-        running.update(content)
-    return f"{subset}-{running.hexdigest()}"
 
 
 def _ratings(left: Conversation | None, rules: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from types import TracebackType
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.folders import open_store
 from tasks.core.patterns import base_folder, expand
 from tasks.core.stores import (
     ABSENT,
@@ -34,16 +35,14 @@ from tasks.core.stores import (
     is_valid,
     is_web,
     join_location,
-    open_store,
     redact,
 )
 from tasks.dataset.rejects import TRANSIENT, Reject
-from tasks.dataset.sources.base import Absent
+from tasks.dataset.sources.contract import Absent
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 AT_ONCE = 1000
 """Files that a remote store is asked about together."""
-AT_ONCE_BYTES = 1 << 24
 NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO)
 """A name too long, links in a circle, a socket: as true at the next try, unlike other errors."""
 HOPELESS = 3
@@ -75,17 +74,6 @@ def read_start(store: Store, file: str, most: int) -> bytes:
         return store.read(file, most)
     except (OSError, ValueError) as error:
         raise _rejected(error) from None
-
-
-def read_into(stream: IO[bytes], view: memoryview) -> int:
-    """Fill the view from a stream; how many bytes there were for it."""
-    filled = 0
-    while filled < len(view):
-        count = stream.readinto(view[filled : filled + AT_ONCE_BYTES])  # type: ignore[attr-defined]
-        if not count:
-            break
-        filled += count
-    return filled
 
 
 def _rejected(error: OSError | ValueError) -> Reject:
@@ -194,11 +182,10 @@ class Files:
 
     def stats(self) -> Iterator[tuple[str, Stat]]:
         """Each file with its Stat; Unreachable where it cannot be looked at."""
-        for start in range(0, len(self.names), AT_ONCE):
-            some = self.names[start : start + AT_ONCE]
+        remaining = iter(self.names)
+        while some := list(islice(remaining, AT_ONCE)):
             self.store.look_ahead([self._written[name] for name in some])
-            for name in some:
-                yield name, self.stat(name)
+            yield from ((name, self.stat(name)) for name in some)
 
     def stat(self, name: str) -> Stat:
         try:

@@ -16,12 +16,12 @@ from tasks.core.stores import Unreachable, is_remote
 from tasks.core.units import counted, percent
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.formats.volumes import stored
+from tasks.dataset.init.columns import Column, add_row, caption_columns
 from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key, spread
-from tasks.dataset.init.files import Inventory, config_path
-from tasks.dataset.init.tables import Column, add_row, caption_columns
+from tasks.dataset.init.inventory import Inventory, config_path
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import object_of
-from tasks.dataset.sources.files import COMPRESSED
+from tasks.dataset.sources.raw_files import COMPRESSED
 from tasks.dataset.tar.reader import Member, StoredSample, TarReader, group_samples
 
 MOST_FOLDERS = 8

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.core.units import count, counted, percent
+from tasks.dataset.init.columns import Table, Tables
 from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key
-from tasks.dataset.init.files import Inventory, suffix_of
-from tasks.dataset.init.tables import Table, Tables
+from tasks.dataset.init.inventory import Inventory, suffix_of
 from tasks.dataset.modalities.chat import RATINGS
-from tasks.dataset.sources.chat import RATED, SUFFIXES
+from tasks.dataset.sources.chat_rows import RATED, SUFFIXES
 
 SUGGESTED = 3
 TURN = {"user", "assistant"}

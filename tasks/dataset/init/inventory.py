@@ -12,22 +12,14 @@ from itertools import islice
 from pathlib import PurePosixPath
 
 from tasks.core.errors import UsageError
+from tasks.core.folders import LocalStore, open_store
 from tasks.core.patterns import base_folder, expand, pattern_start
 from tasks.core.schema.source import TABLES
-from tasks.core.stores import (
-    ABSENT,
-    LocalStore,
-    Store,
-    Unreachable,
-    is_hidden,
-    is_remote,
-    open_store,
-    split_location,
-)
+from tasks.core.stores import ABSENT, Store, Unreachable, is_hidden, is_remote, split_location
 from tasks.core.units import count, counted
 from tasks.dataset.formats import images
 from tasks.dataset.init.evidence import LONGEST, shown
-from tasks.dataset.sources.files import COMPRESSED
+from tasks.dataset.sources.raw_files import COMPRESSED
 
 MOST_FILES = 200_000
 """Names that are listed."""
