@@ -1,73 +1,56 @@
-"""Measures loader settings for a run and keeps the chosen ones in its folder."""
+"""Waits for the loader settings of a run, which its agent measures where the training will run."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
-from tasks.core import child
-from tasks.core.lock import Held, Lease
-from tasks.core.schema import Config, Loader
+from tasks import control
+from tasks.core.schema import Config
 from tasks.core.units import counted
-from tasks.loader.settings import LoaderSettings, read_settings, write_settings
+from tasks.loader.settings import LoaderSettings
 from tasks.runs.folder import RunFolder
-from tasks.stage import Shown, StageResult, is_transient, shown
+from tasks.stage import StageResult, shown
+from tasks.supervision import launch, tuning
+from tasks.supervision.launch import Started
+from tasks.supervision.status import RunStatus
 
-LOOK_AGAIN_S = 5.0
+
+@dataclass(frozen=True)
+class Tuned:
+    """The settings that were measured for this flow run, if any were, and how the agent began that did so."""
+
+    settings: LoaderSettings | None = None
+    started: Started | None = None
 
 
-@task(name="tune", retries=1, retry_condition_fn=is_transient, cache_policy=NO_CACHE)
-def tune(config: Config, version: Path, run: RunFolder) -> StageResult:
+@control.stage(name="tune")
+def tune(config: Config, run: RunFolder) -> StageResult[Tuned]:
     """Settings that are there and fit the config stay; a run at work keeps the ones it started with.
 
-    Where somebody else is measuring, this waits for what comes of it.
+    DataError with the reason when nothing can be measured.
     """
     with shown("tune") as stage:
-        if kept := _kept(config, run):
-            return stage.result(kept)
-        lease = Lease(run.lease)
-        held = _wait(lease, run, stage)
-        if held is not None:
-            return stage.result(_kept(config, run) or f"left alone: {held}")
-        try:
-            if kept := _kept(config, run):
-                return stage.result(kept)
-            arguments = {
-                "config": config.model_dump(mode="json"),
-                "version": str(version),
-                "quarantine": str(run.quarantine),
-            }
-            measured = child.call("tasks.diagnosis.bench:tune", arguments, stage.progress)
-            settings = LoaderSettings.model_validate(measured)
-            write_settings(run.loader, settings)
-        finally:
-            lease.release()
-        return stage.result(_summary(settings), **measured)
+        if (there := tuning.kept(run, config.loader)) is not None:
+            return stage.result(f"kept: {_summary(there)}", Tuned(), "unchanged")
+        started = launch.start_or_adopt(run, "train", control.check)
+        if started.adopted and run.loader.exists():
+            return stage.result("left alone: the run is at work", Tuned(), "unchanged")
 
+        def progress(status: RunStatus) -> None:
+            stage.progress(0, 0, status.reason or "measuring loader settings")
 
-def _wait(lease: Lease, run: RunFolder, stage: Shown) -> Held | None:
-    """Take the lease; or whoever holds it, once there are settings."""
-    while True:
-        try:
-            lease.wait(0 if run.loader.exists() else LOOK_AGAIN_S)
-            return None
-        except Held as held:
-            if run.loader.exists():
-                return held
-            stage.progress(0, 0, f"waiting: {held}")
+        def is_tuned(status: RunStatus) -> bool:
+            return tuning.kept(run, config.loader) is not None or status.training_is_over
 
-
-def _kept(config: Config, run: RunFolder) -> str | None:
-    """What is told of settings that are there and fit the config."""
-    kept = read_settings(run.loader) if run.loader.exists() else None
-    return f"kept: {_summary(kept)}" if kept is not None and _fits(kept, config.loader) else None
-
-
-def _fits(kept: LoaderSettings, asked: Loader) -> bool:
-    """Whether the numbers that the config gives, if any, are the kept ones."""
-    return asked.workers in ("auto", kept.workers) and asked.prefetch in ("auto", kept.prefetch)
+        launch.follow(run, is_tuned, progress)
+        if (settings := tuning.kept(run, config.loader)) is None:
+            launch.wait_for_training(run)  # which says why there are none
+            return stage.result("left alone: the run is done", Tuned(), "unchanged")
+        if started.adopted:
+            return stage.result(
+                f"measured by the run that was at work: {_summary(settings)}", Tuned(), "adopted"
+            )
+        return stage.result(_summary(settings), Tuned(settings, started))
 
 
 def _summary(settings: LoaderSettings) -> str:
@@ -75,6 +58,6 @@ def _summary(settings: LoaderSettings) -> str:
     rates = {one.workers: f"{one.samples_per_s:,.0f}" for one in settings.measurements}
     if settings.workers not in rates:
         return settings.reason
-    chosen = f"{counted(settings.workers, 'worker')}: {rates.pop(settings.workers)} samples/s"
+    chosen = f"{counted(settings.workers, 'worker')}: {rates.pop(settings.workers)} {settings.unit}/s"
     others = ", ".join(f"{counted(workers, 'worker')}: {rate}" for workers, rate in rates.items())
     return f"{chosen} ({others})" if others else chosen

@@ -3,19 +3,23 @@
 Tensors travel through shared memory and only their handles through the workers' common pipe. Texts would fill
 that pipe, and a worker killed in the middle of a long message leaves a torn one, for whose rest the reader
 waits for ever. So all texts of a batch travel as the bytes of one more tensor: every message stays short
-enough to be written in one piece.
+enough to be written in one piece. And all tensors lie in shared memory before a batch is handed over: when
+that is full, the thread that sends batches would lose this one, and its reader wait for it.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 
 from tasks.core.errors import TarmacError
 from tasks.loader.bad import BadSampleError, Defect, PassedOver
@@ -23,6 +27,9 @@ from tasks.loader.bad import BadSampleError, Defect, PassedOver
 Batch = dict[str, Any]
 """By name: a tensor of shape [samples, ...], or a list of strings; `key` always is the list of keys."""
 Packed = dict[str, Tensor]
+Collate = Callable[[Sequence[Mapping[str, Any]]], Batch]
+"""From one sample or more, as a transform gave them, to a batch; picklable."""
+SHARED = Path("/dev/shm")
 TEXTS = "\0texts"
 PASSED_OVER = "\0passed_over"
 
@@ -45,16 +52,36 @@ class Failure:
         return self.kind(self.text) if self.defect is None else BadSampleError(self.text, self.defect)
 
 
-def pack(samples: Sequence[Mapping[str, Any]], passed_over: Sequence[PassedOver] = ()) -> Packed:
-    """Stack tensors and numbers, gather strings; all samples have the same names and shapes.
+def stack(samples: Sequence[Mapping[str, Any]]) -> Batch:
+    """Stack tensors and numbers, gather strings; all samples have the same names and shapes."""
+    batch: Batch = default_collate([dict(sample) for sample in samples])
+    return batch
 
-    TypeError when a value is neither tensor, number nor string.
+
+def pack(
+    samples: Sequence[Mapping[str, Any]], passed_over: Sequence[PassedOver] = (), collate: Collate = stack
+) -> Packed:
+    """The batch that `collate` makes of the samples; in a worker its tensors lie in shared memory.
+
+    TypeError when a value is neither tensor, number nor string, TarmacError when shared memory is full.
     """
-    packed: Packed = {}
     texts: dict[str, Any] = {PASSED_OVER: [asdict(one) for one in passed_over]} if passed_over else {}
-    if not samples:
-        texts["key"] = []
-    for name, value in (default_collate([dict(sample) for sample in samples]) if samples else {}).items():
+    try:
+        packed = _tensors(collate(samples) if samples else {"key": []}, texts)
+        if get_worker_info() is not None:
+            for tensor in packed.values():
+                tensor.untyped_storage().share_memory_()
+    except RuntimeError as error:
+        if f"({errno.ENOSPC})" not in str(error):
+            raise
+        raise _without_room(samples) from error
+    return packed
+
+
+def _tensors(batch: Batch, texts: dict[str, Any]) -> Packed:
+    """The batch's tensors, and one more of its texts and of those given."""
+    packed: Packed = {}
+    for name, value in batch.items():
         if isinstance(value, Tensor):
             packed[name] = value
         elif all(isinstance(text, str) for text in value):
@@ -62,6 +89,22 @@ def pack(samples: Sequence[Mapping[str, Any]], passed_over: Sequence[PassedOver]
         else:
             raise TypeError(f"a transform gave as {name!r} neither tensor, number nor string: {value[0]!r}")
     return {**packed, TEXTS: torch.frombuffer(bytearray(json.dumps(texts).encode()), dtype=torch.uint8)}
+
+
+def _without_room(samples: Sequence[Mapping[str, Any]]) -> TarmacError:
+    """The error of a worker whose batch finds no room in shared memory.
+
+    It tells the file system's size, not what is free: another worker may just have given up its own batch.
+    """
+    values = (value for sample in samples for value in sample.values() if isinstance(value, Tensor))
+    needed = sum(value.nbytes for value in values)
+    disk = os.statvfs(SHARED)
+    whole = disk.f_blocks * disk.f_frsize
+    return TarmacError(
+        f"the loader's workers are out of shared memory: a batch takes {needed / 1e6:,.1f} MB, and {SHARED} "
+        f"has {whole / 1e6:,.1f} MB for all of them; enlarge it, or lower loader.workers, loader.prefetch or "
+        "train.micro_batch"
+    )
 
 
 def unpack(packed: Packed) -> tuple[Batch, tuple[PassedOver, ...]]:

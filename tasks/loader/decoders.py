@@ -6,6 +6,7 @@ Every fault is a DataError; the caller, who knows the sample, adds where it is.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -16,14 +17,16 @@ from PIL import Image
 
 from tasks.core.errors import DataError
 from tasks.dataset.formats import images
+from tasks.dataset.formats.images import Reduce
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.stored import Crop, StoredVolume
 from tasks.dataset.rejects import Reject
+from tasks.loader.worker_state import decoding
 
 
-def image_of(members: Mapping[str, bytes]) -> Image.Image:
+def image_of(members: Mapping[str, bytes], reduce: Reduce | None = None) -> Image.Image:
     """The picture of an image_text sample, whichever member holds it."""
-    return decode_image(members[picture_name(members)])
+    return decode_image(members[picture_name(members)], reduce)
 
 
 def picture_name(members: Mapping[str, bytes]) -> str:
@@ -34,16 +37,29 @@ def picture_name(members: Mapping[str, bytes]) -> str:
     return name
 
 
-def decode_image(data: bytes) -> Image.Image:
-    """An upright picture of mode RGB, decoded as the build did, whatever number of pixels that allowed."""
+@decoding
+def decode_image(data: bytes, reduce: Reduce | None = None) -> Image.Image:
+    """An upright picture of mode RGB, decoded as the build did, whatever number of pixels that allowed.
+
+    A JPEG comes smaller where `reduce` says so.
+    """
     try:
-        kind, picture = images.decode(data, images.ANY_SIZE)
+        kind, picture = images.decode(data, images.ANY_SIZE, reduce)
         if kind not in images.MEMBERS:
             raise DataError(f"picture cannot be decoded: shards hold {', '.join(images.MEMBERS)}, not {kind}")
         return images.to_rgb(images.upright(picture))
     except Reject as reject:
         raise DataError(f"picture cannot be decoded: {reject.detail}") from None
     except (OSError, SyntaxError, ValueError) as error:  # of pixels that no picture can be made of
+        raise DataError(f"picture cannot be decoded: {error}") from error
+
+
+def picture_size(data: bytes) -> tuple[int, int]:
+    """Width and height of what `decode_image` would give, by the header alone."""
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            return images.upright_size(picture)
+    except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"picture cannot be decoded: {error}") from error
 
 
@@ -59,6 +75,7 @@ def volume_of(members: Mapping[str, bytes]) -> StoredVolume:
         raise DataError(f"volume cannot be decoded: {error}") from error
 
 
+@decoding
 def decode_volume(members: Mapping[str, bytes], crop: Crop | None = None) -> NDArray[np.int16]:
     """The voxels in HU, (D, H, W), perhaps read-only: all of them, or those of a crop within the volume.
 
@@ -83,6 +100,7 @@ def decode_text(data: bytes) -> str:
         raise DataError(f"text is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from error
 
 
+@decoding
 def decode_json(data: bytes) -> Any:
     try:
         return json.loads(data)

@@ -9,38 +9,46 @@ exhaust its descriptors.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import os
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
+from tasks.core.remote.remote_shards import RemoteShard, cache
+from tasks.dataset.foreign import foreign_split
 from tasks.dataset.index import read_index
-from tasks.dataset.layout import shard_name
-from tasks.dataset.tar.span import parse_key, parse_sample
+from tasks.dataset.layout import FOREIGN, shard_name
+from tasks.dataset.tar.format import Sample, parse_sample
+from tasks.dataset.tar.reader import parse_foreign
+from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, Defect, Reason
+from tasks.loader.order import OPEN_SHARDS, Order, Shuffle, order_of
+from tasks.loader.staging import Shard
 
-OPEN_SHARDS = 64
+PROBES = 64
 NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One sample: its key and the bytes of its members by suffix, such as `png`, `txt`, `json`."""
+class OpenShard(NamedTuple):
+    """Its descriptor, and its name as a worker's state has it."""
 
-    key: str
-    members: dict[str, bytes]
+    descriptor: int
+    name: bytes
 
 
 class IndexedReader:
     """The samples 0..len-1 of one split, in storage order. Picklable; a copy opens its own files.
 
-    `excluded` are rows of the index, sorted and without repetition, that are no samples of it.
+    `excluded` are rows of the index, sorted and without repetition, that are no samples of it. `staged` is a
+    folder in which copies of shards may lie, which are read in their place. Without `checksums`, a sample
+    counts as changed only where its members cannot be told apart.
     """
 
     def __init__(
@@ -49,20 +57,27 @@ class IndexedReader:
         split: str,
         excluded: NDArray[np.int64] = NO_ROWS,
         open_shards: int = OPEN_SHARDS,
+        staged: Path | None = None,
+        checksums: bool = True,
     ) -> None:
         self.version = version
         self.split = split
         self._excluded = excluded
         self._open_shards = open_shards
+        self.staged = staged
+        self._checksums = checksums
         self._prepare()
 
     def _prepare(self) -> None:
         self._index = read_index(self.version, self.split)
-        self._descriptors: OrderedDict[int, int] = OrderedDict()
+        self._foreign = foreign_split(self.version, self.split)
+        if self.staged is not None and self.is_remote:
+            raise UsageError("loader.stage: remote shards are kept on this node anyhow; leave it out")
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._gaps = self._excluded - np.arange(len(self._excluded))
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("version", "split", "_excluded", "_open_shards")
+        names = ("version", "split", "staged", "_excluded", "_open_shards", "_checksums")
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -70,20 +85,42 @@ class IndexedReader:
         self._prepare()
 
     def __del__(self) -> None:
-        for descriptor in getattr(self, "_descriptors", {}).values():
-            os.close(descriptor)
+        for shard in getattr(self, "_open", {}).values():
+            os.close(shard.descriptor)
 
     def __len__(self) -> int:
         return len(self._index) - len(self._excluded)
+
+    def order(self, shuffle: Shuffle) -> Order:
+        """By `loader.shuffle`; how large a sample is, PROBES of them spread over the split say."""
+        probes = self._index[:: max(len(self._index) // PROBES, 1)]["length"]
+        return order_of(shuffle, len(self), int(self._index[-1]["shard"]) + 1, float(probes.mean()))
+
+    @property
+    def is_remote(self) -> bool:
+        return self._foreign is not None and bool(self._foreign.remote)
+
+    def shards_of(self, numbers: Sequence[int]) -> list[Shard | RemoteShard]:
+        """The shards of some samples, each once, that copies are made of: remote ones, and those staged."""
+        rows = [self.row(number) for number in numbers]
+        shards = np.unique(self._index[rows]["shard"]).tolist()
+        if self._foreign is not None and self._foreign.remote:
+            return [self._foreign.remote[shard] for shard in shards]
+        names = [shard_name(self.split, shard) for shard in shards]
+        return [Shard(self.version / name, self.staged / name) for name in names] if self.staged else []
 
     def row(self, number: int) -> int:
         """The row of the index that sample `number` stands in; where none is excluded it is the same."""
         return number + int(np.searchsorted(self._gaps, number, side="right")) if self._gaps.size else number
 
-    def thinned(self) -> dict[Path, range]:
+    def thinned(self) -> dict[Path | RemoteShard, range]:
         """The shards that lost samples to `excluded`, and the samples that are left in each."""
         shards = np.unique(self._index[self._excluded]["shard"]).tolist()
-        return {self._path(shard): self._numbers(shard) for shard in shards}
+        return {self.source(shard): self._numbers(shard) for shard in shards}
+
+    def source(self, shard: int) -> Path | RemoteShard:
+        """The tar of shard number `shard`."""
+        return self._foreign.remote[shard] if self._foreign and self._foreign.remote else self._path(shard)
 
     def _numbers(self, shard: int) -> range:
         start, stop = self._first_row(shard), self._first_row(shard + 1)
@@ -97,10 +134,12 @@ class IndexedReader:
         anything about the sample.
         """
         row = self.row(number)
-        entry = self._index[row]
-        shard, offset, length = int(entry["shard"]), int(entry["offset"]), int(entry["length"])
+        shard, offset, length, crc32c = self._index.item(row)  # of dtype INDEX
         try:
-            span = self._read_span(shard, offset, length)
+            span = self._read_span(row, shard, offset, length)
+            if self.staged is not None and not self._is_sound(span, length, crc32c):
+                self._forget_copy(shard)
+                span = self._read_span(row, shard, offset, length)
         except FileNotFoundError as error:
             raise self._bad(row, "shard.missing", f"{error.strerror}") from error
         except OSError as error:
@@ -112,9 +151,17 @@ class IndexedReader:
         if len(span) < length:
             missing = f"{length - len(span):,} of its bytes" if span else "all of its bytes"
             raise self._bad(row, "shard.truncated", f"the shard is truncated, {missing} are missing")
-        if google_crc32c.value(span) != int(entry["crc32c"]):
+        if not self._is_sound(span, length, crc32c):
             raise self._changed(row, span)
-        return Sample(parse_key(span), parse_sample(span))
+        try:
+            if self._foreign is not None and not self._foreign.is_plain:
+                return parse_foreign(span)
+            return parse_sample(span)
+        except (ValueError, IndexError) as error:
+            raise self._changed(row, span) from error
+
+    def _is_sound(self, span: bytes, length: int, crc32c: int) -> bool:
+        return len(span) == length and (not self._checksums or google_crc32c.value(span) == crc32c)
 
     def place(self, number: int) -> str:
         """Where sample `number` lies, for messages: `train/000007.tar row 12`."""
@@ -163,26 +210,44 @@ class IndexedReader:
             range(len(self._index)), shard, key=lambda row: int(self._index[row]["shard"])
         )
 
-    def _read_span(self, shard: int, offset: int, length: int) -> bytes:
+    def _read_span(self, row: int, shard: int, offset: int, length: int) -> bytes:
         """The bytes, or fewer where the file ends; one system call up to the kernel's limit of 2 GiB."""
-        descriptor = self._descriptor(shard)
+        descriptor, name = self._opened(shard)
+        worker_state.mine.reading(name, row, offset)
         span = os.pread(descriptor, length, offset)
         while len(span) < length and (more := os.pread(descriptor, length - len(span), offset + len(span))):
             span += more
         return span
 
+    def _opened(self, shard: int) -> OpenShard:
+        """The shard, open; the one used longest ago is closed when there are too many."""
+        if shard in self._open:
+            self._open.move_to_end(shard)
+            return self._open[shard]
+        if len(self._open) >= self._open_shards:
+            os.close(self._open.popitem(last=False)[1].descriptor)
+        name = worker_state.shard_field(shard_name(self.split, shard))
+        worker_state.mine.opening(name)
+        self._open[shard] = OpenShard(self._descriptor(shard), name)
+        return self._open[shard]
+
     def _descriptor(self, shard: int) -> int:
-        """An open descriptor of the shard; the one used longest ago is closed when there are too many."""
-        if shard in self._descriptors:
-            self._descriptors.move_to_end(shard)
-            return self._descriptors[shard]
-        if len(self._descriptors) >= self._open_shards:
-            os.close(self._descriptors.popitem(last=False)[1])
-        self._descriptors[shard] = os.open(self._path(shard), os.O_RDONLY)
-        return self._descriptors[shard]
+        if self.staged is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(self.staged / shard_name(self.split, shard), os.O_RDONLY)
+        source = self.source(shard)
+        return os.open(source, os.O_RDONLY) if isinstance(source, Path) else cache().descriptor(source)
+
+    def _forget_copy(self, shard: int) -> None:
+        """A copy is no evidence of what the shard holds; what is wrong with either shows by the shard."""
+        assert self.staged is not None
+        os.close(self._open.pop(shard).descriptor)
+        (self.staged / shard_name(self.split, shard)).unlink(missing_ok=True)
 
 
 def remedy(version: Path, reason: Reason) -> str:
     """What to do about a bad sample; it names the version, since the dataset's current one may be another."""
     level = " --full" if reason == "member.undecodable" else ""
+    if (version / FOREIGN).exists():
+        return f"others wrote its tar: `tarmac repair {version}{level} --quarantine` leaves it out"
     return f"`tarmac repair {version}{level}` mends it, or leaves it out with --quarantine"

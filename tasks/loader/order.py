@@ -12,7 +12,7 @@ ciphers to keep a secret by: they only have to look random.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -27,11 +27,18 @@ Shuffle = Literal["windows", "samples", "none"]
 
 ROUNDS = 8
 WINDOW = 4096
+"""Samples, at most, that are shuffled together."""
+WINDOW_BYTES = 2 << 30
+"""What a window reads from, at most: a stretch that a page cache keeps while it is read in any order."""
+OPEN_SHARDS = 64
+"""Shards that a process keeps open; a window spans less than half, as one ends while the next begins."""
 GOLDEN = 0x9E3779B97F4A7C15
 WORD = 0xFFFFFFFFFFFFFFFF
+MIXED = 1000
+"""Neighbouring positions that several datasets share exactly by their weights."""
 TRIES = 16
 """Samples that are drawn in place of a bad one, in case they are bad as well."""
-ORDER, WITHIN, SHIFT, AUGMENT, STAND_IN = range(5)
+ORDER, WITHIN, SHIFT, AUGMENT, STAND_IN, MIX = range(6)
 """What a key is for, so that no two uses share their random numbers."""
 
 
@@ -70,6 +77,13 @@ class Windows:
 
     size: int = WINDOW
 
+    @classmethod
+    def fitting(cls, samples: int, shards: int, sample_bytes: float) -> Windows:
+        """The largest that keep to WINDOW_BYTES and OPEN_SHARDS where so many samples, of that size on
+        average, lie in so many shards: CT shards may hold sixteen samples, or two."""
+        by_shards = (OPEN_SHARDS // 2 - 1) * samples // shards
+        return cls(max(min(WINDOW, by_shards, int(WINDOW_BYTES / max(sample_bytes, 1))), 1))
+
     def indices(self, positions: Integers, count: int, seed: int) -> Integers:
         epochs, offsets = np.divmod(positions, count)
         size = min(self.size, count)
@@ -90,8 +104,14 @@ class Windows:
         return (window * size + within + shift) % count
 
 
-ORDERS: Mapping[Shuffle, Order] = {"windows": Windows(), "samples": Samples(), "none": Storage()}
-"""`loader.shuffle` in the config."""
+def order_of(shuffle: Shuffle, samples: int, shards: int, sample_bytes: float) -> Order:
+    """`loader.shuffle` of the config, for a split of that shape."""
+    orders: Mapping[Shuffle, Order] = {
+        "windows": Windows.fitting(samples, shards, sample_bytes),
+        "samples": Samples(),
+        "none": Storage(),
+    }
+    return orders[shuffle]
 
 
 def sample_seeds(positions: Integers, seed: int) -> Integers:
@@ -104,6 +124,39 @@ def stand_ins(position: int, count: int, seed: int) -> list[int]:
     draws = np.arange(position * TRIES, (position + 1) * TRIES)
     drawn: list[int] = (_keys(seed, STAND_IN, draws) % np.uint64(count)).tolist()
     return drawn
+
+
+def portions(weights: Sequence[float]) -> list[int]:
+    """Each dataset's share of MIXED positions, by the largest remainders; UsageError where it is none."""
+    shares = np.array(weights, np.float64) / sum(weights) * MIXED
+    counts = np.floor(shares).astype(np.int64)
+    counts[np.argsort(counts - shares, kind="stable")[: MIXED - counts.sum()]] += 1
+    if not counts.all():
+        raise UsageError(
+            f"train.data: a weight of {weights[int(np.argmin(counts))]:g} is less than a thousandth of all; "
+            "raise it, or leave the dataset out"
+        )
+    found: list[int] = counts.tolist()
+    return found
+
+
+def mix(positions: Integers, counts: Sequence[int], seed: int) -> tuple[Integers, Integers]:
+    """Which dataset stands at each position, and at which position of that dataset's own endless sequence.
+
+    Each MIXED positions hold `counts` (which add up to that) of the datasets, in an order of their own.
+    Within a dataset the positions count on without gaps, so it is read as it would be alone, and its every
+    epoch holds each of its samples once. All of shape [n].
+    """
+    labels = np.repeat(np.arange(len(counts)), counts)
+    blocks, offsets = np.divmod(positions, MIXED)
+    which, own = np.empty_like(positions), np.empty_like(positions)
+    for block in np.unique(blocks):
+        mixed = labels[permute(np.arange(MIXED), MIXED, _keys(seed, MIX, np.full(MIXED, block)))]
+        before = np.stack([np.cumsum(mixed == number) - 1 for number in range(len(counts))])
+        here = np.flatnonzero(blocks == block)
+        which[here] = mixed[offsets[here]]
+        own[here] = block * np.array(counts)[which[here]] + before[which[here], offsets[here]]
+    return which, own
 
 
 def rank_positions(step: int, batch_size: int, rank: int, world_size: int) -> range:

@@ -5,24 +5,45 @@ Free of torch, so that status, report and flows can read it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.core.errors import DataError
 from tasks.core.files import write_atomic
 
+Reader = Literal["indexed", "streaming"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What can be chosen about a loader without changing which samples it gives."""
+
+    workers: int
+    prefetch: int
+    reader: Reader
+
 
 class Measurement(BaseModel):
-    """One number of workers, measured."""
+    """One setting, measured."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     workers: int
+    prefetch: int = 2
+    reader: Reader = "indexed"
     samples_per_s: float
     """Steady rate, after as many batches as the queues hold."""
     first_batch_s: float
     """From the call to the first batch, with the forkserver already running."""
+    memory_bytes: int | None = None
+    """Of this process and its workers; what they share is counted once. None where it was not measured."""
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.workers, self.prefetch, self.reader)
 
 
 class LoaderSettings(BaseModel):
@@ -33,8 +54,23 @@ class LoaderSettings(BaseModel):
     workers: int
     prefetch: int
     """Batches that each worker has ready or in hand."""
+    reader: Reader | None = None
+    """The one that gave the most, where bench tried several; a run takes that of its config."""
     reason: str
     measurements: tuple[Measurement, ...] = ()
+    unit: Literal["samples", "rows"] = "samples"
+    """What the rates count: rows of several samples where `train.pack` makes such."""
+    taken_per_s: float | None = None
+    """Samples a second that the training takes where it waits for nothing; None where it was not measured."""
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.workers, self.prefetch, self.reader or "indexed")
+
+    def to_config(self) -> str:
+        """As the config's line."""
+        reader = f"reader: {self.reader}, " if self.reader is not None else ""
+        return f"loader: {{{reader}workers: {self.workers}, prefetch: {self.prefetch}}}"
 
 
 def write_settings(path: Path, settings: LoaderSettings) -> None:

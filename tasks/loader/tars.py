@@ -1,7 +1,7 @@
 """Reads a tar's samples from front to back, plain or compressed, with webdataset's grouping.
 
-Only local files are opened, by this module and never by webdataset's opener, which would run a shell command
-for `pipe:` and for every remote scheme.
+Files and remote shards are opened by this module and never by webdataset's opener, which would run a shell
+command for `pipe:` and for every remote scheme.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from webdataset.shardlists import expand_urls
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.remote.remote_shards import BLOCK_BYTES, RemoteShard, cache, remote_shard
+from tasks.core.stores import REMOTE_SCHEMES, is_remote
 from tasks.dataset.tar.format import END
+from tasks.loader import worker_state
+from tasks.loader.worker_state import Stage
 
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")
 """What webdataset unpacks."""
@@ -26,40 +31,105 @@ COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")
 Raw = dict[str, Any]
 
 
-def local_files(urls: Sequence[str | Path]) -> list[Path]:
-    """Paths of the tars; a path stands for itself, in a string braces are expanded."""
-    files = [url for url in urls if isinstance(url, Path)]
-    for url in (part for pattern in urls if isinstance(pattern, str) for part in expand_urls(pattern)):
-        scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
-        if (scheme and scheme[1] != "file") or url == "-":
-            raise UsageError(
-                f"{url}: only local files are read, since webdataset runs a shell command for any other "
-                "address; copy the shards to this machine first"
-            )
-        files.append(Path(url.removeprefix("file://").removeprefix("file:")))
-    if not files:
+Shard = Path | RemoteShard
+"""A tar of this machine, or at an address."""
+
+
+def shards_at(urls: Sequence[str | Shard]) -> list[Shard]:
+    """The tars; in a string braces are expanded. UsageError for an address that is neither local nor of a
+    remote store; DataError for a remote one that is not there."""
+    shards: list[Shard] = []
+    for url in urls:
+        for part in expand_urls(url) if isinstance(url, str) else (url,):
+            shards.append(_shard(part) if isinstance(part, str) else part)
+    if not shards:
         raise UsageError("the list of shards is empty")
-    return files
+    return shards
 
 
-def read_tar(path: Path) -> Iterator[Raw]:
+def _shard(url: str) -> Shard:
+    if is_remote(url):
+        return remote_shard(url)
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
+    if (scheme and scheme[1] != "file") or url == "-":
+        raise UsageError(
+            f"{url}: neither a file nor an address of {', '.join(REMOTE_SCHEMES)}; commands are never run"
+        )
+    return Path(url.removeprefix("file://").removeprefix("file:"))
+
+
+def folder_of(shard: Shard) -> str:
+    """For messages."""
+    return str(shard.parent) if isinstance(shard, Path) else str(shard).rpartition("/")[0]
+
+
+def size_of(shard: Shard) -> int:
+    """In bytes; 0 where that is not known."""
+    if isinstance(shard, RemoteShard):
+        return max(shard.size, 0)
+    return shard.stat().st_size if shard.exists() else 0
+
+
+def read_tar(shard: Shard) -> Iterator[Raw]:
     """webdataset's samples of one tar, plain or compressed: members by suffix, `__key__` and `__url__`.
 
-    DataError when it is broken, ends early or holds no sample.
+    DataError when it is broken, ends early or holds no sample, or when its store does not give it. A remote
+    one is read as it arrives, and shows that it is cut at its end.
     """
+    name = worker_state.shard_field("/".join(str(shard).split("/")[-2:]))
+    worker_state.mine.opening(name)
     key = None
     try:
-        with path.open("rb") as file:
-            _check_end(path)
-            for raw in group_by_keys(tar_file_expander([{"url": str(path), "stream": file}])):
+        with _opened(shard) as file:
+            worker_state.mine.enter(Stage.READ)
+            for raw in group_by_keys(tar_file_expander([{"url": str(shard), "stream": file}])):
                 key = raw["__key__"]
+                worker_state.mine.streaming(name, file.tell())
                 yield raw
+    except DataError:
+        raise
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
         where = f"after sample {key!r}" if key else "at its start"
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error.args[0]
-        raise DataError(f"{path}: cannot be read {where}: {reason}") from error
+        raise DataError(f"{shard}: cannot be read {where}: {reason}") from error
     if key is None:
-        raise DataError(f"{path}: holds no samples; take it off the list of shards")
+        raise DataError(f"{shard}: holds no samples; take it off the list of shards")
+
+
+@contextmanager
+def _opened(shard: Shard) -> Iterator[BinaryIO]:
+    if isinstance(shard, RemoteShard):
+        with cache().stream(shard) as stream:
+            ending = Ending(stream)
+            yield cast(BinaryIO, ending)
+            ending.check(shard)
+        return
+    with shard.open("rb") as file:
+        _check_end(shard)
+        yield file
+
+
+class Ending:
+    """A stream that remembers its first and last bytes."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._first, self._last = stream, b"", b""
+
+    def read(self, count: int = -1) -> bytes:
+        content = self._stream.read(count)
+        self._first = self._first or content[:6]
+        self._last = (self._last + content)[-len(END) :] if len(content) < len(END) else content[-len(END) :]
+        return content
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def check(self, shard: Shard) -> None:
+        """DataError for a plain tar cut between two members; reads to the end."""
+        while self.read(BLOCK_BYTES):
+            pass
+        if not self._first.startswith(COMPRESSED) and self._last != END:
+            raise truncated(shard)
 
 
 def _check_end(path: Path) -> None:
@@ -69,4 +139,8 @@ def _check_end(path: Path) -> None:
         compressed = file.read(6).startswith(COMPRESSED)
         file.seek(max(size - len(END), 0))
         if not compressed and file.read() != END:
-            raise DataError(f"{path}: truncated, its end blocks are missing; copy or build it again")
+            raise truncated(path)
+
+
+def truncated(shard: Shard) -> DataError:
+    return DataError(f"{shard}: truncated, its end blocks are missing; copy or build it again")

@@ -7,10 +7,15 @@ instead of waited for, and no draw from the caller's random numbers.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from multiprocessing import connection
+from multiprocessing.queues import Queue
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -18,11 +23,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from tasks.core.errors import DataError, TarmacError
-from tasks.core.process import die_with_parent
-from tasks.loader import forkserver
+from tasks.core.process import die_with_parent, keep_freed_memory
+from tasks.loader import forkserver, worker_state
 from tasks.loader.bad import Budget, PassedOver
 from tasks.loader.collate import Batch, Failure, Packed, unpack
+from tasks.loader.worker_state import Keeper
 
+FILE_DESCRIPTOR = "file_descriptor"
+"""torch's own way to hand over tensors: a descriptor for each."""
 logger = logging.getLogger(__name__)
 
 
@@ -42,18 +50,21 @@ class Batches(Iterator[Batch]):
         self,
         dataset: Dataset[Packed | Failure],
         name: str,
-        sampler: Iterable[range] | None,
+        sampler: Iterable[Any] | None,
         transform: Transform,
         workers: int,
         prefetch: int,
         pin_memory: bool,
         budget: Budget | None = None,
+        keeper: Keeper | None = None,
+        sharing_strategy: str = FILE_DESCRIPTOR,
     ) -> None:
         self.name = name
         self.passed_over: tuple[PassedOver, ...] = ()
         """The bad samples that the batch given last does without, and those of batches of which nothing was
         left before it."""
         self._budget = budget
+        self._writer = keeper.keep(0) if keeper is not None and not workers else worker_state.NOBODY
         loader: DataLoader[Packed | Failure] = DataLoader(
             dataset,
             batch_size=None,
@@ -61,7 +72,7 @@ class Batches(Iterator[Batch]):
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
             collate_fn=_as_it_is,
-            worker_init_fn=_prepare_worker,
+            worker_init_fn=partial(_prepare_worker, keeper, sharing_strategy),
             multiprocessing_context=forkserver.start(transform.__module__) if workers else None,
             pin_memory=pin_memory,
             # Without one of its own it draws from the global generator, and a resumed run would differ.
@@ -88,6 +99,7 @@ class Batches(Iterator[Batch]):
     def _next(self) -> Packed:
         if self._source is None:
             raise StopIteration
+        worker_state.take_up(self._writer)  # which is this process's where it has no workers
         try:
             packed: Packed | Failure = next(self._source)
         except BaseException as error:
@@ -145,8 +157,26 @@ def _describe_death(name: str, pid: int, code: int) -> str:
     return f"a loader worker (pid {pid}) of {name} was killed by {sign.name}; {cause}"
 
 
-def _prepare_worker(number: int) -> None:
+def _prepare_worker(keeper: Keeper | None, sharing_strategy: str, number: int) -> None:
     die_with_parent()
+    keep_freed_memory()
+    torch.multiprocessing.set_sharing_strategy(sharing_strategy)  # type: ignore[no-untyped-call]
+    Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
+    if keeper is not None:
+        keeper.keep(number)
+
+
+def _end_worker(error: Exception, _: object) -> None:
+    """Of a batch that cannot be sent: Python would only print it, and whoever waits for the batch do so for
+    ever."""
+    sys.stderr.write(f"error: {_unsent(error)}\n")
+    os._exit(1)
+
+
+def _unsent(error: Exception) -> str:
+    is_short = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    fix = "; raise `ulimit -n`, or set loader.sharing_strategy: file_system" if is_short else ""
+    return f"a batch cannot be handed over: {type(error).__name__}: {error}{fix}"
 
 
 def _as_it_is(packed: Any) -> Any:
