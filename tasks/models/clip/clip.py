@@ -1,0 +1,283 @@
+"""CLIP: an image tower and a text tower that meet in one space, by open_clip's models, loss and transforms.
+
+Source: A. Radford et al., "Learning transferable visual models from natural language supervision" (2021).
+What open_clip's trainer does to a CLIP model is done here too: symmetric contrastive loss over the batch,
+temperature held below 100, no weight decay on biases, norms and temperature, and Adam's constants by the name
+of the model (open_clip_train, main.py and params.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import pickle
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from tasks.core.errors import DataError, UsageError
+from tasks.loader.collate import Collate, stack
+from tasks.loader.decoders import decode_text, image_of
+from tasks.loader.workers import Transform
+from tasks.models.clip.clip_options import DIGITS, DIGITS_FILE, SIGMOID, ClipOptions
+from tasks.models.clip.openclip import open_clip
+from tasks.models.clip.pictures import Crop, RandomCrop, normalised
+from tasks.models.recipes import instead
+from tasks.models.task import Contrastive, Embedder, Features, Loss
+
+open_clip.add_model_config(DIGITS_FILE)
+
+Tokenize = Callable[[Any], Tensor]
+"""A text, or several, to [texts, context length] int64."""
+USUAL_SIZE = 224
+"""Pixels of a side of models that do not say."""
+HIGHEST_LOGIT_SCALE = math.log(100)
+OF_TRANSFORMERS: Mapping[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6}
+"""Adam's constants for vision transformers, which `tarmac/digits` is one of."""
+OF_OTHERS: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
+UNDECAYED = ("bn", "ln", "bias", "logit_scale")
+"""What the name of a parameter without weight decay holds, if it has more than one dimension."""
+KEPT_CAPTIONS, LONGEST_KEPT = 4096, 200
+"""How many captions, of how many characters, a loader worker remembers the tokens of: 5 MB at most."""
+QUICK = "-quickgelu"
+"""Ends the names of models with the activation that OpenAI's weights, and some others, were trained with."""
+UNREADABLE = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AssertionError,
+    KeyError,
+    pickle.UnpicklingError,
+    SafetensorError,
+)
+"""What open_clip lets through when a model cannot be made, or weights be fetched, parsed or fitted."""
+
+
+class ClipRecipe:
+    """CLIP models of open_clip, trained as by open_clip's trainer."""
+
+    def __init__(self, options: ClipOptions) -> None:
+        self.options, self.name, self.pretrained = options, options.title, options.pretrained
+        self.collate: Collate = stack
+        if options.config is not None:  # open_clip's own way in takes a file
+            open_clip.factory._MODEL_CONFIGS[options.registered] = deepcopy(options.config)
+
+    def build_model(self, *, pretrained: bool = True) -> nn.Module:
+        weights = self.pretrained if pretrained else None
+        if weights is not None:
+            self._check_pretrained(weights)
+        begins = SIGMOID if self._gets_a_bias else {}
+        try:
+            with _without_notices():
+                model: nn.Module = open_clip.create_model(
+                    self.options.registered,
+                    pretrained=weights,
+                    pretrained_text=pretrained,
+                    force_image_size=self.options.image_size,
+                    force_patch_dropout=self.options.patch_dropout,
+                    **begins,
+                )
+        except UNREADABLE as error:
+            if weights is None and self.options.config is None:
+                raise
+            if weights is None:
+                raise UsageError(f"train.model.config: open_clip makes no model of it: {error}") from error
+            raise DataError(
+                f"train.model.pretrained: {weights} does not load into {self.name}: {error}"
+            ) from error
+        return model
+
+    def task(self, model: nn.Module) -> ClipTask:
+        return ClipTask(model, self.tokenize, self.preprocessing, is_sigmoid=self.options.is_sigmoid)
+
+    def transform(self, is_train: bool) -> Transform:
+        settings = self.preprocessing
+        training = RandomCrop(settings, self.options.augment) if is_train else None
+        return ClipTransform(self.tokenize, Crop(settings), training)
+
+    @cached_property
+    def tokenize(self) -> Tokenize:
+        """Of open_clip, or by transformers where the model says so."""
+        try:
+            with _without_notices():
+                found: Tokenize = open_clip.get_tokenizer(self.options.registered)
+        except (OSError, ValueError) as error:  # of transformers, for what is neither here nor on the hub
+            says = str(error).splitlines()[0]
+            raise DataError(f"train.model: the tokenizer of {self.name} cannot be loaded: {says}") from error
+        return found
+
+    def part_of(self, name: str) -> str:
+        """By open_clip's names: the image tower is `visual`, and what is no tower is the temperature."""
+        first = name.partition(".")[0]
+        if first == "visual":
+            return "vision"
+        return "temperature" if first in ("logit_scale", "logit_bias") else "text"
+
+    def is_decayed(self, name: str, parameter: Tensor) -> bool:
+        return parameter.ndim >= 2 and not any(part in name for part in UNDECAYED)
+
+    @property
+    def adam(self) -> Mapping[str, Any]:
+        if self.options.config is not None or self.name == DIGITS:
+            is_transformer = "patch_size" in (self.options.described or {})["vision_cfg"]
+        else:
+            is_transformer = "vit" in self.name.lower()
+        return OF_TRANSFORMERS if is_transformer else OF_OTHERS
+
+    @property
+    def _gets_a_bias(self) -> bool:
+        """Whether the model was not made for the loss that it is trained by."""
+        described = open_clip.get_model_config(self.options.registered)
+        return self.options.is_sigmoid and described.get("init_logit_bias") is None
+
+    @cached_property
+    def preprocessing(self) -> Any:
+        """open_clip's PreprocessCfg: the model's image size, and what its weights are used to."""
+        registered = self.options.registered
+        described = open_clip.get_model_config(registered)["vision_cfg"]
+        size = self.options.image_size or described.get("image_size", USUAL_SIZE)
+        known = open_clip.get_pretrained_cfg(registered, self.pretrained) if self.pretrained else {}
+        defaults = asdict(open_clip.transform.PreprocessCfg())
+        merged = open_clip.transform.merge_preprocess_dict(defaults, {**known, "size": size})
+        return open_clip.transform.PreprocessCfg(**merged)
+
+    def _check_pretrained(self, weights: str) -> None:
+        """UsageError when there are no such weights, or they go with another activation than the model's."""
+        known = open_clip.get_pretrained_cfg(self.options.registered, weights)
+        if not known and not os.path.isfile(weights):
+            tags = open_clip.list_pretrained_tags_by_model(self.options.registered)
+            raise UsageError(
+                f"train.model.pretrained: {weights!r} is no file, and no weights of {self.name} have "
+                f"that name; {instead(weights, tags)}"
+            )
+        is_quick = open_clip.get_model_config(self.options.registered).get("quick_gelu", False)
+        if known and known.get("quick_gelu", False) != is_quick:
+            other = self.name.removesuffix(QUICK) if is_quick else self.name + QUICK
+            raise UsageError(
+                f"train.model.name: the weights {weights} were trained with another activation than that of "
+                f"{self.name}; take {other}"
+            )
+
+
+class ClipTask(Contrastive, Embedder):
+    """An open_clip model with CLIP's or SigLIP's loss; its features are both kinds of embeddings.
+
+    The loss is open_clip's for one rank, given the features of all ranks. open_clip's `--local-loss`, which
+    has each rank compute its own rows of the logits, would change no gradient and is not offered.
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenize: Tokenize, preprocessing: Any, *, is_sigmoid: bool = False
+    ) -> None:
+        super().__init__(model)
+        self._tokenize = tokenize
+        self._preprocessing = preprocessing
+        self._is_sigmoid = is_sigmoid
+        self._loss = open_clip.loss.SigLipLoss() if is_sigmoid else open_clip.ClipLoss()
+
+    def encode(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        texts: Tensor = self.model.encode_text(batch["text"], normalize=True)
+        return {"image": self.embed_images(batch), "text": texts}
+
+    def contrast(self, features: Features) -> Loss:
+        images, scale = features["image"], self.model.logit_scale.exp()
+        bias = {"logit_bias": self.model.logit_bias} if self._is_sigmoid else {}
+        mean: Tensor = self._loss(images, features["text"], scale, **bias)
+        weight = mean.new_tensor(len(images))
+        logs = {"logit_scale": scale, **bias}
+        return Loss(mean * weight, weight, {name: value.detach().clone() for name, value in logs.items()})
+
+    def after_step(self) -> None:
+        with torch.no_grad():
+            self.model.logit_scale.clamp_(0, HIGHEST_LOGIT_SCALE)
+
+    @property
+    def logit_scale(self) -> float:
+        return float(self.model.logit_scale.detach().exp())
+
+    def embed_images(self, batch: Mapping[str, Any]) -> Tensor:
+        pixels = normalised(batch["image"], self._preprocessing)
+        embeddings: Tensor = self.model.encode_image(pixels, normalize=True)
+        return embeddings
+
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        tokens: Tensor = self._tokenize(list(texts))
+        return tokens
+
+    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        tokens = self.tokenize(texts).to(self.model.logit_scale.device)
+        embeddings: Tensor = self.model.encode_text(tokens, normalize=True)
+        return embeddings
+
+
+class ClipTransform:
+    """Members to `image` [height, width, 3] uint8 and `text` [context length] int64.
+
+    For training the image is cropped at random as by open_clip's trainer, by generators that start from the
+    sample's seed, so that the crop depends neither on the worker nor on what it did before.
+    """
+
+    def __init__(self, tokenize: Tokenize, crop: Crop, training: RandomCrop | None = None) -> None:
+        self._crop = crop
+        self._training = training
+        self._tokenize = tokenize
+        self._tokens: dict[str, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the tokens that are kept: each would take a file descriptor on its way to a worker."""
+        return {**self.__dict__, "_tokens": {}}
+
+    def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
+        if "txt" not in sample:
+            raise DataError(f"no member txt among {', '.join(sorted(sample))}; recipe clip needs a caption")
+        text = self._tokens_of(decode_text(sample["txt"]))
+        if generator_seed is None or self._training is None:
+            return {"image": self._crop(image_of(sample)), "text": text}
+        with _drawing_from(generator_seed):
+            return {"image": self._training(sample), "text": text}
+
+    def _tokens_of(self, caption: str) -> Tensor:
+        """Those of a caption that came before, such as the name of a class, are kept: they take longer than a
+        small picture."""
+        tokens = self._tokens.get(caption)
+        if tokens is None:
+            tokens = self._tokenize(caption)[0]
+            if len(caption) <= LONGEST_KEPT:
+                if len(self._tokens) == KEPT_CAPTIONS:
+                    self._tokens.clear()
+                self._tokens[caption] = tokens
+        return tokens
+
+
+@contextmanager
+def _drawing_from(seed: int) -> Iterator[None]:
+    """Torchvision's transforms draw from torch's generator, and open_clip's from that of `random`."""
+    generator = torch.default_generator
+    before, plain = generator.get_state(), random.getstate()
+    generator.manual_seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+        random.setstate(plain)
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """open_clip warns of random weights when it loads none, also where a checkpoint's are about to follow."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,1 @@
+"""CT-CLIP: volumes and their reports."""

@@ -1,0 +1,262 @@
+"""CT-CLIP: a 3D vision tower and a report tower that meet in one space.
+
+Source: I. E. Hamamci et al., "Developing generalist foundation models from a multimodal dataset for 3D
+computed tomography" (2024), and the code beside it. Model, tokens and voxels are as there. The contrastive
+loss compares all ranks' samples, where CT-CLIP's compares those of one GPU, and it cannot overflow. Volumes
+travel as the int16 HU that shards hold, half the bytes of floats; arithmetic is done on its device.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tasks.core.errors import DataError, UsageError
+from tasks.dataset.formats.volumes.geometry import axes_of
+from tasks.dataset.formats.volumes.stored import Crop
+from tasks.loader.collate import Batch, stack
+from tasks.loader.decoders import decode_json, decode_text, decode_volume, volume_of
+from tasks.loader.workers import Transform
+from tasks.models.ct.ct_clip_options import CtClipOptions, Sides, is_file
+from tasks.models.ct.ct_reports import Reports, reports_of
+from tasks.models.ct.ct_vit import CTViT, Tower
+from tasks.models.task import Contrastive, Embedder, Features, Loss
+
+HIGHEST_LOGIT_SCALE = math.log(100)
+HU_PER_UNIT = 1000.0
+"""CT-CLIP's models see HU / 1000."""
+ADAM: Mapping[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8}
+"""As in CT-CLIP."""
+CODEBOOK = "visual_transformer.vq.embed"
+UNUSED = re.compile(
+    r"visual_transformer\.(to_patch_emb_first_frame|to_pixels|to_pixels_first_frame|vq)\."
+    r"|visual_transformer\..*\.(null_kv|context_norm\.(gamma|beta))$"
+    r"|text_transformer\.(pooler\.|embeddings\.(position_ids|token_type_ids)$)"
+    r"|to_(text|visual)_latent_extra\."
+)
+"""Parameters in a file of CT-CLIP's that play no part in comparing a volume with a report."""
+
+
+class CtClipRecipe:
+    """CT-CLIP and models of its shape."""
+
+    adam = ADAM
+
+    def __init__(self, options: CtClipOptions) -> None:
+        self.options = options
+        self.reports = reports_of(options)
+        self.collate = Trimmed(self.reports)
+
+    def build_model(self, *, pretrained: bool = True) -> nn.Module:
+        weights = self.options.pretrained if pretrained else None
+        model = CtClip(self.options, self.reports, pretrained=pretrained and weights is None)
+        if weights is not None:
+            load_weights(model, weights)
+        return model
+
+    def task(self, model: nn.Module) -> CtClipTask:
+        return CtClipTask(model, self.reports, self.options.window)
+
+    def transform(self, is_train: bool) -> Transform:
+        return CtClipTransform(self.options, self.reports, is_train)
+
+    def part_of(self, name: str) -> str:
+        """By CT-CLIP's names."""
+        first = name.partition(".")[0]
+        if first in ("visual_transformer", "to_visual_latent"):
+            return "vision"
+        return "temperature" if first == "temperature" else "text"
+
+    def is_decayed(self, name: str, parameter: Tensor) -> bool:
+        return parameter.ndim >= 2
+
+
+class CtClip(nn.Module):
+    """Both towers and their projections; parameters are named as in CT-CLIP."""
+
+    def __init__(self, options: CtClipOptions, reports: Reports, *, pretrained: bool) -> None:
+        super().__init__()
+        measures = options.measures
+        tower = Tower(
+            shape=options.input_shape,
+            patch=measures.patch,
+            width=measures.width,
+            spatial_layers=measures.spatial_layers,
+            temporal_layers=measures.temporal_layers,
+            heads=measures.heads,
+            head_width=measures.head_width,
+            codebook=options.codebook,
+        )
+        _, height, width = tower.grid
+        self.visual_transformer = CTViT(tower)
+        self.text_transformer, text_width = reports.build(pretrained=pretrained)
+        self.to_visual_latent = nn.Linear(height * width * tower.width, measures.space, bias=False)
+        self.to_text_latent = nn.Linear(text_width, measures.space, bias=False)
+        self.temperature = nn.Parameter(torch.tensor(options.logit_scale))
+
+
+class CtClipTask(Contrastive, Embedder):
+    """The symmetric contrastive loss of volumes and reports."""
+
+    def __init__(self, model: nn.Module, reports: Reports, window: tuple[int, int]) -> None:
+        super().__init__(model)
+        self._reports, self._window = reports, window
+
+    def encode(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {"volume": self.embed_images(batch), "text": self._embedded(batch["text"])}
+
+    def contrast(self, features: Features) -> Loss:
+        volumes, texts = features["volume"], features["text"]
+        scale = self.model.temperature.exp()
+        similar = scale * texts @ volumes.T
+        own = torch.arange(len(similar), device=similar.device)
+        both = [functional.cross_entropy(rows, own, reduction="sum") for rows in (similar, similar.T)]
+        total = (both[0] + both[1]) / 2
+        return Loss(total, total.new_tensor(len(similar)), {"logit_scale": scale.detach()})
+
+    def after_step(self) -> None:
+        with torch.no_grad():
+            self.model.temperature.clamp_(max=HIGHEST_LOGIT_SCALE)
+
+    @property
+    def logit_scale(self) -> float:
+        return float(self.model.temperature.detach().exp())
+
+    def embed_images(self, batch: Mapping[str, Any]) -> Tensor:
+        """Of volumes: the tokens' mean along the depth, all of them in one projection."""
+        tokens = self.model.visual_transformer(scaled(batch["volume"], batch["shift"], self._window))
+        return _unit(self.model.to_visual_latent(tokens.mean(1).flatten(1)))
+
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        return self._reports.tokenize(texts)
+
+    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        tokens = self._reports.trimmed(self.tokenize(texts))
+        return self._embedded(tokens.to(self.model.temperature.device))
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        read = self._reports.read(self.model.text_transformer, tokens)
+        return _unit(self.model.to_text_latent(read))
+
+
+class CtClipTransform:
+    """Members to `volume` [depth, height, width] int16 HU, `shift` [] in HU, `text` [context] int64."""
+
+    def __init__(self, options: CtClipOptions, reports: Reports, is_train: bool) -> None:
+        self._shape, self._reports, self._is_train = options.input_shape, reports, is_train
+        self._flip, self._jitter = options.flip, options.jitter
+
+    def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
+        if "txt" not in sample:
+            raise DataError(f"no member txt among {', '.join(sorted(sample))}; recipe ct_clip needs a report")
+        draws = None
+        if self._is_train and generator_seed is not None:
+            draws = np.random.default_rng(generator_seed)
+        there = volume_of(sample).shape
+        crop = crop_of(there, self._shape, draws)
+        voxels = decode_volume(sample, None if there == self._shape else crop)
+        shift = 0
+        if draws is not None:
+            shift = int(draws.integers(-self._jitter, self._jitter, endpoint=True))
+            if self._flip and draws.integers(2):
+                voxels = np.flip(voxels, _left_to_right(sample))
+        if not voxels.flags.writeable or not voxels.flags.c_contiguous:
+            voxels = voxels.copy()
+        return {
+            "volume": torch.from_numpy(voxels),
+            "shift": torch.tensor(shift, dtype=torch.float32),
+            "text": self._reports.tokenize([decode_text(sample["txt"])])[0],
+        }
+
+
+class Trimmed:
+    """Stacks samples, and leaves away what no text of the batch reaches to."""
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        batch = stack(samples)
+        return {**batch, "text": self._reports.trimmed(batch["text"]).contiguous()}
+
+
+def crop_of(there: Sequence[int], wanted: Sides, draws: np.random.Generator | None) -> Crop:
+    """The part of a volume that is read: drawn at random, or the middle; DataError where it is too small."""
+    room = [side - part for side, part in zip(there, wanted, strict=True)]
+    if min(room) < 0:
+        said, asked = (" x ".join(map(str, sides)) for sides in (there, wanted))
+        raise DataError(
+            f"the volume has {said} voxels, and the model reads {asked}; build with dataset.volume.shape: "
+            f"{list(wanted)}, or take a smaller train.model.shape"
+        )
+    starts = [side // 2 if draws is None else int(draws.integers(side, endpoint=True)) for side in room]
+    depth, height, width = (slice(at, at + part) for at, part in zip(starts, wanted, strict=True))
+    return depth, height, width
+
+
+def scaled(volumes: Tensor, shift: Tensor, window: tuple[int, int]) -> Tensor:
+    """HU [samples, depth, height, width] int16, raised by `shift` [samples], as the model sees them: within
+    the window, in thousands, of the type of `shift`."""
+    raised = volumes.to(shift.dtype).add_(shift.view(-1, 1, 1, 1))
+    return raised.clamp_(*window).div_(HU_PER_UNIT)
+
+
+def load_weights(model: nn.Module, path: str) -> None:
+    """Take up a file in CT-CLIP's layout, or one that Tarmac saved; UsageError where there is none, DataError
+    where it is of another model."""
+    where = f"train.model.pretrained: {path}"
+    if not is_file(path):
+        raise UsageError(f"{where}: there is no such file")
+    try:
+        state = _read(path)
+    except (OSError, RuntimeError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
+        problem = str(error).strip().splitlines()[0]
+        raise DataError(f"{where} holds no weights that can be read: {problem}") from error
+    mine = model.state_dict()
+    if CODEBOOK in state and CODEBOOK not in mine:
+        entries = state[CODEBOOK].shape[1]
+        raise UsageError(f"{where} has a codebook: set train.model.codebook: {entries}")
+    lacking, unknown = sorted(mine.keys() - state.keys()), sorted(state.keys() - mine.keys())
+    other = [name for name in mine.keys() & state.keys() if mine[name].shape != state[name].shape]
+    for names, problem in ((lacking, "lacks"), (unknown, "has"), (sorted(other), "has another shape of")):
+        if names:
+            raise DataError(f"{where} is of another model: it {problem} {names[0]}")
+    model.load_state_dict(state)
+
+
+def _read(path: str) -> dict[str, Tensor]:
+    """The tensors by this recipe's names; what is no table of tensors is a ValueError."""
+    found: Any = (
+        load_file(path)
+        if path.endswith(".safetensors")
+        else torch.load(path, map_location="cpu", weights_only=True)
+    )
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ValueError("it is no table of tensors by name")
+    named = {name.removeprefix("module."): value for name, value in found.items()}
+    given = named.pop("visual_transformer.vq._codebook.embed", named.get(CODEBOOK))
+    used = {name: value for name, value in named.items() if not UNUSED.match(name)}
+    return used if given is None else {**used, CODEBOOK: given}
+
+
+def _left_to_right(sample: Mapping[str, bytes]) -> int:
+    """The axis of the volume along which left and right lie."""
+    facts = decode_json(sample.get("json", b"{}"))
+    axes = axes_of(facts.get("axes")) if isinstance(facts, dict) else None
+    if axes is None:
+        raise DataError("json does not say along which axes the volume lies; take out train.model.flip")
+    return axes.index("x")
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return functional.normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)), dim=-1)

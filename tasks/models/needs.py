@@ -1,0 +1,134 @@
+"""What a model needs that no package brings: files by path, and files of repositories on Hugging Face's hub.
+
+Each recipe's options say it without torch, so that `tarmac fetch` can download ahead and `tarmac preflight`
+can see what is missing. Which files of a repository are taken follows from their names alone: the first of
+several formats that is there whole, in the order in which the libraries that load them look for them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+SHARD = re.compile(r"-\d+-of-(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files of a repository that serve one purpose: all patterns of the first alternative that is there
+    whole, and `extras`, as far as there are any."""
+
+    name: str
+    alternatives: tuple[tuple[str, ...], ...]
+    extras: tuple[str, ...] = ()
+
+    def chosen(self, names: Collection[str]) -> frozenset[str] | None:
+        """Those of the names that are to be taken; None where no alternative is there whole."""
+        for patterns in self.alternatives:
+            found = [_matching(pattern, names) for pattern in patterns]
+            if all(found) and all(map(_is_whole, found)):
+                extras = [_matching(pattern, names) for pattern in self.extras]
+                return frozenset().union(*found, *extras)
+        return None
+
+
+CONFIG = Part("config", (("config.json",),), ("generation_config.json",))
+WEIGHTS = Part(
+    "weights",
+    (
+        ("model.safetensors",),
+        ("model.safetensors.index.json", "model-*-of-*.safetensors"),
+        ("pytorch_model.bin",),
+        ("pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
+    ),
+)
+_BESIDE_TOKENIZER = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.*",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+)
+TOKENIZER = Part(
+    "tokenizer",
+    (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"), ("*.model",)),
+    _BESIDE_TOKENIZER,
+)
+FAST_TOKENIZER = Part("tokenizer", (("tokenizer.json",),), _BESIDE_TOKENIZER)
+PICTURES = Part("picture settings", (("preprocessor_config.json",),))
+KIND_IF_ANY = Part("config", ((),), ("config.json",))
+"""By which transformers knows a tokenizer that does not name its own kind."""
+OPEN_CLIP_CONFIG = Part("open_clip's config", (("open_clip_config.json",),))
+
+
+@dataclass(frozen=True)
+class PathNeed:
+    """A file or folder that somebody put there; nothing of it can be downloaded."""
+
+    key: str
+    path: str
+
+
+@dataclass(frozen=True)
+class HubNeed:
+    """Parts of one of the hub's repositories."""
+
+    key: str
+    repository: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class UnknownNeed:
+    """Something that a program of its own downloads, if it does; `why` says so to a person."""
+
+    key: str
+    why: str
+
+
+Need = PathNeed | HubNeed | UnknownNeed
+
+
+def of_transformers(key: str, name: str, *parts: Part) -> Need:
+    """Parts of a model of transformers, by the name of a repository or by a folder."""
+    is_path = os.path.isdir(name) or name.startswith((os.sep, ".", "~"))
+    return PathNeed(key, name) if is_path else HubNeed(key, name, parts)
+
+
+def of_open_clip_text(key: str, text: Mapping[str, Any], *, weights: bool) -> Sequence[Need]:
+    """Of a text tower as open_clip describes it: a model or a tokenizer of transformers, if it has one."""
+    model, tokenizer = text.get("hf_model_name"), text.get("hf_tokenizer_name")
+    found: list[Need] = []
+    if model:
+        found.append(of_transformers(key, model, CONFIG, *([WEIGHTS] if weights else [])))
+    if tokenizer:
+        found.append(of_transformers(key, tokenizer, TOKENIZER, KIND_IF_ANY))
+    return found
+
+
+def open_clip_weights(file: str) -> Part:
+    """The weights that open_clip loads under that file's name ("" for its usual one): safetensors before
+    what is a pickle (open_clip's pretrained.py, `download_pretrained_from_hf`)."""
+    if not file:
+        return Part("weights", (("open_clip_model.safetensors",), ("open_clip_pytorch_model.bin",)))
+    stem, end = os.path.splitext(file)
+    safe = ((f"{stem}.safetensors",),) if end in (".bin", ".pth") else ()
+    return Part("weights", (*safe, (file,)))
+
+
+def _matching(pattern: str, names: Collection[str]) -> frozenset[str]:
+    if not any(sign in pattern for sign in "*?["):
+        return frozenset({pattern} & set(names))
+    return frozenset(name for name in names if "/" not in name and fnmatchcase(name, pattern))
+
+
+def _is_whole(names: Collection[str]) -> bool:
+    """Whether no part of weights in several files is missing."""
+    counts = {int(found[1]) for name in names if (found := SHARD.search(name))}
+    return not counts or counts == {len(names)}

@@ -1,0 +1,1 @@
+"""CLIP that learns from what teachers said of each pair, after MobileCLIP."""

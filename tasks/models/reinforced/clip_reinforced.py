@@ -1,0 +1,167 @@
+"""CLIP that learns from what teachers said of the data beforehand: MobileCLIP's dataset reinforcement.
+
+Source: P. K. A. Vasu et al., "MobileCLIP: Fast image-text models through multi-modal reinforced training"
+(2024), sections 3 and 4, and its trainer, a patch for open_clip (https://github.com/apple/ml-mobileclip,
+training/open_clip_v2.patch). The loss of images I and texts T is
+
+    w0 * CE(I, T) + w1 * (H(P(I -> T), S(I -> T)) + H(P(T -> I), S(T -> I))) / 2
+
+where CE is CLIP's own, S is the student's softmax over the batch, P the mean over teachers of theirs, each at
+its own temperature, and H the cross entropy. The loss of the images with synthetic captions is added to it.
+Two things differ from that trainer, both on several ranks: the teachers' P(T -> I) is a softmax over images
+also there, where the patch without --local-loss turns P(I -> T) around; and teachers are compared in float32,
+whatever the precision of the student.
+
+Held-out samples are judged by the same loss, but of the plain image, for which the embedding of one of its
+augmentations stands; which one the sample itself decides. CLIP's own loss would judge by captions alone, and
+where these are poor it rises while the model learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tasks.core.errors import DataError
+from tasks.loader.decoders import image_of
+from tasks.loader.workers import Transform
+from tasks.models.clip.clip import ClipRecipe, ClipTask, ClipTransform, Tokenize
+from tasks.models.clip.clip_options import ClipOptions
+from tasks.models.clip.pictures import Crop
+from tasks.models.reinforced.clip_reinforced_options import LossWeights, ReinforcedOptions, Teacher
+from tasks.models.reinforced.reinforcement import Embedding, choose, replay
+from tasks.models.task import Features, Loss
+
+
+class ReinforcedRecipe(ClipRecipe):
+    """CLIP models of open_clip, trained as by MobileCLIP's trainer."""
+
+    def __init__(self, options: ReinforcedOptions) -> None:
+        super().__init__(ClipOptions(name=options.name, pretrained=options.pretrained))
+        self._options = options
+
+    def task(self, model: nn.Module) -> ReinforcedTask:
+        options = self._options
+        return ReinforcedTask(
+            model, self.tokenize, self.preprocessing, options.teachers, options.loss_weights
+        )
+
+    def transform(self, is_train: bool) -> Transform:
+        return ReinforcedTransform(self.tokenize, self.preprocessing, self._options)
+
+
+class ReinforcedTask(ClipTask):
+    """An open_clip model with the loss above where a batch brings what teachers said, else with CLIP's."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenize: Tokenize,
+        preprocessing: Any,
+        teachers: Sequence[Teacher],
+        weights: LossWeights,
+    ) -> None:
+        super().__init__(model, tokenize, preprocessing)
+        self._widths = [teacher.width for teacher in teachers]
+        self._scales = [teacher.logit_scale for teacher in teachers]
+        self._weights = weights
+
+    def encode(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """All texts go through the text tower at once."""
+        if "synthetic" not in batch:
+            features = super().encode(batch)
+        else:
+            both = torch.cat([batch["text"], batch["synthetic"]])
+            texts, synthetic = self.model.encode_text(both, normalize=True).chunk(2)
+            features = {"image": self.embed_images(batch), "text": texts, "synthetic": synthetic}
+        return {**features, **{name: batch[name] for name in batch if name.startswith("teacher_")}}
+
+    def contrast(self, features: Features) -> Loss:
+        if "teacher_image" not in features:
+            return super().contrast(features)
+        scale = self.model.logit_scale.exp()
+        losses = [
+            self._of_pairs(features, scale, texts) for texts in ("text", "synthetic") if texts in features
+        ]
+        contrastive, distillation, entropy = (torch.stack(parts).sum() for parts in zip(*losses, strict=True))
+        mean = self._weights.contrastive * contrastive + self._weights.distillation * distillation
+        weight = mean.new_tensor(len(features["image"]))
+        logs = {
+            "logit_scale": scale.detach(),
+            "contrastive": contrastive.detach(),
+            "distillation": distillation.detach(),
+            "teacher_entropy": entropy,
+        }
+        return Loss(mean * weight, weight, logs)
+
+    def _of_pairs(self, features: Features, scale: Tensor, texts: str) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean losses of the images with one kind of texts, and the entropy of the teachers, below which
+        no distillation comes."""
+        logits = scale * features["image"] @ features[texts].T
+        said = torch.stack([logits.log_softmax(dim=1), logits.T.log_softmax(dim=1)])
+        taught = self._taught(features["teacher_image"], features[f"teacher_{texts}"])
+        contrastive = -said.diagonal(dim1=1, dim2=2).mean()
+        distillation = -(taught * said).sum(dim=2).mean()
+        return contrastive, distillation, torch.special.entr(taught).sum(dim=2).mean()
+
+    @torch.no_grad()
+    def _taught(self, images: Tensor, texts: Tensor) -> Tensor:
+        """[2, samples, samples]: the texts of each image, and the images of each text, by all teachers."""
+        with torch.autocast(images.device.type, enabled=False):
+            taught = images.new_zeros(2, len(images), len(texts))
+            pairs = zip(*(torch.split(one, self._widths, 1) for one in (images, texts)), strict=True)
+            for teacher_scale, (image, text) in zip(self._scales, pairs, strict=True):
+                logits = teacher_scale * image @ text.T
+                taught[0] += logits.softmax(dim=1)
+                taught[1] += logits.T.softmax(dim=1)
+            return taught / len(self._scales)
+
+
+class ReinforcedTransform(ClipTransform):
+    """Members to `image` [height, width, 3] uint8, in training as one of its augmentations shows it, `text`
+    and `synthetic` [context length] int64, and `teacher_image`, `teacher_text`, `teacher_synthetic` [width].
+
+    Without `synthetic` where a synthetic caption may stand in for the real one.
+    """
+
+    def __init__(self, tokenize: Tokenize, preprocessing: Any, options: ReinforcedOptions) -> None:
+        super().__init__(tokenize, Crop(preprocessing))
+        size = preprocessing.size
+        self._size = (size, size) if isinstance(size, int) else tuple(size)
+        self._interpolation = preprocessing.interpolation
+        self._width, self._share = options.width, options.synthetic_captions
+
+    def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
+        if generator_seed is None:
+            chosen = choose(sample, crc32(sample.get("paug.json", b"")), self._share)
+            image = self._crop(image_of(sample))
+        else:
+            chosen = choose(sample, generator_seed, self._share)
+            seen = replay(chosen.picture, chosen.augmentation, self._size, self._interpolation)
+            image = torch.from_numpy(np.array(seen))
+        made = {
+            "image": image,
+            "text": self._tokens_of(chosen.caption.text),
+            "teacher_image": self._checked(chosen.embedding),
+            "teacher_text": self._checked(chosen.caption.embedding),
+        }
+        if chosen.added is None:
+            return made
+        return {
+            **made,
+            "synthetic": self._tokens_of(chosen.added.text),
+            "teacher_synthetic": self._checked(chosen.added.embedding),
+        }
+
+    def _checked(self, embedding: Embedding) -> Tensor:
+        if len(embedding) != self._width:
+            raise DataError(
+                f"the teachers' embeddings are {len(embedding)} wide, and train.model.teachers has "
+                f"{self._width}; name the width of each teacher that the data was made with"
+            )
+        return torch.from_numpy(embedding)

@@ -1,0 +1,162 @@
+"""One choice out of a reinforced sample: an augmentation, a caption, and what the teachers said of them.
+
+MobileCLIP's training (https://github.com/apple/ml-mobileclip, training/dr) draws for each sample one stored
+augmentation of its image and one synthetic caption, and takes the rows of embeddings that belong to them. The
+augmentation is replayed: its crop, in pixels of the image as it is stored, is resized to the student's size,
+and RandAugment's operations follow at that size, with the magnitudes that the teachers' images had. What is
+drawn depends on the seed alone. A caption list is drawn first and then one of its captions, so that a short
+list counts as much as a long one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as F
+
+from tasks.core.errors import DataError
+from tasks.dataset.formats import images
+from tasks.dataset.modalities import reinforced
+from tasks.dataset.modalities.base import missing
+from tasks.dataset.rejects import Reject
+from tasks.loader.decoders import decode_text, picture_name
+from tasks.loader.worker_state import decoding
+
+Embedding = NDArray[np.float32]
+"""[width]: the teachers' embeddings side by side, as their data set holds them."""
+Magnitude = float
+Operation = Callable[[Image.Image, Magnitude], Image.Image]
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A text, and what the teachers made of it."""
+
+    text: str
+    embedding: Embedding
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is trained on of a sample; `picture` is not resized yet."""
+
+    picture: Image.Image
+    augmentation: Sequence[Any]
+    embedding: Embedding
+    caption: Caption
+    added: Caption | None
+    """A synthetic caption beside the other one."""
+
+
+@decoding
+def choose(members: Mapping[str, bytes], seed: int, synthetic: Literal["add"] | float = "add") -> Chosen:
+    """`synthetic` is what recipe clip_reinforced takes as `synthetic_captions`. DataError for members that
+    are missing, do not decode or do not belong together."""
+    draw = random.Random(seed)
+    try:
+        if lacking := missing(reinforced.REQUIRED, members):
+            raise DataError(f"no member {lacking[0]}; it has {', '.join(sorted(members)) or 'none'}")
+        augmentations = reinforced.augmentations(members["paug.json"])
+        number = draw.randrange(len(augmentations))
+        arrays = reinforced.embeddings(members)
+        real = Caption(decode_text(members["txt"]), _row(arrays, "text_emb", 0))
+        drawn = _synthetic(reinforced.captions(members["syn.json"]), arrays, draw)
+        return Chosen(
+            picture=stored_picture(members[picture_name(members)]),
+            augmentation=augmentations[number],
+            embedding=_row(arrays, "image_emb", number),
+            caption=drawn if synthetic != "add" and draw.random() < synthetic else real,
+            added=drawn if synthetic == "add" else None,
+        )
+    except Reject as reject:
+        raise DataError(f"the reinforcement cannot be read: {reject.detail}") from None
+
+
+def _synthetic(
+    lists: Mapping[str, Sequence[str]], arrays: Mapping[str, NDArray[Any]], draw: random.Random
+) -> Caption:
+    """A list has an array of its own, or its rows follow those of the lists before it in `text_emb`."""
+    name = draw.choice(list(lists))
+    place = draw.randrange(len(lists[name]))
+    text = lists[name][place]
+    if f"{name}_emb" in arrays:
+        return Caption(text, _row(arrays, f"{name}_emb", place))
+    before = list(lists)[: list(lists).index(name)]
+    skipped = sum(len(lists[other]) for other in before if f"{other}_emb" not in arrays)
+    return Caption(text, _row(arrays, "text_emb", 1 + skipped + place))
+
+
+def _row(arrays: Mapping[str, NDArray[Any]], name: str, number: int) -> Embedding:
+    if name not in arrays or number >= len(arrays[name]):
+        raise DataError(f"{name} has {len(arrays.get(name, ()))} rows, and row {number} is asked for")
+    return np.array(arrays[name][number], np.float32)
+
+
+def stored_picture(data: bytes) -> Image.Image:
+    """Of mode RGB, and not turned as its EXIF may ask: the crops count pixels of the image as it is."""
+    try:
+        return images.to_rgb(images.decode(data, images.ANY_SIZE)[1])
+    except Reject as reject:
+        raise DataError(f"picture cannot be decoded: {reject.detail}") from None
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"picture cannot be decoded: {error}") from error
+
+
+def replay(
+    picture: Image.Image, augmentation: Sequence[Any], size: Sequence[int], interpolation: str
+) -> Image.Image:
+    """What the teachers saw, in the `size` (height, width) of the student. DataError for a crop outside of
+    the picture, which no build lets through."""
+    try:
+        top, left, height, width = reinforced.crop_of(0, augmentation)
+    except Reject as reject:
+        raise DataError(f"paug.json: {reject.detail}") from None
+    if min(top, left) < 0 or left + width > picture.width or top + height > picture.height:
+        raise DataError(f"paug.json: a crop lies outside of {picture.width} x {picture.height} pixels")
+    mode = InterpolationMode(interpolation)
+    seen: Image.Image = F.resized_crop(picture, top, left, height, width, list(size), mode)
+    for operation in (augmentation[1] if len(augmentation) == 2 else None) or ():
+        if operation is not None:
+            number, magnitude = operation
+            seen = OPERATIONS[number](seen, magnitude)
+    return seen
+
+
+def _sheared(picture: Image.Image, x: float, y: float) -> Image.Image:
+    """About the corner, as the policies that RandAugment comes from do; torchvision takes degrees."""
+    angles = [math.degrees(math.atan(x)), math.degrees(math.atan(y))]
+    done: Image.Image = F.affine(picture, 0.0, [0, 0], 1.0, angles, InterpolationMode.NEAREST, center=[0, 0])
+    return done
+
+
+def _moved(picture: Image.Image, x: float, y: float) -> Image.Image:
+    done: Image.Image = F.affine(picture, 0.0, [int(x), int(y)], 1.0, [0.0, 0.0], InterpolationMode.NEAREST)
+    return done
+
+
+OPERATIONS: Sequence[Operation] = (
+    lambda picture, _: picture,
+    lambda picture, magnitude: _sheared(picture, magnitude, 0.0),
+    lambda picture, magnitude: _sheared(picture, 0.0, magnitude),
+    lambda picture, magnitude: _moved(picture, magnitude, 0.0),
+    lambda picture, magnitude: _moved(picture, 0.0, magnitude),
+    lambda picture, magnitude: F.rotate(picture, magnitude, InterpolationMode.NEAREST),
+    lambda picture, magnitude: F.adjust_brightness(picture, 1.0 + magnitude),
+    lambda picture, magnitude: F.adjust_saturation(picture, 1.0 + magnitude),
+    lambda picture, magnitude: F.adjust_contrast(picture, 1.0 + magnitude),
+    lambda picture, magnitude: F.adjust_sharpness(picture, 1.0 + magnitude),
+    lambda picture, magnitude: F.posterize(picture, int(magnitude)),
+    lambda picture, magnitude: F.solarize(picture, magnitude),
+    lambda picture, _: F.autocontrast(picture),
+    lambda picture, _: F.equalize(picture),
+)
+"""By the numbers of `paug.json`: Identity, ShearX, ShearY, TranslateX, TranslateY, Rotate, Brightness, Color,
+Contrast, Sharpness, Posterize, Solarize, AutoContrast, Equalize, as torchvision's RandAugment does them."""
