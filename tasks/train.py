@@ -2,43 +2,94 @@
 
 from __future__ import annotations
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
+import functools
+from dataclasses import dataclass
+from pathlib import Path
 
+from prefect.artifacts import create_markdown_artifact
+
+from tasks import control
 from tasks.core import screen
+from tasks.core.units import number
+from tasks.diagnosis.run_doctor import findings_of
 from tasks.reporting.left_out import left_out
 from tasks.reporting.plots import summarize
 from tasks.runs import metrics, record
 from tasks.runs.data import version_path
 from tasks.runs.doubts import doubts
 from tasks.runs.folder import RunFolder
-from tasks.stage import StageResult, shown
+from tasks.stage import Effect, StageResult, artifact_key, shown, tell
 from tasks.supervision import launch
+from tasks.supervision.launch import Started
 from tasks.supervision.status import RunStatus, config_of
+from tasks.supervision.tracking import gathering
 
 
-@task(name="train", cache_policy=NO_CACHE)
-def train(run: RunFolder) -> StageResult:
-    """DataError with the reason and the log's last lines when the training does not succeed.
+@dataclass(frozen=True)
+class Trained:
+    """The run that is trained; `changes` names what differs from its last attempt."""
+
+    run: Path
+    changes: tuple[str, ...]
+
+
+@control.stage(name="train")
+def train(run: RunFolder, begun: Started | None = None) -> StageResult[Trained]:
+    """Watch the training that `begun` has started for this flow run, or start or adopt one.
+
+    DataError with the reason and the log's last lines when the training does not succeed.
 
     Nothing is retried here: the agent knows what can be tried again, and a new start resumes.
     """
     with shown("train") as stage:
 
+        @functools.cache
+        def warn_once(reason: str) -> None:
+            screen.warn(f"{run.name}: {reason}")
+
+        @functools.cache
+        def stalled(reason: str) -> None:
+            _tell_of_standstill(run, reason)
+
         def progress(status: RunStatus) -> None:
-            loss = "" if status.loss is None else f", loss {status.loss:.3f}"
-            stage.progress(status.step, status.steps, f"steps{loss}")
+            if status.state == "queued" and status.reason:
+                warn_once(status.reason)
+                stage.progress(0, 0, status.reason)
+                return
+            if status.state == "running" and status.reason:  # it was restarted
+                warn_once(status.reason)
+            if status.state == "stalled":
+                stalled(status.reason)
+            loss = "" if status.loss is None else f"loss {number(status.loss)}"
+            stage.silent(status.silent_s, "none" if status.phase is None else status.phase.phase)
+            stage.progress(status.step, status.steps, "steps", loss)
 
         if skipped := left_out(run):
             screen.warn(skipped)
         for doubt in doubts(config_of(run), version_path(record.load(run).data[0])):
             screen.warn(doubt)
-        started = launch.start_or_adopt(run, "train")
+        started = begun or launch.start_or_adopt(run, "train", control.check)
         if started.changes:
             screen.warn(f"not as in the run's last attempt: {', '.join(started.changes)}")
         status = launch.wait_for_training(run, progress)
         how = "adopted; " if started.adopted else "up to date: " if started.is_up_to_date else ""
-        return stage.result(how + _summary(run, status), run=str(run.path), changes=list(started.changes))
+        effect: Effect = "adopted" if started.adopted else "unchanged" if started.is_up_to_date else "changed"
+        return stage.result(how + _summary(run, status), Trained(run.path, started.changes), effect)
+
+
+def _tell_of_standstill(run: RunFolder, reason: str) -> None:
+    """Put the agent's verdict into the flow run's log, with the evidence, and on the run's page, which else
+    is written at the end. Of private data only the codes, because a log that is quoted may name samples."""
+    from tasks.reporting import summary  # imports what draws pages
+
+    found = findings_of(run, record.load(run).trained)
+    if config_of(run).dataset.private:
+        reason = f"stalled: {', '.join(dict.fromkeys(one.code for one in found))}"
+        found = []
+    lines = [line for finding in found for line in finding.lines()]
+    screen.warn("\n".join([f"{run.name}: {reason}; tarmac doctor --run {run.handle}", *lines]))
+    page = summary.of_run(run, None, None, gathering.url(run))
+    tell(create_markdown_artifact, page, key=artifact_key("run", run.id), description=reason)
 
 
 def _summary(run: RunFolder, status: RunStatus) -> str:

@@ -1,7 +1,8 @@
 """Where a rank computes: the GPU when there is one, else the CPU with a fixed number of threads.
 
-Everything is set to give the same bits again, because a resumed run must end where an undisturbed one does.
-That costs some speed on a GPU; an operation that has no deterministic form warns in the log and goes on.
+Unless `train.deterministic` is off, everything is set to give the same bits again, because a resumed run must
+end where an undisturbed one does. That costs some speed on a GPU; an operation that has no deterministic form
+warns in the log and goes on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tasks.core.process import keep_freed_memory
 from tasks.core.schema import Train
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
@@ -36,10 +38,9 @@ class Device:
         return self.torch.type == "cuda"
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """bf16 where it is asked for; weights and optimizer stay in fp32."""
-        if self.precision == "bf16":
-            return torch.autocast(self.torch.type, torch.bfloat16)
-        return nullcontext()
+        """bf16 or fp16 where it is asked for; weights and optimizer stay in fp32."""
+        lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        return nullcontext() if lower is None else torch.autocast(self.torch.type, lower)
 
     def put(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The batch with its tensors on the device; from pinned memory the copy runs beside the host."""
@@ -54,14 +55,33 @@ class Device:
 
 
 def choose(train: Train) -> Device:
-    """The device of this process, with threads and determinism set for it."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; see torch's notes
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    """The device of this process, with threads and determinism set for it.
+
+    Of several ranks on one machine each has the GPU of its LOCAL_RANK.
+    """
+    keep_freed_memory()
+    _set_determinism(train.deterministic)
     torch.set_num_threads(train.threads)
     if torch.cuda.is_available():
-        return Device(torch.device("cuda"), train.precision)
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        return Device(device, train.precision)
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     if torch.version.cuda and not is_hidden and any(driver.exists() for driver in DRIVERS):
         says = "a GPU's driver is here, but torch %s cannot use it, so this trains on the CPU"
         logger.warning(says, torch.__version__)
     return Device(torch.device("cpu"), train.precision)
+
+
+def _set_determinism(is_deterministic: bool) -> None:
+    """Off, as open_clip's trainer has it: TensorFloat-32 in the place of fp32 products, and the convolution
+    that cuDNN measures to be the fastest."""
+    if is_deterministic:
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # read when CUDA starts; see torch's notes
+    torch.use_deterministic_algorithms(is_deterministic, warn_only=True)
+    torch.backends.cuda.matmul.allow_tf32 = not is_deterministic
+    torch.backends.cudnn.allow_tf32 = not is_deterministic
+    torch.backends.cudnn.benchmark = not is_deterministic
+    torch.backends.cudnn.deterministic = is_deterministic

@@ -12,6 +12,10 @@ from torch import nn
 
 from tasks.core.errors import DataError
 
+LEAST_SCALE = 1.0
+"""Of fp16's losses, which begin at 65,536 times theirs and are halved at every overflow."""
+WIDER = {"bf16": "fp32", "fp16": "bf16"}
+
 
 def check_losses(losses: Sequence[float], last_step: int, precision: str) -> None:
     """DataError naming the first of the steps up to `last_step` whose loss is not finite."""
@@ -42,6 +46,15 @@ def check_validation(loss: float, step: int, precision: str) -> None:
         )
 
 
+def check_scale(scale: float, step: int, loss: float) -> None:
+    """DataError when no loss scale is small enough any more: then it is no overflow of fp16."""
+    if scale < LEAST_SCALE:
+        raise DataError(
+            f"the weights are lost after step {step}: its gradients are not finite even at a loss scale of "
+            f"{scale:g}, and its loss is {loss}; {_remedy('fp16')}"
+        )
+
+
 def _remedy(precision: str) -> str:
     remedy = "lower train.lr or lengthen train.warmup"
-    return f"{remedy}, or try train.precision: fp32" if precision == "bf16" else remedy
+    return remedy if precision == "fp32" else f"{remedy}, or try train.precision: {WIDER[precision]}"

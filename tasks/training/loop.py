@@ -1,43 +1,57 @@
 """The training loop. Everything it needs comes in, everything it finds out goes to the run's folder.
 
-It talks to no network and to no other process: it appends metrics, writes checkpoints by rename and says what
-it is doing. Whatever kills it, at most the steps since the last checkpoint are done again, with one result.
+It talks to no network, and to no process but the other ranks of its training: it appends metrics, writes
+checkpoints by rename and says what it is doing. Whatever kills it, at most the steps since the last
+checkpoint are done again, with one result.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import nn
 
+from tasks.core import config as configs
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config, Train
-from tasks.dataset.versions import Manifest, read_manifest
+from tasks.core.screen import Progress, no_progress
+from tasks.core.units import counted
+from tasks.dataset.versions import read_manifest
+from tasks.loader import worker_state
 from tasks.loader.bad import Budget, most_replaced
-from tasks.loader.batches import TRAIN, train_batches
+from tasks.loader.batches import TRAIN
+from tasks.loader.collate import Batch
+from tasks.loader.feed import Data, Feed
 from tasks.loader.settings import LoaderSettings
+from tasks.loader.workers import Batches
 from tasks.models import recipes
-from tasks.models.recipes import Recipe
-from tasks.runs.checkpoints import Checkpoint, read_meta
+from tasks.runs import record
+from tasks.runs.data import left_out_by, version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
-from tasks.runs.quarantine import of_run
-from tasks.training import checkpoints, devices
-from tasks.training.devices import Device
+from tasks.training import devices
+from tasks.training.aside import Aside
 from tasks.training.finite import check_losses, check_weights
 from tasks.training.meter import Meter
+from tasks.training.ranks import ALONE, Order, Ranks
 from tasks.training.replaced import ReplacedLedger
-from tasks.training.schedule import learning_rate
-from tasks.training.validation import Validation, held_out_batches
+from tasks.training.resume import generators_of, is_due, take_up
+from tasks.training.validation import Validation
 
 logger = logging.getLogger(__name__)
 
 
 def train(
-    run: RunFolder, config: Config, version: Path, settings: LoaderSettings, phases: PhaseWriter
+    run: RunFolder,
+    config: Config,
+    version: Path,
+    settings: LoaderSettings,
+    phases: PhaseWriter,
+    ranks: Ranks = ALONE,
 ) -> int:
     """Train from the newest sound checkpoint to the last step, in one piece because it is read as one.
 
@@ -47,112 +61,156 @@ def train(
     options = config.train
     if options is None or options.steps is None:
         raise UsageError(f"{run.config}: needs a train block with its steps; plan the run again")
-    metrics = MetricsWriter(run.metrics)
-    recipe, manifest = recipes.load(options), read_manifest(version)
-    quarantined = of_run(run)
-    samples = manifest.splits[TRAIN].samples - sum(entry.split == TRAIN for entry in quarantined)
-    _check(options, recipe, manifest)
+    metrics = MetricsWriter(run.metrics_of(ranks.rank))
+    kind, recipe, manifest = recipes.check(options), recipes.load(options), read_manifest(version)
+    datasets = _datasets(run, options, kind)
     device = devices.choose(options)
-    model, optimizer, step = _take_up(run, options, recipe, device)
-    held_out = held_out_batches(version, manifest, recipe, config, options, settings.workers, quarantined)
-    validation = Validation(run, recipe, device, metrics, phases, held_out)
-    logger.info("%s: from step %d of %d, on %s", run.name, step, options.steps, device.torch)
+    worker_state.clear(run.workers, ranks.rank)
+    own = {"workers": settings.workers, "prefetch": settings.prefetch, "pin_memory": device.is_cuda}
+    feed = Feed.of(
+        config, datasets, recipe, rank=ranks.rank, world_size=ranks.count, states=run.workers, **own
+    )
+    feed = _packing(run, options, feed, ranks)
+    start = take_up(run, options, recipe, device, feed, ranks)
+    take_step, step = start.take_step, start.step
+    aside = Aside(run)
+    validation = Validation.of(run, config, device, metrics, phases, feed, aside, manifest, ranks)
+    logger.info("%s: from step %d of %d, on %s%s", run.name, step, options.steps, device.torch, ranks)
 
-    if _is_unmeasured(run, step, options):
-        validation.measure(step, model)
+    if start.is_unmeasured:
+        validation.measure(step, take_step)
     phases.set("first_batch", step)
-    stopping = run.stop.exists()
-    meter = Meter(options.batch_size)
-    with train_batches(
-        version,
-        recipe.transform(is_train=True),
-        batch_size=options.batch_size,
-        seed=options.seed,
-        shuffle=config.loader.shuffle,
-        workers=settings.workers,
-        prefetch=settings.prefetch,
-        start_step=step,
-        pin_memory=device.is_cuda,
-        reader=config.loader.reader,
-        quarantined=quarantined,
-        on_bad=config.loader.on_bad,
-    ) as batches:
-        replaced = _ledger(run, step, version, config, samples)
-        while step < options.steps and not stopping:
-            with meter.waiting():
-                batch = next(batches)
-            replaced.add(step + 1, batches.passed_over)
-            rate = learning_rate(step, peak=options.lr, warmup=options.warmup_steps, steps=options.steps)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            with device.autocast():
-                loss = recipe.loss(model, device.put(batch))
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            recipe.after_step(model)
-            step += 1
-            meter.add(loss)
-            phases.set("step", step, batches.worker_pids)
+    is_over, saved = step == options.steps, step
+    meter = Meter(options.batch_size, device.is_cuda)
+    with aside, feed.train(start.place) as batches:
+        replaced = _ledger(run, step, feed)
+        while not is_over:
+            batch = _next_batch(run, step + 1, batches, feed.parts, replaced, meter, aside, ranks)
+            is_over = batch is None
+            if batch is not None:
+                taken = take_step(step, *map(device.put, batch))
+                step += 1
+                if taken.scale is None:
+                    meter.add(taken.loss, taken.logs)
+                else:
+                    meter.skip()
+                    skipped = {"train/skipped": 1, "train/loss_scale": taken.scale}
+                    metrics.append(make_row(TRAIN_AXIS, step, "skipped", skipped))
+                phases.set("step", step, batches.worker_pids)
+                rates, is_over = _rates(taken.rates), step == options.steps
 
-            stopping = run.stop.exists()
-            saving = stopping or _is_due(step, options)
-            if saving or step == 1 or step % options.log_every == 0:
-                values = {"train/lr": rate, **meter.values(), **device.memory()}
+            saving = (is_over or is_due(step, options)) and step > saved
+            if meter.steps and (saving or step == 1 or step % options.log_every == 0):
+                values = {**rates, **meter.values(), **device.memory()}
                 if config.loader.on_bad == "replace":
-                    values["data/replaced"] = replaced.count
+                    values["data/replaced"] = int(ranks.sum(torch.tensor(replaced.count)))
                 metrics.append(make_row(TRAIN_AXIS, step, "train", values))
                 check_losses(meter.losses(), step, device.precision)
                 meter.restart()
             if saving:
-                check_weights(model, step, device.precision)
+                check_weights(take_step.task.model, step, device.precision)
                 phases.set("checkpoint", step, batches.worker_pids)
                 metrics.settle()
-                checkpoints.save(run, step, model, optimizer)
-                logger.info("step %d: loss %.4f", step, values["train/loss"])
-                validation.measure(step, model, batches.worker_pids)
-                stopping = run.stop.exists()
+                generators = generators_of(ranks, device)
+                with ranks.agreeing():
+                    if ranks.is_first:
+                        place = feed.state(step, start.place).to_json()
+                        state = {**take_step.state(), "feed": place, **generators}
+                        aside.save(step, take_step.model, state)
+                logger.info("step %d: loss %.4f", step, values.get("train/loss", math.nan))
+                saved = step
+                validation.measure(step, take_step, batches.worker_pids)
                 meter.restart()
+        phases.set("checkpoint", step, batches.worker_pids)
+        with ranks.agreeing():
+            aside.wait()
     phases.set("end", step)
     return step
 
 
-def _is_due(step: int, options: Train) -> bool:
-    """Whether a checkpoint belongs at `step`, which is validated; a stop leaves others."""
-    return step == options.steps or step % options.checkpoint_every == 0
+def measure_lengths(run: Path, progress: Progress = no_progress) -> None:
+    """Leave in the run's folder how long each sample is, for `train.pack`; for a child process of its agent.
+    BadSampleError or DataError for a sample that cannot be read."""
+    folder = RunFolder(run)
+    config = configs.reload(folder.config)
+    assert config.train is not None
+    datasets = _datasets(folder, config.train, recipes.check(config.train))
+    Feed.of(config, datasets, recipes.load(config.train)).measure(folder.lengths, progress=progress)
 
 
-def _is_unmeasured(run: RunFolder, step: int, options: Train) -> bool:
-    """Whether the checkpoint of `step` is one to validate, and a stop or a death came before."""
-    meta = read_meta(Checkpoint(step, run.checkpoint(step)))
-    return meta is not None and meta.val_loss is None and _is_due(step, options)
+def _packing(run: RunFolder, options: Train, feed: Feed, ranks: Ranks) -> Feed:
+    """The feed, in packs where `train.pack` asks for them. The agent has had the samples measured: minutes in
+    which no rank may wait for another. A rank that is alone measures what is missing."""
+    if options.pack is None:
+        return feed
+    if ranks.count == 1:
+        feed.measure(run.lengths)
+    packed = feed.packing(options.pack, run.lengths)
+    assert packed.packed is not None
+    limits = packed.packed.limits
+    for data, lengths in zip(packed.datasets, packed.packed.lengths, strict=True):
+        left_out = int((~limits.takes(lengths)).sum())
+        if left_out and ranks.is_first:
+            logger.warning(
+                "%s with more than %d tokens or %d images left out of %s",
+                *(counted(left_out, "sample"), limits.tokens, limits.images, data.version),
+            )
+    return packed
 
 
-def _check(options: Train, recipe: Recipe, manifest: Manifest) -> None:
-    if manifest.modality != recipe.modality:
-        raise UsageError(
-            f"train.recipe: {options.recipe} takes datasets of modality {recipe.modality}, "
-            f"and {manifest.name} is one of {manifest.modality}"
-        )
+def _next_batch(
+    run: RunFolder,
+    step: int,
+    batches: Batches,
+    parts: int,
+    replaced: ReplacedLedger,
+    meter: Meter,
+    aside: Aside,
+    ranks: Ranks,
+) -> list[Batch] | None:
+    """That of `step`, in `parts`; None when the training is to stop before it, which all ranks decide."""
+    batch: list[Batch] = []
+    with ranks.agreeing() as vote:
+        aside.check()
+        if ranks.is_first and run.stop.exists():
+            vote.order = Order.STOP
+        else:
+            for _ in range(parts):
+                with meter.waiting():
+                    batch.append(next(batches))
+                replaced.add(step, batches.passed_over)
+    return None if vote.order is Order.STOP else batch
 
 
-def _ledger(run: RunFolder, step: int, version: Path, config: Config, samples: int) -> ReplacedLedger:
-    """Of this rank, which goes on after `step`; `samples` are an epoch."""
-    share = config.loader.bad_budget
-    hint = f"{run.replaced()} lists them; `tarmac verify {version}` finds all that there are"
-    budget = Budget(f"{version}/{TRAIN}", samples, most_replaced(share, samples), hint)
-    return ReplacedLedger(run.replaced(), step, budget)
+def _rates(rates: Mapping[str, float]) -> dict[str, float]:
+    """The highest learning rate, and that of each part where they differ."""
+    differ = len(set(rates.values())) > 1
+    by_part = {f"train/lr_{part}": rate for part, rate in rates.items() if differ}
+    return {"train/lr": max(rates.values()), **by_part}
 
 
-def _take_up(
-    run: RunFolder, options: Train, recipe: Recipe, device: Device
-) -> tuple[nn.Module, torch.optim.Optimizer, int]:
-    """Model and optimizer as the newest sound checkpoint has them, or new, and the step they are at."""
-    found = checkpoints.newest(run)
-    torch.manual_seed(options.seed)
-    model = recipe.build_model(pretrained=found is None).to(device.torch).train()
-    optimizer = torch.optim.AdamW(recipe.parameter_groups(model, options.weight_decay), fused=True)
-    if found is None:
-        return model, optimizer, 0
-    checkpoints.restore(found, model, optimizer)
-    return model, optimizer, found.step
+def _datasets(run: RunFolder, options: Train, kind: recipes.Options) -> list[Data]:
+    """Those of the run's record without the samples in the run's quarantine; its own dataset first.
+
+    UsageError for one that is not of the recipe's modality.
+    """
+    left_out = left_out_by(run)
+    datasets = [Data(version_path(ref), left_out, ref.weight) for ref in record.load(run).data]
+    for manifest in (read_manifest(data.version) for data in datasets):
+        if not kind.takes(manifest.modality):
+            raise UsageError(
+                f"train.recipe: {options.recipe} takes datasets of modality {kind.modality}, "
+                f"and {manifest.name} is one of {manifest.modality}"
+            )
+    return datasets
+
+
+def _ledger(run: RunFolder, step: int, feed: Feed) -> ReplacedLedger:
+    """Of this rank, which goes on after `step`; an epoch is all samples, of whatever dataset."""
+    versions, path = [data.version for data in feed.datasets], run.replaced(feed.rank)
+    left_out = sum(entry.split == TRAIN for entry in feed.data.quarantined)
+    samples = sum(read_manifest(version).splits[TRAIN].samples for version in versions) - left_out
+    hint = f"{path} lists them; `tarmac verify {versions[0]}` finds all that there are"
+    most = most_replaced(feed.loader.bad_budget, samples, feed.world_size)
+    budget = Budget(", ".join(f"{version}/{TRAIN}" for version in versions), samples, most, hint)
+    return ReplacedLedger(path, step, budget, run.all_replaced(), feed.is_read_here)

@@ -16,36 +16,46 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tasks.core import config as configs
-from tasks.core.errors import TarmacError
+from tasks.core.errors import OtherRankError, TarmacError
 from tasks.loader import forkserver
 from tasks.loader.settings import read_settings
 from tasks.models import recipes
 from tasks.runs import record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
+from tasks.runs.meeting import Meeting
 from tasks.runs.phases import PhaseWriter
+
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train the run in the folder given; returns the exit code."""
     leave_with_starter()
+    rank, meeting = int(os.environ.get("RANK", "0")), Meeting.of(os.environ)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("tasks").setLevel(logging.INFO)
     try:
-        run_rank(RunFolder(Path(arguments[0])))
-    except TarmacError as error:
+        run_rank(RunFolder(Path(arguments[0])), rank)
+    except Exception as error:
+        if meeting is not None and not isinstance(error, OtherRankError):
+            meeting.has_failed(rank)
+        if not isinstance(error, TarmacError):
+            logger.exception("an error that Tarmac does not expect")
+            return 1
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     return 0
 
 
-def run_rank(run: RunFolder) -> None:
-    """Train the run by what stands in its folder."""
-    phases = PhaseWriter(run)
+def run_rank(run: RunFolder, rank: int = 0) -> None:
+    """Train the run by what stands in its folder, as the rank of this number."""
+    phases = PhaseWriter(run, rank)
     phases.set("start", 0)
     config = configs.reload(run.config)
     settings = read_settings(run.loader)
@@ -55,23 +65,37 @@ def run_rank(run: RunFolder) -> None:
     # anything else runs on the machine, such as an evaluation; a step then takes more than ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from tasks.training.loop import train
+    from tasks.training.ranks import joined
 
     version = version_path(record.load(run).data[0])
-    train(run, config, version, settings, phases)
+    with joined() as ranks:
+        train(run, config, version, settings, phases, ranks)
 
 
-def leave_with_starter() -> None:
-    """End this process when its standard input, if it is a pipe, comes to its end."""
+def leave_with_starter(last_act: Callable[[], None] = lambda: None) -> None:
+    """End this process, after `last_act`, when its standard input, if it is a pipe, comes to its end."""
     if not stat.S_ISFIFO(os.fstat(0).st_mode):
         return
 
     def wait() -> None:
         while os.read(0, 1 << 12):
             continue
+        last_act()
         os._exit(1)
 
     threading.Thread(target=wait, name="leave-with-starter", daemon=True).start()
 
 
+def leave(exit_code: int) -> NoReturn:
+    """End this process; at once after a failure. gloo's threads may still wait then for ranks that are gone,
+    and Python's own end meets them: now and then it aborts, and a signal is taken for the cause."""
+    if exit_code == 0:
+        sys.exit()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tasks.core.files import append_line, read_lines
@@ -20,17 +20,29 @@ logger = logging.getLogger(__name__)
 
 
 class ReplacedLedger:
-    """Appends to the file of a rank that goes on after `step`; `count` is of all replaced up to now."""
+    """Appends to the file of a rank that goes on after `step`; `count` is of all replaced up to now.
 
-    def __init__(self, path: Path, step: int, budget: Budget) -> None:
+    `is_read_here` says of a position whether this rank reads it: the files `earlier`, of all ranks, may be
+    those of another number of ranks.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        step: int,
+        budget: Budget,
+        earlier: Sequence[Path],
+        is_read_here: Callable[[int], bool],
+    ) -> None:
         self._path = path
         self._budget = budget
-        lines, _ = read_lines(path)
-        before = [line["position"] for line in lines if line["step"] <= step]
+        lines = [line for file in earlier for line in read_lines(file)[0]]
+        done = {line["position"] for line in lines if line["step"] <= step}
         self._told = {line["position"] for line in lines if line["step"] > step}
+        before = sorted(filter(is_read_here, done))
         self.count = len(before)
         epoch = max(before, default=0) // budget.samples
-        budget.spend(sorted(position for position in before if position // budget.samples == epoch))
+        budget.spend(position for position in before if position // budget.samples == epoch)
 
     def add(self, step: int, passed_over: Sequence[PassedOver]) -> None:
         """Tell those of the batch of `step`; DataError when they are more than the budget allows."""

@@ -1,7 +1,8 @@
 """The loss on samples that are not trained on.
 
 Small and frequent, beside the evaluations, which judge a checkpoint in jobs of their own. It is measured when
-the checkpoint is on disk: neither a held-out sample that is bad nor a stop costs the steps before it.
+the checkpoint is on its way to the disk: neither a held-out sample that is bad nor a stop costs the steps
+before it.
 """
 
 from __future__ import annotations
@@ -9,106 +10,109 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import torch
-from torch import nn
 
-from tasks.core.quarantine import Entry
-from tasks.core.schema import Config, Train
+from tasks.core.schema import Config
+from tasks.core.schema.training import MOST_VALIDATED
 from tasks.dataset.versions import Manifest
-from tasks.loader.batches import open_split, split_batches
+from tasks.loader.batches import open_split
+from tasks.loader.feed import Feed
 from tasks.loader.workers import Batches
 from tasks.models.held_out import held_out
-from tasks.models.recipes import Recipe
+from tasks.models.task import Task
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
-from tasks.training import checkpoints
+from tasks.training.aside import Aside
 from tasks.training.devices import Device
 from tasks.training.finite import check_validation
+from tasks.training.ranks import ALONE, Order, Ranks
+from tasks.training.step import Step
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Measures checkpoints of a run; `batches` opens the held-out split, and is None where there is none."""
+    """Measures checkpoints of a run on `most` samples of the held-out split, which the ranks share batch by
+    batch; `split` is None where there is none."""
 
     run: RunFolder
-    recipe: Recipe
     device: Device
     metrics: MetricsWriter
     phases: PhaseWriter
-    batches: Callable[[], Batches] | None
+    feed: Feed
+    aside: Aside
+    split: str | None
+    most: int = MOST_VALIDATED
+    ranks: Ranks = ALONE
 
-    def measure(self, step: int, model: nn.Module, workers: Sequence[int] = ()) -> None:
-        """Write the loss of the checkpoint of `step`, which is that of `model`, beside it and in the metrics.
+    @classmethod
+    def of(
+        cls,
+        run: RunFolder,
+        config: Config,
+        device: Device,
+        metrics: MetricsWriter,
+        phases: PhaseWriter,
+        feed: Feed,
+        aside: Aside,
+        manifest: Manifest,
+        ranks: Ranks,
+    ) -> Validation:
+        """By the config's `evaluate` block. DataError when the held-out split holds no samples: at once, for
+        a training would find out at its first checkpoint."""
+        split = held_out(manifest.splits)
+        if split is not None:
+            open_split(feed.data.version, split, feed.data.quarantined)
+        most = MOST_VALIDATED if config.evaluate is None else config.evaluate.validation_samples
+        return cls(run, device, metrics, phases, feed, aside, split, most, ranks)
+
+    def measure(self, step: int, weights: Step, workers: Sequence[int] = ()) -> None:
+        """Write the loss of the checkpoint of `step`, which `weights` has, beside it and in the metrics.
 
         A stop breaks it off, before the next batch. DataError when the loss is not finite.
         """
-        if self.batches is None:
+        if self.split is None:
             return
-
-        def goes_on() -> bool:
-            self.phases.set("validate", step, workers)
-            return not self.run.stop.exists()
-
-        loss = self._loss(self.batches, model, goes_on)
+        self.phases.set("validate", step, workers)
+        loss = self._loss(self.split, weights, lambda: self.phases.set("validate", step, workers))
         if loss is not None:
             self.metrics.append(make_row(TRAIN_AXIS, step, "val", {"val/loss": loss}))
             check_validation(loss, step, self.device.precision)
-            checkpoints.add_val_loss(self.run, step, loss)
+            if self.ranks.is_first:
+                self.aside.add_val_loss(step, loss)
             logger.info("step %d: validation loss %.4f", step, loss)
 
-    def _loss(
-        self, opened: Callable[[], Batches], model: nn.Module, goes_on: Callable[[], bool]
-    ) -> float | None:
-        """The mean over the samples; the last batch, being smaller, has an easier contrast."""
-        if not goes_on():
+    def _loss(self, split: str, weights: Step, on_batch: Callable[[], None]) -> float | None:
+        """The mean by weight; the last batch, being smaller, has an easier contrast. None when stopped.
+
+        It is added up in the order of the batches, so that it is the same on any number of ranks.
+        """
+        mine: list[tuple[float, float]] = []
+        with weights.judging() as task, self.feed.split(split, most=self.most) as batches:
+            order = Order.GO_ON
+            while order is Order.GO_ON:
+                with self.ranks.agreeing() as vote:
+                    vote.order = self._judge_next(task, batches, mine)
+                    on_batch()
+                order = vote.order
+        if order is Order.STOP:
             return None
-        total, samples = 0.0, 0
-        model.eval()
-        try:
-            with torch.no_grad(), opened() as batches:
-                for batch in batches:
-                    if not goes_on():
-                        return None
-                    with self.device.autocast():
-                        loss = self.recipe.loss(model, self.device.put(batch))
-                    total += float(loss) * len(batch["key"])
-                    samples += len(batch["key"])
-        finally:
-            model.train()
-        return total / samples
+        longest = max(int(count) for count in self.ranks.of_all(torch.tensor(len(mine))))
+        padded = torch.tensor([*mine, *[(0.0, 0.0)] * (longest - len(mine))], dtype=torch.float64)
+        in_order: list[list[float]] = torch.stack(self.ranks.of_all(padded), dim=1).reshape(-1, 2).tolist()
+        return sum(total for total, _ in in_order) / sum(weight for _, weight in in_order)
 
-
-def held_out_batches(
-    version: Path,
-    manifest: Manifest,
-    recipe: Recipe,
-    config: Config,
-    options: Train,
-    workers: int,
-    quarantined: Sequence[Entry],
-) -> Callable[[], Batches] | None:
-    """Opens the held-out split in batches of the training's size; None when no split is held out.
-
-    DataError when the split holds no samples: at once, for a training would find out at its first checkpoint.
-    """
-    split = held_out(manifest.splits)
-    if split is None:
-        return None
-    open_split(version, split, quarantined)
-    return partial(
-        split_batches,
-        version,
-        split,
-        recipe.transform(is_train=False),
-        batch_size=options.batch_size,
-        workers=workers,
-        quarantined=quarantined,
-        on_bad=config.loader.on_bad,
-        bad_budget=config.loader.bad_budget,
-    )
+    def _judge_next(self, task: Task, batches: Batches, judged: list[tuple[float, float]]) -> Order:
+        """Append sum and weight of the next batch; what this rank asks for then."""
+        if self.ranks.is_first and self.run.stop.exists():
+            return Order.STOP
+        batch = next(batches, None)
+        if batch is None:
+            return Order.DONE
+        with self.device.autocast():
+            loss = task(self.device.put(batch))
+        judged.append((float(loss.sum), float(loss.weight)))
+        return Order.GO_ON

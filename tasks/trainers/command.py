@@ -1,0 +1,179 @@
+"""A command line that starts a training, taken apart: launcher, interpreter, program and its options.
+
+Nothing is run to understand it: the version of a trainer is read from the metadata beside its interpreter.
+So it serves for a command that is about to be started and for the `cmdline` of a process that hangs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+_RANKS = ("--nproc_per_node", "--nproc-per-node", "--num_processes", "--num-processes")
+_NODES = ("--nnodes", "--num_machines", "--num-machines")
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed")
+_OPTIONS_WITHOUT_VALUE = frozenset({"--standalone", "--no_python", "--no-python", "--multi_gpu", "--use_env"})
+LARGEST_SCRIPT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Command:
+    """A training's command. `module` or `script` is what Python runs, where Python runs it.
+
+    `ranks` is the number of training processes that the launcher starts on all nodes. `words` are all words
+    of the command, `arguments` those behind the module or script.
+    """
+
+    words: tuple[str, ...]
+    folder: Path
+    python: str = ""
+    module: str = ""
+    script: str = ""
+    arguments: tuple[str, ...] = ()
+    ranks: int = 1
+
+    @classmethod
+    def of(cls, words: Sequence[str], folder: Path | None = None) -> Command:
+        """Take a command apart, as given to a shell or found in /proc/PID/cmdline; `folder` is where it runs.
+
+        Words before the interpreter (`env A=b`, `srun`, `nohup`, `uv run`) are passed over.
+        """
+        whole = cls(tuple(words), folder or Path.cwd())
+        for place, word in enumerate(words):
+            name, rest = os.path.basename(word), list(words[place + 1 :])
+            if name in _LAUNCHING_PROGRAMS:
+                beside = os.path.join(os.path.dirname(word), "python") if os.sep in word else "python"
+                return whole._launched(beside, rest)
+            if _PYTHON.fullmatch(name):
+                is_module, program, arguments = _program(rest)
+                if is_module and program in LAUNCHERS:
+                    return whole._launched(word, arguments)
+                module, script = (program, "") if is_module else ("", program)
+                return replace(whole, python=word, module=module, script=script, arguments=tuple(arguments))
+        start = next((n for n, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), 0)
+        return replace(whole, script="".join(words[start : start + 1]), arguments=tuple(words[start + 1 :]))
+
+    def _launched(self, python: str, words: Sequence[str]) -> Command:
+        """The command with what a launcher starts, by the words behind the launcher's name."""
+        ranks, rest = _behind_launcher(words)
+        starts_python = bool(rest) and _PYTHON.fullmatch(os.path.basename(rest[0])) is not None
+        inner = Command.of(rest if starts_python else [python, *rest], self.folder)
+        return replace(inner, words=self.words, ranks=ranks)
+
+    @property
+    def program(self) -> str:
+        """The file name of the script, or the module."""
+        return self.module or os.path.basename(self.script)
+
+    def option(self, *names: str) -> str | None:
+        """The value of an option, the last where it is given twice; None where it is not given."""
+        value = None
+        for place, word in enumerate(self.arguments):
+            name, sign, its = word.partition("=")
+            if name in names and sign:
+                value = its
+            elif word in names and place + 1 < len(self.arguments):
+                value = self.arguments[place + 1]
+        return value
+
+    def values(self, name: str) -> list[str]:
+        """The values of an option that takes several, up to the next option."""
+        if name not in self.arguments:
+            return []
+        behind = self.arguments[self.arguments.index(name) + 1 :]
+        return list(takewhile(lambda word: not word.startswith("-"), behind))
+
+    def number(self, *names: str, default: float) -> float:
+        """The value of an option as a number; the default where it is not given or none."""
+        try:
+            return float(self.option(*names) or default)
+        except ValueError:
+            return default
+
+    def has(self, *names: str) -> bool:
+        """Whether an option is given."""
+        return any(word.partition("=")[0] in names for word in self.arguments)
+
+    def path(self, text: str) -> Path:
+        """A path as the command means it, from its folder on."""
+        return self.folder / text
+
+    @cached_property
+    def interpreter(self) -> str:
+        """The file of the interpreter; "" where it is not found."""
+        if os.sep in self.python:
+            return str(self.path(self.python))
+        return shutil.which(self.python or "python") or ""
+
+    @cached_property
+    def packages(self) -> tuple[Path, ...]:
+        """The folders in which the command's interpreter looks for packages, without running it."""
+        found = [self.folder, self.folder / "src"]
+        found += [self.path(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+        prefix = Path(os.path.abspath(self.interpreter)).parent.parent if self.interpreter else None
+        if prefix == Path(sys.prefix):  # not by the file, as all environments link to the same one
+            found += [Path(one) for one in sys.path if one]
+        elif prefix is not None:
+            found += [*prefix.glob("lib/python3*/*-packages"), *prefix.glob("local/lib/python3*/*-packages")]
+        return tuple(dict.fromkeys(found))
+
+    def version(self, distribution: str) -> str | None:
+        """The version of a package that the interpreter would import; None where it is not installed."""
+        folders = [str(folder) for folder in self.packages]
+        found = importlib.metadata.distributions(name=distribution, path=folders)
+        return next((one.version for one in found), None)
+
+    def source(self, file: str) -> Path | None:
+        """A file of an installed package, such as `open_clip_train/data.py`; None where it is not there."""
+        return next((path for folder in self.packages if (path := folder / file).is_file()), None)
+
+    @cached_property
+    def text(self) -> str:
+        """The script's own text; "" for a module, or where it cannot be read."""
+        try:
+            with self.path(self.script).open("rb") as file:
+                return file.read(LARGEST_SCRIPT).decode(errors="replace") if self.script else ""
+        except OSError:
+            return ""
+
+
+def _program(words: Sequence[str]) -> tuple[bool, str, list[str]]:
+    """Whether Python runs a module, its name or the script's ("" for neither), and the words behind it."""
+    place = 0
+    while place < len(words) and words[place] != "-c":
+        word = words[place]
+        if word == "-m":
+            return True, "".join(words[place + 1 : place + 2]), list(words[place + 2 :])
+        if not word.startswith("-"):
+            return False, word, list(words[place + 1 :])
+        place += 2 if word in ("-X", "-W") else 1
+    return False, "", []
+
+
+def _behind_launcher(words: Sequence[str]) -> tuple[int, list[str]]:
+    """The ranks on all nodes by a launcher's options, and the words of what it launches."""
+    counts = dict.fromkeys((_RANKS, _NODES), 1)
+    place = 1 if words[:1] == ["launch"] else 0
+    while place < len(words) and words[place].startswith("-") and words[place] not in ("-m", "--module"):
+        name, sign, value = words[place].partition("=")
+        if not sign and name not in _OPTIONS_WITHOUT_VALUE and place + 1 < len(words):
+            value, place = words[place + 1], place + 1
+        for names in counts:
+            if name in names and value.isdigit():
+                counts[names] = int(value)
+        place += 1
+    launched = list(words[place:])
+    if launched[:1] == ["--module"]:
+        launched[0] = "-m"
+    return counts[_RANKS] * counts[_NODES], launched

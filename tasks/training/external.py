@@ -1,0 +1,336 @@
+"""`python -m tasks.training.external RUN_FOLDER`: another trainer's command in the place of a rank.
+
+It starts the command, reads its log line by line and says in the run's folder what a rank would: phases,
+metrics, checkpoints. So the agent watches, stops and judges it like any training, and evaluators meet its
+checkpoints as those of recipe clip. The price is that it knows of the training only what the log tells, and
+that a checkpoint is written twice.
+
+A trainer that counts in epochs is given epochs of `train.checkpoint_every` steps: after each it saves
+`epoch_<k>.pt`. A command of one's own is told the run by the variables TARMAC_DATA (the version),
+TARMAC_OUTPUT (a folder) and TARMAC_TRAIN (the train block as JSON), and saves state dicts in that folder, as
+checkpoints/step_<n>.pt or .safetensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.core import config as configs
+from tasks.core.errors import DataError, TarmacError, UsageError
+from tasks.core.files import read_lines, write_json
+from tasks.core.process import Identity, kill_tree
+from tasks.core.schema import Config, Train
+from tasks.dataset.versions import Manifest, read_manifest
+from tasks.loader.settings import read_settings
+from tasks.models import recipes
+from tasks.models.clip.clip_options import DIGITS
+from tasks.models.external_options import ExternalOptions
+from tasks.models.held_out import held_out
+from tasks.runs import record
+from tasks.runs.checkpoints import list_checkpoints
+from tasks.runs.data import version_path
+from tasks.runs.folder import RunFolder
+from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
+from tasks.runs.phases import PhaseWriter
+from tasks.trainers import recognise
+from tasks.trainers.command import Command
+from tasks.trainers.contract import Assignment, Progress, Trainer
+from tasks.training.rank import leave_with_starter
+
+POLL_S = 0.5
+SETTLED_S = 2.0
+"""A checkpoint that has not grown for so long is taken to be whole, unless it does not load."""
+END_S = 10.0
+"""How long the command may take to end when it is asked to."""
+SAVED = re.compile(r"(?P<unit>epoch|step)_(?P<count>\d+)\.(?:pt|safetensors)")
+VALIDATION_LOSS = "clip_val_loss"
+"""What open_clip's `results.jsonl` calls it."""
+BESIDE = ("epoch", "num_samples")
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Place:
+    """Where the command is, in steps of `per_epoch` to an epoch where it counts in epochs."""
+
+    per_epoch: int
+    step: int = 0
+
+    def of(self, said: Progress) -> int:
+        """The step that a line of the log speaks of."""
+        if said.done is None:
+            return self.step
+        if said.epoch is None:
+            return int(said.done)
+        share = said.done / said.total if said.total else 0.0
+        return said.epoch * self.per_epoch + round(share * self.per_epoch)
+
+
+@dataclass
+class Following:
+    """A command at work, and what its log and its files have told so far."""
+
+    run: RunFolder
+    trainer: Trainer
+    process: subprocess.Popen[bytes]
+    place: Place
+    phases: PhaseWriter
+    metrics: MetricsWriter
+    output: Path
+    failure: str = ""
+    converted: set[int] = field(default_factory=set)
+    results_read: int = 0
+    validated: dict[int, float] = field(default_factory=dict)
+    """The validation loss by step."""
+
+    def to_the_end(self) -> int:
+        """Follow it until it has ended; its exit code. One that is asked to stop is ended and counts as 0."""
+        assert self.process.stdout is not None
+        stopped, rest = False, b""
+        for chunk in self._chunks(self.process.stdout.fileno()):
+            *lines, rest = re.split(rb"[\r\n]", rest + chunk)
+            for line in lines:
+                self._hear(line.decode(errors="replace"))
+            self._look(is_over=False)
+            if self.run.stop.exists() and not stopped:
+                stopped = True
+                kill_tree(Identity.of(self.process.pid), END_S)
+        self._hear(rest.decode(errors="replace"))
+        code = self.process.wait()
+        self._look(is_over=True)
+        return 0 if stopped else code
+
+    def _chunks(self, descriptor: int) -> Iterator[bytes]:
+        """What it prints as it comes, and an empty chunk every POLL_S. Ends with the command, also where a
+        process that it left behind holds its output."""
+        while True:
+            is_over = self.process.poll() is not None
+            ready, _, _ = select.select([descriptor], [], [], 0 if is_over else POLL_S)
+            chunk = os.read(descriptor, 1 << 16) if ready else b""
+            if chunk:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+            elif is_over:
+                return
+            elif ready:  # its output is closed, and it goes on
+                time.sleep(POLL_S)
+            yield chunk
+
+    def _hear(self, line: str) -> None:
+        if any(pattern.search(line) for pattern in self.trainer.failures):
+            self.failure = self.failure or line.strip()
+        said = self.trainer.progress(line)
+        if said is None:
+            return
+        self.place.step = max(self.place.of(said), self.place.step)
+        self.phases.set(said.phase, self.place.step)
+        if said.phase == "step" and said.loss is not None and self.place.step:
+            self.metrics.append(make_row(TRAIN_AXIS, self.place.step, "train", {"train/loss": said.loss}))
+
+    def _look(self, *, is_over: bool) -> None:
+        """Take up what it has saved and judged since."""
+        self._read_results()
+        for step, path in saved(self.output, self.place.per_epoch):
+            if step not in self.converted and (is_over or time.time() - path.stat().st_mtime > SETTLED_S):
+                self._convert(step, path, is_over=is_over)
+
+    def _convert(self, step: int, path: Path, *, is_over: bool) -> None:
+        from tasks.training.foreign_weights import Unreadable, write_checkpoint
+
+        try:
+            self.metrics.settle()
+            write_checkpoint(self.run, step, path, self.validated.get(step))
+        except Unreadable as error:
+            if is_over:
+                logger.warning("%s is no checkpoint: %s", path, error)
+            return
+        self.converted.add(step)
+        logger.info("step %d: checkpoint taken over from %s", step, path)
+
+    def _read_results(self) -> None:
+        """What the trainer judged by itself, by line of its `results.jsonl`."""
+        rows, self.results_read = read_lines(self.output / "checkpoints/results.jsonl", self.results_read)
+        for row in rows:
+            step = int(row.get("epoch", 0)) * self.place.per_epoch
+            values = {f"val/{key}": value for key, value in row.items() if key not in BESIDE}
+            loss = values.pop(f"val/{VALIDATION_LOSS}", None)
+            if loss is not None:
+                values["val/loss"] = self.validated[step] = loss
+            if step and values:
+                self.metrics.append(make_row(TRAIN_AXIS, step, "val", values))
+
+
+def saved(output: Path, per_epoch: int) -> list[tuple[int, Path]]:
+    """The checkpoints that a command has written, whole or not, by step."""
+    found = []
+    for path in output.glob("checkpoints/*"):
+        name = SAVED.fullmatch(path.name)
+        if name is not None:
+            found.append((int(name["count"]) * (per_epoch if name["unit"] == "epoch" else 1), path))
+    return sorted(found)
+
+
+def set_torn_aside(output: Path, per_epoch: int, known: Collection[int]) -> None:
+    """Rename what a killed trainer had begun to write, or it would try to go on from that for ever."""
+    from tasks.training.foreign_weights import Unreadable, weights_of
+
+    for step, path in saved(output, per_epoch):
+        if step not in known:
+            try:
+                weights_of(path)
+            except Unreadable as error:
+                logger.warning("%s; set aside, the command goes on from the one before", error)
+                path.rename(path.with_name(f"{path.name}.torn"))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train the run in the folder given by its command; returns the exit code."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("tasks").setLevel(logging.INFO)
+    try:
+        return _train(RunFolder(Path(arguments[0])))
+    except TarmacError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+
+
+def _train(run: RunFolder) -> int:
+    phases = PhaseWriter(run)
+    phases.set("start", 0)
+    config = configs.reload(run.config)
+    train = config.train
+    if train is None or train.steps is None:
+        raise UsageError(f"{run.config}: needs a train block with its steps; plan the run again")
+    output = run.path / "trainer"
+    (output / "checkpoints").mkdir(parents=True, exist_ok=True)
+    known = {checkpoint.step for checkpoint in list_checkpoints(run)}
+    set_torn_aside(output, train.checkpoint_every, known)
+    version = version_path(record.load(run).data[0])
+    words, trainer = command_of(config, version, read_settings(run.loader).workers, output)
+    logger.info("%s: %s", trainer.name, " ".join(words))
+    told = {"TARMAC_DATA": str(version), "TARMAC_OUTPUT": str(output)}
+    told |= {"TARMAC_TRAIN": train.model_dump_json()}
+    told["OMP_WAIT_POLICY"] = "PASSIVE"  # as in tasks.training.rank
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | told,
+    )
+    leave_with_starter(lambda: kill_tree(Identity.of(process.pid), END_S))
+    place, metrics = Place(train.checkpoint_every), MetricsWriter(run.metrics)
+    following = Following(run, trainer, process, place, phases, metrics, output, converted=known)
+    code = following.to_the_end()
+    if following.failure:
+        raise DataError(f"{trainer.name} says: {following.failure}")
+    if code == 0:
+        phases.set("end", place.step)
+    return code if code >= 0 else 128 - code
+
+
+def command_of(config: Config, version: Path, workers: int, output: Path) -> tuple[list[str], Trainer]:
+    """The words of the command with what the trainer has to be told filled in, and the trainer.
+
+    `config` is a resolved one, `workers` are as many as wanted, `output` is the folder of the trainer's
+    files, which gets the model's description. UsageError for a config that no command can be made of.
+    """
+    assert config.train is not None
+    options = recipes.check(config.train)
+    assert isinstance(options, ExternalOptions)
+    words = (
+        [sys.executable, *options.command[1:]] if options.command[0] == "python" else list(options.command)
+    )
+    command = Command.of(words)
+    trainer = recognise(command, options.trainer)
+    if trainer.options is None:
+        return words, trainer
+    if not options.gives and not command.has("--model"):
+        raise UsageError(f"train.model: {trainer.name} has to be told which model; give name or config")
+    told = trainer.options(_assignment(config, options, version, workers, output))
+    for option, value in told.items():
+        if not command.has(option):
+            words += [option, value] if value else [option]
+    return words, trainer
+
+
+def _assignment(
+    config: Config, options: ExternalOptions, version: Path, workers: int, output: Path
+) -> Assignment:
+    train = config.train
+    assert train is not None and train.steps is not None
+    options.require(train)
+    manifest = read_manifest(version)
+    split = held_out(manifest.splits)
+    recipe: Any = recipes.load(train)
+    return Assignment(
+        tars=_tars(version, manifest, "train"),
+        samples=train.checkpoint_every * train.batch_size,
+        held_out=None if split is None else _tars(version, manifest, split),
+        held_out_samples=0 if split is None else manifest.splits[split].samples,
+        epochs=train.steps // train.checkpoint_every,
+        batch_size=train.batch_size,
+        accumulation=train.batch_size // (train.micro_batch or train.batch_size),
+        workers=_workers(workers, manifest.splits["train"].shards, train),
+        model=_model(options, output),
+        model_options=_model_options(options),
+        learning_rate=train.peak("model"),
+        warmup_steps=train.warmup_steps,
+        schedule=train.schedule,
+        weight_decay=train.weight_decay,
+        grad_clip=train.grad_clip,
+        betas=recipe.adam["betas"],
+        eps=recipe.adam["eps"],
+        precision=train.precision,
+        seed=train.seed,
+        log_every=train.log_every,
+        folder=output,
+    )
+
+
+def _tars(version: Path, manifest: Manifest, split: str) -> str:
+    last = manifest.splits[split].shards - 1
+    return f"{version}/{split}/" + ("000000.tar" if not last else f"{{000000..{last:06d}}}.tar")
+
+
+def _workers(wanted: int, shards: int, train: Train) -> int:
+    """As many as have a shard each, and make no batch more than an epoch has: each yields equally many."""
+    most = min(wanted, shards)
+    return next((count for count in range(most, 0, -1) if train.checkpoint_every % count == 0), 0)
+
+
+def _model(options: ExternalOptions, output: Path) -> str:
+    """The trainer's name of the model; of one that it has no name for, the folder of its description."""
+    if options.name is not None and options.name != DIGITS:
+        return options.name
+    folder = output / "model"
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "open_clip_config.json", {"model_cfg": options.described, "preprocess_cfg": {}})
+    return f"local-dir:{folder}"
+
+
+def _model_options(options: ExternalOptions) -> Mapping[str, str]:
+    told: dict[str, str] = {}
+    if options.pretrained is not None:
+        told["--pretrained"] = options.pretrained
+    if options.is_sigmoid:
+        told["--siglip"] = ""
+    if options.image_size is not None:
+        told["--force-image-size"] = str(options.image_size)
+    if options.patch_dropout is not None:
+        told["--force-patch-dropout"] = f"{options.patch_dropout:g}"
+    return told
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

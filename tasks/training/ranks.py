@@ -1,0 +1,205 @@
+"""What several ranks have in common: one loss and one gradient, and the decision of what to do next.
+
+What a rank finds out alone (a file `stop`, a sample that cannot be read, a full disk) must not be obeyed by
+it alone, or the others wait for it in the next exchange. So after each piece of work that may end differently
+all ranks exchange one integer and take the highest: data at an end, go on, stop, failed.
+
+Each rank computes the contrast of all features, which costs it the whole matrix of logits; in return every
+rank knows the loss, and no gradient is missing: what the other ranks' losses say of a rank's features comes
+back to it. DDP then takes the mean over ranks, which is the gradient of the whole batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from tasks.core.errors import OtherRankError
+from tasks.models.task import Contrastive, Features, Loss, Task
+from tasks.runs.meeting import Meeting
+
+PATIENCE_S = 600.0
+"""How long a rank waits for the others in one exchange; the longest that one may save or read alone. One that
+was killed or stopped is noticed by the agent, long before that."""
+
+
+class Order(IntEnum):
+    """What a rank asks for, in rising order: the highest of all ranks holds for all."""
+
+    DONE = 0
+    GO_ON = 1
+    STOP = 2
+    FAILED = 3
+
+
+@dataclass
+class Vote:
+    """What this rank asks for and, once all have voted, what holds."""
+
+    order: Order = Order.GO_ON
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which rank this process is, of how many that stand in one group of torch.distributed."""
+
+    rank: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        """For the log; nothing of one that is alone."""
+        return "" if self.count == 1 else f", as rank {self.rank} of {self.count}"
+
+    def gather(self, features: Tensor) -> Tensor:
+        """[samples, ...] of each rank -> [ranks * samples, ...], in their order, with the gradient."""
+        if self.count == 1:
+            return features
+        gathered: Tensor = _Gather.apply(features, self)
+        return gathered
+
+    def mine(self, gathered: Tensor) -> Tensor:
+        """This rank's part of what was gathered."""
+        return gathered.chunk(self.count)[self.rank]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes what exists once a run."""
+        return self.rank == 0
+
+    @contextmanager
+    def agreeing(self) -> Iterator[Vote]:
+        """Work that may end differently from rank to rank, and has no exchange in it. When it is done all
+        know the highest order; OtherRankError where another rank raised."""
+        vote = Vote()
+        try:
+            yield vote
+        except Exception:
+            with suppress(OtherRankError):
+                self._highest(Order.FAILED)
+            raise
+        vote.order = self._highest(vote.order)
+        if vote.order is Order.FAILED:
+            raise OtherRankError("another rank has failed, and says why in its own log")
+
+    def of_first(self, *values: int) -> list[int]:
+        """The first rank's values, on every rank."""
+        if self.count == 1:
+            return list(values)
+        sent = torch.tensor(values)
+        distributed.broadcast(sent, src=0)
+        numbers: list[int] = sent.tolist()
+        return numbers
+
+    def of_all(self, value: Tensor) -> list[Tensor]:
+        """The values of all ranks, in their order; of one shape and kind, and on the CPU."""
+        if self.count == 1:
+            return [value]
+        values = [torch.empty_like(value) for _ in range(self.count)]
+        distributed.all_gather(values, value.contiguous())
+        return values
+
+    def _highest(self, order: Order) -> Order:
+        if self.count == 1:
+            return order
+        number = torch.tensor(order)
+        try:
+            distributed.all_reduce(number, distributed.ReduceOp.MAX)
+        except RuntimeError as error:
+            says = str(error).splitlines()[0]
+            raise OtherRankError(f"another rank is gone, or does not answer: {says}") from error
+        return Order(int(number))
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all ranks, without a gradient."""
+        total = value.detach().clone()
+        if self.count > 1:
+            distributed.all_reduce(total)
+        return total
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
+    """One group with the other ranks that the environment tells of, as torchrun's does: by the store in the
+    folder TARMAC_MEETING where that is given, else by MASTER_ADDR and MASTER_PORT.
+
+    Figures on the CPU go by gloo, and those on GPUs by NCCL. The group is left in order only by ranks that
+    end in order: one that fails must not wait for the others again.
+    """
+    ranks = Ranks(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
+    if ranks.count == 1:
+        yield ranks
+        return
+    meeting = Meeting.of(environment)
+    try:
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            init_method="env://" if meeting is None else f"file://{meeting.store}",
+            rank=ranks.rank,
+            world_size=ranks.count,
+            timeout=timedelta(seconds=PATIENCE_S),
+        )
+    except RuntimeError as error:
+        says = str(error).splitlines()[0]
+        raise OtherRankError(f"the {ranks.count} ranks did not all come together: {says}") from error
+    yield ranks
+    distributed.destroy_process_group()
+
+
+class Spread(nn.Module):
+    """A task as one rank of several computes it: this is what DDP wraps."""
+
+    def __init__(self, task: Task, ranks: Ranks) -> None:
+        super().__init__()
+        self.task, self.ranks = task, ranks
+
+    def forward(
+        self,
+        batch: Mapping[str, Any],
+        gradients: Features | None = None,
+        contrasted: Features | None = None,
+    ) -> Loss | tuple[Tensor, Loss | None]:
+        """The loss of the batch: that of all ranks for a contrast, else that of this rank's share.
+
+        With `gradients`, of features that were encoded before, a figure of shape [] whose gradient is theirs
+        for the weights; with `contrasted`, which are all features, their loss too, for the contrast's own
+        parameters.
+        """
+        if gradients is None:
+            return self._loss(batch)
+        assert isinstance(self.task, Contrastive)
+        features = self.task.encode(batch)
+        # DDP takes the mean over ranks, and what is wanted of the features is the sum.
+        products = [(features[name] * gradient).sum() for name, gradient in gradients.items()]
+        loss = None if contrasted is None else self.task.contrast(contrasted)
+        return self.ranks.count * torch.stack(products).sum(), loss
+
+    def _loss(self, batch: Mapping[str, Any]) -> Loss:
+        if self.ranks.count == 1 or not isinstance(self.task, Contrastive):
+            loss: Loss = self.task(batch)
+            return loss
+        features = self.task.encode(batch)
+        return self.task.contrast({name: self.ranks.gather(value) for name, value in features.items()})
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        parts = [torch.empty_like(features) for _ in range(ranks.count)]
+        distributed.all_gather(parts, features.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.ranks.mine(ctx.ranks.sum(gradients[0])), None
