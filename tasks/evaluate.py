@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from tasks import control
 from tasks.core.errors import DataError
 from tasks.core.units import counted
 from tasks.runs.folder import RunFolder
@@ -13,15 +15,23 @@ from tasks.supervision import launch
 from tasks.supervision.status import RunStatus, config_of
 
 
-@task(name="evaluate", cache_policy=NO_CACHE)
-def evaluate(run: RunFolder) -> StageResult:
-    """Have every evaluation done that the run's config asks for; `details.missing` names the rest."""
+@dataclass(frozen=True)
+class Evaluated:
+    """The run, and a line for each evaluation without a result: why, and the command that does it again."""
+
+    run: Path
+    missing: Sequence[str]
+
+
+@control.stage(name="evaluate")
+def evaluate(run: RunFolder) -> StageResult[Evaluated]:
+    """Have every evaluation done that the run's config asks for; the details name those without a result."""
     with shown("evaluate") as stage:
 
         def progress(status: RunStatus) -> None:
             stage.progress(status.evaluations_done, len(status.evaluations), "evaluations")
 
-        started = launch.start_or_adopt(run, "evaluate")
+        started = launch.start_or_adopt(run, "evaluate", control.check)
         status = launch.wait_for_evaluations(run, progress)
         steps = {evaluation.step for evaluation in status.evaluations}
         done = f"{status.evaluations_done} of {len(status.evaluations)} results"
@@ -29,18 +39,18 @@ def evaluate(run: RunFolder) -> StageResult:
         missing = [_lost(run, status, one.step, one.task) for one in status.evaluations_missing]
         return stage.result(
             f"up to date: {summary}" if started.is_up_to_date else summary,
+            Evaluated(run.path, missing),
+            "unchanged" if started.is_up_to_date else "changed",
             mark="✗" if missing else "✓",
-            run=str(run.path),
-            missing=missing,
         )
 
 
-def require(evaluated: StageResult) -> None:
+def require(evaluated: Evaluated) -> None:
     """DataError that names each evaluation without a result, why, and the command that does it again."""
-    missing = evaluated["details"]["missing"]
-    if missing:
-        have = f"{counted(len(missing), 'evaluation')} {'has' if len(missing) == 1 else 'have'}"
-        raise DataError("\n  ".join([f"{have} no result", *missing]))
+    if evaluated.missing:
+        number = len(evaluated.missing)
+        have = f"{counted(number, 'evaluation')} {'has' if number == 1 else 'have'}"
+        raise DataError("\n  ".join([f"{have} no result", *evaluated.missing]))
 
 
 def _lost(run: RunFolder, status: RunStatus, step: int, task_name: str) -> str:

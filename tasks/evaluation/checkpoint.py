@@ -4,102 +4,143 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from safetensors.torch import load_model
 from torch import nn
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.quarantine import Entry
-from tasks.core.schema import Config, Loader
+from tasks.core.schema import Config
+from tasks.dataset.tar.format import Sample
 from tasks.dataset.versions import read_manifest
-from tasks.evaluation.contract import Embedded, Embeddings, Members
-from tasks.loader.batches import split_batches
+from tasks.evaluation.contract import Answered, BatchLoss, Embedded, Embeddings, Members, Place
+from tasks.loader.bad import BadSampleError
+from tasks.loader.batches import open_split
+from tasks.loader.feed import Data, Feed
 from tasks.loader.settings import read_settings
 from tasks.loader.workers import Transform
 from tasks.models import recipes
 from tasks.models.held_out import held_out, nothing_held_out
-from tasks.models.recipes import Recipe
+from tasks.models.task import Question
 from tasks.runs import record
-from tasks.runs.checkpoints import Checkpoint, is_sound
-from tasks.runs.data import version_path
+from tasks.runs.checkpoints import MODEL, Checkpoint, is_sound
+from tasks.runs.data import left_out_by, version_path
 from tasks.runs.folder import RunFolder
-from tasks.runs.quarantine import of_run
+
+
+def load_model_of(run: RunFolder, config: Config, step: int) -> tuple[Any, nn.Module]:
+    """The recipe, and the model that the run saved at `step`, on the CPU: with `train.ema` the
+    average of the weights. DataError when there is no checkpoint with a sound model."""
+    if config.train is None:
+        raise UsageError(f"{run.config}: has no train block, so there is no model")
+    checkpoint = Checkpoint(step, run.checkpoint(step))
+    if not is_sound(checkpoint, MODEL):
+        raise DataError(f"{checkpoint.path}: missing or torn; resume the run and it is written again")
+    recipe = recipes.load(config.train)
+    model = recipe.build_model(pretrained=False)
+    load_model(model, checkpoint.path / MODEL)
+    return recipe, model
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
     """The `Subject` of evaluations. On a CPU it keeps to one process, as a training needs the cores."""
 
-    recipe: Recipe
-    model: nn.Module
+    task: Any
+    """An `Embedder` or an `Answerer`, as its recipe's capabilities say."""
     device: torch.device
-    version: Path
-    batch_size: int
-    workers: int
-    loader: Loader
-    quarantined: Sequence[Entry]
+    feed: Feed
+    _place: Place
 
     @classmethod
     def open(cls, run: RunFolder, config: Config, step: int) -> LoadedCheckpoint:
-        """DataError when there is no sound checkpoint of `step`."""
-        if config.train is None:
-            raise UsageError(f"{run.config}: has no train block, so there is no model to evaluate")
-        checkpoint = Checkpoint(step, run.checkpoint(step))
-        if not is_sound(checkpoint):
-            raise DataError(f"{checkpoint.path}: missing or torn; resume the run and it is written again")
+        """DataError when there is no checkpoint of `step` with a sound model, which is all that is read."""
+        recipe, model = load_model_of(run, config, step)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        recipe = recipes.load(config.train)
-        model = recipe.build_model(pretrained=False)
-        load_model(model, checkpoint.path / "model.safetensors")
+        data = Data(version_path(record.load(run).data[0]), left_out_by(run))
+        workers = read_settings(run.loader).workers if device.type == "cuda" else 0
         return cls(
-            recipe=recipe,
-            model=model.to(device).eval(),
+            task=recipe.task(model).to(device).eval(),
             device=device,
-            version=version_path(record.load(run).data[0]),
-            batch_size=config.train.batch_size,
-            workers=read_settings(run.loader).workers if device.type == "cuda" else 0,
-            loader=config.loader,
-            quarantined=of_run(run),
+            feed=Feed.of(config, [data], recipe, workers=workers),
+            _place=Place(run.path, run.checkpoint(step), step),
         )
 
+    def place(self) -> Place:
+        return self._place
+
     def held_out(self) -> str:
-        splits = read_manifest(self.version).splits
+        version = self.feed.data.version
+        splits = read_manifest(version).splits
         found = held_out(splits)
         if found is None:
-            raise DataError(nothing_held_out(self.version, splits))
+            raise DataError(nothing_held_out(version, splits))
         return found
 
     def embed_images(self, split: str, extract: Callable[[Members], str]) -> Iterator[Embedded]:
-        transform = Extracting(self.recipe.transform(is_train=False), extract)
-        with split_batches(
-            self.version,
-            split,
-            transform,
-            batch_size=self.batch_size,
-            workers=self.workers,
-            quarantined=self.quarantined,
-            on_bad=self.loader.on_bad,
-            bad_budget=self.loader.bad_budget,
-        ) as batches:
+        transform = Extracting(self.feed.shapes.transform(is_train=False), extract)
+        with self.feed.split(split, transform) as batches:
             for batch in batches:
                 with torch.inference_mode():
-                    embeddings = self.recipe.embed_images(self.model, self._moved(batch))
+                    embeddings = self.task.embed_images(self._moved(batch))
                 yield Embedded(batch["key"], embeddings.float().cpu().numpy(), batch["extracted"])
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         with torch.inference_mode():
+            size = self.feed.judged_at_once
             parts = [
-                self.recipe.embed_texts(self.model, texts[start : start + self.batch_size]).float().cpu()
-                for start in range(0, len(texts), self.batch_size)
+                self.task.embed_texts(texts[start : start + size]).float().cpu()
+                for start in range(0, len(texts), size)
             ]
         embeddings: Embeddings = torch.cat(parts).numpy()
         return embeddings
 
+    def logit_scale(self) -> float:
+        scale: float = self.task.logit_scale
+        return scale
+
+    def losses(self, split: str) -> Iterator[BatchLoss]:
+        with self.feed.split(split) as batches:
+            for batch in batches:
+                with torch.inference_mode():
+                    loss = self.task(self._moved(batch))
+                yield BatchLoss(float(loss.sum), float(loss.weight), len(batch["key"]))
+
+    def answers(self, split: str, samples: int, most_tokens: int) -> Iterator[Answered]:
+        asked: list[tuple[str, Question]] = []
+        for sample in self._first(split, samples):
+            asked += [(sample.key, question) for question in self.task.questions(sample.members)]
+            if len(asked) >= self.feed.judged_at_once:
+                yield from self._answered(asked, most_tokens)
+                asked = []
+        yield from self._answered(asked, most_tokens)
+
+    def _answered(self, asked: Sequence[tuple[str, Question]], most_tokens: int) -> Iterator[Answered]:
+        said = self.task.answer([question for _, question in asked], most_tokens) if asked else []
+        for (key, question), answer in zip(asked, said, strict=True):
+            yield Answered(key, question.text, question.expected, answer)
+
+    def _first(self, split: str, samples: int) -> Iterator[Sample]:
+        """Those that can be read, where the config says to do without others."""
+        data = self.feed.data
+        reader = open_split(data.version, split, data.quarantined)
+        for number in range(min(samples, len(reader))):
+            try:
+                yield reader.read(number)
+            except BadSampleError:
+                if self.feed.loader.on_bad == "raise":
+                    raise
+
+    def reply(
+        self, messages: Sequence[tuple[str, str]], pictures: Sequence[Image.Image], most_tokens: int
+    ) -> str:
+        said: list[str] = self.task.answer([self.task.ask(messages, pictures)], most_tokens)
+        return said[0]
+
     def tokens(self, texts: Sequence[str]) -> Sequence[bytes]:
-        return [row.tobytes() for row in self.recipe.tokenize(texts).numpy()]
+        return [row.tobytes() for row in self.task.tokenize(texts).numpy()]
 
     def _moved(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -2,26 +2,99 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from tasks.core.errors import UsageError
-from tasks.core.schema import TaskSpec
-from tasks.evaluation.contract import Evaluator
+from tasks.core.schema import Config, TaskSpec
+from tasks.evaluation.command import Command
+from tasks.evaluation.contract import Evaluator, Members
+from tasks.evaluation.lmms_eval import LmmsEval
+from tasks.evaluation.multilabel import MultiLabel
+from tasks.evaluation.results import full_name
 from tasks.evaluation.retrieval import Retrieval
+from tasks.evaluation.validation_loss import ValidationLoss
+from tasks.evaluation.vlm import Vlm
 from tasks.evaluation.zero_shot import ZeroShot
+from tasks.models import recipes
+from tasks.models.needs import UnknownNeed
 
-EVALUATORS: Mapping[str, type[Evaluator]] = {"zero_shot": ZeroShot, "retrieval": Retrieval}
+EVALUATORS: Mapping[str, type[Evaluator]] = {
+    "zero_shot": ZeroShot,
+    "retrieval": Retrieval,
+    "multilabel": MultiLabel,
+    "validation_loss": ValidationLoss,
+    "vlm": Vlm,
+    "command": Command,
+    "lmms_eval": LmmsEval,
+}
+
+
+JUDGED: Mapping[recipes.Capability, str] = {
+    "loss": "the loss",
+    "embed": "embeddings",
+    "generate": "texts that a model writes",
+}
+
+
+def check(config: Config) -> None:
+    """UsageError for a task that is wrong, or that judges what models of the config's recipe do not give, and
+    for a best checkpoint by a metric that no task gives."""
+    for task in _tasks(config):
+        evaluator = load(task)
+        if config.train is None:
+            continue
+        given = recipes.check(config.train).gives
+        for lacking in sorted(evaluator.needs - given):
+            raise UsageError(
+                f"evaluate.tasks: {task.name} judges {JUDGED[lacking]}, and models of recipe "
+                f"{config.train.recipe} give none; take it out of evaluate.tasks"
+            )
+    require_best(config, [name for task in _tasks(config) for name in metrics_of(task)])
+
+
+def metrics_of(task: TaskSpec, samples: Iterator[Members] | None = None) -> list[str]:
+    """The full names of the metrics that a task may give; see `Evaluator.metrics`."""
+    return [full_name(task.name, name) for name in load(task).metrics(samples)]
+
+
+def require_best(config: Config, names: Sequence[str]) -> None:
+    """UsageError where `evaluate.best` is none of the metrics of these `names`."""
+    best = config.evaluate.best if config.evaluate is not None else None
+    if best is not None and not any(_stands_for(name, best.metric) for name in names):
+        instead = recipes.instead(best.metric, names)
+        raise UsageError(f"evaluate.best: no task of evaluate.tasks gives {best.metric!r}; {instead}")
+
+
+def is_better_low(tasks: Sequence[TaskSpec], metric: str) -> bool:
+    """Whether the lowest value of a metric is the best one, as the evaluator that gives it knows."""
+    judges = (load(task) for task in tasks if any(_stands_for(name, metric) for name in metrics_of(task)))
+    return any(metric.endswith(judge.better_low) for judge in judges)
+
+
+def _tasks(config: Config) -> Sequence[TaskSpec]:
+    return config.evaluate.tasks if config.evaluate is not None else ()
+
+
+def _stands_for(name: str, metric: str) -> bool:
+    return metric.startswith(name[:-1]) if name.endswith("*") else metric == name
+
+
+def needs(config: Config) -> list[UnknownNeed]:
+    """What the config's evaluations download by themselves; UsageError for a task that is wrong."""
+    found = {task.name: load(task).downloads for task in _tasks(config)}
+    return [UnknownNeed(f"evaluate.tasks: {name}", why) for name, why in found.items() if why]
 
 
 def load(task: TaskSpec) -> Evaluator:
     """The evaluator a task of the config asks for; UsageError names what is wrong with it and the fix."""
     kind = EVALUATORS.get(task.kind)
     if kind is None:
-        raise UsageError(f"evaluate.tasks: unknown kind {task.kind!r}; {_instead(task.kind, EVALUATORS)}")
+        raise UsageError(
+            f"evaluate.tasks: unknown kind {task.kind!r}; {recipes.instead(task.kind, list(EVALUATORS))}"
+        )
     try:
         return kind(**task.arguments)
     except ValidationError as error:
@@ -32,12 +105,7 @@ def load(task: TaskSpec) -> Evaluator:
 def _worded(mistake: Any, known: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in mistake["loc"])
     if mistake["type"] == "extra_forbidden":
-        return f"{key}: unknown argument; {_instead(key, known)}"
+        return f"{key}: unknown argument; {recipes.instead(key, list(known))}"
     if mistake["type"] == "value_error":
         return f"{key}: {mistake['ctx']['error']}"
     return f"{key}: {mistake['msg']}, not {mistake['input']!r}"
-
-
-def _instead(word: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"

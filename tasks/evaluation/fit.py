@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.quarantine import Entry
+from tasks.core.quarantine_file import Quarantined
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.dataset.quarantine import rows
@@ -19,17 +19,20 @@ from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Members
 from tasks.loader.indexed import IndexedReader
 from tasks.models.held_out import held_out, nothing_held_out
-from tasks.runs.data import data_of
-from tasks.runs.quarantine import of_dataset
+from tasks.runs.data import data_of, left_out_of
 
 
 def require_fit(config: Config, version: Path) -> None:
     """UsageError for a task of a split that the version lacks or that has too few samples, or whose samples
-    the evaluation cannot judge."""
+    the evaluation cannot judge, and for a best checkpoint by a label that they do not have."""
     splits = read_manifest(version).splits
-    left_out = of_dataset(version, data_of(version)[0].version)
+    left_out = left_out_of(version, data_of(version)[0].version)
+    metrics: list[str] = []
     for task in config.evaluate.tasks if config.evaluate is not None else ():
         evaluator = evaluators.load(task)
+        if not evaluator.judges_samples:
+            metrics += evaluators.metrics_of(task)
+            continue
         split = evaluator.split or held_out(splits)
         where = f"evaluate.tasks: {task.name}"
         if split is None:
@@ -45,9 +48,13 @@ def require_fit(config: Config, version: Path) -> None:
         with suppress(DataError):  # what cannot be read says nothing of labels, and shows elsewhere
             if problem := evaluator.problem(split, _samples(version, split, left_out)):
                 raise UsageError(f"{where}: {problem}")
+            metrics += evaluators.metrics_of(task, _samples(version, split, left_out))
+            continue
+        metrics += evaluators.metrics_of(task)
+    evaluators.require_best(config, metrics)
 
 
-def _samples(version: Path, split: str, left_out: list[Entry]) -> Iterator[Members]:
+def _samples(version: Path, split: str, left_out: list[Quarantined]) -> Iterator[Members]:
     reader = IndexedReader(version, split, rows(version, split, left_out))
     for number in range(len(reader)):
         yield reader.read(number).members

@@ -41,11 +41,12 @@ def evaluate_checkpoint(run_folder: Path, step: int, task: str, question: str = 
         chance=dict(outcome.chance),
         split=outcome.split,
         samples=outcome.samples,
+        notes=list(outcome.notes),
         seconds=round(time.monotonic() - began, 3),
         versions={**provenance.versions(), "evaluator": results.VERSION},
         question=question,
     )
-    results.write(run, result, () if config.dataset.private else outcome.predictions)
+    results.write(run, result, () if config.dataset.private else outcome.predictions, outcome.files)
 
 
 def _named(config: Config, task: str) -> TaskSpec:

@@ -7,7 +7,7 @@ where a result stands, they do too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +18,9 @@ from tasks.runs.folder import RunFolder
 
 VERSION = "1"
 """Of all evaluators; raised when one of them would give other numbers than before for the same checkpoint."""
+
+SPEAK_FOR_THEMSELVES = "lmms_eval"
+"""The task whose metrics are known by the benchmark's name that they begin with, such as `mmstar_average`."""
 
 KEPT_PREDICTIONS = 24
 """Of how many of the first samples what was said of them is kept."""
@@ -43,6 +46,8 @@ class EvaluationResult(BaseModel):
     split: str
     """What it was evaluated on."""
     samples: int
+    notes: list[str] = []
+    """What a reader has to know beside the figures, a sentence each."""
     seconds: float
     versions: dict[str, str]
     question: str = ""
@@ -57,13 +62,42 @@ class Prediction(BaseModel):
     key: str
     label: str
     predicted: str
+    question: str = ""
+    """What was asked, where a sample has several questions."""
+    score: float | None = None
+    """How probable the model finds that the answer is yes, where it says so."""
+
+
+def full_name(task: str, metric: str) -> str:
+    """A metric's name among those of all tasks, as in `eval_results/`: `<task>_<metric>`, and by itself where
+    it names its benchmark; a name of its own that a task is given stands in front, so no two collide."""
+    return metric if task == SPEAK_FOR_THEMSELVES else f"{task}_{metric}"
+
+
+def is_right(prediction: Prediction) -> bool:
+    """The very label; of an answer in words its letters, but for case and outer spaces."""
+    if not prediction.question:
+        return prediction.predicted == prediction.label
+    return plain(prediction.predicted) == plain(prediction.label)
+
+
+def plain(text: str) -> str:
+    """What is left of an answer when case and outer spaces do not count."""
+    return text.strip().casefold()
 
 
 PREDICTIONS = TypeAdapter(list[Prediction])
 
 
-def write(run: RunFolder, result: EvaluationResult, predictions: Sequence[Prediction]) -> None:
-    """Write both files; the result appears last and whole."""
+def write(
+    run: RunFolder,
+    result: EvaluationResult,
+    predictions: Sequence[Prediction],
+    files: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write all files; the result appears last and whole."""
+    for name, content in (files or {}).items():
+        write_atomic(run.evaluation_files(result.step, result.task) / name, content)
     shown = PREDICTIONS.dump_json(list(predictions), indent=2) + b"\n"
     write_atomic(run.predictions(result.step, result.task), shown)
     write_atomic(run.evaluation(result.step, result.task), result.model_dump_json(indent=2) + "\n")
@@ -77,10 +111,13 @@ def read(path: Path) -> EvaluationResult | None:
         return None
 
 
-def read_predictions(run: RunFolder, step: int, task: str) -> dict[str, Prediction]:
-    """By key of the sample; empty when none were kept."""
+def read_predictions(run: RunFolder, step: int, task: str) -> dict[str, list[Prediction]]:
+    """By key of the sample, in the order of its questions; empty when none were kept."""
     try:
         rows = PREDICTIONS.validate_json(run.predictions(step, task).read_bytes())
     except (FileNotFoundError, ValidationError):
         return {}
-    return {row.key: row for row in rows}
+    found: dict[str, list[Prediction]] = {}
+    for row in rows:
+        found.setdefault(row.key, []).append(row)
+    return found

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from tasks.core.errors import DataError
+from tasks.dataset.formats.volumes import stored
 from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject, require_finite
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
 from tasks.evaluation.statistics import wilson_interval
 from tasks.loader.decoders import decode_text, picture_name
 
 Places = NDArray[np.intp]
+DIRECTIONS = ("image_to_text", "text_to_image")
 WITHIN = (1, 5, 10)
 SAME = 1e-6
 """Similarities that differ by less are equal: rounding alone makes up a tenth of that."""
@@ -40,6 +42,11 @@ class Retrieval(Evaluator):
     compare over equal numbers only: more candidates are harder."""
 
     least_samples = 2
+    better_low = ("median_rank",)
+
+    def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
+        figures = (*(f"R@{within}" for within in WITHIN), "median_rank")
+        return [f"{direction}_{figure}" for direction in DIRECTIONS for figure in figures]
 
     def evaluate(self, subject: Subject) -> Outcome:
         """R@K, the share of queries with something that belongs to them among the K nearest, and the median
@@ -57,7 +64,7 @@ class Retrieval(Evaluator):
         metrics: dict[str, float] = {}
         intervals: dict[str, tuple[float, float]] = {}
         chance: dict[str, float] = {}
-        for name, found in (("image_to_text", to_texts), ("text_to_image", to_images)):
+        for name, found in zip(DIRECTIONS, (to_texts, to_images), strict=True):
             for within in WITHIN:
                 if within < found.candidates:
                     hits = int((found.ranks < within).sum())
@@ -152,8 +159,9 @@ def all_alike(what: str, split: str) -> str:
 
 
 def pair_of(members: Members) -> str:
-    """What tells whether two samples have the same image, and the caption."""
-    digest = hashlib.blake2b(members[picture_name(members)], digest_size=16).hexdigest()
+    """What tells whether two samples have the same image, or volume, and the caption."""
+    name = stored.member_of(members) or picture_name(members)
+    digest = hashlib.blake2b(members[name], digest_size=16).hexdigest()
     return f"{digest} {decode_text(members.get('txt', b'')).strip()}"
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from tasks.core.errors import DataError, UsageError
 from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject, require_finite
@@ -27,6 +27,15 @@ TOP = 5
 MOST_NAMED = 10
 
 
+IMAGENET = "openai_imagenet"
+Template = Annotated[str, Field(pattern=r"\{\}|^openai_imagenet$")]
+
+
+def _listed(given: object) -> object:
+    """A template alone is a list of one."""
+    return [given] if isinstance(given, str) else given
+
+
 class ZeroShot(Evaluator):
     """The arguments of a task of kind `zero_shot`."""
 
@@ -34,8 +43,9 @@ class ZeroShot(Evaluator):
     """The field of a sample's `json` member that names its class."""
     classes: Annotated[list[str], Field(min_length=2)] | None = None
     """The names to choose from; every label that occurs in the split unless given."""
-    templates: Annotated[list[Annotated[str, Field(pattern=r"\{\}")]], Field(min_length=1)] = list(TEMPLATES)
-    """Prompts with `{}` where the class stands."""
+    templates: Annotated[list[Template], Field(min_length=1), BeforeValidator(_listed)] = list(TEMPLATES)
+    """Prompts with `{}` where the class stands. `openai_imagenet` stands for the 80 by which CLIP was judged
+    on ImageNet, as open_clip has them."""
 
     @field_validator("classes")
     @classmethod
@@ -44,6 +54,9 @@ class ZeroShot(Evaluator):
         if twice:
             raise ValueError(f"{twice[0]!r} stands there twice; name each class once")
         return classes
+
+    def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
+        return ("top1", "top5", "mean_per_class")
 
     def evaluate(self, subject: Subject) -> Outcome:
         """Accuracy, accuracy among the five nearest, and the mean of the accuracies by class.
@@ -55,7 +68,8 @@ class ZeroShot(Evaluator):
         keys, labels, images = self._samples(subject, split)
         classes = self._classes(split, keys, labels)
         truth = np.array([classes.index(label) for label in labels])
-        prompts = subject.embed_texts([t.replace("{}", name) for name in classes for t in self.templates])
+        templates = self._templates()
+        prompts = subject.embed_texts([t.replace("{}", name) for name in classes for t in templates])
         meanings = class_embeddings(prompts, len(classes))
         for names, embeddings in ((keys, images), (classes, meanings)):
             require_finite(names, embeddings)
@@ -73,6 +87,14 @@ class ZeroShot(Evaluator):
             f"label: the samples of split {split} have no {self.label!r} in their json member; there are: "
             f"{', '.join(known[:MOST_NAMED]) or 'none'}{', …' if len(known) > MOST_NAMED else ''}"
         )
+
+    def _templates(self) -> list[str]:
+        if IMAGENET not in self.templates:
+            return self.templates
+        from tasks.models.clip.openclip import open_clip  # late, for it brings torch
+
+        theirs = [template("{}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
+        return [one for given in self.templates for one in (theirs if given == IMAGENET else [given])]
 
     def _samples(self, subject: Subject, split: str) -> tuple[list[str], list[str], Embeddings]:
         batches = list(subject.embed_images(split, Label(self.label)))

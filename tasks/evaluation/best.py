@@ -1,0 +1,105 @@
+"""Which checkpoint of a run is the best: by the metric that `evaluate.best` names, else by validation loss.
+
+The choice is made from files alone, `eval_results/` and the checkpoints' `meta.json`, so a run that is taken
+up again chooses as if it had never stopped. A metric that has no result yet cannot choose, and until it has
+one the validation loss does; whoever shows the choice says so (`Best.awaited`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tasks.core.files import read_json
+from tasks.core.schema import Config
+from tasks.core.units import number
+from tasks.runs.checkpoints import Checkpoint, list_checkpoints, lowest_val_loss, read_meta
+from tasks.runs.folder import RunFolder
+
+VALIDATION_LOSS = "validation loss"
+Mode = Literal["max", "min"]
+
+
+@dataclass(frozen=True)
+class Best:
+    """A checkpoint, and its `value` of the `metric` by which it is the best."""
+
+    step: int
+    metric: str
+    value: float | None
+    """None where the file that held it is gone."""
+    awaited: str = ""
+    """The metric that is to choose and has no result yet."""
+
+    def __str__(self) -> str:
+        """`step 400 by mmstar_average 0.412`."""
+        value = "" if self.value is None else f" {number(self.value)}"
+        awaited = f", until {self.awaited} has a result" if self.awaited else ""
+        return f"step {self.step:,} by {self.metric}{value}{awaited}"
+
+
+def choose(run: RunFolder, config: Config) -> Checkpoint | None:
+    """The best of the checkpoints that are there, the earlier of two equals; None before any was measured."""
+    asked = config.evaluate.best if config.evaluate is not None else None
+    if asked is not None:
+        sign = -1.0 if mode_of(config) == "max" else 1.0
+        judged = [
+            (sign * value, checkpoint.step, checkpoint)
+            for checkpoint in list_checkpoints(run)
+            if (value := _figure(run, checkpoint.step, asked.metric)) is not None
+        ]
+        if judged:
+            return min(judged, key=lambda entry: entry[:2])[2]
+    return lowest_val_loss(run)
+
+
+def is_due(run: RunFolder, config: Config) -> bool:
+    """Whether a metric of the evaluations chooses another checkpoint than `checkpoints/best` points at."""
+    if config.evaluate is None or config.evaluate.best is None:
+        return False
+    chosen = choose(run, config)
+    return chosen is not None and is_pointer(run) and _pointed_at(run) != chosen.path.name
+
+
+def is_pointer(run: RunFolder) -> bool:
+    """Whether `checkpoints/best` may be pointed elsewhere: no copy has made a folder of the link."""
+    return run.best.is_symlink() or not run.best.exists()
+
+
+def standing(run: RunFolder, config: Config) -> Best | None:
+    """The checkpoint that `checkpoints/best` points at; None where it points at none."""
+    name = _pointed_at(run)
+    if not name.startswith("step_") or not (run.checkpoints / name).is_dir():
+        return None
+    checkpoint = Checkpoint(int(name.removeprefix("step_")), run.checkpoints / name)
+    asked = config.evaluate.best if config.evaluate is not None else None
+    value = None if asked is None else _figure(run, checkpoint.step, asked.metric)
+    if asked is not None and value is not None:
+        return Best(checkpoint.step, asked.metric, value)
+    meta = read_meta(checkpoint)
+    loss = None if meta is None else meta.val_loss
+    return Best(checkpoint.step, VALIDATION_LOSS, loss, "" if asked is None else asked.metric)
+
+
+def mode_of(config: Config) -> Mode:
+    """Whether the highest or the lowest value of `evaluate.best` is the best one."""
+    from tasks.evaluation.evaluators import is_better_low  # late, for it brings numpy into the agent
+
+    assert config.evaluate is not None and config.evaluate.best is not None
+    best = config.evaluate.best
+    return best.mode or ("min" if is_better_low(config.evaluate.tasks, best.metric) else "max")
+
+
+def _pointed_at(run: RunFolder) -> str:
+    return run.best.readlink().name if run.best.is_symlink() else ""
+
+
+def _figure(run: RunFolder, step: int, metric: str) -> float | None:
+    """The value in `eval_results/step_N.json`; None where there is none yet."""
+    try:
+        results: Any = read_json(run.eval_result(step))["results"]
+        value = results.get(metric)
+    except (FileNotFoundError, ValueError, LookupError, AttributeError, TypeError):
+        return None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

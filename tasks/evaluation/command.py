@@ -1,0 +1,123 @@
+"""Any program as an evaluation: it is given a checkpoint and a file to write, from which figures are taken.
+
+The program runs beside the training, so what a launcher told the training's ranks is kept from it: a program
+that finds RANK and WORLD_SIZE would wait for others that are not there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.files import read_json
+from tasks.evaluation.contract import Evaluator, Outcome, Subject
+from tasks.models import hub
+from tasks.models.recipes import Capability
+
+SHOWN_LINES = 3
+"""The last of what a failed program said that its error repeats."""
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+LAUNCHER_PREFIXES = ("MASTER_", "TORCHELASTIC_", "SLURM_CPU_BIND", "PMI", "OMPI_", "TARMAC_")
+OF_ONE_SLURM_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS")
+"""Source: what lmms-eval keeps from its jobs, entrypoints/job_scheduler.py."""
+
+
+class Command(Evaluator):
+    """The arguments of a task of kind `command`."""
+
+    needs: ClassVar[frozenset[Capability]] = frozenset()
+    judges_samples: ClassVar[bool] = False
+
+    command: Annotated[list[str], Field(min_length=1)]
+    """The program and its arguments, without a shell. `{checkpoint}` is the checkpoint's folder, `{run}` the
+    run's, `{step}` its step, and `{output}` the JSON file to write: an object of numbers by name, or one with
+    `metrics` and, where it is known, `samples`."""
+
+    def evaluate(self, subject: Subject) -> Outcome:
+        """The numbers it wrote. DataError when it fails or writes none, with the last that it said."""
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder, "output.json")
+            place = subject.place()
+            values = {
+                "checkpoint": str(place.checkpoint),
+                "run": str(place.run),
+                "step": str(place.step),
+                "output": str(output),
+            }
+            run_program([filled(part, values) for part in self.command])
+            return outcome_of(output, self.command[0])
+
+
+def run_program(command: Sequence[str], changes: Mapping[str, str] | None = None) -> None:
+    """Run it to its end, with what it says in this job's log. UsageError where there is no such program,
+    DataError when it ends otherwise than with 0."""
+    said: list[str] = []
+    try:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**environment(), **(changes or {})},
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                os.write(2, line.encode(errors="replace"))
+                said = [*said[1 - SHOWN_LINES :], line.strip()]
+    except (FileNotFoundError, PermissionError) as error:
+        raise UsageError(f"evaluate.tasks: {command[0]} cannot be started: {error.strerror}") from None
+    if process.returncode:
+        raise DataError(
+            f"{command[0]} ended with {process.returncode}: {' | '.join(said) or 'it said nothing'}"
+        )
+
+
+def environment() -> dict[str, str]:
+    """This process's, without what a launcher says of one rank among several, and without what keeps the
+    training from asking the hub: what a program downloads was not fetched ahead."""
+    ours = (hub.OFFLINE,) if hub.OURS in os.environ else ()
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (*LAUNCHERS, *OF_ONE_SLURM_TASK, *ours) and not name.startswith(LAUNCHER_PREFIXES)
+    }
+
+
+def filled(part: str, values: Mapping[str, str]) -> str:
+    """One argument with its placeholders replaced; other braces stay."""
+    for name, value in values.items():
+        part = part.replace(f"{{{name}}}", value)
+    return part
+
+
+def outcome_of(output: Path, program: str) -> Outcome:
+    try:
+        content: Any = read_json(output)
+    except FileNotFoundError:
+        raise DataError(
+            f"{program} ended well and wrote no {{output}}; have it write its figures there"
+        ) from None
+    except ValueError as error:
+        raise DataError(f"{program} wrote no JSON into {{output}}: {error}") from error
+    table = content.get("metrics", content) if isinstance(content, dict) else None
+    if not isinstance(table, dict) or not table:
+        raise DataError(f"{program} wrote no object of numbers into {{output}}")
+    wrong = next((name for name, value in table.items() if not _is_number(value)), None)
+    if wrong is not None:
+        raise DataError(f"{program} wrote {table[wrong]!r} as {wrong!r}, which is no finite number")
+    samples = content.get("samples", 0) if table is not content else 0
+    return Outcome({str(name): float(value) for name, value in table.items()}, "", int(samples))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,224 @@
+"""Benchmarks of lmms-eval, which asks the checkpoint over HTTP on this machine alone.
+
+lmms-eval may so live in an environment of its own, with the versions that it wants, and needs to know nothing
+of the model: it speaks as it does to any server with OpenAI's interface. Each benchmark is a process of its
+own, because lmms-eval writes results when all it was asked for is done; what is done is kept, so another try
+goes on with the next. Its own retries hide failed requests as wrong answers; here one fails the evaluation.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from PIL import Image
+from pydantic import Field
+
+from tasks.core.errors import DataError, TarmacError
+from tasks.core.files import read_json, write_json
+from tasks.evaluation.command import run_program
+from tasks.evaluation.contract import Evaluator, Members, Outcome, Subject
+from tasks.loader.decoders import decode_image
+from tasks.models.recipes import Capability
+from tasks.runs.folder import RunFolder
+
+MARK = "<image>"
+PATIENCE_S = 3600
+"""That lmms-eval waits for one answer; its own ten seconds are too few for a CPU."""
+Asked = tuple[list[tuple[str, str]], list[Image.Image], int]
+"""Messages as (role, text), their pictures, and the most tokens of the answer."""
+
+
+class LmmsEval(Evaluator):
+    """The arguments of a task of kind `lmms_eval`."""
+
+    needs: ClassVar[frozenset[Capability]] = frozenset({"generate"})
+    judges_samples: ClassVar[bool] = False
+
+    names: Annotated[list[Annotated[str, Field(pattern=r"^[\w.-]+$")]], Field(min_length=1)]
+    """lmms-eval's tasks, such as `mmstar`; only those that have the model write."""
+    python: str = sys.executable
+    """The interpreter of the environment that lmms-eval is installed in."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """The first so many samples of each task; all of them unless given."""
+    most_tokens: Annotated[int, Field(ge=1)] = 1024
+    """The longest answer, where a task allows longer ones."""
+    include_path: str | None = None
+    """A folder with descriptions of tasks of your own."""
+
+    def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
+        """By benchmark: which ones each has is for lmms-eval to say."""
+        return [f"{name}_*" for name in self.names]
+
+    @property
+    def downloads(self) -> str:
+        return (
+            f"lmms_eval downloads the data of {', '.join(self.names)} itself; run it once by {self.python} "
+            "with `limit: 1` where there is a network"
+        )
+
+    def evaluate(self, subject: Subject) -> Outcome:
+        """`<task>_<metric>` for each number that lmms-eval found, by nanoVLM's names. DataError when a task
+        fails or finds none, after which those that were done are not asked again."""
+        place = subject.place()
+        kept = RunFolder(place.run).evaluation(place.step, "any").parent / f"lmms_eval-{self._digest()}"
+        metrics: dict[str, float] = {}
+        samples = 0
+        for name in self.names:
+            path = kept / name / "figures.json"
+            if not path.exists():
+                write_json(path, self._asked(subject, name, kept / name))
+            found = read_json(path)
+            metrics |= found["metrics"]
+            samples += found["samples"]
+        return Outcome(metrics, "", samples)
+
+    def _digest(self) -> str:
+        """Of what changes the figures of a task."""
+        said = self.model_dump(include={"limit", "most_tokens", "include_path"})
+        return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+    def _asked(self, subject: Subject, name: str, folder: Path) -> Mapping[str, Any]:
+        """The figures of one task, by a process of its own."""
+        folder.mkdir(parents=True, exist_ok=True)
+        before = set(folder.rglob("*_results.json"))
+        with serving(subject, self.most_tokens) as server:
+            settings = {
+                "model_version": "tarmac",
+                "base_url": f"http://127.0.0.1:{server.server_port}/v1",
+                "api_key": "none",
+                "num_concurrent": 1,
+                "max_retries": 1,
+                "timeout": PATIENCE_S,
+                "httpx_trust_env": False,
+            }
+            command = [self.python, "-m", "lmms_eval", "--model", "openai", "--tasks", name]
+            command += ["--model_args", ",".join(f"{key}={value}" for key, value in settings.items())]
+            command += ["--output_path", str(folder), "--batch_size", "1"]
+            command += ["--limit", str(self.limit)] if self.limit is not None else []
+            command += ["--include_path", self.include_path] if self.include_path is not None else []
+            run_program(command)
+            if server.failures:
+                raise DataError(
+                    f"lmms_eval: {name}: {len(server.failures)} requests failed: {server.failures[0]}"
+                )
+        written = sorted(set(folder.rglob("*_results.json")) - before)
+        if not written:
+            raise DataError(f"lmms_eval: {name}: it ended well and left no results in {folder}")
+        return figures_of(read_json(written[-1]), name)
+
+
+def figures_of(results: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """`metrics` by `<task>_<metric>`, and how many `samples` they are of; DataError without a number.
+
+    Source: lmms-eval writes `results[task]["metric,filter"]`, nanoVLM's run_evaluation.py takes what stands
+    before the comma.
+    """
+    metrics = {
+        f"{task}_{key.partition(',')[0]}": float(value)
+        for task, found in results.get("results", {}).items()
+        for key, value in found.items()
+        if "_stderr" not in key and isinstance(value, int | float) and math.isfinite(value)
+        if key.partition(",")[1]
+    }
+    if not metrics:
+        raise DataError(f"lmms_eval: {name}: its results hold no number")
+    counted = results.get("n-samples", {}).values()
+    return {"metrics": metrics, "samples": sum(int(one.get("effective", 0)) for one in counted)}
+
+
+class Server(ThreadingHTTPServer):
+    """Answers chat completions by one checkpoint, one after the other; remembers what failed."""
+
+    daemon_threads = True
+
+    def __init__(self, subject: Subject, most_tokens: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.subject, self.most_tokens = subject, most_tokens
+        self.turn = threading.Lock()
+        self.failures: list[str] = []
+
+
+@contextmanager
+def serving(subject: Subject, most_tokens: int) -> Iterator[Server]:
+    """A server on this machine's loopback, within."""
+    with Server(subject, most_tokens) as server:
+        thread = threading.Thread(target=server.serve_forever, name="lmms-eval-server", daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """OpenAI's `POST /v1/chat/completions`, as far as lmms-eval asks for it."""
+
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        try:
+            messages, pictures, most = asked_by(json.loads(body))
+            with self.server.turn:
+                said = self.server.subject.reply(messages, pictures, min(most, self.server.most_tokens))
+        except (TarmacError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            self.server.failures.append(f"{type(error).__name__}: {error}")
+            self._send(400, {"error": {"message": str(error), "type": type(error).__name__}})
+            return
+        message = {"role": "assistant", "content": said}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        about = {"id": "tarmac", "object": "chat.completion", "created": 0, "model": "tarmac"}
+        self._send(200, {**about, "choices": [choice]})
+
+    def _send(self, status: int, content: Mapping[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged, as there is one a sample."""
+
+
+def asked_by(request: Mapping[str, Any]) -> Asked:
+    """What a chat completion's request asks; ValueError or DataError for pictures that are not in it."""
+    messages, pictures = [], []
+    for message in request["messages"]:
+        content = message["content"]
+        is_text = isinstance(content, str)
+        parts: Any = [{"type": "text", "text": content}] if is_text else content
+        text = ""
+        for part in parts:
+            if part["type"] == "text":
+                text += part["text"]
+            elif part["type"] == "image_url":
+                pictures.append(_picture(part["image_url"]["url"]))
+                text += MARK
+            else:
+                raise ValueError(f"a part of type {part['type']} is neither text nor picture")
+        messages.append((str(message["role"]), text))
+    return messages, pictures, int(request.get("max_tokens") or request.get("max_completion_tokens") or 64)
+
+
+def _picture(url: str) -> Image.Image:
+    head, comma, data = url.partition(",")
+    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
+        raise ValueError("a picture is no data URI, and nothing is downloaded here")
+    try:
+        return decode_image(base64.b64decode(data, validate=True))
+    except binascii.Error as error:
+        raise ValueError(f"a picture is no base64: {error}") from error

@@ -1,0 +1,291 @@
+"""Which findings a scan has, by two prompts for each: "{} is present." and "{} is not present.".
+
+A finding's score is the softmax over its two prompts. F1, accuracy and precision need a threshold, which is
+CT-CLIP's: of a hundred, the one nearest to the corner of the ROC curve. It is chosen on the very samples that
+are judged, so they flatter the model a little; the AUROC needs none. Intervals come from resampled patients;
+CT-CLIP's bootstrap draws samples and then measures all of them each time.
+
+Source: scripts/{zero_shot,eval,bootstrap_values}.py of CT-CLIP's code, whose files this leaves too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from tasks.core.errors import DataError
+from tasks.core.units import counted
+from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject, require_finite
+from tasks.evaluation.ct_clip_files import ct_clip_files
+from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
+from tasks.evaluation.statistics import Figures, auroc, percentile_interval, resampled
+from tasks.loader.decoders import decode_json
+
+CT_RATE = (
+    "Medical material",
+    "Arterial wall calcification",
+    "Cardiomegaly",
+    "Pericardial effusion",
+    "Coronary artery wall calcification",
+    "Hiatal hernia",
+    "Lymphadenopathy",
+    "Emphysema",
+    "Atelectasis",
+    "Lung nodule",
+    "Lung opacity",
+    "Pulmonary fibrotic sequela",
+    "Pleural effusion",
+    "Mosaic attenuation pattern",
+    "Peribronchial thickening",
+    "Consolidation",
+    "Bronchiectasis",
+    "Interlobular septal thickening",
+)
+"""CT-CLIP's labels in its order, in which its files have them; others come behind, by name."""
+THRESHOLDS = np.linspace(0, 1, 100)
+AT_THRESHOLD = ("f1", "accuracy", "precision")
+PRESENT, ABSENT = "present", "not present"
+Prompt = Annotated[str, Field(pattern=r"\{\}")]
+
+
+class MultiLabel(Evaluator):
+    """The arguments of a task of kind `multilabel`."""
+
+    least_samples = 2
+
+    labels: Annotated[list[str], Field(min_length=1)] | None = None
+    """Names among the `labels` in a sample's `json` member; all of them unless given."""
+    present: Prompt = "{} is present."
+    """What a report would say of a scan with the finding, which stands for `{}`."""
+    absent: Prompt = "{} is not present."
+    group: str = "patient"
+    """The field of the `json` member whose samples are resampled as one; without it each is by itself."""
+    resamples: Annotated[int, Field(ge=100)] = 1000
+    """Rounds of the bootstrap."""
+
+    def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
+        """Those of each label, as the first sample has them unless they are given."""
+        first = None if samples is None else next(samples, None)
+        known = () if first is None else read_facts(first, self.group).get("labels", {})
+        labels = self.labels or [*known] or ["*"]
+        return [f"{metric}_{label}" for metric in ("auroc", *AT_THRESHOLD) for label in ("mean", *labels)]
+
+    def evaluate(self, subject: Subject) -> Outcome:
+        """AUROC, F1 (the mean over both classes by their samples), accuracy and precision of each label, and
+        their means over the labels.
+
+        A label that all samples have, or none, has no figures and is named in the notes. DataError where that
+        is so of every label, for a sample that lacks a label, and for embeddings that are not finite.
+        """
+        split = self.split or subject.held_out()
+        facts, volumes = self._samples(subject, split)
+        keys = [fact.key for fact in facts]
+        labels = self._labels(split, facts)
+        prompts = [form.replace("{}", label) for label in labels for form in (self.present, self.absent)]
+        texts = subject.embed_texts(prompts)
+        for names, embeddings in ((keys, volumes), (prompts, texts)):
+            require_finite(names, embeddings)
+        truth = np.array([[fact.labels[label] for label in labels] for fact in facts], np.float64)
+        scores = probabilities(volumes, texts, subject.logit_scale())
+        judged = {
+            label: Label(truth[:, place], scores[:, place])
+            for place, label in enumerate(labels)
+            if 0 < truth[:, place].sum() < len(truth)
+        }
+        notes = [
+            f"{label}: {'every' if truth[0, place] else 'no'} sample of split {split} has it, so it has no "
+            "figures and counts in no mean"
+            for place, label in enumerate(labels)
+            if label not in judged
+        ]
+        if not judged:
+            raise DataError(
+                f"split {split} has no label that some of its {counted(len(facts), 'sample')} have and "
+                "others lack; hold more out by dataset.splits"
+            )
+        metrics, intervals = summarise(judged, [fact.group or fact.key for fact in facts], self.resamples)
+        chance = {name: 0.5 for name in metrics if name.startswith("auroc_")}
+        names = [fact.name or fact.key for fact in facts]
+        return Outcome(
+            metrics,
+            split,
+            len(facts),
+            intervals,
+            chance,
+            _shown(facts, judged),
+            notes=notes,
+            files=ct_clip_files(labels, names, truth, scores, metrics),
+        )
+
+    def problem(self, split: str, samples: Iterator[Members]) -> str:
+        """Every sample needs all labels, so any one shows a wrong name."""
+        members = next(samples, None)
+        if members is None:
+            return ""
+        known = list(read_facts(members, self.group).get("labels", {}))
+        if not known:
+            return (
+                f"the samples of split {split} have no labels in their json member; give the source a table "
+                "by dataset.source.labels, or take multilabel out of evaluate.tasks"
+            )
+        lacking = [label for label in self.labels or () if label not in known]
+        said = f"labels: the samples of split {split} have no {lacking[:1]}; there are: {', '.join(known)}"
+        return said if lacking else ""
+
+    def _samples(self, subject: Subject, split: str) -> tuple[list[Fact], Embeddings]:
+        facts: list[Fact] = []
+        rows: list[Embeddings] = []
+        for batch in subject.embed_images(split, Facts(self.group)):
+            rows.append(batch.embeddings)
+            for key, text in zip(batch.keys, batch.extracted, strict=True):
+                facts.append(Fact(key, **json.loads(text)))
+        return facts, np.concatenate(rows)
+
+    def _labels(self, split: str, facts: Sequence[Fact]) -> list[str]:
+        """In CT-CLIP's order; DataError for a sample that lacks one, or has neither 0 nor 1 for it."""
+        wanted = self.labels or sorted(facts[0].labels)
+        ranks = {label: place for place, label in enumerate(CT_RATE)}
+        ordered = sorted(wanted, key=lambda label: ranks.get(label, len(ranks)))
+        for fact in facts:
+            broken = next((label for label in ordered if fact.labels.get(label) not in (0, 1)), None)
+            if broken is not None or not ordered:
+                said = "no labels" if broken is None else f"{broken!r}: {fact.labels.get(broken)}"
+                raise DataError(
+                    f"{split}: sample {fact.key!r} has {said} in its json member; each label is 0 or 1 in "
+                    "the table of dataset.source.labels"
+                )
+        return ordered
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What a sample's `json` member says of it: its labels, whose it is, and its name in the raw data."""
+
+    key: str
+    labels: Mapping[str, float]
+    group: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Reads from a sample what a `Fact` holds, as JSON."""
+
+    group: str
+
+    def __call__(self, members: Members) -> str:
+        return json.dumps(read_facts(members, self.group))
+
+
+def read_facts(members: Members, group: str) -> dict[str, Any]:
+    facts = decode_json(members.get("json", b"{}"))
+    facts = facts if isinstance(facts, dict) else {}
+    labels = facts.get("labels")
+    texts = {name: facts.get(field) for name, field in (("group", group), ("name", "volume_name"))}
+    return {
+        "labels": labels if isinstance(labels, dict) else {},
+        **{name: "" if value is None else str(value) for name, value in texts.items()},
+    }
+
+
+@dataclass(frozen=True)
+class Label:
+    """One label over all samples: whether each has it, and the score it got."""
+
+    truth: Figures
+    scores: Figures
+
+    @property
+    def threshold(self) -> float:
+        """The last of THRESHOLDS that lies nearest to the corner where every sample is told right."""
+        above = self.scores > THRESHOLDS[:, None]
+        found = (above * self.truth).sum(1) / self.truth.sum()
+        wrong = (above * (1 - self.truth)).sum(1) / (1 - self.truth).sum()
+        far = np.sqrt((1 - found) ** 2 + wrong**2)
+        return float(THRESHOLDS[np.flatnonzero(far <= far.min())[-1]])
+
+    @property
+    def predicted(self) -> Figures:
+        """1 where the score is above the threshold, else 0."""
+        return (self.scores > self.threshold).astype(np.float64)
+
+    def figures(self, weights: Figures) -> dict[str, Figures]:
+        """Each metric by round; `weights` [rounds, samples] say how often a sample counts."""
+        said = self.predicted
+        right, wrong = self.truth * said, (1 - self.truth) * said
+        true_positive, false_positive = weights @ right, weights @ wrong
+        false_negative = weights @ (self.truth * (1 - said))
+        true_negative = weights.sum(1) - true_positive - false_positive - false_negative
+        positive, negative = true_positive + false_negative, true_negative + false_positive
+        errors = false_positive + false_negative
+        of_positive = _share(2 * true_positive, 2 * true_positive + errors)
+        of_negative = _share(2 * true_negative, 2 * true_negative + errors)
+        return {
+            "auroc": auroc(self.truth, self.scores, weights),
+            "f1": (positive * of_positive + negative * of_negative) / (positive + negative),
+            "accuracy": (true_positive + true_negative) / (positive + negative),
+            "precision": _share(true_positive, true_positive + false_positive),
+        }
+
+
+def probabilities(volumes: Embeddings, texts: Embeddings, logit_scale: float) -> Figures:
+    """[samples, labels]: the softmax over a label's two prompts, which follow each other in `texts`."""
+    similar = volumes.astype(np.float64) @ texts.astype(np.float64).T
+    apart = logit_scale * (similar[:, 1::2] - similar[:, 0::2])
+    scores: Figures = 1 / (1 + np.exp(np.minimum(apart, 700)))
+    return scores
+
+
+def summarise(
+    judged: Mapping[str, Label], groups: Sequence[str], rounds: int
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """All metrics and their intervals, the mean AUROC first; the thresholds are those of all samples."""
+    once = _figures(judged, np.ones((1, len(groups))))
+    drawn = [_figures(judged, weights) for weights in resampled(groups, rounds)]
+    intervals = {name: percentile_interval(np.concatenate([part[name] for part in drawn])) for name in once}
+    return (
+        {name: float(values[0]) for name, values in once.items()},
+        {name: interval for name, interval in intervals.items() if interval is not None},
+    )
+
+
+def _figures(judged: Mapping[str, Label], weights: Figures) -> dict[str, Figures]:
+    """By name of the metric: means over labels first, those at a threshold after all AUROCs."""
+    by_label = {label: one.figures(weights) for label, one in judged.items()}
+    found: dict[str, Figures] = {}
+    for metric in ("auroc", *AT_THRESHOLD):
+        rows = np.stack([figures[metric] for figures in by_label.values()])
+        known = np.isfinite(rows)
+        means = np.full(rows.shape[1], np.nan)
+        found[f"{metric}_mean"] = np.divide(
+            np.where(known, rows, 0).sum(0), known.sum(0), out=means, where=known.any(0)
+        )
+        found |= {f"{metric}_{label}": figures[metric] for label, figures in by_label.items()}
+    return found
+
+
+def _share(part: Figures, whole: Figures) -> Figures:
+    """0 of nothing, as scikit-learn has it."""
+    found: Figures = np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
+    return found
+
+
+def _shown(facts: Sequence[Fact], judged: Mapping[str, Label]) -> list[Prediction]:
+    """What is said of the first samples, a prediction for each label."""
+    said = {label: one.predicted for label, one in judged.items()}
+    return [
+        Prediction(
+            key=fact.key,
+            question=label,
+            label=PRESENT if one.truth[place] else ABSENT,
+            predicted=PRESENT if said[label][place] else ABSENT,
+            score=round(float(one.scores[place]), 4),
+        )
+        for place, fact in enumerate(facts[:KEPT_PREDICTIONS])
+        for label, one in judged.items()
+    ]

@@ -1,0 +1,61 @@
+"""What the exports of vision-language models have in common: SigLIP's tower, the tokenizer, the question."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasks.export.contract import Question, picture, refuse
+from tasks.models.vlm.chat_text import END, START, Message
+from tasks.models.vlm.vlm import VlmRecipe
+from tasks.models.vlm.vlm_towers import OpenClipTower, TrunkTower
+
+ASKED = f"{START}user\nIt's a picture: what is in it, at 3 o'clock?{END}\n{START}assistant\n"
+
+
+def siglip_of(model: Any, target: str) -> tuple[dict[str, Tensor], Any]:
+    """The weights of the vision tower by SigLIP's names, without a head that pools, and its config.
+
+    UsageError for another kind of tower.
+    """
+    tower = model.vision.tower
+    instead = (
+        "give train.model.vision a SigLIP model of transformers, such as google/siglip2-base-patch16-512"
+    )
+    if isinstance(model.vision, TrunkTower | OpenClipTower):
+        raise refuse(target, "the vision tower is one of open_clip's", instead)
+    config = getattr(tower.config, "vision_config", tower.config)
+    if "siglip" not in config.model_type or config.model_type.startswith("siglip2"):
+        raise refuse(target, f"the vision tower is a {config.model_type}, and has to be SigLIP's", instead)
+    weights = {name.removeprefix("vision_model."): value for name, value in tower.state_dict().items()}
+    return {name: value for name, value in weights.items() if not name.startswith("head.")}, config
+
+
+def save_tokenizer(recipe: VlmRecipe, folder: Path) -> None:
+    """The tokenizer with the tokens of pictures, as transformers' AutoTokenizer reads it."""
+    library: Any = importlib.import_module("transformers")
+    library.PreTrainedTokenizerFast(
+        tokenizer_object=recipe.chat.text.tokenizer,
+        eos_token=END,
+        pad_token=END,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
+
+
+def ask(recipe: VlmRecipe, model: Any) -> Question:
+    """A question about a picture of several tiles: the logits of each of its tokens, in float64."""
+    chat, model = recipe.chat, model.double()
+    shown = picture(0, 3 * chat.tiles.side, 2 * chat.tiles.side)
+    tiles = chat.cut([shown])
+    grid = chat.tiles.grid_of(*shown.size)
+    tokens = torch.tensor([chat.text.encode_prompt([Message("user", "What is it?")], [grid])])
+    with torch.inference_mode():
+        positions = torch.arange(tokens.shape[1])[None]
+        features = model(tokens, tiles, None, positions)
+        logits = model.language.get_output_embeddings()(features)
+    spelt = torch.tensor([chat.text.tokenizer.encode(ASKED, add_special_tokens=False).ids])
+    return Question({"logits": logits, "tokens": spelt}, (), [ASKED], {"tokens": tokens, "tiles": tiles})

@@ -1,0 +1,254 @@
+"""Models as folders of transformers: CLIP, vision-language models as Idefics3, the text tower of CT-CLIP.
+
+A model of open_clip is a `CLIPModel` when both its towers are the plain transformers of the first CLIP. One
+of recipe vlm is an `Idefics3ForConditionalGeneration`, which has the same three parts, when its vision tower
+is SigLIP's. Of CT-CLIP, transformers knows the text tower alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasks.export.chat import ask, save_tokenizer, siglip_of
+from tasks.export.contract import TEXTS, Question, Trained, Written, picture, refuse
+from tasks.export.open_clip import described, features
+from tasks.models.clip.clip import ClipRecipe
+from tasks.models.ct.ct_clip_options import CtClipOptions
+from tasks.models.ct.ct_reports import LEFT_OUT
+from tasks.models.vlm.vlm import VlmRecipe
+
+VISION = {"layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "patch_dropout"}
+TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"}
+WHOLE = {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "init_logit_scale"}
+"""What open_clip may say of a model that is one of transformers' `CLIPModel`."""
+BLOCK = {
+    "ln_1": "layer_norm1",
+    "ln_2": "layer_norm2",
+    "attn.out_proj": "self_attn.out_proj",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
+"""open_clip's names of a layer's parts, and those of transformers; `attn.in_proj` is three there."""
+EVENLY_CROPPED = ((300, 100), (100, 300), (90, 90), (640, 640))
+"""Pictures that lose as many pixels on one side as on the other: of an odd number, transformers' processor
+takes the larger half from the other side than torchvision."""
+RESAMPLING = {"bilinear": 2, "bicubic": 3}
+"""Pillow's numbers."""
+
+
+def write(trained: Trained, folder: Path) -> Written:
+    """UsageError for a model that transformers has no class for."""
+    recipe = trained.recipe
+    if isinstance(recipe, ClipRecipe):
+        return _clip(recipe, trained.model, folder)
+    if isinstance(recipe, VlmRecipe):
+        return _vlm(recipe, trained.model, folder)
+    if isinstance(trained.options, CtClipOptions) and trained.options.text_kind == "transformers":
+        return _reports(recipe, trained.model, folder)
+    instead = "it does with a text tower of transformers, by train.model.text"
+    raise refuse("hf", "transformers knows no part of this model", instead)
+
+
+def why_no_clip_model(model: Mapping[str, Any]) -> str | None:
+    """What of an open_clip description `CLIPModel` lacks; None where it has all."""
+    vision, text = model["vision_cfg"], model["text_cfg"]
+    for table, known, place in (
+        (model, WHOLE, ""),
+        (vision, VISION, "vision_cfg."),
+        (text, TEXT, "text_cfg."),
+    ):
+        for name, value in table.items():
+            if name not in known and value not in (None, False):
+                return f"{place}{name}: {value}"
+    for name in ("layers", "image_size", "patch_size"):
+        if not isinstance(vision.get(name, 1), int):
+            return f"vision_cfg.{name}: {vision[name]}"
+    return None
+
+
+def _transformers() -> Any:
+    """The library, which takes seconds to import, without the bars that it shows while it saves."""
+    found: Any = importlib.import_module("transformers")
+    found.utils.logging.disable_progress_bar()
+    return found
+
+
+def _clip(recipe: ClipRecipe, model: Any, folder: Path) -> Written:
+    known, pictures = described(recipe), recipe.preprocessing
+    reason = why_no_clip_model(known)
+    if pictures.resize_mode not in ("shortest", "squash") or pictures.interpolation not in RESAMPLING:
+        reason = reason or f"pictures resized by {pictures.resize_mode}, {pictures.interpolation}"
+    if reason is not None:
+        raise refuse("hf", f"CLIPModel of transformers has no {reason}", "--to open_clip takes it")
+    library = _transformers()
+    activation = "quick_gelu" if known.get("quick_gelu") else "gelu"
+    config = _clip_config(library, model, recipe.tokenize, known["embed_dim"], activation)
+    with torch.device("meta"):
+        theirs = library.CLIPModel(config)
+    theirs.load_state_dict(_clip_weights(model), strict=True, assign=True)
+    theirs.save_pretrained(folder)
+    _clip_processor(library, model, recipe.tokenize, pictures).save_pretrained(folder)
+    shown = [picture(number, *size) for number, size in enumerate(EVENLY_CROPPED)]
+    question = Question(features(recipe, model, shown), shown, TEXTS)
+    return Written("CLIPModel, tokenizer, image processor", "CLIPModel.from_pretrained('{path}')", question)
+
+
+def _clip_config(library: Any, model: Any, tokenizer: Any, space: int, activation: str) -> Any:
+    def measures(tower: Any) -> dict[str, Any]:
+        first = tower.resblocks[0]
+        return {
+            "hidden_size": tower.width,
+            "intermediate_size": first.mlp.c_fc.out_features,
+            "num_hidden_layers": len(tower.resblocks),
+            "num_attention_heads": first.attn.num_heads,
+            "projection_dim": space,
+            "hidden_act": activation,
+        }
+
+    side, patch = model.visual.image_size[0], model.visual.patch_size[0]
+    vision = library.CLIPVisionConfig(**measures(model.visual.transformer), image_size=side, patch_size=patch)
+    text = library.CLIPTextConfig(
+        **measures(model.transformer),
+        vocab_size=model.vocab_size,
+        max_position_embeddings=model.context_length,
+        bos_token_id=tokenizer.sot_token_id,
+        eos_token_id=tokenizer.eot_token_id,
+        pad_token_id=tokenizer.eot_token_id,
+    )
+    return library.CLIPConfig(
+        projection_dim=space, vision_config=vision.to_dict(), text_config=text.to_dict()
+    )
+
+
+def _clip_processor(library: Any, model: Any, tokenizer: Any, pictures: Any) -> Any:
+    """Of pictures, by Pillow as open_clip's is, and of texts."""
+    side = model.visual.image_size[0]
+    square, is_squashed = {"height": side, "width": side}, pictures.resize_mode == "squash"
+    of_pictures = library.CLIPImageProcessorPil(
+        size=square if is_squashed else {"shortest_edge": side},
+        crop_size=square,
+        do_center_crop=not is_squashed,
+        resample=RESAMPLING[pictures.interpolation],
+        image_mean=list(pictures.mean),
+        image_std=list(pictures.std),
+    )
+    end = tokenizer.decoder[tokenizer.eot_token_id]
+    of_texts = library.CLIPTokenizer(
+        vocab=dict(tokenizer.encoder),
+        merges=list(tokenizer.bpe_ranks),
+        bos_token=tokenizer.decoder[tokenizer.sot_token_id],
+        eos_token=end,
+        unk_token=end,
+        pad_token=end,
+        model_max_length=model.context_length,
+    )
+    return library.CLIPProcessor(of_pictures, of_texts)
+
+
+def _clip_weights(model: Any) -> dict[str, Tensor]:
+    """open_clip's weights by transformers' names; its projections are matrices from the right."""
+    mine: dict[str, Tensor] = {name: value.contiguous() for name, value in model.state_dict().items()}
+    theirs = {
+        "logit_scale": mine["logit_scale"].reshape(()),
+        "visual_projection.weight": mine["visual.proj"].T.contiguous(),
+        "text_projection.weight": mine["text_projection"].T.contiguous(),
+        "vision_model.embeddings.class_embedding": mine["visual.class_embedding"],
+        "vision_model.embeddings.patch_embedding.weight": mine["visual.conv1.weight"],
+        "vision_model.embeddings.position_embedding.weight": mine["visual.positional_embedding"],
+        "text_model.embeddings.token_embedding.weight": mine["token_embedding.weight"],
+        "text_model.embeddings.position_embedding.weight": mine["positional_embedding"],
+    }
+    norms = {
+        "visual.ln_pre": "vision_model.pre_layrnorm",
+        "visual.ln_post": "vision_model.post_layernorm",
+        "ln_final": "text_model.final_layer_norm",
+    }
+    parts = dict(norms)
+    towers = (
+        ("visual.transformer", model.visual.transformer, "vision_model"),
+        ("transformer", model.transformer, "text_model"),
+    )
+    for name, tower, other in towers:
+        for number in range(len(tower.resblocks)):
+            here, there = f"{name}.resblocks.{number}", f"{other}.encoder.layers.{number}"
+            parts |= {f"{here}.{part}": f"{there}.{part_there}" for part, part_there in BLOCK.items()}
+            for kind in ("weight", "bias"):
+                joined = mine[f"{here}.attn.in_proj_{kind}"].chunk(3)
+                for letter, value in zip("qkv", joined, strict=True):
+                    theirs[f"{there}.self_attn.{letter}_proj.{kind}"] = value.contiguous()
+    for part, other in parts.items():
+        theirs |= {f"{other}.{kind}": mine[f"{part}.{kind}"] for kind in ("weight", "bias")}
+    return theirs
+
+
+def _vlm(recipe: VlmRecipe, model: Any, folder: Path) -> Written:
+    tower, vision = siglip_of(model, "hf")
+    language = model.language.config
+    library = _transformers()
+    config = library.Idefics3Config(
+        text_config=language.to_dict(),
+        vision_config={
+            name: getattr(vision, name)
+            for name in (
+                "hidden_size",
+                "intermediate_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "image_size",
+                "patch_size",
+                "hidden_act",
+                "layer_norm_eps",
+            )
+        },
+        scale_factor=model.projector.factor,
+        image_token_id=recipe.chat.text.image,
+        tie_word_embeddings=language.tie_word_embeddings,
+    )
+    weights = {f"model.vision_model.{name}": value for name, value in tower.items()}
+    weights["model.connector.modality_projection.proj.weight"] = model.projector.linear.weight.detach()
+    for name, value in model.language.state_dict().items():
+        inside = name.removeprefix("model.")
+        weights[f"model.text_model.{inside}" if inside != name else name] = value
+    with torch.device("meta"):
+        theirs = library.Idefics3ForConditionalGeneration(config)
+    try:
+        theirs.load_state_dict(weights, strict=True, assign=True)
+    except (
+        RuntimeError
+    ):  # some layer that a language model of this kind has and Idefics3 has not, or the reverse
+        instead = "give train.model.language a Llama, such as HuggingFaceTB/SmolLM2-360M-Instruct"
+        raise refuse("hf", f"Idefics3 has no place for this {language.model_type}", instead) from None
+    theirs.tie_weights()
+    theirs.save_pretrained(folder)
+    save_tokenizer(recipe, folder)
+    mean, deviation = (value.flatten().tolist() for value in (model.vision.mean, model.vision.deviation))
+    question = ask(recipe, model)
+    tensors = {**question.tensors, "mean": torch.tensor(mean), "deviation": torch.tensor(deviation)}
+    return Written(
+        "Idefics3ForConditionalGeneration and tokenizer; not the cutting of pictures into tiles",
+        "AutoModelForImageTextToText.from_pretrained('{path}')",
+        Question(question.answers, (), question.texts, tensors),
+    )
+
+
+def _reports(recipe: Any, model: Any, folder: Path) -> Written:
+    """The tower alone, without the projection into the space of volumes."""
+    _transformers()
+    reports = recipe.reports
+    model.text_transformer.save_pretrained(folder)
+    reports.tokenizer.save_pretrained(folder)
+    tower = model.text_transformer.double()
+    with torch.inference_mode():
+        tokens = reports.trimmed(reports.tokenize(TEXTS))
+        answers = {"text features": reports.read(tower, tokens), "tokens": tokens}
+    return Written(
+        "the text tower and its tokenizer; not the vision tower and the projections",
+        "AutoModel.from_pretrained('{path}')",
+        Question(answers, (), [text.translate(LEFT_OUT) for text in TEXTS]),
+    )

@@ -1,0 +1,1 @@
+"""Programs that load an export with the other library alone; none of them imports Tarmac."""
