@@ -1,9 +1,9 @@
-"""Chooses a run's loader settings by measuring: three numbers of workers, each in the same way.
+"""Chooses a run's loader settings by measuring those that a search asks for, until its steps need no more.
 
-The batches come from the very function that training uses, with the recipe's own transform, so the figures
-hold for the run. Nothing competes for the cores meanwhile, while a training on the CPU does: the figures say
-what the loader can deliver, not what the run will reach. A fixed measurement of some seconds cannot see a
-slow spot further on in the data; in return it costs the same for every dataset.
+The batches come from the very feed of the training, so the figures hold for the run, and its own steps on one
+batch say how many samples it takes. Nothing competes for the cores meanwhile, while a training on the CPU
+does: the figures say what the loader can deliver, not what the run will reach. A fixed measurement of some
+seconds cannot see a slow spot further on in the data; in return it costs the same for every dataset.
 
 torch is imported late, because the loader's forkserver can do the same imports on another core meanwhile.
 """
@@ -11,84 +11,171 @@ torch is imported late, because the loader's forkserver can do the same imports 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from tasks.core.errors import UsageError
 from tasks.core.process import available_cores
-from tasks.core.quarantine import NAME, home, read
-from tasks.core.schema import Config
+from tasks.core.schema import Config, Train
 from tasks.core.screen import Progress, no_progress
+from tasks.dataset.layout import index_name
+from tasks.diagnosis import memory
+from tasks.diagnosis.memory import LoaderSize
+from tasks.diagnosis.search import Search, Space, predicted_workers, worker_counts
 from tasks.loader import forkserver
-from tasks.loader.settings import LoaderSettings, Measurement
+from tasks.loader.settings import LoaderSettings, Measurement, Reader, Setting
 from tasks.models.recipes import load, module_of
 
+if TYPE_CHECKING:
+    from tasks.diagnosis.measure import Bench
+
 BATCH_S = 0.25
-TOLERANCE = 0.10
+MARGIN = 1.5
+"""The workers share the cores with the training, and one batch takes longer than another."""
 PREFETCH = 2
 """`auto`: one batch in hand and one ready hide the usual differences between batches; more costs memory."""
+DEPTHS = (1, 2, 4, 8)
+"""Batches ahead of which bench may choose; a search begins at PREFETCH and takes less only for memory."""
 
 
 def tune(
-    config: Config, version: Path, progress: Progress = no_progress, quarantine: Path | None = None
+    config: Config,
+    version: Path,
+    progress: Progress = no_progress,
+    quarantine: Path | None = None,
+    lengths: Path | None = None,
+    is_free: bool = False,
 ) -> LoaderSettings:
     """Loader settings for training on `version`, with the reason and whatever was measured for it.
 
-    `quarantine` is the file of the samples that are left out, the dataset's own unless given.
-    Numbers in the config are kept as they are. Leaves no process behind. DataError for data that cannot be
-    read.
+    `quarantine` is the file of the samples that are left out, the dataset's own unless given, and `lengths`
+    the folder of how long samples are, where they are packed and it is known.
+    Numbers in the config are kept as they are, and so is its reader; `is_free` searches all of them,
+    whatever the config says. Leaves no process behind. DataError for data that cannot be read, UsageError
+    where not even one worker fits.
     """
     if config.train is None:
         raise UsageError("train: missing; only a run that trains has loader settings")
-    prefetch = PREFETCH if config.loader.prefetch == "auto" else config.loader.prefetch
+    prefetch = PREFETCH if is_free or config.loader.prefetch == "auto" else config.loader.prefetch
     forkserver.start(module_of(config.train))
-    from tasks.diagnosis.measure import Bench
+    from tasks.diagnosis.measure import Bench, feed_of
+    from tasks.diagnosis.step_rate import samples_taken_per_s
 
     recipe = load(config.train)  # first of all, because a mistake in train.model shows here
-    if config.loader.workers != "auto":
+    if config.loader.workers != "auto" and not is_free:
         given = config.loader.workers
         reason = f"{_workers(given)}: given as loader.workers in the config, so nothing was measured"
         return LoaderSettings(workers=given, prefetch=prefetch, reason=reason)
-    counts = worker_counts(available_cores())
-    progress(0, len(counts), "worker counts")
-    left_out = read(quarantine or home(version) / NAME)
-    bench = Bench(version, recipe.transform(True), config.loader, prefetch, config.train.threads, left_out)
-    size = min(config.train.batch_size, bench.samples_within(BATCH_S))  # volumes go in small batches
-    bench.await_forkserver()
-    measurements = []
-    for done, workers in enumerate(counts, start=1):
-        measurements.append(bench.measure(workers, size, config.train.seed + done))
-        progress(done, len(counts), "worker counts")
-    best = choose(measurements)
-    reason = explain(best, measurements)
+    progress(0, 0, "what the training takes")
+    feed = feed_of(config, version, recipe, quarantine, lengths, prefetch=prefetch)
+    bench, unit = Bench(feed, config.train.threads), unit_of(config.train)
+    share = config.train.batch_size // config.engine.train.processes
+    size = min(share, bench.samples_within(BATCH_S))  # volumes go in small batches
+    taken = samples_taken_per_s(
+        recipe, config.train, bench.batch(min(size, config.train.micro_batch or size))
+    )
+    space = space_of(config, version, bench, is_free)
+    best, measurements = searched(bench, space, size, MARGIN * taken, progress)
     return LoaderSettings(
-        workers=best.workers, prefetch=prefetch, reason=reason, measurements=tuple(measurements)
+        workers=best.workers,
+        prefetch=best.prefetch,
+        reader=best.reader if is_free else None,
+        reason=explain(best, measurements, taken, unit),
+        unit=unit,
+        measurements=tuple(measurements),
+        taken_per_s=round(taken, 1),
     )
 
 
-def worker_counts(cores: int) -> list[int]:
-    """None, half and all of the cores, each once."""
-    return sorted({0, cores // 2, cores})
+def unit_of(train: Train) -> Literal["samples", "rows"]:
+    """What a batch of the training counts."""
+    return "samples" if train.pack is None else "rows"
 
 
-def choose(measurements: Sequence[Measurement]) -> Measurement:
-    """The fewest workers, one at least, that come within TOLERANCE of the best: each costs memory and a core.
+def space_of(config: Config, version: Path, bench: Bench, is_free: bool) -> Space:
+    """What a search may choose from: by default workers alone. A worker is started to see what it costs."""
+    assert config.train is not None
+    ranks = config.engine.train.processes
+    share = max(config.train.batch_size // ranks, 1)
+    cost, limits = memory.measure(bench.feed), memory.limits()
 
-    Without a worker nothing is read ahead, so the training stands still while a batch is made, however fast
-    that is; the figure of 0 workers says what the workers themselves cost.
-    """
-    ahead = [measurement for measurement in measurements if measurement.workers]
-    best = max(measurement.samples_per_s for measurement in ahead)
-    enough = [m for m in ahead if m.samples_per_s >= (1 - TOLERANCE) * best]
-    return min(enough, key=lambda m: m.workers)
+    def fits(one: Setting) -> bool:
+        size = LoaderSize(one.workers, one.prefetch, bench.feed.part_size, ranks, bench.feed.parts)
+        return memory.fits(cost, size, limits)
+
+    depths = DEPTHS if is_free else (bench.feed.prefetch,)
+    readers = readers_of(config, version) if is_free else (config.loader.reader,)
+    cores = max(available_cores() // ranks, 1)
+    space = Space(worker_counts(cores), depths, readers, cores, fits)
+    if next(iter(space), None) is None:
+        needs = memory.peak_bytes(cost, LoaderSize(1, min(depths), bench.feed.part_size, ranks))
+        raise UsageError(
+            f"train.batch_size: {share} samples a rank do not fit into memory with one worker: "
+            f"{memory.gigabytes(needs)} of {memory.gigabytes(limits.memory)} ({limits.by}); take "
+            "fewer, or train.micro_batch"
+        )
+    return space
 
 
-def explain(chosen: Measurement, measurements: Sequence[Measurement]) -> str:
-    """`2 workers: 3,410 samples/s; 0 workers: 1,920; …`, the chosen one first."""
-    others = [m for m in measurements if m is not chosen]
-    rates = [f"{_workers(chosen.workers)}: {chosen.samples_per_s:,.0f} samples/s"]
-    rates += [f"{_workers(m.workers)}: {m.samples_per_s:,.0f}" for m in others]
-    rule = f"within {TOLERANCE:.0%} the fewest workers win, of those that read ahead".replace("%", " %")
+def readers_of(config: Config, version: Path) -> tuple[Reader, ...]:
+    """The config's own, and the other where it can take its place."""
+    loader, train = config.loader, config.train
+    assert train is not None
+    if loader.reader == "streaming":
+        return ("streaming", "indexed") if (version / index_name("train")).exists() else ("streaming",)
+    is_bound = loader.shuffle == "samples" or loader.on_bad == "replace" or loader.stage is not None
+    if is_bound or train.pack is not None or len(train.data or ()) > 1:
+        return ("indexed",)
+    shards = len(list((version / "train").glob("*.tar")))
+    return ("indexed", "streaming") if shards >= config.engine.train.processes else ("indexed",)
+
+
+def searched(
+    bench: Bench, space: Space, size: int, enough: float, progress: Progress = no_progress
+) -> tuple[Measurement, list[Measurement]]:
+    """What was chosen and all that was measured, that without workers first."""
+    seeds, first = count(bench.feed.seed + 1), Setting(0, bench.feed.prefetch, space.readers[0])
+
+    def measure(setting: Setting) -> Measurement:
+        progress(0, 0, f"{_workers(setting.workers)}, {setting.prefetch} ahead, {setting.reader}")
+        return bench.measure(setting, size, next(seeds))
+
+    without, alone = bench.alone(first, size, next(seeds))
+    start = replace(first, workers=predicted_workers(alone, space.cores, enough))
+    search = Search(space, start, enough, measure, alone.samples_per_s)
+    chosen = search.run()
+    measurements = search.measurements
+    best = next(one for one in measurements if one.setting == chosen)
+    order = space.readers.index
+    return best, [without, *sorted(measurements, key=lambda m: (order(m.reader), m.prefetch, m.workers))]
+
+
+def explain(
+    chosen: Measurement, measurements: Sequence[Measurement], taken: float, unit: str = "samples"
+) -> str:
+    """`2 workers: 3,410 samples/s; 0 workers: 1,920; …`, the chosen one first, and why it was chosen."""
+    rates = [f"{_workers(chosen.workers)}: {chosen.samples_per_s:,.0f} {unit}/s"]
+    rates += [f"{_beside(chosen, m)}: {m.samples_per_s:,.0f}" for m in measurements if m is not chosen]
+    training = f"the training takes {taken:,.0f}"
+    if chosen.samples_per_s >= MARGIN * taken:
+        rule = f"{training}, and the fewest workers win that give {MARGIN} times that"
+    elif chosen.samples_per_s >= taken:
+        rule = f"{training}, and no setting gives {MARGIN} times that: it may wait for data"
+    else:
+        rule = f"{training}, so it waits for data: the loader limits it"
     return "; ".join([*rates, rule])
+
+
+def _beside(chosen: Measurement, other: Measurement) -> str:
+    """The setting, by its workers and what else differs from the chosen one."""
+    parts = [_workers(other.workers)]
+    if other.workers and other.prefetch != chosen.prefetch:
+        parts.append(f"{other.prefetch} ahead")
+    if other.reader != chosen.reader:
+        parts.append(other.reader)
+    return ", ".join(parts)
 
 
 def _workers(count: int) -> str:

@@ -1,53 +1,100 @@
-"""Measures one number of loader workers: the rate it keeps up, and the time to its first batch.
+"""Measures one setting of the loader: the rate it keeps up, and the time to its first batch.
 
 The rate counts from when the queues' first contents are used up, since those were made while nobody watched.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
 
-from tasks.core.quarantine import Entry
-from tasks.core.schema import Loader
-from tasks.loader.batches import train_batches
-from tasks.loader.settings import Measurement
-from tasks.loader.workers import Batches, Transform
+from tasks.core.quarantine_file import NAME, home, read
+from tasks.core.schema import Config
+from tasks.diagnosis.search import Alone
+from tasks.loader.collate import Batch
+from tasks.loader.feed import Data, Feed, Shapes
+from tasks.loader.packing.packs import UNMEASURED
+from tasks.loader.settings import Measurement, Setting
+from tasks.loader.workers import Batches
+from tasks.runs.data import shares_of
 
-MEASURED_S = 2.0
+MEASURED_S = 0.7
+"""For each setting; it ends with a batch of the last worker, as workers finish theirs at about one time."""
+SAMPLES_MEASURED = 5_000
+"""Of each dataset, for packs that stand for the training's."""
+
+
+def datasets_of(config: Config, version: Path, quarantine: Path | None = None) -> list[Data]:
+    """What a training of the config reads, `version` being its own dataset's; `quarantine` is the file of the
+    samples that are left out, each dataset's own unless given."""
+    return [
+        Data(path, read(quarantine or home(path) / NAME), share) for path, share in shares_of(config, version)
+    ]
+
+
+def feed_of(
+    config: Config,
+    version: Path,
+    recipe: Shapes,
+    quarantine: Path | None = None,
+    lengths: Path | None = None,
+    **others: Any,
+) -> Feed:
+    """The feed of a training of the config, packed where the training packs; `others` are further fields.
+
+    `lengths` is where the lengths of samples lie, or are left for the next one that asks: those of some
+    samples, which then stand for all. DataError where none of them fits into a row.
+    """
+    assert config.train is not None
+    feed = Feed.of(config, datasets_of(config, version, quarantine), recipe, **others)
+    if config.train.pack is None:
+        return feed
+    with tempfile.TemporaryDirectory() as own:
+        folder = Path(own) if lengths is None else lengths
+        feed.measure(folder, SAMPLES_MEASURED)
+        return feed.packing(config.train.pack, folder)
+
+
+def rows_an_epoch(feed: Feed) -> int | None:
+    """How many rows all samples fill, by those that were measured; None of a feed that does not pack."""
+    if feed.packed is None:
+        return None
+    limits, rows = feed.packed.limits, 0.0
+    for one in feed.packed.lengths:
+        fits, measured = limits.takes(one), int((one.tokens < UNMEASURED).sum())
+        full = max(one.tokens[fits].sum() / limits.tokens, one.images[fits].sum() / limits.images)
+        rows += full * len(one.tokens) / max(measured, 1)
+    return max(int(rows), 1)
 
 
 @dataclass(frozen=True)
 class Bench:
     """What all measurements have in common."""
 
-    version: Path
-    transform: Transform
-    loader: Loader
-    prefetch: int
+    feed: Feed
     threads: int
-    quarantined: Sequence[Entry]
 
     def __post_init__(self) -> None:
         torch.set_num_threads(self.threads)  # without workers the training process loads
 
-    def batches(self, workers: int, batch_size: int, seed: int = 0) -> Batches:
-        return train_batches(
-            self.version,
-            self.transform,
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=self.loader.shuffle,
-            workers=workers,
-            prefetch=self.prefetch,
-            reader=self.loader.reader,
-            quarantined=self.quarantined,
-            on_bad=self.loader.on_bad,
-        )
+    def batches(self, workers: int, batch_size: int, seed: int = 0, **others: Any) -> Batches:
+        """`others` are further fields of the feed."""
+        feed = replace(self.feed, workers=workers, batch_size=batch_size, seed=seed, **others)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # whether that pays is measured
+            return feed.train()
+
+    def batch(self, size: int) -> Batch:
+        """One of that many samples, as the training gets them."""
+        with self.batches(workers=0, batch_size=size) as batches:
+            return next(batches)
 
     def samples_within(self, seconds: float) -> int:
         """How many samples, at least one, this process loads in that time."""
@@ -60,27 +107,57 @@ class Bench:
                 elapsed = time.perf_counter() - started
         return max(int(samples * seconds / elapsed), 1)
 
-    def await_forkserver(self) -> None:
-        """Its imports take seconds once, for which the first measurement with workers would pay."""
-        with self.batches(workers=1, batch_size=1) as batches:
-            next(batches)
-
-    def measure(self, workers: int, batch_size: int, seed: int) -> Measurement:
-        """Time to the first batch, then the rate once the queues' contents are used up.
+    def measure(
+        self, setting: Setting, batch_size: int, seed: int, seconds: float | None = None
+    ) -> Measurement:
+        """Time to the first batch, then the rate of some seconds once the queues' contents are used up.
 
         `seed` differs between measurements, so that each reads other samples where there are many: what one
         has read lies in the page cache and would flatter the next.
         """
-        started = time.perf_counter()
-        with self.batches(workers, batch_size, seed) as batches:
+        workers, started = setting.workers, time.perf_counter()
+        loader = self.feed.loader.model_copy(update={"reader": setting.reader})
+        with self.batches(workers, batch_size, seed, prefetch=setting.prefetch, loader=loader) as batches:
             next(batches)
             first_batch_s = time.perf_counter() - started
-            for _ in range(workers * self.prefetch):
+            for _ in range(workers * setting.prefetch):
                 next(batches)
-            samples, started, elapsed = 0, time.perf_counter(), 0.0
-            while elapsed < MEASURED_S:
+            samples, count, started, elapsed = 0, 0, time.perf_counter(), 0.0
+            while elapsed < (seconds or MEASURED_S) or (workers and count % workers):
                 samples += len(next(batches)["key"])
+                count += 1
                 elapsed = time.perf_counter() - started
+            memory_bytes = _memory_bytes()
         return Measurement(
-            workers=workers, samples_per_s=round(samples / elapsed, 1), first_batch_s=round(first_batch_s, 3)
+            workers=workers,
+            prefetch=setting.prefetch,
+            reader=setting.reader,
+            samples_per_s=round(samples / elapsed, 1),
+            first_batch_s=round(first_batch_s, 3),
+            memory_bytes=memory_bytes,
         )
+
+    def alone(self, setting: Setting, batch_size: int, seed: int) -> tuple[Measurement, Alone]:
+        """What this process gives without workers, as the setting has them, and how busy it was."""
+        began, wanted = time.perf_counter(), _core_wanted_s()
+        measured = self.measure(setting, batch_size, seed)
+        busy = (_core_wanted_s() - wanted) / (time.perf_counter() - began)
+        return measured, Alone(measured.samples_per_s, min(busy, 1.0))
+
+
+def _core_wanted_s() -> float:
+    """For how long this thread was at work, or waited for a core that others had: not for a disk."""
+    try:
+        at_work, in_line, _ = Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()
+    except OSError:  # a kernel without it, or not Linux
+        return time.thread_time()
+    return (int(at_work) + int(in_line)) / 1e9
+
+
+def _memory_bytes() -> int | None:
+    """Of this process and all it started, shared pages divided among those that share them."""
+    try:
+        tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        return sum(int(one.memory_full_info().pss) for one in tree)
+    except (psutil.Error, AttributeError):  # not Linux, or a process that has just ended
+        return None

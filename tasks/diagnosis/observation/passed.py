@@ -1,0 +1,163 @@
+"""The samples that a process has just passed in a tar, read again: their members and sizes.
+
+It runs in a process of its own, because reading from a disk that hangs
+would hang the examination too, and such a read cannot be interrupted. Only headers are read, but for the
+first image's, whose size in pixels decides whether decoding is what takes so long.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from tasks.core.process import child_environment
+from tasks.dataset.tar.reader import Cut, Gap, StoredSample, TarReader, group_samples
+from tasks.diagnosis.observation.record import Passed, SampleKind
+
+MOST_SAMPLES = 1_000
+"""Of one range: enough for a verdict, and soon read."""
+IMAGES = frozenset({"jpg", "jpeg", "png", "webp"})
+HEAD_BYTES = 1 << 18
+"""Of an image, which hold its header unless a large preview stands before it."""
+Range = tuple[int, str, int, int, int]
+"""Process, path, from which byte to which it has read, and how much it has read of all files together."""
+ALL_PASSED = 4
+"""Whoever has read so many times a tar's size, and was seen in it, goes round in it."""
+
+
+class SampleReader:
+    """The process that reads samples again; started early, as that takes about as long as its work."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tasks.diagnosis.observation.passed"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(),
+        )
+
+    def ask(self, ranges: Sequence[Range]) -> None:
+        """Have these ranges read; the answer comes later, the first range's first."""
+        stdin, self._process.stdin = self._process.stdin, None
+        assert stdin is not None
+        with suppress(BrokenPipeError), stdin:
+            stdin.write(json.dumps(ranges).encode())
+
+    def answer(self, timeout_s: float) -> tuple[list[tuple[int, Passed]], bool]:
+        """What lies in the ranges, each with its process, and whether all of them answered in time."""
+        try:
+            output, _ = self._process.communicate(timeout=timeout_s)
+            is_whole = self._process.returncode == 0
+        except subprocess.TimeoutExpired as late:
+            self._process.kill()  # not waited for: in an uninterruptible read it ends when the disk answers
+            output, is_whole = late.output or b"", False
+        found = []
+        for line in output.split(b"\n")[:-1]:
+            pid, one = json.loads(line)
+            kinds = [SampleKind(**kind) for kind in one.pop("kinds")]
+            found.append((pid, Passed(kinds=kinds, **one)))
+        return found, is_whole
+
+
+class _UpTo(io.RawIOBase):
+    """A file that ends where the observed process has read to: what lies behind may take a slow disk long."""
+
+    def __init__(self, path: Path, stop: int) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._stop = stop
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: max(self._stop - self._file.tell(), 0)]
+        return self._file.readinto(view) or 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def passed_in(path: Path, name: str, start: int, stop: int) -> Passed | None:
+    """The samples of the tar at `path` that end between two offsets, MOST_SAMPLES of them at most.
+
+    None where it is no tar. OSError.
+    """
+    before, reached = 0, start
+    kinds: dict[tuple[str, ...], SampleKind] = {}
+    with _UpTo(path, stop) as file:
+        for entry in group_samples(TarReader(cast(BinaryIO, file), seeks=True)):
+            if isinstance(entry, Gap | Cut):
+                if before == 0 and not kinds:
+                    return None
+                continue
+            end = entry.members[-1].offset + entry.members[-1].size
+            if end > stop or entry.is_torn or sum(kind.samples for kind in kinds.values()) >= MOST_SAMPLES:
+                break
+            if end <= start:
+                before += 1
+            else:
+                _count(entry, file.fileno(), kinds)
+                reached = end
+    return Passed(name, start, reached, before, list(kinds.values()))
+
+
+def _count(sample: StoredSample, descriptor: int, kinds: dict[tuple[str, ...], SampleKind]) -> None:
+    members = tuple(sorted(sample.suffixes))
+    size = sum(member.size for member in sample.members)
+    known = kinds.get(members)
+    if known is None:
+        kinds[members] = SampleKind(members, 1, size, _pixels(sample, descriptor))
+    else:
+        kinds[members] = SampleKind(members, known.samples + 1, known.bytes + size, known.pixels)
+
+
+def _pixels(sample: StoredSample, descriptor: int) -> int | None:
+    """Of the sample's image by its header; None without an image, or where the header is not understood."""
+    from PIL import Image  # here, because most ranges are empty
+
+    image = next((member for member in sample.members if member.suffix in IMAGES), None)
+    if image is None:
+        return None
+    head = os.pread(descriptor, min(image.size, HEAD_BYTES), image.offset)
+    try:
+        width, height = Image.open(io.BytesIO(head)).size
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+    return int(width * height)
+
+
+def main() -> None:
+    for pid, name, start, stop, read in json.load(sys.stdin):
+        inside = f"/proc/{pid}/root{name}"
+        path = Path(inside if os.path.exists(inside) else name)
+        with suppress(OSError):
+            if read >= ALL_PASSED * (size := path.stat().st_size):
+                start, stop = 0, size
+            if (passed := passed_in(path, name, start, stop)) is not None:
+                print(json.dumps((pid, asdict(passed))), flush=True)  # noqa: T201 - the answer to the starter
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""What Linux reports of one process in /proc (proc(5)): nothing here traces, stops or slows it.
+
+Every value comes with the permission that its file needs. State, CPU and command are open to all; I/O
+counters, descriptors and wait channels to the same user (PTRACE_MODE_READ); the system call only to a tracer,
+which a stranger is not where Yama restricts tracing. What may not be read is None, never zero.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+PROC = Path("/proc")
+TICKS = os.sysconf("SC_CLK_TCK")
+TCP_STATES = {1: "established", 2: "syn_sent", 3: "syn_recv", 8: "close_wait", 10: "listen"}
+SYSCALLS = {0: "read", 1: "write", 7: "poll", 61: "wait4", 202: "futex", 232: "epoll_wait", 257: "openat"}
+"""Names of the calls that a stalled process is found in, by their number on x86-64."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """One descriptor. `path` is the link's text, such as `/data/0.tar` or `pipe:[81]`."""
+
+    fd: int
+    path: str
+    offset: int | None
+    is_writable: bool
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether it names a file of a disk, not a pipe, a socket, a device or shared memory."""
+        return self.path.startswith("/") and not self.path.startswith(("/dev/", "/proc/", "/sys/", "/memfd:"))
+
+
+@dataclass(frozen=True)
+class Thread:
+    """One thread: its state as in /proc/PID/stat, and the kernel function that it sleeps in."""
+
+    name: str
+    state: str
+    wait: str | None
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One TCP connection; `waits_bytes` is what the peer has not acknowledged yet."""
+
+    remote: str
+    state: str
+    waits_bytes: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """A process at one moment. Counters are totals since its start; `at` is in monotonic seconds."""
+
+    at: float
+    state: str
+    cpu_s: float
+    read_bytes: int | None
+    """What it was given by read calls, from a disk, its cache or a pipe alike."""
+    disk_bytes: int | None
+    """Of these, what a disk had to fetch."""
+    written_bytes: int | None
+    wait: str | None
+    syscall: str | None
+    resident_bytes: int
+    threads: Sequence[Thread]
+    files: Sequence[OpenFile] | None
+
+
+@dataclass(frozen=True)
+class Stat:
+    """The fields of /proc/PID/stat that are used; `exit_code` is as wait(2) gives it, 0 while it lives."""
+
+    name: str
+    state: str
+    parent: int
+    cpu_s: float
+    started_ticks: int
+    exit_code: int
+
+
+def stat(pid: int) -> Stat | None:
+    """None when there is no such process."""
+    text = _text(PROC / str(pid) / "stat")
+    if text is None:
+        return None
+    name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+    cpu = (int(fields[11]) + int(fields[12])) / TICKS
+    return Stat(name, fields[0], int(fields[1]), cpu, int(fields[19]), int(fields[49]))
+
+
+def look(pid: int, at: float) -> Look | None:
+    """The process now; None when it is gone or a zombie."""
+    base, seen = PROC / str(pid), stat(pid)
+    if seen is None or seen.state in "ZX":
+        return None
+    io = _numbers(base / "io")
+    status = _numbers(base / "status")
+    return Look(
+        at=at,
+        state=seen.state,
+        cpu_s=seen.cpu_s,
+        read_bytes=io.get("rchar"),
+        disk_bytes=io.get("read_bytes"),
+        written_bytes=io.get("wchar"),
+        wait=_wait(base),
+        syscall=_syscall(base),
+        resident_bytes=status.get("VmRSS", 0) * 1024,
+        threads=list(_threads(base)),
+        files=open_files(pid),
+    )
+
+
+def open_files(pid: int) -> list[OpenFile] | None:
+    """Its descriptors with their offsets; None where they may not be read."""
+    base = PROC / str(pid)
+    try:
+        numbers = sorted(int(name) for name in os.listdir(base / "fd"))
+    except OSError:
+        return None
+    found = []
+    for number in numbers:
+        with suppress(OSError):  # closed meanwhile
+            path = os.readlink(base / "fd" / str(number))
+            info = _fields(base / "fdinfo" / str(number))
+            offset = int(info["pos"]) if "pos" in info else None
+            is_writable = bool(int(info.get("flags", "0"), 8) & (os.O_WRONLY | os.O_RDWR))
+            found.append(OpenFile(number, path, offset, is_writable))
+    return found
+
+
+def argv(pid: int) -> list[str]:
+    """Its command line; empty for a kernel thread or a process that is gone."""
+    text = _text(PROC / str(pid) / "cmdline") or ""
+    return text.rstrip("\0").split("\0") if text else []
+
+
+def environment(pid: int) -> dict[str, str] | None:
+    """What it was started with; None where it may not be read."""
+    text = _text(PROC / str(pid) / "environ")
+    if text is None:
+        return None
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
+def family(pid: int) -> list[int]:
+    """The process and its descendants that there are now, parents first; empty when it is gone."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir(PROC):
+        if name.isdigit() and (seen := stat(int(name))) is not None:
+            children.setdefault(seen.parent, []).append(int(name))
+    found = [pid] if (PROC / str(pid)).exists() else []
+    for member in found:
+        found.extend(sorted(children.get(member, [])))
+    return found
+
+
+def age_s(pid: int) -> float | None:
+    """Seconds since it was started."""
+    seen, up = stat(pid), _text(PROC / "uptime")
+    if seen is None or up is None:
+        return None
+    return max(float(up.split()[0]) - seen.started_ticks / TICKS, 0.0)
+
+
+def descriptor_limit(pid: int) -> int | None:
+    """How many descriptors it may open."""
+    for line in (_text(PROC / str(pid) / "limits") or "").splitlines():
+        if line.startswith("Max open files"):
+            limit = line.split()[3]
+            return int(limit) if limit.isdigit() else None
+    return None
+
+
+def connections(pid: int, files: Sequence[OpenFile]) -> list[Connection]:
+    """Its TCP connections, told by the inodes of its sockets."""
+    inodes = {file.path[len("socket:[") : -1] for file in files if file.path.startswith("socket:[")}
+    found = []
+    for table in ("tcp", "tcp6") if inodes else ():
+        for line in (_text(PROC / str(pid) / "net" / table) or "").splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in inodes and (state := TCP_STATES.get(int(fields[3], 16))) not in (None, "listen"):
+                waits = int(fields[4].split(":")[0], 16)
+                found.append(Connection(_address(fields[2]), str(state), waits))
+    return found
+
+
+def _address(text: str) -> str:
+    """`0100007F:1F90` as `127.0.0.1:8080`; the kernel writes 32-bit words in the host's order."""
+    host, port = text.split(":")
+    words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
+    raw = struct.pack(f"={len(words)}I", *words)
+    shown = socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+    return f"{shown}:{int(port, 16)}" if len(raw) == 4 else f"[{shown}]:{int(port, 16)}"
+
+
+def wait_of(pid: int) -> str | None:
+    """The kernel function that its main thread sleeps in; "" when it runs, None unseen."""
+    return _wait(PROC / str(pid))
+
+
+def _threads(base: Path) -> Iterator[Thread]:
+    try:
+        numbers = sorted(os.listdir(base / "task"), key=int)
+    except OSError:
+        return
+    for number in numbers:
+        text = _text(base / "task" / number / "stat")
+        if text is not None:
+            name = text[text.index("(") + 1 : text.rindex(")")]
+            yield Thread(name, text[text.rindex(")") + 2], _wait(base / "task" / number))
+
+
+def _wait(base: Path) -> str | None:
+    """The kernel function that the thread sleeps in, without compilers' suffixes; "" when it runs."""
+    text = _text(base / "wchan")
+    return None if text is None else "" if text == "0" else text.partition(".")[0]
+
+
+def _syscall(base: Path) -> str | None:
+    """The system call that the main thread is in with its first argument, such as `read 14`; None unseen."""
+    words = (_text(base / "syscall") or "").split()
+    if not words or not words[0].isdigit():
+        return words[0] if words else None
+    name = SYSCALLS.get(int(words[0]), f"syscall {words[0]}") if os.uname().machine == "x86_64" else words[0]
+    return f"{name} {int(words[1], 16)}" if name in ("read", "write") else name
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The `name: number` lines of a file of /proc; empty where it may not be read."""
+    first = {name: value.partition(" ")[0] for name, value in (_read(lambda: _fields(path)) or {}).items()}
+    return {name: int(word) for name, word in first.items() if word.isdigit()}
+
+
+def _fields(path: Path) -> dict[str, str]:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    pairs = (line.partition(":") for line in lines)
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def _text(path: Path) -> str | None:
+    return _read(lambda: path.read_text(encoding="utf-8", errors="replace"))
+
+
+def _read(read: Callable[[], T]) -> T | None:
+    """None where the process is gone or the file may not be read, which the kernel does not tell apart."""
+    try:
+        return read()
+    except OSError:
+        return None

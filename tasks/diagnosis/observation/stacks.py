@@ -1,0 +1,65 @@
+"""The Python stacks of a process, by py-spy where it is installed and the system lets it look.
+
+A stack is the best evidence there is, and the first that is refused: whoever reads another process's memory
+has to be its ancestor, the same user on a machine without Yama's restriction, or root. So stacks support
+verdicts, and few depend on them. py-spy would suspend the process for some milliseconds; here it is asked not
+to.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+TIMEOUT_S = 4.0
+DEEPEST = 40
+AT_ONCE = 4
+
+
+def find_py_spy() -> str | None:
+    """The program beside this interpreter, else on the PATH; None where it is not installed."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.is_file() else shutil.which("py-spy")
+
+
+def stacks_of(pids: Sequence[int]) -> tuple[dict[int, list[str]], str | None]:
+    """The main thread's calls of each process, innermost first, and why some were not seen, if so.
+
+    A call reads `function (file:line)`.
+    """
+    py_spy = find_py_spy()
+    if py_spy is None:
+        return {}, "Python stacks (py-spy is not installed: pip install 'tarmac[doctor]')"
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = dict(zip(pids, pool.map(lambda pid: _stack(py_spy, pid), pids), strict=True))
+    seen = {pid: stack for pid, stack in found.items() if stack}
+    return seen, None if seen or not pids else "Python stacks (no permission to trace)"
+
+
+def _stack(py_spy: str, pid: int) -> list[str] | None:
+    command = [py_spy, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
+        threads = json.loads(done.stdout) if done.returncode == 0 else []
+    except (subprocess.TimeoutExpired, OSError, ValueError):
+        return None
+    main = next((one for one in threads if one.get("thread_name") == "MainThread"), None)
+    main = main or next(iter(threads), None)
+    if main is None:
+        return None
+    return [f"{call['name']} ({_short(call)}:{call['line']})" for call in main["frames"][:DEEPEST]]
+
+
+def _short(call: dict[str, str | None]) -> str:
+    """The file as the package has it, without the folder that the package is installed in."""
+    path = call.get("filename") or ""
+    for mark in ("/site-packages/", "/dist-packages/", "/lib/python3"):
+        if mark in path:
+            rest = path.rpartition(mark)[2]
+            return rest.partition("/")[2] if mark == "/lib/python3" else rest
+    return call.get("short_filename") or path

@@ -1,0 +1,79 @@
+"""When a training has been silent for longer than is normal for it: asked of the lines that it writes.
+
+Each phase has its own measure: the start, the wait for the first batch, a step, a validation, a checkpoint.
+What is normal is learnt from the run itself, and until there is anything to learn from, a patience per phase
+stands in. Silence is a suspicion and no verdict: whoever hears of it examines the process, and where that
+finds the training at work, the patience of the phase doubles.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tasks.trainers.contract import Phase, Progress
+
+PATIENCE_S: dict[Phase, float] = {
+    "start": 60.0,
+    "first_batch": 20.0,
+    "step": 20.0,
+    "validate": 60.0,
+    "checkpoint": 60.0,
+    "end": 60.0,
+}
+"""Silence that is examined at the earliest. An examination costs seconds of one core."""
+TIMES_LONGEST = 5.0
+REMEMBERED = 200
+"""Intervals of each phase that are learnt from, so that a run that becomes slower is learnt anew."""
+
+
+@dataclass
+class Rhythm:
+    """The phase that a training is in since `since`, and what was normal so far. Times are in seconds."""
+
+    since: float
+    phase: Phase = "start"
+    patience: dict[Phase, float] = field(default_factory=lambda: dict(PATIENCE_S))
+    steps: int = 0
+    """Lines that showed a step."""
+    last: Progress | None = None
+    intervals: dict[Phase, deque[float]] = field(default_factory=dict)
+
+    def note(self, progress: Progress, now: float) -> None:
+        """A line has shown progress. What lies between two lines belongs to the phase that ends with it."""
+        if self._is_nothing_new(progress):
+            return
+        self.intervals.setdefault(self.phase, deque(maxlen=REMEMBERED)).append(now - self.since)
+        if progress.phase == "step":
+            self.steps += 1
+            self.last = progress
+        is_through = (
+            progress.phase == "step" and progress.done is not None and progress.done == progress.total
+        )
+        self.phase = "end" if is_through else progress.phase
+        self.since = now
+
+    def _is_nothing_new(self, progress: Progress) -> bool:
+        """Whether the line repeats the last one, as a bar does that is drawn again."""
+        last = self.last
+        return (
+            progress.phase == "step" == self.phase
+            and last is not None
+            and progress.done is not None
+            and (progress.done, progress.epoch) == (last.done, last.epoch)
+        )
+
+    def limit(self) -> float:
+        """How long the phase may last without a line before somebody looks."""
+        longest = max(self.intervals.get(self.phase, ()), default=0.0)
+        return max(self.patience[self.phase], TIMES_LONGEST * longest)
+
+    def silence(self, now: float) -> float:
+        return now - self.since
+
+    def is_suspicious(self, now: float) -> bool:
+        return self.silence(now) > self.limit()
+
+    def was_at_work(self, now: float) -> None:
+        """An examination found nothing wrong: the next is due when the silence has doubled."""
+        self.patience[self.phase] = 2 * max(self.silence(now), self.limit())

@@ -1,0 +1,119 @@
+"""The examination of a run of Tarmac's, alive or dead, by its folder.
+
+Its processes are looked at like anybody's, and its loader workers say in files of the run's folder what they
+are at, which needs no permission to trace. Where another trainer's command trains, it is looked at by that
+trainer's rules. Of a run that is over, or lives on another machine, what its agent wrote down is told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from tasks.core import config as configs
+from tasks.core.files import read_json, read_lines
+from tasks.core.findings import Finding, Report
+from tasks.core.process import Identity
+from tasks.diagnosis.doctor import Examination
+from tasks.diagnosis.observation import procfs
+from tasks.diagnosis.observation.observe import SECONDS, observe
+from tasks.diagnosis.observation.record import KeptState, Observation
+from tasks.diagnosis.verdicts import Verdict, judge
+from tasks.loader import worker_state
+from tasks.models.recipes import options_type
+from tasks.runs import record
+from tasks.runs.folder import RunFolder
+
+
+def examine_run(run: RunFolder, seconds: float = SECONDS) -> Examination:
+    """Examine a run of Tarmac's: its processes where they live here, else what its agent wrote down.
+
+    Needs no permission to trace: the loader workers keep their state in files of the run's folder.
+    """
+    number = len(record.load(run).attempts)
+    identities = [
+        Identity.from_json(read_json(path)) for path in sorted(run.attempt(number).glob("rank_*.json"))
+    ]
+    alive = [identity.pid for identity in identities if identity.is_alive()]
+    if not alive:
+        return _from_records(run, number, identities)
+    train = configs.reload(run.config).train
+    is_external = train is not None and options_type(train.recipe).is_external
+    trainer = None
+    if train is not None and is_external:
+        alive = [_command_of(pid) for pid in alive]
+        trainer = train.model.get("trainer")
+    seen = observe(alive[0], seconds, run.rank_log(number), alive[1:], trainer)
+    seen = replace(seen, states=_states(run, set(alive)))
+    verdict = _fixed_by_config(run, judge(seen)) if is_external else judge(seen)
+    return Examination(f"run {run.name}", run.name, verdict, seen, seen.at)
+
+
+def _command_of(pid: int) -> int:
+    """The process of the command that a rank of recipe external has started; else the rank itself."""
+    return next(iter(procfs.family(pid)[1:]), pid)
+
+
+def _fixed_by_config(run: RunFolder, verdict: Verdict) -> Verdict:
+    """The verdict with commands about the run and its config, where it has those of the bare command."""
+    fixed = f"tarmac cancel {run.handle}; tarmac preflight {run.config}"
+    findings = [
+        one if one.command is None else replace(one, command=fixed) for one in verdict.report.findings
+    ]
+    return replace(verdict, report=replace(verdict.report, findings=findings))
+
+
+def _states(run: RunFolder, alive: set[int]) -> list[KeptState]:
+    """What the loader workers keep; `alive` are the ranks."""
+    now = time.time()
+    return [
+        KeptState(
+            rank=one.rank,
+            worker=one.worker,
+            pid=one.identity.pid,
+            stage=one.stage.label,
+            since_s=round(max(now - one.since, 0.0), 1),
+            shard=one.shard,
+            read=one.read,
+            dropped=one.dropped,
+            delivered=one.delivered,
+        )
+        for one in worker_state.read_all(run.workers)
+        if one.identity.is_alive()
+    ]
+
+
+def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -> Examination:
+    """What the agent wrote of an attempt that is over, or that runs where this machine cannot look."""
+    findings = findings_of(run, number)
+    state = record.load(run)
+    is_elsewhere = any(not identity.is_visible for identity in identities) and state.state in record.UNDER_WAY
+    not_seen = [f"its processes (they run on {identities[0].host})"] if is_elsewhere else []
+    if not findings and state.state in ("failed", "stalled"):
+        what = state.reason or "it ended, and its agent wrote down no cause"
+        findings = [Finding("unknown", "warning", "see its log", evidence={"what": what})]
+    sentence = f"{state.state}: {state.reason}" if state.reason else f"{state.state}; nothing is wrong"
+    stored = run.observation(number)
+    seen = Observation.from_json(read_json(stored)) if stored.exists() else None
+    verdict = Verdict("gone", sentence, Report([*map(_worded, findings)], [], not_seen))
+    return Examination(f"run {run.name}", run.name, verdict, seen, time.time())
+
+
+def findings_of(run: RunFolder, attempt: int) -> list[Finding]:
+    """What the agent has found in an attempt, oldest first."""
+    entries, _ = read_lines(run.findings) if run.findings.exists() else ([], 0)
+    names = {entry.name for entry in fields(Finding)}
+    return [
+        Finding(**{name: value for name, value in entry.items() if name in names})
+        for entry in entries
+        if entry.get("attempt") == attempt
+    ]
+
+
+def _worded(finding: Finding) -> Finding:
+    """With the sentence that a verdict's finding has; the agent's own say it by their code and last line."""
+    if "what" in finding.evidence:
+        return finding
+    what = str(finding.evidence.get("last_line") or f"at step {finding.evidence.get('step', 0)}")
+    return replace(finding, evidence={"what": what, **finding.evidence})

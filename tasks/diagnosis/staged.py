@@ -1,0 +1,265 @@
+"""`tarmac bench`: four tests of a loader, from one sample to a steady stream, and what limits the training.
+
+Each test is a process of its own with a deadline, so that a loader that hangs is an answer and no silence:
+its workers keep their state in files, which say at what they stood. The search for settings is the same as
+before a training (bench.py), but for the reader and the batches ahead, which it is free to choose.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tasks.core import child, pages
+from tasks.core.charts import Chart, Series
+from tasks.core.errors import DataError, UsageError
+from tasks.core.files import write_atomic
+from tasks.core.findings import Finding
+from tasks.core.schema import Config
+from tasks.core.screen import Progress, no_progress
+from tasks.diagnosis.bench import BATCH_S
+from tasks.loader import worker_state
+from tasks.loader.settings import LoaderSettings, Measurement, Reader
+from tasks.loader.worker_state import Stage
+
+ONE_SAMPLE_S, ONE_WORKER_S, SEARCH_S, SUSTAINED_S = 180.0, 180.0, 900.0, 180.0
+"""Deadlines, starts and imports included."""
+STEADY_S, WINDOW_S, WINDOWS = 1.0, 1.0, 8
+LENGTHS = "lengths"
+"""The folder that the first test leaves for the others, of how long samples are where they are packed."""
+OF_A_SAMPLE = (Stage.OPEN, Stage.READ, Stage.DECODE, Stage.TRANSFORM, Stage.COLLATE)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What the tests found.
+
+    `first` says where the time to the first sample went, and `steady` where that of a sample goes later on:
+    seconds by stage; `hand-over` is a sample's share of its batch's way from a worker. `sustained` are
+    samples a second over WINDOWS seconds with the chosen settings, and `slowest` those of the slowest second.
+    `limit` is the finding that says what limits the training.
+    """
+
+    first: Mapping[str, float]
+    steady: Mapping[str, float]
+    settings: LoaderSettings
+    sustained: float
+    slowest: float
+    limit: Finding
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "first_sample_s": dict(self.first),
+            "sample_s": dict(self.steady),
+            "sustained_per_s": self.sustained,
+            "slowest_second_per_s": self.slowest,
+            **self.settings.model_dump(mode="json"),
+        }
+
+
+def bench(config: Config, version: Path, progress: Progress = no_progress) -> Staged:
+    """All tests, with loader settings searched for whatever the config says of them.
+
+    DataError for data that cannot be read, and for a test that its deadline ended: it says at what it stood.
+    """
+    given = {"config": config.model_dump(mode="json"), "version": str(version)}
+    private = config.dataset.private
+    with tempfile.TemporaryDirectory() as folder:
+        states = Path(folder)
+        here = {**given, "states": folder}
+        progress(0, 0, "one sample")
+        alone = _tested("one_sample", here, ONE_SAMPLE_S, states, no_progress, private)
+        progress(0, 0, "one worker")
+        handing = _tested("one_worker", here, ONE_WORKER_S, states, no_progress, private)
+        searching = {**given, "lengths": str(states / LENGTHS), "is_free": True}
+        found = _tested("bench:tune", searching, SEARCH_S, states, progress, private)
+        settings = LoaderSettings.model_validate(found)
+        progress(0, 0, f"{settings.workers} workers for {WINDOWS * WINDOW_S:.0f} s")
+        chosen = {**here, **settings.model_dump(include={"workers", "prefetch", "reader"})}
+        rates = _tested("sustained", chosen, SUSTAINED_S, states, no_progress, private)
+    sustained, slowest = sum(rates) / len(rates), min(rates)
+    steady = {**alone["steady"], Stage.HAND_OVER.label: handing}
+    return Staged(alone["first"], steady, settings, sustained, slowest, limit_of(settings, steady, sustained))
+
+
+def one_sample(config: Config, version: Path, states: Path) -> dict[str, dict[str, float]]:
+    """In a fresh process that loads by itself: seconds by stage of the first sample, and on average."""
+    began = time.perf_counter()
+    from tasks.diagnosis.measure import feed_of
+    from tasks.loader.batches import TRAIN, open_split
+    from tasks.models.recipes import load
+
+    assert config.train is not None
+    recipe = load(config.train)
+    feed = replace(feed_of(config, version, recipe, lengths=states / LENGTHS, states=states), batch_size=1)
+    imported = time.perf_counter()
+    for data in feed.datasets:
+        open_split(data.version, TRAIN, data.quarantined)
+    opened = time.perf_counter()
+    with feed.train() as batches:
+        path = worker_state.Keeper(states, 0, TRAIN).path(0)
+        samples = len(next(batches)["key"])
+        first = worker_state.read(path)
+        while time.perf_counter() - opened < STEADY_S:
+            samples += len(next(batches)["key"])
+        last = worker_state.read(path)
+    assert first is not None and last is not None
+    return {
+        "first": {"import": imported - began, "index": opened - imported, **_seconds(first, 1)},
+        "steady": _seconds(last, samples),
+    }
+
+
+def one_worker(config: Config, version: Path, states: Path) -> float:
+    """Seconds per sample that batches take from their worker to the process that trains.
+
+    One worker with one batch at a time is never ahead, so what it does not spend on the batch is its way.
+    """
+    from tasks.diagnosis.measure import Bench, feed_of
+    from tasks.loader.batches import TRAIN
+    from tasks.models.recipes import load
+
+    assert config.train is not None
+    lengths = states / LENGTHS
+    feed = feed_of(config, version, load(config.train), lengths=lengths, prefetch=1, states=states)
+    bench = Bench(feed, config.train.threads)
+    size = min(feed.batch_size, bench.samples_within(BATCH_S))
+    with bench.batches(workers=1, batch_size=size) as batches:
+        path = worker_state.Keeper(states, 0, TRAIN).path(0)
+        next(batches)
+        before, began, samples = worker_state.read(path), time.perf_counter(), 0
+        while (elapsed := time.perf_counter() - began) < STEADY_S:
+            samples += len(next(batches)["key"])
+        after = worker_state.read(path)
+    assert before is not None and after is not None
+    made = sum(after.seconds[stage] - before.seconds[stage] for stage in OF_A_SAMPLE)
+    return max(elapsed - made, 0.0) / max(samples, 1)
+
+
+def sustained(
+    config: Config, version: Path, states: Path, workers: int, prefetch: int, reader: Reader
+) -> list[float]:
+    """Samples in each of WINDOWS seconds, after as many batches as the queues hold."""
+    from tasks.diagnosis.measure import Bench, feed_of
+    from tasks.models.recipes import load
+
+    assert config.train is not None
+    lengths = states / LENGTHS
+    loader = config.loader.model_copy(update={"reader": reader})
+    feed = feed_of(config, version, load(config.train), lengths=lengths, prefetch=prefetch, states=states)
+    bench, rates = Bench(feed, config.train.threads), []
+    with bench.batches(workers, config.train.batch_size, loader=loader) as batches:
+        for _ in range(1 + workers * prefetch):
+            next(batches)
+        for _ in range(WINDOWS):
+            samples, began = 0, time.perf_counter()
+            while (elapsed := time.perf_counter() - began) < WINDOW_S:
+                samples += len(next(batches)["key"])
+            rates.append(samples / elapsed)
+    return rates
+
+
+def limit_of(settings: LoaderSettings, steady: Mapping[str, float], sustained: float) -> Finding:
+    """What keeps the training from going faster; pure."""
+    taken = settings.taken_per_s
+    facts = {"loader_per_s": round(sustained, 1), "training_per_s": taken}
+    if taken is None or sustained >= taken:
+        remedy = "more workers change nothing; a larger batch, bf16 or a faster device may"
+        return Finding("compute.bound", "info", remedy, evidence=facts)
+    slowest = max(steady, key=lambda stage: steady[stage])
+    share = round(steady[slowest] / sum(steady.values()), 2)
+    code, remedy = REMEDIES.get(slowest, ("loader.bound", "make the recipe's transform cheaper"))
+    return Finding(code, "warning", remedy, evidence={**facts, "stage": slowest, "share": share})
+
+
+REMEDIES = {
+    "hand-over": (
+        "loader.bound",
+        "give smaller samples: fewer pixels, or uint8 until they are on the device",
+    ),
+    "open": ("disk.slow", "larger shards (dataset.shard.bytes), or a disk that is nearer"),
+    "read": ("disk.slow", "put the dataset on a faster disk, or near the training"),
+    "decode": (
+        "decode.slow",
+        "build smaller pictures (dataset.image.max_side), or give the loader more cores",
+    ),
+}
+
+
+def charts_of(found: Staged) -> list[Chart]:
+    """What each setting gives and takes: a line for each reader and number of batches ahead."""
+    measured, taken = found.settings.measurements, found.settings.taken_per_s
+    levels = [] if taken is None else [("the training takes", taken)]
+    rate = f"{found.settings.unit}/s"
+    lines = dict.fromkeys((one.reader, one.prefetch) for one in measured)
+
+    def over_workers(
+        title: str, y_label: str, value_of: Callable[[Measurement], float], **more: Any
+    ) -> Chart:
+        series, said = [], []
+        for reader, prefetch in lines:
+            name = f"{reader}, {prefetch} ahead" if len(lines) > 1 else title
+            own = [one for one in measured if (one.reader, one.prefetch) == (reader, prefetch)]
+            points = sorted((float(one.workers), value_of(one)) for one in own)
+            series.append(Series(name, points, marked=True))
+            values = "; ".join(f"{workers:.0f}: {value:,.2f}" for workers, value in points)
+            said.append(f"{name}: {values}" if len(lines) > 1 else values)
+        words = f"{y_label} by workers: {'. '.join(said)}"
+        return Chart(title, words, "workers", y_label, series, x_is_whole=True, **more)
+
+    charts = [
+        over_workers("Throughput", rate, lambda one: one.samples_per_s, levels=levels),
+        over_workers("First batch", "seconds", lambda one: one.first_batch_s),
+    ]
+    if all(one.memory_bytes is not None for one in measured):
+        charts.append(
+            over_workers("Memory", "GB of all processes", lambda one: (one.memory_bytes or 0) / 1e9)
+        )
+    return charts
+
+
+def save(found: Staged, name: str, path: Path) -> None:
+    """Write the page of a bench of the config called `name`. UsageError where it cannot be written."""
+    page = pages.render(
+        "diagnosis/bench.html", found=found, name=name, charts=charts_of(found), written=time.time()
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, page)
+    except OSError as error:
+        raise UsageError(f"--out: {path} cannot be written ({error.strerror}); give another PATH") from None
+
+
+def _tested(
+    test: str, arguments: dict[str, Any], deadline_s: float, states: Path, progress: Progress, private: bool
+) -> Any:
+    """The test's result, of `one_sample`, `sustained`, or `module:function` of this package."""
+    target = f"tasks.diagnosis.{test}" if ":" in test else f"tasks.diagnosis.staged:{test}"
+    return child.call(target, arguments, progress, private, _until(deadline_s, test, states))
+
+
+def _until(deadline_s: float, test: str, states: Path) -> Callable[[], None]:
+    began = time.monotonic()
+
+    def check() -> None:
+        if time.monotonic() - began > deadline_s:
+            at = "; ".join(_standing(state) for state in worker_state.read_all(states)) or "before any sample"
+            raise DataError(
+                f"{test}: not done within {deadline_s:.0f} s; it stood {at}: see the disk, then "
+                "the recipe's transform"
+            )
+
+    return check
+
+
+def _standing(state: worker_state.WorkerState) -> str:
+    where = f" of {state.shard}" if state.shard else ""
+    return f"{time.time() - state.since:.0f} s in {state.stage.label}{where} (worker {state.worker})"
+
+
+def _seconds(state: worker_state.WorkerState, samples: int) -> dict[str, float]:
+    return {stage.label: state.seconds[stage] / samples for stage in OF_A_SAMPLE}
