@@ -7,6 +7,7 @@ that was damaged later. Reading them all costs the checkpoint's size once, at a 
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from tasks.core.files import blake3_file, ignore_missing, read_json, unreadable_
 from tasks.runs.folder import RunFolder
 
 META = "meta.json"
+MODEL = "model.safetensors"
+SETTLED_NS = 2_000_000_000
+"""A folder that changed longer ago shows every later change by its time, however coarse the clock."""
 
 
 class CheckpointMeta(BaseModel):
@@ -48,6 +52,26 @@ def list_checkpoints(folder: RunFolder) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
+class Listing:
+    """The checkpoints of a run for somebody who asks often: listed only when their folder has changed."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._changed_ns = 0
+        self._found: list[Checkpoint] = []
+
+    def __call__(self) -> list[Checkpoint]:
+        """As `list_checkpoints`."""
+        try:
+            changed_ns = self._folder.checkpoints.stat().st_mtime_ns
+        except FileNotFoundError:
+            return []
+        if changed_ns != self._changed_ns:
+            self._found = list_checkpoints(self._folder)
+            self._changed_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else 0
+        return self._found
+
+
 def read_meta(checkpoint: Checkpoint) -> CheckpointMeta | None:
     """The checkpoint's `meta.json`; None when it is missing or torn, DataError when it cannot be read."""
     with unreadable_as_error(DataError), ignore_missing():
@@ -58,8 +82,9 @@ def read_meta(checkpoint: Checkpoint) -> CheckpointMeta | None:
     return None
 
 
-def is_sound(checkpoint: Checkpoint) -> bool:
-    """Whether `meta.json` is there, of this step, and every file it names has the content it had.
+def is_sound(checkpoint: Checkpoint, only: str | None = None) -> bool:
+    """Whether `meta.json` is there, of this step, and every file it names has the content it had; where
+    `only` names one, that file.
 
     DataError when that cannot be told because a file does not let itself be read: it may be whole.
     """
@@ -67,7 +92,8 @@ def is_sound(checkpoint: Checkpoint) -> bool:
     if meta is None or meta.step != checkpoint.step or not meta.files:
         return False
     with unreadable_as_error(DataError), ignore_missing():
-        return all(blake3_file(checkpoint.path / name) == sha for name, sha in meta.files.items())
+        names = meta.files if only is None else [only]
+        return all(blake3_file(checkpoint.path / name) == meta.files.get(name) for name in names)
     return False
 
 

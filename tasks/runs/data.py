@@ -1,16 +1,25 @@
-"""The version of the data that a run refers to: named by its content, found where it lies."""
+"""What a run reads: a version, named by its content, without the samples in quarantine.
+
+A run keeps a copy of the dataset's quarantine, made when it is planned. Its digest is part of the run's
+identity, so all that read for a run (training, validation, evaluation, on every rank and in every attempt)
+leave out the same samples, whatever the dataset's file says by then.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from blake3 import blake3
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
-from tasks.core.quarantine import NAME
+from tasks.core.quarantine_file import NAME, Quarantined, home, read, to_text
+from tasks.core.schema import Config
+from tasks.runs import record
+from tasks.runs.folder import RunFolder
 from tasks.runs.identity import ID_DIGITS, DataRef
-from tasks.runs.quarantine import of_dataset
 
 
 def data_of(version: Path) -> list[DataRef]:
@@ -22,6 +31,46 @@ def data_of(version: Path) -> list[DataRef]:
     name = blake3(content).hexdigest()[:ID_DIGITS]
     inside = dataset_of(version) if version.resolve().name == name else None
     return [DataRef(dataset=str(inside or version.resolve()), version=name)]
+
+
+def datasets_of(config: Config, version: Path) -> list[DataRef]:
+    """All that the config trains on, as a run refers to it; see `shares_of`, but others by name."""
+    (_, own), *others = shares_of(config, version)
+    [first] = data_of(version)
+    rest = [data_of(folder)[0].model_copy(update={"weight": share}) for folder, share in others]
+    return [first.model_copy(update={"weight": own}), *sorted(rest, key=lambda ref: ref.version)]
+
+
+def shares_of(config: Config, version: Path) -> list[tuple[Path, float]]:
+    """`version` of the config's own dataset, then the current versions of those that `train.data` mixes in,
+    each with its share of the samples. UsageError where one is missing."""
+    given = (config.train.data if config.train is not None else None) or []
+    if len(given) < 2:
+        return [(version, 1.0)]
+    total = sum(one.weight for one in given)
+    shares = {os.path.abspath(one.dataset): one.weight / total for one in given}
+    own = shares.pop(os.path.abspath(config.dataset.output))
+    return [(version, own), *((_current(Path(dataset)), share) for dataset, share in shares.items())]
+
+
+def missing_shares(config: Config) -> list[Path]:
+    """The datasets that `train.data` mixes in and that nobody has built yet."""
+    given = (config.train.data if config.train is not None else None) or []
+    own = os.path.abspath(config.dataset.output)
+    others = [one.dataset for one in given if os.path.abspath(one.dataset) != own]
+    return [dataset for dataset in others if _found(dataset) is None]
+
+
+def _current(dataset: Path) -> Path:
+    """The current version of a dataset, or the version that the folder is."""
+    found = _found(dataset)
+    if found is None:
+        raise UsageError(f"train.data: {dataset} holds no version of a dataset; build it first")
+    return found.resolve()
+
+
+def _found(dataset: Path) -> Path | None:
+    return next((one for one in (dataset / "current", dataset) if (one / "manifest.json").is_file()), None)
 
 
 def version_path(ref: DataRef) -> Path:
@@ -40,7 +89,7 @@ def train_samples(version: Path) -> int:
     """Samples in the version's train split, by its manifest, but for those in quarantine; DataError when
     those are all."""
     name = data_of(version)[0].version
-    left_out = sum(entry.split == "train" for entry in of_dataset(version, name))
+    left_out = sum(entry.split == "train" for entry in left_out_of(version, name))
     try:
         samples = int(read_json(version / "manifest.json")["splits"]["train"]["samples"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -51,3 +100,31 @@ def train_samples(version: Path) -> int:
             f"`tarmac repair {version}` takes back what is sound"
         )
     return samples - left_out
+
+
+def left_out_of(version: Path, name: str) -> list[Quarantined]:
+    """The entries of the version's dataset that are about the version of this name, one per sample."""
+    mine = (entry for entry in sorted(read(home(version) / NAME), reverse=True) if entry.version == name)
+    return sorted({entry.sample: entry for entry in mine}.values())
+
+
+def left_out_of_all(data: Iterable[DataRef]) -> list[Quarantined]:
+    """Those of each version that a run reads."""
+    return sorted(entry for ref in data for entry in left_out_of(version_path(ref), ref.version))
+
+
+def left_out_by(run: RunFolder) -> list[Quarantined]:
+    """The entries of the run's copy; DataError when it is not the one that the run was planned with."""
+    entries = read(run.quarantine)
+    if quarantine_digest(entries) != record.load(run).identity.get("quarantine"):
+        raise DataError(
+            f"{run.quarantine}: is not what the run began with; take back the change, or train anew with "
+            "`tarmac run CONFIG --fresh`",
+            field="fresh",
+        )
+    return entries
+
+
+def quarantine_digest(entries: list[Quarantined]) -> str | None:
+    """BLAKE3 of the file's content; None for an empty quarantine."""
+    return blake3(to_text(entries).encode()).hexdigest() if entries else None

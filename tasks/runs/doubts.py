@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.core.schema import Config, TableSource
-from tasks.runs.data import train_samples
+from tasks.runs.data import missing_shares, train_samples
 
 
 def doubts(config: Config, version: Path) -> Iterator[str]:
@@ -40,3 +40,5 @@ def doubts_of(config: Config) -> Iterator[str]:
             f"train.warmup: all {train.steps:,} steps are among the {train.warmup_steps:,} of the warm-up, "
             "so the learning rate only rises"
         )
+    for dataset in missing_shares(config):
+        yield f"train.data: {dataset} holds no version of a dataset yet; build it before the training"

@@ -1,4 +1,4 @@
-"""The environment a training process gets: its number of threads pinned, nothing that reaches a tracker.
+"""The environment a training process gets: its threads pinned, nothing that reaches a tracker or other ranks.
 
 The thread count decides the order of floating-point sums, so it belongs to the run and not to the machine.
 """
@@ -9,15 +9,30 @@ import os
 from collections.abc import Mapping
 
 from tasks.core.schema import Train
+from tasks.runs import meeting
 
 HIDDEN_PREFIXES = ("WANDB_", "PREFECT_")
 """A training process talks to no server, so it gets neither their addresses nor their keys."""
+RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    meeting.VARIABLE,
+)
+"""Of whatever starts Tarmac as one of several processes; a rank is told by its agent."""
 
 
 def rank_environment(train: Train, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """`base` (this process's environment) with `train.threads` pinned and trackers hidden."""
     inherited = os.environ if base is None else base
-    kept = {name: value for name, value in inherited.items() if not name.startswith(HIDDEN_PREFIXES)}
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if not name.startswith(HIDDEN_PREFIXES) and name not in RANKS
+    }
     count = str(train.threads)
     return {
         **kept,

@@ -67,6 +67,14 @@ class RunFolder:
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
+    def metrics_of(self, rank: int) -> Path:
+        """What a rank measured: the first one's are the run's."""
+        return self.metrics if rank == 0 else self.path / f"metrics.rank_{rank}.jsonl"
+
+    def meeting(self, number: int) -> Path:
+        """Where the ranks of an attempt find each other."""
+        return self.attempt(number) / "meeting"
+
     @property
     def findings(self) -> Path:
         return self.path / "findings.jsonl"
@@ -99,8 +107,16 @@ class RunFolder:
     def attempt(self, number: int) -> Path:
         return self.attempts / str(number)
 
+    def code(self, number: int) -> Path:
+        """The copy of the library that the attempt runs from."""
+        return self.attempt(number) / "code"
+
     def exit(self, number: int) -> Path:
         return self.attempt(number) / "exit.json"
+
+    def observation(self, number: int) -> Path:
+        """What was seen of the attempt's processes when they last stood still; `tasks.diagnosis` reads it."""
+        return self.attempt(number) / "observation.json"
 
     def logs(self, number: int) -> Path:
         """What the agent, the ranks and the evaluation jobs of one attempt printed."""
@@ -115,6 +131,16 @@ class RunFolder:
 
     def phase(self, rank: int = 0) -> Path:
         return self.path / "phases" / f"rank_{rank}.json"
+
+    @property
+    def lengths(self) -> Path:
+        """How long each sample is, for packing: a file for each dataset."""
+        return self.path / "lengths"
+
+    @property
+    def workers(self) -> Path:
+        """What each loader worker is doing; `tasks.loader.worker_state` reads it."""
+        return self.path / "workers"
 
     @property
     def checkpoints(self) -> Path:
@@ -140,6 +166,10 @@ class RunFolder:
 
     def predictions(self, step: int, task: str) -> Path:
         return self.evaluations / f"step_{step}" / f"{task}.predictions.json"
+
+    def evaluation_files(self, step: int, task: str) -> Path:
+        """The folder of what an evaluation leaves beside its result."""
+        return self.evaluations / f"step_{step}" / task
 
     def evaluation_lease(self, step: int, task: str) -> Path:
         """Held by the one job that may write that evaluation's result."""

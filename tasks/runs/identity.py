@@ -2,7 +2,11 @@
 
 Two configs that would train the same weights have the same id, so starting one again resumes or finds the
 other. Where the work runs, how it is tracked and judged, and how many workers read do not count; paths do
-not either, because a version and a file of weights are named by their content.
+not either, because a version and a file of weights are named by their content. The reader and the shuffle
+count, because they change the order of the samples.
+
+Of the train block every key counts unless it is named here, so none is forgotten; one at its default leaves
+no trace, so a new key leaves the id of every run as it was.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from tasks.core.errors import UsageError
 from tasks.core.files import blake3_file, digest, unreadable_as_error
 from tasks.core.schema import Config
 
-SHAPING = (
+NOT_SHAPING = frozenset({"checkpoint_every", "log_every", "on_stall"})
+"""The keys of `train` that the weights do not hang on."""
+ALWAYS_WRITTEN = (
     "recipe",
     "model",
     "batch_size",
@@ -29,7 +35,8 @@ SHAPING = (
     "seed",
     "threads",
 )
-"""The keys of `train` that the weights hang on. `epochs` stands in `steps` by the time a run is planned."""
+"""The keys of `train` that leave a trace at their default too, or the ids of existing runs would change.
+`epochs` stands in `steps` by the time a run is planned."""
 
 ID_DIGITS = 12
 
@@ -56,8 +63,10 @@ def identity(config: Config, data: Sequence[DataRef], quarantine: str | None = N
     if config.train.steps is None:
         raise UsageError("train.steps: is not known before the data is built; build first")
     train = config.train.model_dump(mode="json")
+    given = config.train.model_dump(mode="json", exclude_defaults=True, exclude=set(NOT_SHAPING))
     fields = {
-        **{key: train[key] for key in SHAPING},
+        **given,
+        **{key: train[key] for key in ALWAYS_WRITTEN},
         "model": _by_content(train["model"]),
         "reader": config.loader.reader,
         "shuffle": config.loader.shuffle,

@@ -6,6 +6,7 @@ Appending costs one line and survives a crash; the state of an evaluation is wha
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,8 @@ class Entry:
 
     `job` is the job as `tasks.runs.job.Job` writes itself, its folder from the run's on; None when none was
     started. `at` is when the entry was written, `since` when the question was put, which with `uid` makes the
-    question that a result repeats.
+    question that a result repeats. `refusals` counts the submissions in a row that were refused, which are no
+    tries, since `refused_since`.
     """
 
     uid: str
@@ -37,6 +39,8 @@ class Entry:
     at: float
     since: float = 0.0
     reason: str = ""
+    refusals: int = 0
+    refused_since: float = 0.0
 
     @property
     def key(self) -> Key:
@@ -48,6 +52,13 @@ class Entry:
 
     def having(self, **changes: Any) -> Entry:
         return replace(self, **changes)
+
+    def having_been_refused(self, reason: str) -> Entry:
+        """The try is given back."""
+        since = self.refused_since if self.refusals else time.time()
+        return replace(
+            self, attempt=self.attempt - 1, reason=reason, refusals=self.refusals + 1, refused_since=since
+        )
 
 
 def append(path: Path, entry: Entry) -> None:

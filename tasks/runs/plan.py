@@ -16,15 +16,21 @@ from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import fsync_path, write_atomic
 from tasks.core.lock import Held, Lease, pin
-from tasks.core.quarantine import Entry, to_text
+from tasks.core.quarantine_file import Quarantined, to_text
 from tasks.core.schema import Config, Train
 from tasks.core.stores import absolute_location
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints, newest_sound
-from tasks.runs.data import data_of, dataset_of, train_samples
+from tasks.runs.data import (
+    dataset_of,
+    datasets_of,
+    left_out_of_all,
+    quarantine_digest,
+    train_samples,
+    version_path,
+)
 from tasks.runs.folder import ARCHIVE, RunFolder
 from tasks.runs.identity import DataRef, identity, run_id
-from tasks.runs.quarantine import digest, of_dataset
 from tasks.runs.record import RunRecord
 
 WRITTEN_S = 15.0
@@ -35,8 +41,8 @@ POLL_S = 0.1
 def locate(config: Config, version: Path) -> RunFolder:
     """The folder that this config and data have, whether or not it is there yet; writes nothing."""
     resolved = resolve(config, version)
-    data = data_of(version)
-    fields = identity(resolved, data, digest(of_dataset(version, data[0].version)))
+    data = datasets_of(resolved, version)
+    fields = identity(resolved, data, quarantine_digest(left_out_of_all(data)))
     return RunFolder(resolved.runs / f"{config.name}-{run_id(fields)}")
 
 
@@ -50,9 +56,9 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
     a checkpoint.
     """
     resolved = resolve(config, version)
-    data = data_of(version)
-    quarantined = of_dataset(version, data[0].version)
-    fields = identity(resolved, data, digest(quarantined))
+    data = datasets_of(resolved, version)
+    quarantined = left_out_of_all(data)
+    fields = identity(resolved, data, quarantine_digest(quarantined))
     run = RunFolder(resolved.runs / f"{config.name}-{run_id(fields)}")
     if fresh and run.record.exists():
         _archive(run)
@@ -65,9 +71,10 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
             _write(run, resolved, fields, data, quarantined)
     except Held as held:
         _leave_alone(run, resolved, held)
-    dataset = dataset_of(version)
-    if dataset is not None:
-        pin(dataset, run.id, version.resolve().name, run.path)
+    for mine in (version_path(ref) for ref in data):
+        dataset = dataset_of(mine)
+        if dataset is not None:
+            pin(dataset, run.id, mine.resolve().name, run.path)
     return run
 
 
@@ -109,7 +116,8 @@ def require_checkpoints(run: RunFolder, config: Config) -> None:
         raise UsageError(
             f"evaluate.every: {config.evaluate.every} asks for step {lacking[0]}, which {run.name} has "
             f"passed without a checkpoint (it has {', '.join(map(str, saved))}); choose a multiple of what "
-            "train.checkpoint_every was, or train anew with --fresh"
+            "train.checkpoint_every was, or train anew with --fresh",
+            field="fresh",
         )
 
 
@@ -118,7 +126,8 @@ def _absolute(path: Path) -> Path:
 
 
 def _resolved(train: Train, version: Path) -> Train:
-    changes: dict[str, Any] = {}
+    shares = [share.model_copy(update={"dataset": _absolute(share.dataset)}) for share in train.data or ()]
+    changes: dict[str, Any] = {"data": shares} if shares else {}
     weights = train.model.get("pretrained")
     if isinstance(weights, str) and os.path.isfile(weights):
         changes["model"] = {**train.model, "pretrained": os.path.abspath(weights)}
@@ -141,7 +150,11 @@ def _steps_of(train: Train, epochs: int, version: Path) -> int:
 
 
 def _write(
-    run: RunFolder, config: Config, fields: dict[str, Any], data: list[DataRef], quarantined: list[Entry]
+    run: RunFolder,
+    config: Config,
+    fields: dict[str, Any],
+    data: list[DataRef],
+    quarantined: list[Quarantined],
 ) -> None:
     text = configs.dump(config)
     require_checkpoints(run, config)

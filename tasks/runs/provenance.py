@@ -1,17 +1,45 @@
-"""What code and packages an attempt ran with, so that a difference between attempts can be named."""
+"""What code and packages an attempt ran with, so that a difference between attempts can be named.
+
+An attempt runs from a copy of the library's code in its own folder: whatever the checkout holds by the time a
+queued attempt starts, or starts an evaluation, it runs what it was started with.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
+import shutil
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+import tasks
 from tasks.core.files import code_digest
 
-__all__ = ["PACKAGES", "code_digest", "differences", "versions"]
+__all__ = ["PACKAGES", "code_digest", "differences", "snapshot", "versions"]
 
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "webdataset", "numpy", "pillow", "safetensors")
 """The packages that the weights can hang on."""
+
+
+def snapshot(place: Path) -> None:
+    """Copy the library's package into `place`, a folder to be put on a process's PYTHONPATH.
+
+    The compiled files of this Python go with it, so that the first import is no slower.
+    """
+    draft = place.with_name(f".{place.name}")
+    for old in (draft, place):
+        shutil.rmtree(old, ignore_errors=True)
+    package = Path(tasks.__path__[0])
+    shutil.copytree(package, draft / package.name, ignore=_other_caches)
+    os.rename(draft, place)
+
+
+def _other_caches(folder: str, names: list[str]) -> list[str]:
+    if Path(folder).name != "__pycache__":
+        return []
+    return [name for name in names if not name.endswith(f".{sys.implementation.cache_tag}.pyc")]
 
 
 def versions() -> dict[str, str]:

@@ -38,6 +38,10 @@ class Attempt(BaseModel):
     code_digest: str
     versions: dict[str, str]
     outcome: str | None = None
+    signal: str | None = None
+    """The signal that made it stop, such as SIGUSR2 at its time limit; None where a person did, or nobody."""
+    stopped: str | None = None
+    """Why it left before its evaluations were final; None where it did not."""
 
     def is_of(self, agent: Identity) -> bool:
         """Whether it was this process's attempt."""

@@ -1,234 +1,343 @@
-"""The agent beside a run: starts and watches the training, has its checkpoints evaluated, judges the end.
+"""The agent beside a run: tunes its loader, starts and watches the training, has its checkpoints evaluated,
+judges the end.
 
 Everything it knows is on disk, so it may be killed at any moment and another one goes on: it ends a training
 that the first left alive, takes up the evaluation jobs that live, and does only what is missing. It holds the
-run's lease as long as it lives, and lives until the run's evaluations are final. It is light: no torch, no
-Prefect, no wandb.
+run's lease as long as it lives, and lives until the run's evaluations are final. When somebody else has taken
+the lease over, as may happen to an agent that was suspended, it kills its training and ends at once without
+writing. It is light: no torch, no Prefect, no wandb.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from tasks.core import config as configs
-from tasks.core.errors import TarmacError, UsageError
-from tasks.core.files import append_line, disk_full_as_error, link_atomic, write_json
-from tasks.core.findings import Finding
-from tasks.core.lock import Lease
-from tasks.core.process import Identity
-from tasks.core.schema import Train
-from tasks.runs import ledger, metrics, phases, provenance, record
-from tasks.runs.checkpoints import (
-    CheckpointMeta,
-    list_checkpoints,
-    lowest_val_loss,
-    newest_sound,
-    read_meta,
-)
+from tasks.core.engines.slurm_queue import own_job
+from tasks.core.errors import TarmacError, Withdrawn
+from tasks.core.files import disk_full_as_error, link_atomic
+from tasks.core.lock import HEARTBEAT_S, STALE_S, Lease, holder_of
+from tasks.evaluation import best
+from tasks.models import hub
+from tasks.runs import jobs, metrics, record, stop
+from tasks.runs.checkpoints import CheckpointMeta, Listing, newest_sound, read_meta
 from tasks.runs.folder import RunFolder
-from tasks.runs.record import UNDER_WAY, Attempt, RunRecord
-from tasks.supervision import gathering, trainer
+from tasks.runs.job import Job
+from tasks.supervision import gpus, trainer, tuning
+from tasks.supervision.ends import RankEnd, causes_of, stood_still, tail_of
 from tasks.supervision.evaluation_jobs import Evaluations
 from tasks.supervision.evaluations import Training
+from tasks.supervision.journal import Journal
 from tasks.supervision.progress import last_step, loss_at
+from tasks.supervision.standstill import GoesOn, Stalled, Standstill
+from tasks.supervision.status import look, pause_after
 from tasks.supervision.success import Evidence, exit_of, judge
+from tasks.supervision.tracking import gathering
 
 POLL_S = 0.25
+ON_PROGRESS_S = 2.0
+"""Between two lines of how far the measuring before a training is."""
 LEASE_WAIT_S = 30.0
+SLURM_LEASE_WAIT_S = STALE_S + 3 * HEARTBEAT_S
+"""The same of a job that Slurm has queued again after the loss of its node, whose lease goes stale first."""
 STOP_GRACE_S = 45.0
 """A training that has not obeyed `stop` by then is ended; below submitit's warning before the time limit."""
-LOG_TAIL = 40
+ENDED_BY_SLURM_S = 300.0
+"""How long Slurm may take to end a job that it has agreed to queue again."""
+RESTARTS = 3
+"""How often an attempt restarts a training that stands still."""
 logger = logging.getLogger(__name__)
 
 
 class Agent:
     """One attempt at a run, by one process that holds the run's lease."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, lease: Lease) -> None:
+        """`lease` is the run's, and held."""
         self._run = run
-        self._record = record.load(run)
+        self._lease = lease
+        self._checkpoints = Listing(run)
+        self._began = time.monotonic()
+        self._ranks: trainer.Ranks | None = None
+        self._journal = Journal(run, lease)
         self._config = configs.reload(run.config)
-        self._number = len(self._record.attempts) + 1
         self._gatherer = gathering.Keeper(run, self._config.track.mode != "disabled")
         self._asked_to_stop: str | None = None
-        self._ranked: list[tuple[int, CheckpointMeta | None]] = []
-        """The newest checkpoint when `best` was last chosen; its validation loss comes after it."""
-
-    @property
-    def _train(self) -> Train:
-        if self._config.train is None:
-            raise UsageError(f"{self._run.config}: train: is required and missing")
-        return self._config.train
+        self._signal: str | None = None
+        self._restarts = 0
+        self._is_forced = False
+        """Whether the training did not obey in time."""
+        self._obeyed: str | None = None
+        """The signal that has become the sentinel; None where somebody else wrote that."""
+        self._ranked: tuple[int, list[tuple[int, CheckpointMeta | None]]] | None = None
+        """How often evaluations had come in when `best` was last chosen, and the newest checkpoint, whose
+        validation loss comes after it."""
+        self._began_at = 0
+        """The step that this attempt began at."""
+        self.is_to_be_queued_again = False
+        """Whether the training has come to its Slurm job's time limit, and further in it."""
 
     def work(self) -> None:
         """The whole attempt. DataError when the disk is full, which the record says if there is room to."""
         for identity in trainer.end_survivors(self._run):
             logger.warning("ended the training process %d that a dead agent left behind", identity.pid)
-        self._begin()
+        if (order := stop.read(self._run)) is not None and order.who == "signal":
+            self._run.stop.unlink(missing_ok=True)  # to the agent before, in this job, which obeyed it
+        self._journal.begin()
         try:
             with disk_full_as_error(self._run.path):
                 self._attend()
         except TarmacError as error:
-            self._give_up(str(error))
+            self._journal.give_up(str(error))
             raise
-        self._end()
+        self._journal.end(self.is_to_be_queued_again)
 
     def _attend(self) -> None:
         """Train if need be, and have everything evaluated."""
-        evaluations = Evaluations(self._run, self._config, self._number)
-        training: Training = "complete" if self._record.state == "succeeded" else "broken"
-        if self._record.goal == "train" and training != "complete":
-            training = self._train_to_the_end(evaluations)
-        self._point_best()
-        while self._stop_reason() is None and evaluations.advance(training):
+        if hub.go_offline(self._config, self._run.path.parent):
+            logger.info("all that the model needs of the hub was fetched: %s=1", hub.OFFLINE)
+        evaluations = Evaluations(self._run, self._config, self._journal.number)
+        training: Training = "complete" if self._journal.is_trained else "broken"
+        if self._journal.is_to_train:
+            with self._gpus() as held:
+                trains = held is not None and self._is_tuned()
+                training = self._train_to_the_end(evaluations, held or ()) if trains else "broken"
+        while (reason := self._stop_reason()) is None and evaluations.advance(training):
+            self._point_best(evaluations)
             self._gatherer.keep()
-            time.sleep(POLL_S)
+            time.sleep(self._pause_s())
+        self._point_best(evaluations)
+        if reason is not None:
+            self._leave(evaluations, training, reason)
 
-    def _give_up(self, reason: str) -> None:
-        """Close the record: a training that could not be judged has failed."""
-        trains = self._record.state in UNDER_WAY
-        outcome = self._record.attempts[-1].outcome or ("failed" if trains else "evaluated")
-        changes = {"state": "failed", "reason": reason} if trains else {}
-        self._save(self._record.having_last(ended=time.time(), outcome=outcome).having(job=None, **changes))
+    def _pause_s(self) -> float:
+        return pause_after(time.monotonic() - self._began, POLL_S)
+
+    def _leave(self, evaluations: Evaluations, training: Training, reason: str) -> None:
+        """End the evaluations, because whoever stops a run wants nothing of it to go on."""
+        evaluations.end_jobs(here_only=self._is_time_up)
+        if training == "complete" and not self._is_evaluated():
+            self._journal.evaluations_stopped(reason)
+
+    @property
+    def _is_time_up(self) -> bool:
+        """Whether what stops the run is its job's time limit alone."""
+        return self._obeyed == "SIGUSR2"
+
+    def _is_evaluated(self) -> bool:
+        status = look(self._run)
+        return status.evaluations_done == len(status.evaluations)
+
+    def leave_at_once(self) -> NoReturn:
+        """End the training and this process: every file of the run belongs to the lease's new holder."""
+        logger.error("the run was taken over by %s; leaving it", holder_of(self._run.lease) or "nobody")
+        if self._ranks is not None:
+            self._ranks.kill()
+        os._exit(1)
 
     def ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler: SIGTERM, SIGINT or the time limit (SIGUSR2) become the `stop` sentinel."""
+        self._signal = signal.Signals(signum).name
         self._asked_to_stop = (
             "the job's time limit (engine.train.time) came; start the run again to go on"
             if signum == signal.SIGUSR2
             else f"the agent was sent {signal.Signals(signum).name}"
         )
 
-    def _begin(self) -> None:
-        """Close what earlier attempts left open and enter this one."""
-        now = time.time()
-        closed = [
-            old
-            if old.ended is not None
-            else old.model_copy(update={"ended": self._last_sign_of(old), "outcome": old.outcome or "lost"})
-            for old in self._record.attempts
-        ]
-        mine = Identity.mine()
-        attempt = Attempt(
-            started=now,
-            host=mine.host,
-            boot_id=mine.boot_id,
-            pid=mine.pid,
-            pid_started=mine.started,
-            pid_ticks=mine.ticks,
-            job=os.environ.get("SUBMITIT_LOCAL_JOB_ID"),
-            code_digest=provenance.code_digest(),
-            versions=provenance.versions(),
-        )
-        trains = self._record.goal == "train" and self._record.state != "succeeded"
-        changes = {"state": "running", "reason": ""} if trains else {}
-        if not trains and self._record.state in UNDER_WAY:
-            changes = {"state": "failed", "reason": "its agent was killed; start the run again: it resumes"}
-        self._run.logs(self._number).mkdir(parents=True, exist_ok=True)
-        self._save(self._record.having(attempts=[*closed, attempt], **changes))
+    @contextmanager
+    def _gpus(self) -> Iterator[Sequence[int] | None]:
+        """Hold a GPU a rank, if there are any, while the block runs: their locks' descriptors, which the
+        training has to inherit. Waits for them as long as it takes; None when the run was stopped meanwhile.
+        TarmacError when there are fewer than the config asks for."""
+        visible, engine = jobs.visible_gpus(), self._config.engine.train
+        if engine.ranks is not None or (engine.gpus is None and not visible):
+            yield ()
+            return
+        count = engine.gpus or 1
+        while isinstance(found := gpus.take(visible, count, self._run.name), gpus.Busy):
+            if (reason := self._stop_reason()) is not None:
+                self._journal.stopped_before_training(reason, self._obeyed)
+                yield None
+                return
+            if self._journal.record.reason != str(found):
+                logger.info("%s", found)
+                self._journal.say("queued", str(found))
+            time.sleep(POLL_S)
+        logger.info("training on GPU %s", ", ".join(found.names))
+        jobs.restrict(found.names)
+        self._journal.say("running")
+        try:
+            yield found.descriptors
+        finally:
+            found.release()
 
-    def _last_sign_of(self, attempt: Attempt) -> float:
-        """When the training or the evaluations of an attempt whose agent was killed were last heard of."""
-        phase = phases.read(self._run.phase())
-        signs = [entry.at for entry in ledger.read(self._run.ledger)]
-        return max([attempt.started, *signs, *([phase.at] if phase is not None else [])])
+    def _is_tuned(self) -> bool:
+        """Have loader settings, measured here if need be; False where the run was stopped meanwhile."""
 
-    def _train_to_the_end(self, evaluations: Evaluations) -> Training:
-        """Run the training process beside its evaluations; judge it when it has ended."""
+        def check() -> None:
+            if (reason := self._stop_reason()) is not None:
+                raise Withdrawn("cancelled", reason)
+
+        told = -ON_PROGRESS_S
+
+        def progress(done: int, total: int, note: str) -> None:
+            nonlocal told
+            if time.monotonic() - told > ON_PROGRESS_S:
+                told = time.monotonic()
+                self._journal.say("running", f"{note}: {done:,} of {total:,}")
+
+        try:
+            tuning.tune(self._run, self._config, check, progress)
+        except Withdrawn as stopped:
+            self._journal.stopped_before_training(str(stopped), self._obeyed)
+            return False
+        self._journal.say("running")
+        return True
+
+    def _train_to_the_end(self, evaluations: Evaluations, held: Sequence[int]) -> Training:
+        """Run the training's ranks beside its evaluations, again where they stand still and the config says
+        so; judge it when they have ended."""
         started = time.time()
+        found = newest_sound(self._run)
+        self._began_at = 0 if found is None else found.step
         _, earlier_bytes = metrics.read(self._run.metrics)
-        rank = trainer.start(self._run, self._number, self._train)
-        logger.info("training process %d started", rank.identity.pid)
+        ranks = self._start_ranks(held)
+        ends, stalled = self._attend_ranks(ranks, evaluations)
+        while stalled is not None and self._on_stall == "restart" and self._restarts < RESTARTS:
+            self._restarts += 1
+            reason = f"restarted ({self._restarts} of {RESTARTS}): {stalled}"
+            logger.warning("%s", reason)
+            trainer.set_logs_aside(self._run, self._journal.number, self._restarts)
+            self._journal.say("running", reason)
+            ranks = self._start_ranks(held)
+            ends, stalled = self._attend_ranks(ranks, evaluations)
+        said = last_step(self._run, ranks.identities[0].pid, earlier_bytes)
+        return self._judge(ends, causes_of(ends, ranks.first_failed), started, said, stalled)
+
+    @property
+    def _on_stall(self) -> str:
+        return "report" if self._config.train is None else self._config.train.on_stall
+
+    def _start_ranks(self, held: Sequence[int]) -> trainer.Ranks:
+        self._lease.require()
+        ranks = self._ranks = trainer.start(self._run, self._journal.number, self._config, held)
+        pids = ", ".join(f"process {identity.pid}" for identity in ranks.identities)
+        logger.info("training started: %s", pids)
+        return ranks
+
+    def _attend_ranks(
+        self, ranks: trainer.Ranks, evaluations: Evaluations
+    ) -> tuple[Sequence[RankEnd], str | None]:
+        """How the ranks ended, and the verdict on the standstill that they were ended for, if they were."""
+        watch = Standstill(self._run, self._journal.number)
+        pids = [identity.pid for identity in ranks.identities]
         deadline: float | None = None
-        while (code := rank.wait(POLL_S)) is None:
+        stalled: str | None = None
+        while (ends := ranks.wait(self._pause_s())) is None:
             reason = self._stop_reason()
             if reason is not None and deadline is None:
                 logger.warning("stopping: %s", reason)
+                evaluations.end_jobs(here_only=self._is_time_up)
                 deadline = time.monotonic() + STOP_GRACE_S
             if deadline is not None and time.monotonic() > deadline:
-                rank.end()
-            self._point_best()
+                self._is_forced = True
+                ranks.end()
+            news = watch.look(pids, len(pids))
+            self._tell(news)
+            acts = reason is None and self._on_stall != "report"
+            if acts and isinstance(news, Stalled) and not news.is_paused:
+                stalled = news.reason
+                ranks.end()
             evaluations.advance("going", submitting=reason is None)
+            self._point_best(evaluations)
             self._gatherer.keep()
-        return self._judge(code, started, last_step(self._run, rank.identity.pid, earlier_bytes))
+        return ends, stalled if any(end.was_ended for end in ends) else None
+
+    def _tell(self, news: Stalled | GoesOn | None) -> None:
+        """Write down that the training stands still, and why, or that it goes on."""
+        if isinstance(news, Stalled):
+            logger.warning("%s", news.reason)
+            self._journal.find(news.findings)
+            self._journal.say("stalled", news.reason)
+        elif isinstance(news, GoesOn):
+            logger.info("the training goes on")
+            self._journal.say("running")
 
     def _stop_reason(self) -> str | None:
-        """The text of the `stop` sentinel, which a signal to this process also writes; None without one."""
+        """Why the run is to stop, which a signal to this process also writes; None where it may go on."""
         if self._asked_to_stop is not None and not self._run.stop.exists():
-            self._run.stop.write_text(self._asked_to_stop + "\n", encoding="utf-8")
-        try:
-            return self._run.stop.read_text(encoding="utf-8", errors="replace").strip()
-        except FileNotFoundError:
-            return None
+            stop.ask(self._run, "signal", self._asked_to_stop)
+            self._obeyed = self._signal
+        asked = stop.read(self._run)
+        return None if asked is None else asked.reason
 
-    def _judge(self, code: int, started: float, said: int) -> Training:
+    def _judge(
+        self,
+        ends: Sequence[RankEnd],
+        causes: Sequence[RankEnd],
+        started: float,
+        said: int,
+        stalled: str | None,
+    ) -> Training:
         """Write down how the training, which came to step `said`, ended: findings, `exit.json`, state."""
         newest = newest_sound(self._run)
         step = max(said, 0 if newest is None else newest.step)
-        seen = Evidence(
-            exit_code=code,
-            step=step,
-            last_step=int(self._record.identity["steps"]),
-            loss=loss_at(self._run, step),
-            checkpoint=None if newest is None else newest.step,
-            stop_reason=self._stop_reason(),
-            log_tail=_tail(self._run.rank_log(self._number)),
-        )
+        all_seen = [
+            Evidence(
+                exit_code=end.exit_code,
+                step=step,
+                last_step=int(self._journal.record.identity["steps"]),
+                loss=loss_at(self._run, step),
+                checkpoint=None if newest is None else newest.step,
+                stop=stop.read(self._run),
+                is_forced=self._is_forced and end.was_ended,
+                log_tail=tail_of(self._run.rank_log(self._journal.number, end.rank)),
+                rank=end.rank,
+                ranks=len(ends),
+                stood_still=stood_still(end, ends),
+                stalled=stalled,
+                restarts=self._restarts,
+            )
+            for end in causes
+        ]
+        seen = replace(all_seen[0], further=all_seen[1:])
         verdict = judge(seen)
         logger.info("training ended: %s %s", verdict.state, verdict.reason)
-        self._write_findings(verdict.findings)
-        write_json(self._run.exit(self._number), exit_of(seen, verdict, started, time.time()))
-        self._save(
-            self._record.having_last(outcome=verdict.state).having(state=verdict.state, reason=verdict.reason)
-        )
+        self._journal.find(verdict.findings)
+        came_further = newest is not None and newest.step > self._began_at
+        queued_again = None
+        if verdict.state == "cancelled" and self._is_time_up and own_job() is not None and came_further:
+            self.is_to_be_queued_again = True
+            queued_again = (
+                f"its time limit came at step {step:,} of {seen.last_step:,}, so it is queued again"
+            )
+        told = exit_of(seen, verdict, started, time.time())
+        self._journal.training_ended(told, verdict.state, self._obeyed, queued_again)
         return "complete" if verdict.state == "succeeded" else "broken"
 
-    def _end(self) -> None:
-        """Close this attempt; one that trained nothing has its `exit.json` only now."""
-        now = time.time()
-        attempt = self._record.attempts[-1]
-        if attempt.outcome is None:
-            write_json(
-                self._run.exit(self._number),
-                {"outcome": "evaluated", "reason": "", "started": attempt.started, "ended": now},
-            )
-        outcome = attempt.outcome or "evaluated"
-        self._save(self._record.having_last(ended=now, outcome=outcome).having(job=None))
-
-    def _write_findings(self, findings: Sequence[Finding]) -> None:
-        for finding in findings:
-            line = {**asdict(finding), "attempt": self._number, "t": time.time()}
-            append_line(self._run.findings, json.dumps(line, ensure_ascii=False))
-
-    def _point_best(self) -> None:
-        """`checkpoints/best` is the checkpoint of the lowest validation loss."""
-        newest = [(one.step, read_meta(one)) for one in list_checkpoints(self._run)[-1:]]
-        if newest == self._ranked:
+    def _point_best(self, evaluations: Evaluations) -> None:
+        """`checkpoints/best` follows checkpoints and evaluations as they come in."""
+        newest = [(one.step, read_meta(one)) for one in self._checkpoints()[-1:]]
+        ranked = (evaluations.summaries_written, newest)
+        if ranked == self._ranked:
             return
-        self._ranked = newest
-        found, best = lowest_val_loss(self._run), self._run.best
-        if found is None or (best.is_dir() and not best.is_symlink()):  # what a copy made of the link
+        self._ranked = ranked
+        found = best.choose(self._run, self._config)
+        if found is None or not best.is_pointer(self._run):
             return
-        if not (best.is_symlink() and best.readlink() == Path(found.path.name)):
-            link_atomic(best, found.path.name)
-
-    def _save(self, changed: RunRecord) -> None:
-        self._record = changed
-        record.save(self._run, changed)
-
-
-def _tail(log: Path) -> list[str]:
-    """The log's last lines; empty without a log."""
-    return log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL:] if log.exists() else []
+        link = self._run.best
+        if not (link.is_symlink() and link.readlink() == Path(found.path.name)):
+            link_atomic(link, found.path.name)
 
 
 def main(run_folder: str) -> None:
@@ -236,11 +345,31 @@ def main(run_folder: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     run = RunFolder(Path(run_folder).resolve())
     lease = Lease(run.lease)
-    lease.wait(LEASE_WAIT_S, poll_s=0.1)
+    lease.wait(LEASE_WAIT_S if own_job() is None else SLURM_LEASE_WAIT_S, poll_s=0.1)
     try:
-        agent = Agent(run)
+        agent = Agent(run, lease)
+        lease.watch(agent.leave_at_once)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(signum, agent.ask_to_stop)
         agent.work()
     finally:
         lease.release()
+    if agent.is_to_be_queued_again:
+        _queue_again(run)
+
+
+def _queue_again(run: RunFolder) -> None:
+    """Have Slurm queue this job again, which ends this process; where it refuses, the next start resumes.
+
+    An end of its own would leave a result, by which a job is taken to have said goodbye that begins again.
+    """
+    state = record.load(run)
+    slurm = None if state.job is None else Job.from_json(state.job, run.path).slurm
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    refusal = "its job is not known" if slurm is None else slurm.requeue()
+    if not refusal:
+        time.sleep(ENDED_BY_SLURM_S)
+        return
+    with Lease(run.lease):
+        reason = f"{state.reason}, which Slurm refuses ({refusal}); start the run again: it resumes"
+        record.save(run, state.having(state="cancelled", reason=reason, job=None))

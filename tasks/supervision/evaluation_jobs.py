@@ -7,11 +7,14 @@ behind for one evaluation, one of them writes.
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 import re
 import time
 from pathlib import Path
 from typing import Literal
 
+from tasks.core.engines.slurm_queue import ending
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_json, write_atomic, write_json
 from tasks.core.lock import Lease, holder_of
@@ -19,7 +22,7 @@ from tasks.core.schema import Config
 from tasks.evaluation import results
 from tasks.evaluation.results import EvaluationResult
 from tasks.runs import jobs, ledger, metrics
-from tasks.runs.checkpoints import list_checkpoints
+from tasks.runs.checkpoints import SETTLED_NS, Listing
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
 from tasks.runs.ledger import Entry, Key
@@ -37,16 +40,22 @@ from tasks.supervision.evaluations import (
 
 EVALUATE = "tasks.evaluation.job:evaluate_checkpoint"
 JOB = "tasks.supervision.evaluation_jobs:run_job"
+FULL_LOOK_S = 30.0
 SUBMITIT = re.compile(r"([A-Z]+:)?submitit[ :]")
 """How a line of submitit's own begins, by its logger or by the root's."""
 
 OURS = re.compile(r"^tasks\.core\.errors\.\w+: ")
 """How Python names an error whose text is a sentence for people."""
+logger = logging.getLogger(__name__)
 
 
 def request(run: RunFolder, step: int, task: str) -> None:
-    """Ask for an evaluation to be done again; the run's agent, this or the next one, takes it up."""
+    """Ask for an evaluation to be done again; the run's agent, this or the next one, takes it up.
+
+    The agent looks for requests when the folder of the evaluations shows a change, hence the last line.
+    """
     write_atomic(run.evaluation_request(step, task), "")
+    os.utime(run.evaluations)
 
 
 def has_requests(run: RunFolder) -> bool:
@@ -59,7 +68,7 @@ class Evaluations:
     def __init__(self, run: RunFolder, config: Config, number: int) -> None:
         """`number` is the attempt's, under which new jobs leave their logs."""
         self._run = run
-        self._engine = config.engine.evaluate
+        self._engine = config.engine.for_evaluate()
         self._number = number
         self._wanted = wanted_of(run.id, config)
         history = ledger.read(run.ledger)
@@ -67,11 +76,39 @@ class Evaluations:
         self._answered = {entry.key: entry.uid for entry in history if entry.state == "done"}
         self._parsed: dict[Path, tuple[tuple[int, int], EvaluationResult | None]] = {}
         self._stale_summaries = True
+        self.summaries_written = 0
+        """How often `eval_results/` has changed by this agent."""
+        self._checkpoints = Listing(run)
+        self._running: set[Key] = set()
+        self._results: set[Key] = set()
+        self._looked = -FULL_LOOK_S
+        self._changed_ns = 0
 
     def advance(self, training: Training, *, submitting: bool = True) -> bool:
-        """Do what is to be done now; True while evaluations are still to come."""
-        self._take_up_requests()
-        seen = self._look(training)
+        """Do what is to be done now; True while evaluations are still to come.
+
+        Looks at what is open only; at all of it every FULL_LOOK_S, when somebody asked, and before the end.
+        """
+        is_full = self._is_time_for_all()
+        is_going = self._do(training, is_full, submitting)
+        return is_going or (not is_full and self._do(training, True, submitting))
+
+    def _is_time_for_all(self) -> bool:
+        is_changed = self._changed() != self._changed_ns
+        return is_changed or time.monotonic() - self._looked >= FULL_LOOK_S
+
+    def _changed(self) -> int:
+        """When the folder of the evaluations changed; 0 without one."""
+        try:
+            return self._run.evaluations.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def _do(self, training: Training, is_full: bool, submitting: bool) -> bool:
+        """One look, at everything where `is_full`, and what follows from it; whether anything is to come."""
+        if is_full:
+            self._take_up_requests()
+        seen = self._look(training, is_full)
         for action in next_actions(self._wanted, self._entries, seen, self._engine.jobs):
             if isinstance(action, Mark):
                 self._mark(action)
@@ -82,11 +119,22 @@ class Evaluations:
             self._stale_summaries = False
         return bool(unfinished(self._wanted, self._entries, seen))
 
+    def end_jobs(self, *, here_only: bool = False) -> None:
+        """End the jobs that live, or those on this machine; the run's next agent takes up the others. The
+        questions of those that are ended stay open for it."""
+        for entry in self._entries.values():
+            job = self._job_of(entry)
+            if job is not None and not entry.is_final and not (here_only and job.slurm is not None):
+                job.end()
+
     def _take_up_requests(self) -> None:
         """Ask anew for an evaluation that somebody wants again, unless its job is still at it.
 
         The result that is there stands until the job replaces it.
         """
+        self._looked = time.monotonic()
+        changed_ns = self._changed()
+        self._changed_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else -1
         for want in self._wanted:
             asked = self._run.evaluation_request(*want.key)
             if not asked.exists():
@@ -96,21 +144,28 @@ class Evaluations:
                 self._record(_first_entry(want))
             asked.unlink()
 
-    def _look(self, training: Training) -> Seen:
-        running = {want.key for want in self._wanted if self._is_leased(want.key)}
-        alive = running | {entry.key for entry in self._entries.values() if self._job_lives(entry)}
-        checkpoints = {checkpoint.step for checkpoint in list_checkpoints(self._run)}
+    def _look(self, training: Training, is_full: bool) -> Seen:
+        """What is done stays so, and nothing but this agent starts a job: neither is looked at every time."""
+        open_ones = {key for key, entry in self._entries.items() if not entry.is_final}
+        watched = {want.key for want in self._wanted} if is_full else open_ones | self._running
+        running = {key for key in watched if self._is_leased(key)}
+        self._running = running
+        alive = running | {key for key in open_ones if self._job_lives(self._entries[key])}
+        checkpoints = {checkpoint.step for checkpoint in self._checkpoints()}
+        looked_at = self._entries.keys() if is_full else open_ones
+        kept = self._results - looked_at
+        self._results = kept | {key for key in looked_at if self._answers(self._entries[key])}
         return Seen(
             checkpoints=checkpoints,
             alive=alive,
             running=running,
-            results={key for key, entry in self._entries.items() if self._answers(entry)},
+            results=self._results,
             failures={
-                key: _last_words(entry, self._job_of(entry))
-                for key, entry in self._entries.items()
-                if not entry.is_final and key not in alive
+                key: _last_words(self._entries[key], self._job_of(self._entries[key]))
+                for key in open_ones - alive
             },
             training=training,
+            now=time.time(),
         )
 
     def _is_leased(self, key: Key) -> bool:
@@ -157,18 +212,20 @@ class Evaluations:
         entry = entry.having(state="submitted", job=None, attempt=action.attempt, reason="")
         self._record(entry)
         try:
-            job = jobs.submit(
-                JOB,
-                [str(self._run.path), str(want.step), want.task, _question(entry)],
-                self._run.logs(self._number),
-                time_limit_s=self._engine.time,
-                gpus=min(jobs.gpus_here(), 1),
-                name=f"{want.task}_{want.step}_{action.attempt}",
-            )
+            job = self._start_job(want, action.attempt, _question(entry))
         except TarmacError as error:
-            self._record(entry.having(reason=str(error)))
+            logger.warning("%s of step %d: %s", want.task, want.step, error)
+            self._record(entry.having_been_refused(str(error)))
         else:
-            self._record(entry.having(job=job.to_json(self._run.path)))
+            self._record(entry.having(job=job.to_json(self._run.path), refusals=0))
+
+    def _start_job(self, want: Wanted, attempt: int, question: str) -> Job:
+        arguments = [str(self._run.path), str(want.step), want.task, question]
+        logs, name = self._run.logs(self._number), f"{want.task}_{want.step}_{attempt}"
+        if self._engine.kind == "slurm":
+            return jobs.submit_to_slurm(JOB, arguments, logs, self._engine, key="engine.evaluate", name=name)
+        gpus, limit_s = min(jobs.gpus_here(), 1), self._engine.time
+        return jobs.submit(JOB, arguments, logs, time_limit_s=limit_s, gpus=gpus, name=name)
 
     def _record(self, entry: Entry) -> None:
         entry = entry.having(at=time.time())
@@ -190,11 +247,14 @@ class Evaluations:
             for want in wanted:
                 result = self._result(want.key) if self._answered.get(want.key) == want.uid else None
                 if result is not None:
-                    values.update({f"{want.task}_{name}": value for name, value in result.metrics.items()})
+                    values |= {
+                        results.full_name(want.task, name): value for name, value in result.metrics.items()
+                    }
             summary = {"global_step": step, "results": metrics.finite(values)}
             path = self._run.eval_result(step)
             if not path.exists() or read_json(path) != summary:
                 write_json(path, summary)
+                self.summaries_written += 1
 
     def _is_settled(self, want: Wanted) -> bool:
         """Final, with its result there if it is done: a deleted one is made again."""
@@ -223,7 +283,9 @@ def _last_words(entry: Entry, job: Job | None) -> tuple[Literal["failed", "lost"
     last = OURS.sub("", last)
     if job.said_goodbye:
         return "failed", f"{last} (log: {job.log})"
-    return "lost", f"job {job.id} ended without a result{f': {last}' if last else ''} (log: {job.log})"
+    how = "" if job.slurm is None else ending(job.id)
+    how = f" ({how})" if how else ""
+    return "lost", f"job {job.id} ended without a result{how}{f': {last}' if last else ''} (log: {job.log})"
 
 
 def run_job(run_folder: str, step: str, task: str, question: str) -> None:

@@ -1,7 +1,8 @@
 """What to do next about a run's evaluations: pure, from what is wanted and what is seen to a list of actions.
 
 An evaluation is done when its result file parses, whatever its job said. A job that is gone without a result
-is submitted again, TRIES times in all; then it is final, with the reason.
+is submitted again, TRIES times in all; then it is final, with the reason. A submission that was refused is no
+try: it is repeated after pauses that double, for REFUSED_S in all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from tasks.evaluation.expected import expected
 from tasks.runs.ledger import Entry, EvaluationState, Key
 
 TRIES = 3
+PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+"""Before a refused submission is repeated, at first and at most."""
+REFUSED_S = 1800.0
 Training = Literal["going", "complete", "broken"]
 """`broken`: it ended before its last step, so checkpoints that are not there are not expected now."""
 
@@ -40,7 +44,7 @@ class Seen:
 
     `alive` holds the evaluations whose job lives, seen before the `results` that parse, so that a job which
     ends in between is not taken for a lost one; a result counts when it is of the question in the ledger.
-    `failures` says how dead jobs ended.
+    `failures` says how dead jobs ended. `now` is in Unix seconds.
     """
 
     checkpoints: Collection[int]
@@ -49,6 +53,7 @@ class Seen:
     results: Collection[Key]
     failures: Mapping[Key, tuple[Literal["failed", "lost"], str]]
     training: Training
+    now: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,10 @@ def unfinished(wanted: Sequence[Wanted], entries: Mapping[Key, Entry], seen: See
 def reopened(entries: Mapping[Key, Entry]) -> dict[Key, Entry]:
     """The ledger as a new agent takes it up: what has no result has all its tries again."""
     open_again = {key: entry for key, entry in entries.items() if entry.state not in ("failed", "lost")}
-    return {key: entry if entry.is_final else entry.having(attempt=0) for key, entry in open_again.items()}
+    return {
+        key: entry if entry.is_final else entry.having(attempt=0, refusals=0)
+        for key, entry in open_again.items()
+    }
 
 
 def _current(want: Wanted, entries: Mapping[Key, Entry], seen: Seen) -> Entry | None:
@@ -132,8 +140,17 @@ def _next(want: Wanted, entry: Entry | None, seen: Seen) -> Submit | Mark | None
     if want.step not in seen.checkpoints:
         missing = f"there is no checkpoint of step {want.step}"
         return Mark(want, "lost", missing) if seen.training == "complete" else None
+    if entry is not None and entry.refusals > 0:
+        return _after_refusal(want, entry, seen.now)
     attempt = 0 if entry is None else entry.attempt
     if attempt < TRIES:
         return Submit(want, attempt + 1)
     state, reason = seen.failures.get(want.key, ("lost", "its job left no trace"))
     return Mark(want, state, f"{TRIES} of {TRIES} tries used; {reason}")
+
+
+def _after_refusal(want: Wanted, entry: Entry, now: float) -> Submit | Mark | None:
+    if now - entry.refused_since >= REFUSED_S:
+        return Mark(want, "failed", f"no job could be submitted for {REFUSED_S / 60:.0f} min; {entry.reason}")
+    pause_s = min(PAUSE_S * 2.0 ** (entry.refusals - 1), LONGEST_PAUSE_S)
+    return Submit(want, entry.attempt + 1) if now - entry.at >= pause_s else None

@@ -13,24 +13,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tasks.core.errors import DataError
-from tasks.core.files import write_atomic
+from tasks.core.child import LAST_LINES
+from tasks.core.engines.slurm_queue import require_slurm
+from tasks.core.errors import DataError, Withdrawn
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Held, Holder, Lease
-from tasks.runs import jobs, provenance, record
+from tasks.evaluation.best import is_due
+from tasks.runs import jobs, provenance, record, stop
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
-from tasks.runs.record import OVER, RunRecord
+from tasks.runs.record import RunRecord
 from tasks.supervision.evaluation_jobs import has_requests
-from tasks.supervision.status import RunStatus, agent_is_alive, config_of, look
+from tasks.supervision.status import RunStatus, config_of, look, pause_after
 
 AGENT = "tasks.supervision.agent:main"
 POLL_S = 0.25
+ON_PROGRESS_S = 0.5
 HANDOVER_S = STALE_S + 3 * HEARTBEAT_S
 """How long an agent that is leaving, or another starter, may keep the lease; one of a host that is gone keeps
 it until it is stale."""
 PATIENCE_S = 5.0
 """A longer wait for the lease is told."""
-LAST_LINES = 12
 Goal = Literal["train", "evaluate"]
 logger = logging.getLogger(__name__)
 
@@ -48,11 +50,13 @@ class Started:
     changes: tuple[str, ...] = ()
 
 
-def start_or_adopt(run: RunFolder, goal: Goal = "train") -> Started:
+def start_or_adopt(
+    run: RunFolder, goal: Goal = "train", on_wait: Callable[[], None] = lambda: None
+) -> Started:
     """Have an agent at work on the run, the live one or a new one; do nothing when all is done.
 
-    An agent that is leaving after a failure or a stop is waited for and followed by a new one. TarmacError
-    when it does not leave within HANDOVER_S.
+    An agent that is leaving after a failure or a stop is waited for, with calls of `on_wait`, and followed by
+    a new one. TarmacError when it does not leave within HANDOVER_S.
     """
     began, is_told = time.monotonic(), False
     while True:
@@ -64,13 +68,14 @@ def start_or_adopt(run: RunFolder, goal: Goal = "train") -> Started:
             if _is_at_work(status, goal, held.holder):
                 return Started(True, False, _job_of(run, status.record))
             if status.state in ("failed", "cancelled") and goal == "train" and not run.stop.exists():
-                _ask_to_leave(run, "a new start of the run takes over")
+                stop.ask(run, "agent", "a new start of the run takes over")
             waited_s = time.monotonic() - began
             if waited_s > HANDOVER_S:
                 raise
             if waited_s > PATIENCE_S and not is_told:
                 logger.warning("%s; waiting for it to leave, %.0f s at most", held, HANDOVER_S)
                 is_told = True
+        on_wait()
         time.sleep(POLL_S)
 
 
@@ -79,10 +84,12 @@ def follow(
     until: Callable[[RunStatus], bool],
     on_progress: Callable[[RunStatus], None] = lambda status: None,
 ) -> RunStatus:
-    """Wait until `until` holds, showing every look to `on_progress`.
+    """Wait until `until` holds, showing every look to `on_progress`, and the last look again every
+    ON_PROGRESS_S while there is no new one.
 
     DataError when nobody works on the run any more and `until` still does not hold.
     """
+    began = time.monotonic()
     while True:
         status = look(run)
         on_progress(status)
@@ -90,16 +97,23 @@ def follow(
             return status
         if not status.agent_is_alive:
             raise DataError(_gone(status))
-        time.sleep(POLL_S)
+        next_look = time.monotonic() + pause_after(time.monotonic() - began, POLL_S)
+        while (left_s := next_look - time.monotonic()) > ON_PROGRESS_S:
+            time.sleep(ON_PROGRESS_S)
+            on_progress(status)
+        time.sleep(max(left_s, 0.0))
 
 
 def wait_for_training(
     run: RunFolder, on_progress: Callable[[RunStatus], None] = lambda status: None
 ) -> RunStatus:
-    """Wait until the training has succeeded; DataError with reason and log when it did not."""
+    """Wait until the training has succeeded; DataError with reason and log when it did not, Withdrawn when
+    somebody cancelled it."""
     status = follow(run, lambda status: status.training_is_over, on_progress)
+    why = "" if config_of(run).dataset.private else f": {status.reason}"
+    if status.state == "cancelled" and status.signal is None:
+        raise Withdrawn("cancelled", f"{run.name}: cancelled{why}")
     if status.state != "succeeded":
-        why = "" if config_of(run).dataset.private else f": {status.reason}"
         raise DataError(f"{run.name}: {status.state}{why}\n{_end_of(status, status.log, status.reason)}")
     return status
 
@@ -107,24 +121,12 @@ def wait_for_training(
 def wait_for_evaluations(
     run: RunFolder, on_progress: Callable[[RunStatus], None] = lambda status: None
 ) -> RunStatus:
-    """Wait until the agent has left, all evaluations being final; look at `evaluations_missing` then."""
-    return follow(run, lambda status: status.agent_has_left, on_progress)
-
-
-def cancel(run: RunFolder, reason: str = "cancelled by the user") -> bool:
-    """Ask the run to stop at its next step, writing a checkpoint; True when somebody is there to obey.
-
-    A run that nobody works on is marked cancelled unless it is over.
-    """
-    _ask_to_leave(run, reason)
-    if agent_is_alive(run):
-        return True
-    with Lease(run.lease):
-        state = record.load(run)
-        if state.state not in OVER:
-            record.save(run, state.having(state="cancelled", reason=reason, job=None))
-        run.stop.unlink(missing_ok=True)
-    return False
+    """Wait until the agent has left, all evaluations being final; look at `evaluations_missing` then.
+    Withdrawn when they were cancelled."""
+    status = follow(run, lambda status: status.agent_has_left, on_progress)
+    if status.stopped is not None:
+        raise Withdrawn("cancelled", f"{run.name}: its evaluations were cancelled: {status.stopped}")
+    return status
 
 
 def _start(run: RunFolder, goal: Goal) -> Started:
@@ -135,19 +137,41 @@ def _start(run: RunFolder, goal: Goal) -> Started:
     if job is not None and job.is_alive():
         return Started(True, False, job)
     done = status.is_complete if goal == "train" else status.evaluations_done == len(status.evaluations)
-    done = done and not has_requests(run)
+    done = done and not has_requests(run) and not is_due(run, config_of(run))
     if done:
         return Started(False, True, None)
-    run.stop.unlink(missing_ok=True)
-    number = len(state.attempts) + 1
-    limit_s = config_of(run).engine.train.time
-    gpus = min(jobs.gpus_here(), 1)
-    place = run.logs(number)
-    submitted = jobs.submit(AGENT, [str(run.path)], place, time_limit_s=limit_s, gpus=gpus, name="agent")
     trains = goal == "train" and state.state != "succeeded"
+    submitted = _submit(run, len(state.attempts) + 1, trains)
     changes = {"state": "queued", "reason": ""} if trains else {}
     record.save(run, state.having(job=submitted.to_json(run.path), goal=goal, **changes))
     return Started(False, False, submitted, tuple(_changes(state)))
+
+
+def _submit(run: RunFolder, number: int, trains: bool) -> Job:
+    """Submit the agent of attempt `number`: to Slurm where the config has the training there, unless only
+    evaluations are left that are jobs of their own in Slurm. UsageError where there is no Slurm."""
+    engines = config_of(run).engine
+    train, evaluate = engines.for_train(), engines.for_evaluate()
+    in_slurm = train.kind == "slurm" and (trains or evaluate.kind != "slurm")
+    for key, kind in (("engine.train", train.kind if in_slurm else ""), ("engine.evaluate", evaluate.kind)):
+        if kind == "slurm":
+            require_slurm(key)
+    run.stop.unlink(missing_ok=True)
+    provenance.snapshot(run.code(number))
+    arguments, place, code = [str(run.path)], run.logs(number), run.code(number)
+    if in_slurm:
+        return jobs.submit_to_slurm(
+            AGENT, arguments, place, train, key="engine.train", name="agent", code=code
+        )
+    return jobs.submit(
+        AGENT,
+        arguments,
+        place,
+        time_limit_s=train.time if train.kind == "local" else None,
+        gpus=jobs.gpus_here(),
+        name="agent",
+        code=code,
+    )
 
 
 def _is_at_work(status: RunStatus, goal: Goal, holder: Holder | None) -> bool:
@@ -159,11 +183,7 @@ def _is_at_work(status: RunStatus, goal: Goal, holder: Holder | None) -> bool:
         return False
     if status.run.stop.exists():
         return False
-    return goal == "evaluate" or status.state in ("running", "stalled", "succeeded")
-
-
-def _ask_to_leave(run: RunFolder, reason: str) -> None:
-    write_atomic(run.stop, reason + "\n")
+    return goal == "evaluate" or status.state in ("queued", "running", "stalled", "succeeded")
 
 
 def _job_of(run: RunFolder, state: RunRecord) -> Job | None:
@@ -194,7 +214,7 @@ def _end_of(status: RunStatus, log: Path, said: str = "") -> str:
     if config_of(status.run).dataset.private:
         return f"  log: {log} (not quoted here, because the dataset is private)"
     if not log.exists():
-        return f"  log: {log} (not there)"
+        return f"  log: {log} was not begun; see {log.parent}"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
     if lines and said.endswith(f"({lines[-1].strip()})"):
         lines.pop()

@@ -14,18 +14,21 @@ from pathlib import Path
 
 from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError
+from tasks.core.files import read_json
 from tasks.core.lock import holder_of
 from tasks.core.schema import Config
 from tasks.evaluation import results
+from tasks.evaluation.best import Best, is_due, standing
 from tasks.runs import ledger, metrics, phases, record
-from tasks.runs.checkpoints import list_checkpoints
+from tasks.runs.checkpoints import Listing
 from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.job import Job
-from tasks.runs.ledger import Entry
+from tasks.runs.ledger import Entry, Key
 from tasks.runs.phases import Phase
 from tasks.runs.record import OVER, UNDER_WAY, RunRecord, State
 from tasks.supervision.evaluations import Wanted, wanted_of
 
+LONGEST_PAUSE_S = 2.0
 SILENT_S = 60.0
 """A training that has said nothing for longer is told to be silent."""
 
@@ -63,6 +66,10 @@ class RunStatus:
     evaluations: Sequence[EvaluationStatus]
     checkpoints: Sequence[int]
     agent_is_alive: bool
+    best: Best | None
+    """What `checkpoints/best` points at."""
+    queue: str = ""
+    """That the agent waits in Slurm's queue, and why in Slurm's words; empty where it does not."""
 
     @property
     def state(self) -> State:
@@ -70,7 +77,18 @@ class RunStatus:
 
     @property
     def reason(self) -> str:
-        return self.record.reason
+        return "; ".join(filter(None, (self.queue, self.record.reason)))
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the last agent left before the evaluations were final; None where it did not, or one works."""
+        attempts = self.record.attempts
+        return attempts[-1].stopped if attempts and not self.agent_is_alive else None
+
+    @property
+    def signal(self) -> str | None:
+        """The signal that stopped the last agent, such as at its time limit; None where none did."""
+        return self.record.attempts[-1].signal if self.record.attempts else None
 
     @property
     def training_is_over(self) -> bool:
@@ -95,10 +113,12 @@ class RunStatus:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the training last said what it is doing; 0 where that is not long, or none runs."""
+        """Seconds since the training last said what it is doing; 0 where that is not long, or none runs. What
+        the attempt before has said is not waited on."""
         if self.state != "running" or not self.agent_is_alive or self.phase is None:
             return 0.0
-        silent_s = time.time() - self.phase.at
+        attempts = self.record.attempts
+        silent_s = time.time() - max(self.phase.at, attempts[-1].started if attempts else 0.0)
         return silent_s if silent_s > SILENT_S else 0.0
 
     @property
@@ -125,8 +145,9 @@ class RunStatus:
 
     @property
     def is_complete(self) -> bool:
-        """Trained to the end and every evaluation done."""
-        return self.state == "succeeded" and self.evaluations_done == len(self.evaluations)
+        """Trained to the end, every evaluation done, and the best checkpoint chosen by them."""
+        done = self.state == "succeeded" and self.evaluations_done == len(self.evaluations)
+        return done and not is_due(self.run, config_of(self.run))
 
     @property
     def log(self) -> Path:
@@ -141,10 +162,11 @@ def look(run: RunFolder) -> RunStatus:
     """
     alive = agent_is_alive(run)
     state = record.load(run)
-    entries = ledger.fold(ledger.read(run.ledger))
+    entries = _entries(run.ledger)
+    wanted = _wanted(run.config, _modified_ns(run), run.id)
     row = last_train_row(run.metrics)
     phase = phases.read(run.phase())
-    checkpoints = [checkpoint.step for checkpoint in list_checkpoints(run)]
+    checkpoints = [checkpoint.step for checkpoint in _listing(run)()]
     return RunStatus(
         run=run,
         record=state,
@@ -152,12 +174,18 @@ def look(run: RunFolder) -> RunStatus:
         steps=int(state.identity["steps"]),
         row=row,
         phase=phase,
-        evaluations=[
-            _evaluation(run, want, entries.get(want.key)) for want in wanted_of(run.id, config_of(run))
-        ],
+        evaluations=[_evaluation(run, want, entries.get(want.key)) for want in wanted],
         checkpoints=checkpoints,
         agent_is_alive=alive,
+        best=standing(run, config_of(run)),
+        queue=_waiting(run, state) if alive else "",
     )
+
+
+def pause_after(since_s: float, least_s: float) -> float:
+    """How long to wait before the next look at what has gone on for `since_s`: a twentieth of that, so that a
+    long run costs its file system little and a short one is seen at once."""
+    return min(max(since_s / 20, least_s), LONGEST_PAUSE_S)
 
 
 def list_status(runs: Path) -> tuple[list[RunStatus], Mapping[str, str]]:
@@ -183,13 +211,23 @@ def agent_is_alive(run: RunFolder) -> bool:
     return job is not None and Job.from_json(job).is_alive()
 
 
+def _waiting(run: RunFolder, state: RunRecord) -> str:
+    """That the agent's job waits in Slurm's queue; no longer where somebody holds the run's lease."""
+    slurm = None if state.job is None else Job.from_json(state.job).slurm
+    holder = None if slurm is None else holder_of(run.lease)
+    return "" if slurm is None or (holder is not None and holder.is_alive()) else slurm.waiting
+
+
 def config_of(run: RunFolder) -> Config:
     """The run's own config, parsed once a version of the file; DataError when it is missing."""
+    return _parsed(run.config, _modified_ns(run))
+
+
+def _modified_ns(run: RunFolder) -> int:
     try:
-        modified = run.config.stat().st_mtime_ns
+        return run.config.stat().st_mtime_ns
     except FileNotFoundError:
         raise DataError(f"{run.config}: is missing; plan the run again") from None
-    return _parsed(run.config, modified)
 
 
 def last_train_row(path: Path) -> dict[str, object]:
@@ -200,10 +238,19 @@ def last_train_row(path: Path) -> dict[str, object]:
 
 def newest_log(run: RunFolder, state: RunRecord) -> Path:
     """Where a person looks first: the log of the newest training, or of its agent when it has none."""
-    rank = run.rank_log(max(state.trained, 1))
+    number = max(state.trained, 1)
+    rank = run.rank_log(number, _rank_of_the_end(run, number))
     if rank.exists() or state.job is None:
         return rank
     return Job.from_json(state.job, run.path).log
+
+
+def _rank_of_the_end(run: RunFolder, number: int) -> int:
+    """With which the end of an attempt began; the first where it has not ended."""
+    try:
+        return int(read_json(run.exit(number)).get("rank", 0))
+    except (OSError, ValueError, TypeError):
+        return 0
 
 
 def _standing(
@@ -220,8 +267,44 @@ def _standing(
 
 def _evaluation(run: RunFolder, want: Wanted, entry: Entry | None) -> EvaluationStatus:
     current = entry if entry is not None and entry.uid == want.uid else None
-    has_result = results.read(run.evaluation(*want.key)) is not None
+    has_result = _has_result(run.evaluation(*want.key))
     return EvaluationStatus(want.step, want.task, current, has_result)
+
+
+@lru_cache(maxsize=64)
+def _wanted(path: Path, modified_ns: int, run_id: str) -> Sequence[Wanted]:
+    return wanted_of(run_id, _parsed(path, modified_ns))
+
+
+_listing = lru_cache(maxsize=64)(Listing)
+
+
+def _entries(path: Path) -> Mapping[Key, Entry]:
+    """The last word on each evaluation, folded once a version of the ledger."""
+    try:
+        seen = path.stat()
+    except FileNotFoundError:
+        return {}
+    return _folded(path, seen.st_mtime_ns, seen.st_size)
+
+
+@lru_cache(maxsize=4)
+def _folded(path: Path, modified_ns: int, size_bytes: int) -> Mapping[Key, Entry]:
+    return ledger.fold(ledger.read(path))
+
+
+def _has_result(path: Path) -> bool:
+    """Whether the result parses, tried once a version of the file."""
+    try:
+        seen = path.stat()
+    except FileNotFoundError:
+        return False
+    return _parses(path, seen.st_mtime_ns, seen.st_size, seen.st_ino)
+
+
+@lru_cache(maxsize=4096)
+def _parses(path: Path, modified_ns: int, size_bytes: int, inode: int) -> bool:
+    return results.read(path) is not None
 
 
 @lru_cache(maxsize=64)

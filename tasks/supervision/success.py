@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import math
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tasks.core.findings import Finding
+from tasks.core.units import counted
 from tasks.runs.metrics import finite
 from tasks.runs.record import State
+from tasks.runs.stop import Stop
+from tasks.supervision.ends import RankEnd
 
 RESUME = "start the run again: it resumes from its newest checkpoint"
 TAMER = "lower train.lr or lengthen train.warmup; with bf16 try fp32"
+TRACEBACK = "Traceback (most recent call last):"
+ERROR = re.compile(r"error: |(?:\[rank\d+\]: )?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b")
 KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
     (
         r"loader worker \(pid \d+\) of .* was killed by SIG",
@@ -46,6 +50,11 @@ KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
         f"make room on the disk that the log names; {RESUME}",
     ),
     (
+        r"(?m)^error: .*: cannot be written: .*memory ran out while saving|^MemoryError\b",
+        "memory.exceeded",
+        f"lower loader.workers, loader.prefetch or train.batch_size; {RESUME}",
+    ),
+    (
         r"CUDA out of memory|torch\.OutOfMemoryError",
         "cuda.oom",
         "lower train.batch_size or use precision bf16",
@@ -58,13 +67,22 @@ SAID_BY_THE_LOG = ("run.no_batches", "worker.crashed", "sample.poison")
 """Causes that the last line of the log says best."""
 
 
+OF_ALL_RANKS = ("run.no_batches", "loss.nonfinite")
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What is known when the training process has ended.
 
     `exit_code` is negative for a signal. `step` is how far this training came of `last_step`, whatever one
     before it did; `loss` the last training loss up to there, None when none is recorded. `checkpoint` is the
-    step of the newest sound one. `stop_reason` is the text of the `stop` sentinel, None when there is none.
+    step of the newest sound one. `stop` is the order to end, None when there is none; `is_forced` says that
+    the process did not obey it in time and was ended by its agent.
+
+    Of several `ranks`, exit code and log are those of `rank`, with which the end began; `stood_still` says in
+    what way it kept the others waiting, None where it did not. `further` are ranks that ended with it.
+
+    `stalled` is the verdict on a standstill that the agent ended the training for, after so many `restarts`.
     """
 
     exit_code: int
@@ -72,18 +90,20 @@ class Evidence:
     last_step: int
     loss: float | None
     checkpoint: int | None
-    stop_reason: str | None = None
+    stop: Stop | None = None
+    is_forced: bool = False
     log_tail: Sequence[str] = ()
+    rank: int = 0
+    ranks: int = 1
+    stood_still: str | None = None
+    further: Sequence[Evidence] = ()
+    stalled: str | None = None
+    restarts: int = 0
 
     @property
     def signal_name(self) -> str | None:
         """`SIGKILL` and the like; None when the process ended by itself."""
-        if self.exit_code >= 0:
-            return None
-        try:
-            return signal.Signals(-self.exit_code).name
-        except ValueError:
-            return f"signal {-self.exit_code}"
+        return RankEnd(self.rank, self.exit_code).signal_name
 
 
 @dataclass(frozen=True)
@@ -96,10 +116,16 @@ class Verdict:
 
 
 def judge(seen: Evidence) -> Verdict:
-    """Succeeded only with exit code 0, the last step reached, a finite loss and its checkpoint sound."""
+    """Succeeded only with exit code 0, the last step reached, a finite loss and its checkpoint sound.
+
+    Cancelled is a training that obeyed, or was made to; what went wrong all the same is no less a failure.
+    """
+    if seen.stalled is not None:  # its causes were written down as they were found
+        tried = f" after {counted(seen.restarts, 'restart')}" if seen.restarts else ""
+        return Verdict("failed", f"{seen.stalled}; ended{tried}, as train.on_stall says")
     complete = seen.exit_code == 0 and seen.step >= seen.last_step
-    if seen.stop_reason is not None and not (complete and seen.checkpoint == seen.last_step):
-        return Verdict("cancelled", _stopped(seen))
+    if seen.stop is not None and not (complete and seen.checkpoint == seen.last_step):
+        return _judge_stopped(seen, seen.stop)
     causes = _causes(seen)
     if not causes and not complete:
         causes = [_unknown(seen, f"it ended by itself at step {seen.step} of {seen.last_step}")]
@@ -124,28 +150,40 @@ def exit_of(seen: Evidence, verdict: Verdict, started: float, ended: float) -> d
     return {
         "exit_code": seen.exit_code,
         "signal": seen.signal_name,
+        "rank": seen.rank,
+        "ranks": seen.ranks,
         "outcome": verdict.state,
         "reason": verdict.reason,
         "step": seen.step,
         "last_step": seen.last_step,
         "loss": finite(seen.loss),
         "checkpoint": seen.checkpoint,
+        "restarts": seen.restarts,
+        "stop": None if seen.stop is None else seen.stop.to_json(),
         "started": started,
         "ended": ended,
     }
 
 
-def _stopped(seen: Evidence) -> str:
-    reason = seen.stop_reason or "the file `stop` was found"
-    if seen.signal_name is not None:
-        reason += f"; the training did not obey in time and was ended by {seen.signal_name}"
-    return f"{reason}, at step {seen.step} of {seen.last_step}"
+def _judge_stopped(seen: Evidence, stop: Stop) -> Verdict:
+    """That it came to no batch, or to no checkpoint, is then no cause."""
+    causes = [cause for cause in _causes(seen) if cause.code != "run.no_batches"]
+    if not causes and seen.exit_code != 0 and not seen.is_forced:
+        causes = [_unknown(seen, f"it ended with exit code {seen.exit_code}: {_last_line(seen)}")]
+    reason = stop.reason
+    if seen.is_forced:
+        by = f"by {seen.signal_name}" if seen.signal_name else "by force"
+        reason += f"; the training did not obey in time and was ended {by}"
+    if causes:
+        return Verdict("failed", f"{_in_words(causes)}; it was asked to stop: {reason}", causes)
+    return Verdict("cancelled", f"{reason}, at step {seen.step} of {seen.last_step}")
 
 
 def _causes(seen: Evidence) -> list[Finding]:
     """Every cause that shows. That no batch came is one only where nothing says why."""
     numbers, end = _of_the_numbers(seen), _of_the_end(seen)
-    if not numbers and not end and seen.exit_code != 0:
+    end += [cause for other in seen.further for cause in _of_the_end(other)]
+    if not numbers and not end and seen.exit_code != 0 and not seen.is_forced:
         last = _last_line(seen) or "it printed nothing"
         return [_unknown(seen, f"it ended with exit code {seen.exit_code}: {last}")]
     told = {"run.no_batches", *(one.code for one in end)} if end else ()
@@ -164,7 +202,9 @@ def _of_the_numbers(seen: Evidence) -> list[Finding]:
 
 def _of_the_end(seen: Evidence) -> list[Finding]:
     """What the exit code and the last words show, as far as they are understood."""
-    if seen.exit_code == 0:
+    if seen.stood_still is not None:
+        return [_cause("collective.desync", seen, RESUME, what=seen.stood_still)]
+    if seen.exit_code == 0 or seen.is_forced:
         return []
     text = "\n".join(seen.log_tail)
     known = [_cause(code, seen, remedy) for pattern, code, remedy in KNOWN_ENDS if re.search(pattern, text)]
@@ -181,15 +221,20 @@ def _cause(code: str, seen: Evidence, remedy: str, **evidence: Any) -> Finding:
     facts = {
         "step": seen.step,
         "exit_code": seen.exit_code,
+        **({"ranks": seen.ranks} if seen.ranks > 1 else {}),
         **evidence,
         **({"last_line": last} if last else {}),
     }
-    return Finding(code, "error", remedy, where={"rank": 0}, evidence=facts)
+    return Finding(code, "error", remedy, where={"rank": seen.rank}, evidence=facts)
 
 
 def _last_line(seen: Evidence) -> str | None:
-    """The last words of the log, None where it has none."""
-    return next((line.strip() for line in reversed(seen.log_tail) if line.strip()), None)
+    """The log's last words, None where it has none. After a traceback the last error: libraries still print
+    something while Python ends."""
+    said = [line.strip() for line in seen.log_tail if line.strip()]
+    begun = [number for number, line in enumerate(said) if line.endswith(TRACEBACK)]
+    errors = [line for line in said[begun[-1] :] if ERROR.match(line)] if begun and seen.exit_code else []
+    return next(reversed(errors or said), None)
 
 
 def _unknown(seen: Evidence, words: str) -> Finding:
@@ -212,7 +257,10 @@ def _one_in_words(cause: Finding) -> str:
         "worker.crashed": f"a loader worker crashed at step {facts['step']}",
         "sample.poison": f"bad data ended it at step {facts['step']}",
         "disk.too_small": f"the disk was full at step {facts['step']}",
+        "memory.exceeded": f"memory ran out at step {facts['step']}",
         "cuda.oom": f"the GPU's memory ran out at step {facts['step']}",
         "process.gone": f"the training process was killed by {facts.get('signal')} at step {facts['step']}",
     }
-    return words.get(cause.code) or str(facts["what"])
+    said = words.get(cause.code) or str(facts["what"])
+    is_of_one = "ranks" in facts and cause.code not in OF_ALL_RANKS
+    return f"rank {cause.where['rank']} of {facts['ranks']}: {said}" if is_of_one else said

@@ -1,9 +1,12 @@
-"""The training process as its agent holds it: started behind a gate, recorded, ended with its group.
+"""The ranks of a training as their agent holds them: started behind a gate, recorded, ended as one.
 
-The process is a session of its own. Its standard input is a pipe that only the agent holds: when the agent
-dies in whatever way, the pipe closes and the training ends itself. Nothing runs before its identity is on
-disk: a gate of one line waits for a byte from the agent and only then becomes the training (exec keeps pid
+Each rank is a session of its own. Its standard input is a pipe that only the agent holds: when the agent
+dies in whatever way, the pipe closes and the rank ends itself. Nothing runs before its identity is on
+disk: a gate of one line waits for a byte from the agent and only then becomes the rank (exec keeps pid
 and start time), so a later agent always knows whom to look for.
+
+Ranks wait for each other in every step. When one has ended, the others get a moment to say what they saw of
+it, and are ended; so are all when one was stopped and does not go on.
 """
 
 from __future__ import annotations
@@ -12,70 +15,160 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+import psutil
 
 from tasks.core.files import read_json, write_json
 from tasks.core.process import Identity, kill_tree
-from tasks.core.schema import Train
+from tasks.core.schema import Config
+from tasks.models.recipes import options_type
 from tasks.runs.environment import rank_environment
 from tasks.runs.folder import RunFolder
+from tasks.runs.meeting import Meeting
+from tasks.supervision.ends import RankEnd
 
 GATE = "import os, sys\nif os.read(0, 1): os.execv(sys.argv[1], sys.argv[1:])"
 GRACE_S = 5.0
+FOLLOW_S = 15.0
+"""How long the other ranks may take to end by themselves after one that failed."""
+LEAVE_S = 120.0
+"""The same after one that reached the end."""
+STOPPED_S = 20.0
+"""How long one of several ranks may be stopped (SIGSTOP) before the training is ended."""
 
 
-def rank_command(run: RunFolder) -> list[str]:
-    """The command line of the training process."""
-    return [sys.executable, "-m", "tasks.training.rank", str(run.path)]
+def rank_command(run: RunFolder, config: Config) -> list[str]:
+    """The command line of a rank's process."""
+    assert config.train is not None
+    kind = "external" if options_type(config.train.recipe).is_external else "rank"
+    return [sys.executable, "-m", f"tasks.training.{kind}", str(run.path)]
 
 
-@dataclass(frozen=True)
-class Rank:
-    """A running training process."""
+class Ranks:
+    """The running processes of one training."""
 
-    process: subprocess.Popen[bytes]
-    identity: Identity
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], meeting: Meeting) -> None:
+        self._processes = processes
+        self._meeting = meeting
+        self.identities = [Identity.of(process.pid) for process in processes]
+        self._ended: set[int] = set()
+        self._stopped_since: dict[int, float] = {}
+        self._deadline: float | None = None
 
-    def wait(self, timeout_s: float) -> int | None:
-        """The exit code (negative: signal) as soon as it ends; None after `timeout_s`."""
-        try:
-            return self.process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
+    @property
+    def first_failed(self) -> int | None:
+        """The rank that said first that it had failed."""
+        return self._meeting.first_failed
+
+    def wait(self, timeout_s: float) -> Sequence[RankEnd] | None:
+        """How they ended, as soon as all have; None after `timeout_s`, or a little later where some of
+        several ranks must be ended for what another one did."""
+        alive = self._alive()
+        if alive:
+            with suppress(subprocess.TimeoutExpired):
+                self._processes[alive[0]].wait(timeout=timeout_s)
+        if len(self._processes) > 1:
+            self._end_followers()
+        if self._alive():
             return None
+        return [
+            RankEnd(rank, process.returncode, rank in self._ended, self._is_held(rank))
+            for rank, process in enumerate(self._processes)
+        ]
+
+    def kill(self) -> None:
+        """End them and their workers at once; returns without waiting."""
+        self._signal(range(len(self._processes)), signal.SIGKILL)
 
     def end(self) -> None:
-        """End it and its workers, by force if needed.
+        """End them and their workers, by force if needed; a worker that is stopped would outlive its rank.
 
-        Only `wait` may reap it: a Popen whose child somebody else has reaped reports exit code 0.
+        Only their Popen may reap them: one whose child somebody else has reaped reports exit code 0.
         """
         for sign in (signal.SIGTERM, signal.SIGKILL):
+            alive = self._alive()
+            self._ended.update(alive)
+            self._signal(alive, sign)
+            deadline = time.monotonic() + GRACE_S
+            for rank in alive:
+                with suppress(subprocess.TimeoutExpired):
+                    self._processes[rank].wait(timeout=max(deadline - time.monotonic(), 0.0))
+        self.kill()
+
+    def _alive(self) -> list[int]:
+        return [rank for rank, process in enumerate(self._processes) if process.poll() is None]
+
+    def _signal(self, ranks: Iterable[int], sign: signal.Signals) -> None:
+        for rank in ranks:
             with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, sign)
-            if self.wait(GRACE_S) is not None:
-                return
+                os.killpg(self._processes[rank].pid, sign)
+
+    def _end_followers(self) -> None:
+        """End what is left when the time is over that another rank's end gives it, or one is stopped."""
+        now, alive = time.monotonic(), self._alive()
+        codes = [process.returncode for process in self._processes if process.returncode is not None]
+        if codes and self._deadline is None:
+            self._deadline = now + (FOLLOW_S if any(codes) else LEAVE_S)
+        for rank in alive:
+            if _is_stopped(self._processes[rank].pid):
+                self._stopped_since.setdefault(rank, now)
+            else:
+                self._stopped_since.pop(rank, None)
+        if alive and (
+            any(map(self._is_held, alive)) or (self._deadline is not None and now > self._deadline)
+        ):
+            self.end()
+
+    def _is_held(self, rank: int) -> bool:
+        """Whether it has been stopped for too long."""
+        since = self._stopped_since.get(rank)
+        return since is not None and time.monotonic() - since > STOPPED_S
 
 
-def start(run: RunFolder, number: int, train: Train) -> Rank:
-    """Start the training of attempt `number`."""
-    log = run.rank_log(number)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-S", "-c", GATE, *rank_command(run)],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env=rank_environment(train),
-            start_new_session=True,
-        )
-    rank = Rank(process, Identity.of(process.pid))
-    write_json(run.rank_identity(number), rank.identity.to_json())
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it is dead already, which waiting for it will show
-        process.stdin.write(b"g")
-        process.stdin.flush()
-    return rank
+def start(run: RunFolder, number: int, config: Config, held: Sequence[int] = ()) -> Ranks:
+    """Start the training of attempt `number`, whose ranks inherit the descriptors `held`."""
+    assert config.train is not None
+    meeting, count = Meeting(run.meeting(number)), config.engine.train.processes
+    if count > 1:
+        meeting.prepare()
+    environment = rank_environment(config.train)
+    if config.engine.train.ranks is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    run.logs(number).mkdir(parents=True, exist_ok=True)
+    processes: list[subprocess.Popen[bytes]] = []
+    for rank in range(count):
+        own = meeting.environment(rank, count) if count > 1 else {}
+        with run.rank_log(number, rank).open("ab") as output:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-S", "-c", GATE, *rank_command(run, config)],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    env={**environment, **own},
+                    pass_fds=held,
+                    start_new_session=True,
+                )
+            )
+    ranks = Ranks(processes, meeting)
+    for rank, identity in enumerate(ranks.identities):
+        write_json(run.rank_identity(number, rank), identity.to_json())
+    for process in processes:
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it is dead already, which waiting for it will show
+            process.stdin.write(b"g")
+            process.stdin.flush()
+    return ranks
+
+
+def set_logs_aside(run: RunFolder, number: int, restarts: int) -> None:
+    """Keep what ended ranks have printed as `rank_0.1.log`: it says nothing of how those after them end."""
+    for log in list(run.logs(number).glob("rank_*.log")):
+        if log.stem.removeprefix("rank_").isdigit():
+            log.rename(log.with_suffix(f".{restarts}.log"))
 
 
 def end_survivors(run: RunFolder) -> list[Identity]:
@@ -87,3 +180,10 @@ def end_survivors(run: RunFolder) -> list[Identity]:
             kill_tree(identity, GRACE_S)
             ended.append(identity)
     return ended
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False

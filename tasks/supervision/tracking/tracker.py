@@ -2,8 +2,9 @@
 
 Measured (wandb 0.31): without these bounds `init` takes 91 s on a dead server and `finish` has no end. So
 `init` and every request (`gathering.environment`) have a time limit, `finish` runs beside a deadline, and
-the helper process `wandb-core`, which writes the file, is ended afterwards. `step=` is never passed, because
-wandb drops rows whose step lies in the past; each family of metrics has an axis of its own instead.
+the helper process `wandb-core`, which writes the file, is ended afterwards. By itself wandb begins `_step` at
+0 in every file of a run, and the server keeps one row per `_step`; so each row is given one that rises over
+all files. It says nothing else, because each family of metrics has an axis of its own.
 """
 
 from __future__ import annotations
@@ -24,14 +25,20 @@ from tasks.core.units import shorten
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import EVAL_AXIS, TRAIN_AXIS
-from tasks.supervision import wandb_file
+from tasks.supervision.tracking import wandb_file
 
 INIT_TIMEOUT_S = 15
 FINISH_TIMEOUT_S = 30.0
 FLUSH_INTERVAL_S = 1.0
 FATAL = "ERROR+4"
 """The level at which `wandb-core` logs that it gives up an upload, of which `finish` tells nothing."""
-AXES = {"train/*": TRAIN_AXIS, "val/*": TRAIN_AXIS, "system/*": TRAIN_AXIS, "eval/*": EVAL_AXIS}
+AXES = {
+    "train/*": TRAIN_AXIS,
+    "val/*": TRAIN_AXIS,
+    "system/*": TRAIN_AXIS,
+    "eval/*": EVAL_AXIS,
+    "best/*": EVAL_AXIS,
+}
 Mode = Literal["offline", "online"]
 
 
@@ -61,8 +68,11 @@ def end_old_core(run: RunFolder) -> None:
 class Tracker:
     """The wandb run of a run folder, open from here to `close`."""
 
-    def __init__(self, run: RunFolder, mode: Mode, project: str, facts: Mapping[str, Any]) -> None:
-        """Open it, with `facts` as its config; Unreachable when `mode` is online and wandb cannot be used so.
+    def __init__(
+        self, run: RunFolder, mode: Mode, project: str, facts: Mapping[str, Any], next_step: int
+    ) -> None:
+        """Open it, with `facts` as its config and rows from `next_step` on, above all that are there already;
+        Unreachable when `mode` is online and wandb cannot be used so.
 
         TarmacError when it cannot be opened offline either, or is not installed, which the library does not
         ask for: hence the late import.
@@ -106,6 +116,8 @@ class Tracker:
             if mode == "online":
                 raise Unreachable(says) from None
             raise TarmacError(f"wandb cannot open run {run.name}: {says}") from None
+        # The server may have rows that a killed gatherer's file has lost, and wandb drops rows of past steps.
+        self._next_step = max(next_step, self._run.starting_step)
         for axis in sorted(set(AXES.values())):
             self._run.define_metric(axis)
         for pattern, axis in AXES.items():
@@ -114,7 +126,13 @@ class Tracker:
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Hand a row over; it is in the file within FLUSH_INTERVAL_S."""
-        self._run.log(dict(row))
+        self._run.log(dict(row), step=self._next_step, commit=True)
+        self._next_step += 1
+
+    @property
+    def url(self) -> str | None:
+        """The wandb run's page; None for one that is offline."""
+        return str(self._run.url) if self._run.url else None
 
     def close(self) -> str | None:
         """Finish, within FINISH_TIMEOUT_S, and end `wandb-core`.

@@ -4,7 +4,8 @@ Format (wandb 0.31): a header `:W&B`, magic 0xBEE1, version 0; then LevelDB's lo
 (https://github.com/google/leveldb/blob/main/doc/log_format.md), but with zlib's CRC-32 over type and data;
 each record is a protobuf `Record` (wandb/proto/wandb_internal.proto). wandb ships no reader any more, and
 importing its messages would cost a second and its start-up; the few fields needed here are decoded by hand.
-A file whose writer was killed ends in a torn record; what stands before it counts.
+A file whose writer was killed ends in a torn record; what stands before it counts. `wandb sync` refuses such
+a file, so the torn record is cut off before.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ RECORD_HISTORY, RECORD_SUMMARY, RECORD_CONFIG, RECORD_METRIC, RECORD_RUN, RECORD
 ITEM_KEY, ITEM_NESTED_KEY, ITEM_VALUE = 1, 2, 16
 METRIC_NAME, METRIC_GLOB, METRIC_AXIS = 1, 2, 4
 RUN_ID, RUN_CONFIG = 1, 4
+STEP = "_step"
 
 Fields = list[tuple[int, bytes]]
 logger = logging.getLogger(__name__)
@@ -35,12 +37,14 @@ logger = logging.getLogger(__name__)
 class WandbFile:
     """What one `.wandb` file holds. `axes` maps a metric's name or pattern to the axis it is drawn over.
 
-    `rows` are the logged rows in order, without wandb's own keys (`_step`, `_timestamp`, `_runtime`).
+    `rows` are the logged rows in order, without wandb's own keys (`_step`, `_timestamp`, `_runtime`);
+    `next_step` lies above every `_step` of them, the key under which the server keeps a row.
     `is_finished` tells a run that ended with `finish()` from one whose writer was killed.
     """
 
     run_id: str | None
     rows: list[dict[str, Any]]
+    next_step: int
     axes: dict[str, str]
     config: dict[str, Any]
     is_finished: bool
@@ -59,14 +63,16 @@ def synced_of(path: Path) -> Path:
 
 def read(path: Path) -> WandbFile:
     """The whole file up to its end or a torn record; ValueError when it is no `.wandb` file."""
-    run_id, is_finished = None, False
+    run_id, is_finished, next_step = None, False, 0
     rows: list[dict[str, Any]] = []
     axes: dict[str, str] = {}
     config: dict[str, Any] = {}
     for record in records(path.read_bytes()):
         for number, body in fields(record):
             if number == RECORD_HISTORY:
-                rows.append({key: value for key, value in _items(body, 1) if not key.startswith("_")})
+                row = dict(_items(body, 1))
+                next_step = max(next_step, int(row.get(STEP, -1)) + 1)
+                rows.append({key: value for key, value in row.items() if not key.startswith("_")})
             elif number == RECORD_METRIC:
                 metric = dict(fields(body))
                 name = metric.get(METRIC_NAME) or metric.get(METRIC_GLOB, b"")
@@ -80,19 +86,32 @@ def read(path: Path) -> WandbFile:
                 config.update(_items(body, 1))
             elif number == RECORD_EXIT:
                 is_finished = True
-    return WandbFile(run_id, rows, axes, config, is_finished)
+    return WandbFile(run_id, rows, next_step, axes, config, is_finished)
+
+
+def read_all(wandb: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rows of all files of a run, and the first `_step` above all of theirs.
+
+    A damaged file has none, and the log names it; one too short for its header was never written to.
+    """
+    rows: list[dict[str, Any]] = []
+    next_step = 0
+    for path in files_of(wandb):
+        if path.stat().st_size < HEADER:
+            continue
+        try:
+            found = read(path)
+        except ValueError as error:
+            logger.warning("%s counts as empty: %s", path, error)
+            continue
+        rows += found.rows
+        next_step = max(next_step, found.next_step)
+    return rows, next_step
 
 
 def rows_of(wandb: Path) -> list[dict[str, Any]]:
-    """The rows of all files of a run. A damaged file has none, and the log names it; one too short for its
-    header was never written to."""
-    rows = []
-    for path in files_of(wandb):
-        try:
-            rows += read(path).rows if path.stat().st_size >= HEADER else []
-        except ValueError as error:
-            logger.warning("%s counts as empty: %s", path, error)
-    return rows
+    """The rows of all files of a run."""
+    return read_all(wandb)[0]
 
 
 def has_rows(path: Path) -> bool:
@@ -105,27 +124,59 @@ def has_rows(path: Path) -> bool:
         return False
 
 
+def cut_torn_end(path: Path) -> None:
+    """Cut off the record that a killed writer left unfinished; a damaged one stays.
+
+    Only for whoever knows that nobody writes to the file. ValueError when it is no `.wandb` file.
+    """
+    data = path.read_bytes()
+    whole = max((end for end, _ in _scan(data)), default=HEADER)
+    if _is_torn(data, whole):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+
+
 def records(data: bytes) -> Iterator[bytes]:
     """The records of a file's content; ends at a torn or damaged one."""
+    return (record for _, record in _scan(data))
+
+
+def _scan(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Each record and where it ends."""
     if len(data) < HEADER or struct.unpack("<4sHB", data[:HEADER])[:2] != (b":W&B", 0xBEE1):
         raise ValueError("this is no .wandb file")
     offset, parts = HEADER, b""
-    while offset + HEADER <= len(data):
-        left = BLOCK - offset % BLOCK
-        if left < HEADER:
-            offset += left
-            continue
+    while (offset := _next_header(data, offset)) + HEADER <= len(data):
         checksum, length, kind = struct.unpack("<IHB", data[offset : offset + HEADER])
-        if kind == 0 and length == 0:
-            offset += left
-            continue
         body = data[offset + HEADER : offset + HEADER + length]
         if len(body) < length or zlib.crc32(body, zlib.crc32(bytes([kind]))) != checksum:
             return
         offset += HEADER + length
         parts = body if kind in (FULL, FIRST) else parts + body
         if kind in (FULL, LAST):
-            yield parts
+            yield offset, parts
+
+
+def _next_header(data: bytes, offset: int) -> int:
+    """Where the next part of a record begins: behind the padding at the end of a block."""
+    while offset + HEADER <= len(data):
+        left = BLOCK - offset % BLOCK
+        if left >= HEADER and data[offset + 4 : offset + HEADER] != bytes(3):
+            break
+        offset += left
+    return offset
+
+
+def _is_torn(data: bytes, whole: int) -> bool:
+    """Whether what follows the last whole record, which ends at `whole`, is the sound beginning of one."""
+    offset = whole
+    while (offset := _next_header(data, offset)) + HEADER <= len(data):
+        checksum, length, kind = struct.unpack("<IHB", data[offset : offset + HEADER])
+        body = data[offset + HEADER : offset + HEADER + length]
+        if len(body) == length and zlib.crc32(body, zlib.crc32(bytes([kind]))) != checksum:
+            return False
+        offset += HEADER + length
+    return len(data) > whole
 
 
 def fields(message: bytes) -> Fields:

@@ -16,21 +16,23 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
+from tasks.core.child import LAST_LINES
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import read_json
 from tasks.core.lock import Lease, holder_of
 from tasks.core.process import Identity, child_environment, kill_tree
 from tasks.evaluation import results
+from tasks.evaluation.best import Best, standing
 from tasks.evaluation.results import EvaluationResult
 from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import Key
-from tasks.supervision import wandb_file
 from tasks.supervision.status import config_of
+from tasks.supervision.tracking import wandb_file
+from tasks.supervision.tracking.tracker import end_old_core
 
-LAST_LINES = 5
 HTTP_TIMEOUT_S = 5
-STARTS = 5
 PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
 DIGEST_DIGITS = 12
 SYNC_ERROR = "wandb: ERROR"
 KEPT = (
@@ -54,7 +56,7 @@ def start(run: RunFolder) -> subprocess.Popen[bytes]:
     run.wandb.mkdir(exist_ok=True)
     with run.gatherer_log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "tasks.supervision.gatherer", str(run.path)],
+            [sys.executable, "-m", "tasks.supervision.tracking.gatherer", str(run.path)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -64,20 +66,28 @@ def start(run: RunFolder) -> subprocess.Popen[bytes]:
 
 
 class Keeper:
-    """Has a gatherer at work for as long as `keep` is called; one that dies is started again, a few times."""
+    """Has a gatherer at work for as long as `keep` is called; one that dies is started again.
+
+    The pause between two starts doubles from PAUSE_S up to LONGEST_PAUSE_S; a gatherer that lived longer than
+    that has done its work, and the next pause is short again.
+    """
 
     def __init__(self, run: RunFolder, is_wanted: bool) -> None:
         self._run = run
-        self._starts_left = STARTS if is_wanted else 0
+        self._is_wanted = is_wanted
         self._process: subprocess.Popen[bytes] | None = None
-        self._started = -PAUSE_S
+        self._started = -LONGEST_PAUSE_S
+        self._pause_s = PAUSE_S
 
     def keep(self) -> None:
         """Start a gatherer if none of this keeper's lives."""
-        lives = self._process is not None and self._process.poll() is None
-        if lives or self._starts_left == 0 or time.monotonic() - self._started < PAUSE_S:
+        if not self._is_wanted or (self._process is not None and self._process.poll() is None):
             return
-        self._starts_left -= 1
+        since_s = time.monotonic() - self._started
+        if self._process is not None and since_s < self._pause_s:
+            return
+        doubled = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._pause_s = PAUSE_S if self._process is None or since_s > LONGEST_PAUSE_S else doubled
         self._started = time.monotonic()
         self._process = start(self._run)
 
@@ -113,7 +123,17 @@ def inputs(run: RunFolder) -> dict[str, object]:
     """What there is to gather, as the marker of a complete gathering names it."""
     size = run.metrics.stat().st_size if run.metrics.exists() else 0
     evaluations = [[step, task, found.digest] for (step, task), found in results_of(run).items()]
-    return {"metrics_bytes": size, "evaluations": evaluations}
+    chosen = chosen_by_metric(run)
+    best = {} if chosen is None else {"best": [chosen.step, chosen.metric, chosen.value]}
+    return {"metrics_bytes": size, "evaluations": evaluations, **best}
+
+
+def chosen_by_metric(run: RunFolder) -> Best | None:
+    """The run's best checkpoint where a metric of its evaluations has chosen it."""
+    config = config_of(run)
+    asked = config.evaluate is not None and config.evaluate.best is not None
+    found = standing(run, config) if asked else None
+    return None if found is None or found.awaited else found
 
 
 def is_complete(run: RunFolder) -> bool:
@@ -133,6 +153,12 @@ def not_uploaded(run: RunFolder) -> list[Path]:
     """The `.wandb` files, oldest first, of which nobody has confirmed that the server has them."""
     files = wandb_file.files_of(run.wandb)
     return [path for path in files if not wandb_file.synced_of(path).exists() and wandb_file.has_rows(path)]
+
+
+def url(run: RunFolder) -> str | None:
+    """The wandb run's page; None where nothing is gathered online yet."""
+    found = _marker(run).get("url")
+    return None if found is None else str(found)
 
 
 def upload(run: RunFolder) -> str | None:
@@ -195,7 +221,9 @@ def sync(run: RunFolder, timeout_s: float = 300.0) -> int:
     deadline = time.monotonic() + timeout_s
     uploaded = 0
     with Lease(run.gatherer_lease):
+        end_old_core(run)
         for path in not_uploaded(run):
+            wandb_file.cut_torn_end(path)
             says = _sync_one(path, max(deadline - time.monotonic(), 1.0))
             if not wandb_file.synced_of(path).exists():
                 raise TarmacError(

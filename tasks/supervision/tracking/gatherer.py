@@ -1,8 +1,9 @@
 """The only writer of a run's wandb run: reads `metrics.jsonl` and evaluation results, logs each row once.
 
 The `.wandb` files are the ledger: a gatherer starts by reading the uids that they hold and logs only others,
-so one that was killed at any moment is simply started again. It stays as long as the run's agent, and what
-it wrote is read back before it calls the gathering complete.
+so one that was killed at any moment is simply started again. A row with a null, of a number that was not
+finite, is logged again once one without is there: the later row of a uid counts. The gatherer stays as long
+as the run's agent, and what it wrote is read back before it calls the gathering complete.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks.core.errors import TarmacError
-from tasks.core.files import read_json, write_json
+from tasks.core.files import digest, read_json, write_json
 from tasks.core.lock import Held, Lease
 from tasks.runs import metrics, record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
-from tasks.supervision import gathering, wandb_file
-from tasks.supervision.status import agent_is_alive, config_of
-from tasks.supervision.tracker import Mode, Tracker, Unreachable, end_old_core
+from tasks.supervision.status import agent_is_alive, config_of, pause_after
+from tasks.supervision.tracking import gathering, wandb_file
+from tasks.supervision.tracking.tracker import Mode, Tracker, Unreachable, end_old_core
 
 POLL_S = 0.5
 WAIT_S = 60.0
@@ -55,27 +57,39 @@ def evaluation_rows(run: RunFolder) -> list[dict[str, Any]]:
     return rows
 
 
+def best_rows(run: RunFolder, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The row of the best checkpoint, where a metric chose it. Its uid names all that was there to choose by,
+    so the choice that holds last is the last row, which stands in wandb's summary."""
+    chosen = gathering.chosen_by_metric(run)
+    if chosen is None:
+        return []
+    values = {"best/step": chosen.step, f"best/{chosen.metric}": chosen.value}
+    kind = f"best:{digest([inputs['evaluations'], chosen.step, chosen.value])[: gathering.DIGEST_DIGITS]}"
+    return [metrics.make_row(metrics.EVAL_AXIS, chosen.step, kind, values)]
+
+
 class Gatherer:
     """One gatherer's life."""
 
     def __init__(self, run: RunFolder, mode: Mode) -> None:
         self._run = run
         self._mode = mode
-        self._seen = self._on_disk()
+        self._seen, self._next_step = self._on_disk()
         self._offset = 0
         self._tracker: Tracker | None = None
 
     def follow(self) -> dict[str, Any]:
         """Log what comes until the run's agent is gone; returns what was there to gather at the end."""
+        began = time.monotonic()
         while True:
             is_settled = not agent_is_alive(self._run)
             inputs = gathering.inputs(self._run)
             rows, self._offset = metrics.read(self._run.metrics, self._offset)
-            for row in [*rows, *evaluation_rows(self._run)]:
+            for row in [*rows, *evaluation_rows(self._run), *best_rows(self._run, inputs)]:
                 self._log(row)
             if is_settled:
                 return inputs
-            time.sleep(POLL_S)
+            time.sleep(pause_after(time.monotonic() - began, POLL_S))
 
     def close(self) -> str | None:
         """Finish the wandb run and read back what it holds; TarmacError when a row is missing there.
@@ -86,29 +100,44 @@ class Gatherer:
         if self._tracker is not None:
             self._wait_until_on_disk()
             failure = self._tracker.close()
-        missing = self._seen - self._on_disk()
+        missing = self._missing()
         if missing:
             raise TarmacError(
                 f"{len(missing)} rows did not reach the .wandb files in {self._run.wandb}; run again"
             )
         return failure
 
+    @property
+    def url(self) -> str | None:
+        """The wandb run's page; None for one that is offline, or has nothing yet."""
+        return None if self._tracker is None else self._tracker.url
+
     def _log(self, row: dict[str, Any]) -> None:
-        if row["uid"] in self._seen:
+        uid, is_whole = row["uid"], None not in row.values()
+        if self._seen.get(uid, False) or (uid in self._seen and not is_whole):
             return
         if self._tracker is None:
             project = config_of(self._run).track.project
-            self._tracker = Tracker(self._run, self._mode, project, facts_of(self._run))
+            self._tracker = Tracker(self._run, self._mode, project, facts_of(self._run), self._next_step)
         self._tracker.log(row)
-        self._seen.add(row["uid"])
+        self._seen[uid] = is_whole
 
-    def _on_disk(self) -> set[str]:
-        return {str(row.get("uid")) for row in wandb_file.rows_of(self._run.wandb)}
+    def _on_disk(self) -> tuple[dict[str, bool], int]:
+        """The uids in the files, each with whether one of its rows is without a null; and the next step."""
+        rows, next_step = wandb_file.read_all(self._run.wandb)
+        found: dict[str, bool] = {}
+        for row in rows:
+            uid = str(row.get("uid"))
+            found[uid] = found.get(uid, False) or None not in row.values()
+        return found, next_step
+
+    def _missing(self) -> set[tuple[str, bool]]:
+        return self._seen.items() - self._on_disk()[0].items()
 
     def _wait_until_on_disk(self) -> None:
         """Before an online `finish`, which a dead server can cut short, see every row in the file."""
         deadline = time.monotonic() + ON_DISK_TIMEOUT_S
-        while self._mode == "online" and self._seen - self._on_disk() and time.monotonic() < deadline:
+        while self._mode == "online" and self._missing() and time.monotonic() < deadline:
             time.sleep(0.1)
 
 
@@ -118,7 +147,13 @@ def gather(run: RunFolder, wanted: Mode, fallback: str | None) -> None:
     gatherer = Gatherer(run, "offline" if fallback is not None else wanted)
     inputs = gatherer.follow()
     failure = gatherer.close()
-    marker = {"inputs": inputs, "mode": wanted, "not_uploaded": fallback or failure, "at": time.time()}
+    marker = {
+        "inputs": inputs,
+        "mode": wanted,
+        "not_uploaded": fallback or failure,
+        "url": gatherer.url or gathering.url(run),
+        "at": time.time(),
+    }
     write_json(run.gathered, marker)
 
 
@@ -150,7 +185,7 @@ def main(run_folder: str, fallback: str | None = None) -> int:
         lease.release()
     # A process in which wandb failed to open a run cannot open it again, so a fresh one goes on. Its
     # environment loses WANDB_SERVICE, by which it would look for the `wandb-core` that is gone.
-    command = [sys.executable, "-m", "tasks.supervision.gatherer", run_folder, fallback]
+    command = [sys.executable, "-m", "tasks.supervision.tracking.gatherer", run_folder, fallback]
     os.execve(sys.executable, command, gathering.environment(os.environ))
 
 

@@ -1,0 +1,141 @@
+"""What the agent writes of its attempt: the run's state and reason, `exit.json`, findings."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tasks.core.engines.slurm_queue import own_job
+from tasks.core.files import append_line, write_json
+from tasks.core.findings import Finding
+from tasks.core.lock import Lease
+from tasks.core.process import Identity
+from tasks.runs import jobs, ledger, phases, provenance, record
+from tasks.runs.folder import RunFolder
+from tasks.runs.record import UNDER_WAY, Attempt, RunRecord, State
+
+
+class Journal:
+    """One attempt as the run's files tell it.
+
+    Only the holder of the run's lease may write: each method raises TarmacError where that is somebody else.
+    """
+
+    def __init__(self, run: RunFolder, lease: Lease) -> None:
+        """`lease` is the run's, and held."""
+        self._run = run
+        self._lease = lease
+        self.record = record.load(run)
+        self.number = len(self.record.attempts) + 1
+
+    def begin(self) -> None:
+        """Close what earlier attempts left open and enter this one."""
+        now = time.time()
+        closed = [
+            old
+            if old.ended is not None
+            else old.model_copy(update={"ended": self._last_sign_of(old), "outcome": old.outcome or "lost"})
+            for old in self.record.attempts
+        ]
+        mine = Identity.mine()
+        attempt = Attempt(
+            started=now,
+            host=mine.host,
+            boot_id=mine.boot_id,
+            pid=mine.pid,
+            pid_started=mine.started,
+            pid_ticks=mine.ticks,
+            job=own_job() or os.environ.get(jobs.CONTROLLER),
+            code_digest=provenance.code_digest(),
+            versions=provenance.versions(),
+        )
+        changes: dict[str, Any] = {}
+        if self.is_to_train:
+            changes = {"state": "running", "reason": ""}
+        elif self.record.state in UNDER_WAY:
+            changes = {"state": "failed", "reason": "its agent was killed; start the run again: it resumes"}
+        self._run.logs(self.number).mkdir(parents=True, exist_ok=True)
+        self._save(self.record.having(attempts=[*closed, attempt], **changes))
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the training has come to its end, in this attempt or an earlier one."""
+        return self.record.state == "succeeded"
+
+    @property
+    def is_to_train(self) -> bool:
+        """Whether the attempt is asked to train and there is something left to."""
+        return self.record.goal == "train" and not self.is_trained
+
+    def say(self, state: State, reason: str = "") -> None:
+        """The run is in this state now, and why."""
+        if (self.record.state, self.record.reason) != (state, reason):
+            self._save(self.record.having(state=state, reason=reason))
+
+    def find(self, findings: Sequence[Finding]) -> None:
+        """Add findings to `findings.jsonl`."""
+        self._lease.require()
+        for finding in findings:
+            line = {**asdict(finding), "attempt": self.number, "t": time.time()}
+            append_line(self._run.findings, json.dumps(line, ensure_ascii=False))
+
+    def training_ended(
+        self, told: Mapping[str, Any], state: State, signal: str | None, queued_again: str | None
+    ) -> None:
+        """The training is judged: `told` is the content of `exit.json`, and `state` its outcome.
+
+        `signal` is what it obeyed when it ended, if it did; `queued_again` is why its job is to come again.
+        """
+        self._write_exit(told)
+        judged = self.record.having_last(outcome=state, signal=signal)
+        if queued_again is None:
+            self._save(judged.having(state=state, reason=told["reason"]))
+        else:
+            self._save(judged.having(state="queued", reason=queued_again))
+
+    def stopped_before_training(self, reason: str, signal: str | None) -> None:
+        """The attempt was stopped while it waited or measured."""
+        started = self.record.attempts[-1].started
+        ended = {"outcome": "cancelled", "reason": reason, "started": started, "ended": time.time()}
+        self.training_ended(ended, "cancelled", signal, None)
+
+    def evaluations_stopped(self, reason: str) -> None:
+        """The attempt leaves before its evaluations are final."""
+        self._save(self.record.having_last(stopped=reason))
+
+    def give_up(self, reason: str) -> None:
+        """Close the record after an error: a training that could not be judged has failed."""
+        trains = self.record.state in UNDER_WAY
+        outcome = self.record.attempts[-1].outcome or ("failed" if trains else "evaluated")
+        changes = {"state": "failed", "reason": reason} if trains else {}
+        self._save(self.record.having_last(ended=time.time(), outcome=outcome).having(job=None, **changes))
+
+    def end(self, is_to_be_queued_again: bool) -> None:
+        """Close this attempt; one that trained nothing has its `exit.json` only now."""
+        now = time.time()
+        attempt = self.record.attempts[-1]
+        if attempt.outcome is None:
+            told = {"outcome": "evaluated", "reason": "", "started": attempt.started, "ended": now}
+            self._write_exit(told)
+        outcome = attempt.outcome or "evaluated"
+        job = self.record.job if is_to_be_queued_again else None
+        self._save(self.record.having_last(ended=now, outcome=outcome).having(job=job))
+
+    def _last_sign_of(self, attempt: Attempt) -> float:
+        """When the training or the evaluations of an attempt whose agent was killed were last heard of."""
+        phase = phases.read(self._run.phase())
+        signs = [entry.at for entry in ledger.read(self._run.ledger)]
+        return max([attempt.started, *signs, *([phase.at] if phase is not None else [])])
+
+    def _write_exit(self, told: Mapping[str, Any]) -> None:
+        self._lease.require()
+        write_json(self._run.exit(self.number), told)
+
+    def _save(self, changed: RunRecord) -> None:
+        self._lease.require()
+        self.record = changed
+        record.save(self._run, changed)

@@ -1,0 +1,185 @@
+"""Ends a run: asks its processes to leave, ends those that do not, and tells which they were and that none is
+left.
+
+A process is known by what the run's folder says of it, and by the session that it shares with one that is
+known: loader workers, controllers of jobs and whatever else they started. What lives on another machine is
+asked too, but cannot be seen from here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from tasks.core.engines.slurm_queue import SlurmJob
+from tasks.core.files import read_json
+from tasks.core.lock import Held, Holder, Lease, holder_of
+from tasks.core.process import Identity, kill_tree
+from tasks.loader import worker_state
+from tasks.runs import ledger, record, stop
+from tasks.runs.folder import RunFolder
+from tasks.runs.job import Job
+from tasks.runs.record import OVER, UNDER_WAY
+from tasks.runs.stop import Who
+from tasks.supervision.status import agent_is_alive
+
+POLL_S = 0.25
+STOP_S = 50.0
+"""How long a run that is stopped may take to leave by itself: the agent's own grace, and a little."""
+ORPHANS_S = 5.0
+"""How long what no agent holds any more may take: a training ends with its agent, a job does not."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a run, or a job in Slurm; `what` is it in words, such as `zero_shot of step 200`."""
+
+    what: str
+    identity: Identity | SlurmJob
+
+    def __str__(self) -> str:
+        if isinstance(self.identity, SlurmJob):
+            return f"{self.what} ({self.identity})"
+        return f"{self.what} (process {self.identity.pid})"
+
+    def to_json(self) -> dict[str, Any]:
+        if isinstance(self.identity, SlurmJob):
+            return {"what": self.what, "slurm_job": self.identity.id}
+        return {"what": self.what, "pid": self.identity.pid}
+
+    def kill(self) -> None:
+        if isinstance(self.identity, SlurmJob):
+            self.identity.cancel()
+        else:
+            kill_tree(self.identity)
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What became of a run's processes: those that `ended`, of them those `forced` to, and those `left`.
+
+    `elsewhere` is the agent, where it lives on another machine or in another container.
+    """
+
+    ended: tuple[Process, ...]
+    forced: tuple[Process, ...]
+    left: tuple[Process, ...]
+    elsewhere: Holder | None = None
+
+
+def cancel(run: RunFolder, reason: str = "cancelled by the user", who: Who = "user") -> bool:
+    """Ask the run to stop at its next step, writing a checkpoint; True when somebody is there to obey.
+
+    A run that nobody works on is marked cancelled unless it is over. A job that waits in Slurm's queue is
+    taken out of it.
+    """
+    stop.ask(run, who, reason)
+    job = record.load(run).job
+    slurm = None if job is None else Job.from_json(job).slurm
+    if slurm is not None and slurm.waiting:
+        slurm.cancel(if_pending=True)
+    if agent_is_alive(run):
+        return True
+    with Lease(run.lease):
+        state = record.load(run)
+        if state.state not in OVER:
+            record.save(run, state.having(state="cancelled", reason=reason, job=None))
+        run.stop.unlink(missing_ok=True)
+    return False
+
+
+def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float = STOP_S) -> Stopped:
+    """Cancel the run and wait until no process of it lives; what is left after `patience_s` is killed.
+
+    A training that obeys leaves a checkpoint of its last step.
+    """
+    seen = _living(run)  # a process that is leaving takes its name from the record before it has ended
+    obeys = True
+    with contextlib.suppress(Held):  # somebody is preparing a start of it, which is not ours to stop
+        obeys = cancel(run, reason, who)
+    deadline = time.monotonic() + (patience_s if obeys else min(patience_s, ORPHANS_S))
+    forced: tuple[Process, ...] = ()
+    while left := _alive({**seen, **_living(run)}):
+        seen |= left
+        if time.monotonic() > deadline:
+            forced = tuple(left.values())
+            for process in forced:
+                process.kill()
+            break
+        time.sleep(POLL_S)
+    in_slurm = any(isinstance(identity, SlurmJob) for identity in seen)
+    if in_slurm and record.load(run).state in UNDER_WAY:  # Slurm ended it before it could write that down
+        with contextlib.suppress(Held):
+            cancel(run, reason, who)
+    left = _alive({**seen, **_living(run)})
+    ended = tuple(process for identity, process in seen.items() if identity not in left)
+    return Stopped(ended, forced, tuple(left.values()), _elsewhere(run))
+
+
+def _alive(processes: Mapping[Identity | SlurmJob, Process]) -> dict[Identity | SlurmJob, Process]:
+    return {identity: process for identity, process in processes.items() if identity.is_alive()}
+
+
+def _living(run: RunFolder) -> dict[Identity | SlurmJob, Process]:
+    """Those that live on this machine or in Slurm."""
+    named: dict[Identity | SlurmJob, Process] = {}
+    for process in _recorded(run):
+        named.setdefault(process.identity, process)
+    known = _alive(named)
+    here = {one.pid: process.what for one, process in known.items() if isinstance(one, Identity)}
+    sessions = {_session(pid): what for pid, what in here.items()}
+    sessions.pop(_session(os.getpid()), None)
+    sessions.pop(None, None)
+    for pid in psutil.pids():
+        owner = None if pid in here else sessions.get(_session(pid))
+        if owner is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                identity = Identity.of(pid)
+                known[identity] = Process(f"started by {owner}", identity)
+    return _alive(known)
+
+
+def _recorded(run: RunFolder) -> Iterator[Process]:
+    """The agent, the training, its loader workers, the evaluation jobs and the gatherer, as the run's folder
+    has them, living or dead; the first name of a process is its best."""
+    state = record.load(run)
+    holder = holder_of(run.lease)
+    if state.job is not None:
+        yield Process("job of the agent", Job.from_json(state.job, run.path).identity)
+    if holder is not None and state.attempts and state.attempts[-1].is_of(holder.identity):
+        yield Process("agent", holder.identity)
+    for path in run.attempts.glob("*/rank_*.json"):
+        rank = path.stem.removeprefix("rank_")
+        yield Process(f"training, rank {rank}", Identity.from_json(read_json(path)))
+    for worker in worker_state.read_all(run.workers):
+        yield Process(f"loader worker {worker.worker} of rank {worker.rank}", worker.identity)
+    entries = ledger.read(run.ledger)
+    open_ones = {key for key, entry in ledger.fold(entries).items() if not entry.is_final}
+    for entry in entries:
+        job = None if entry.job is None else Job.from_json(entry.job, run.path)
+        if job is not None and (job.slurm is None or entry.key in open_ones):  # or squeue is asked a lot
+            yield Process(f"job of {entry.task} of step {entry.step}", job.identity)
+    for path in run.evaluations.glob("step_*/.*.lease"):
+        if (evaluating := holder_of(path)) is not None:
+            task, step = path.stem.removeprefix("."), path.parent.name.removeprefix("step_")
+            yield Process(f"{task} of step {step}", evaluating.identity)
+    if (gatherer := holder_of(run.gatherer_lease)) is not None:
+        yield Process("gatherer", gatherer.identity)
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+
+
+def _elsewhere(run: RunFolder) -> Holder | None:
+    holder = holder_of(run.lease)
+    return holder if holder is not None and not holder.identity.is_visible and holder.is_alive() else None
