@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tasks.core.errors import DataError, TarmacError
 from tasks.dataset.manifest import Manifest, read_manifest
-from tasks.dataset.quarantine import Entry, told
+from tasks.dataset.quarantine import Quarantined, left_out_text
 from tasks.dataset.rejects import RejectGroup, count_groups, read_groups
 from tasks.models.held_out import held_out
 from tasks.runs.data import version_path
@@ -40,7 +40,7 @@ class Account:
         return held_out(self.manifest.splits) if self.manifest else None
 
 
-def read_account(ref: DataRef, private: bool, quarantined: Iterable[Entry] = ()) -> Account:
+def read_account(ref: DataRef, private: bool, quarantined: Iterable[Quarantined] = ()) -> Account:
     """The account of one dataset of a run that left those in quarantine out; examples of rejects only where
     it is not private."""
     path = version_path(ref)
@@ -50,7 +50,7 @@ def read_account(ref: DataRef, private: bool, quarantined: Iterable[Entry] = ())
         manifest = read_manifest(path)
     except TarmacError as error:
         why = f"Version {ref.version} cannot be read: {str(error).splitlines()[0]}"
-        return Account(name, ref.version, path, left_out=told({}, mine), why_none=why)
+        return Account(name, ref.version, path, left_out=left_out_text({}, mine), why_none=why)
     rejects, why_no_examples = count_groups(manifest.rejects), ""
     if rejects:
         try:
@@ -63,6 +63,6 @@ def read_account(ref: DataRef, private: bool, quarantined: Iterable[Entry] = ())
         path,
         manifest,
         rejects,
-        left_out=told(manifest.splits, mine),
+        left_out=left_out_text(manifest.splits, mine),
         why_no_examples=why_no_examples,
     )

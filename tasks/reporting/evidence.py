@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.core import config, quarantine
+from tasks.core import config, quarantine_file
 from tasks.core.errors import TarmacError
 from tasks.core.files import blake3_file, digest, read_lines
 from tasks.core.schema import Config
 from tasks.evaluation import results
+from tasks.evaluation.best import Best, standing
 from tasks.evaluation.results import EvaluationResult
 from tasks.loader.settings import LoaderSettings, read_settings
 from tasks.runs import ledger, metrics, record
@@ -41,13 +42,17 @@ class Evidence:
     findings: list[dict[str, Any]] = field(default_factory=list)
     replaced: list[dict[str, Any]] = field(default_factory=list)
     """The lines of every rank on the bad samples that it trained without."""
-    quarantined: list[quarantine.Entry] = field(default_factory=list)
+    quarantined: list[quarantine_file.Quarantined] = field(default_factory=list)
     """The samples that the run left out from its start."""
-    best_step: int | None = None
-    """Step of `checkpoints/best`."""
+    best: Best | None = None
+    """What `checkpoints/best` points at."""
     last_checkpoint: int = 0
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """File, relative to the run's folder, and why it could not be read."""
+
+    @property
+    def best_step(self) -> int | None:
+        return None if self.best is None else self.best.step
 
     @property
     def private(self) -> bool:
@@ -68,12 +73,13 @@ def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
             unreadable[str(path.relative_to(run.path))] = str(error).strip().splitlines()[0]
             return None
 
+    settings = attempt(run.config, config.reload)
     read_results = [attempt(path, _read_result) for path in _result_files(run)]
     steps = [_step_of(path.name) for path in run.checkpoints.glob("step_*")]
     return Evidence(
         run=run,
         record=attempt(run.record, lambda _: record.load(run)),
-        config=attempt(run.config, config.reload),
+        config=settings,
         config_text=attempt(run.config, lambda path: path.read_text("utf-8", "replace")) or "",
         rows=(attempt(run.metrics, lambda path: metrics.read(path)[0]) or []) if metrics_too else [],
         loader=attempt(run.loader, read_settings),
@@ -81,8 +87,8 @@ def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
         ledger=ledger.fold(filter(_is_entry, attempt(run.ledger, ledger.read) or [])),
         findings=attempt(run.findings, _lines) or [],
         replaced=[line for path in run.all_replaced() for line in attempt(path, _lines) or []],
-        quarantined=attempt(run.quarantine, quarantine.read) or [],
-        best_step=_step_of(run.best.resolve().name) if run.best.exists() else None,
+        quarantined=attempt(run.quarantine, quarantine_file.read) or [],
+        best=attempt(run.best, lambda _: standing(run, settings)) if settings is not None else None,
         last_checkpoint=max((step for step in steps if step is not None), default=0),
         unreadable=unreadable,
     )

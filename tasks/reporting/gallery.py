@@ -7,7 +7,7 @@ behind. Nothing here is called for a private dataset.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,20 @@ from tasks.core.errors import DataError
 from tasks.core.pages import image_uri
 from tasks.core.units import shorten
 from tasks.dataset.formats.images import MEMBERS as IMAGE_MEMBERS
-from tasks.evaluation.results import Prediction
+from tasks.dataset.formats.volumes import stored
+from tasks.dataset.formats.volumes.geometry import ZYX, axes_of, spacing_of
+from tasks.dataset.preview.pictures import slices
+from tasks.dataset.rejects import Reject
+from tasks.evaluation.results import Prediction, is_right
 from tasks.loader.bad import BadSampleError
-from tasks.loader.decoders import decode_text, image_of
+from tasks.loader.decoders import decode_image, decode_json, decode_text, volume_of
 from tasks.loader.indexed import IndexedReader
 
 MOST = 24
+MOST_PICTURES = 4
+"""Of one conversation."""
+PLANES_SHOWN = 3
+"""Axial, coronal and sagittal; the same in a second window would follow."""
 TINY = 64
 """Images below this many pixels on both sides are shown as they are, pixel by pixel."""
 LONGEST = 240
@@ -31,15 +39,17 @@ LONGEST = 240
 
 @dataclass(frozen=True)
 class Item:
-    """One sample as the page shows it; `image` is a data URI or None, `right` None without a prediction."""
+    """One sample as the page shows it; `image` is a data URI or None, `right` None without predictions."""
 
     caption: str
     alt: str
     image: str | None = None
     width: int = 0
     height: int = 0
-    label: str | None = None
-    predicted: str | None = None
+    said: Sequence[Prediction] = ()
+    """What the model says of it: one figure, or an answer to each of its questions."""
+    others: Sequence[str] = ()
+    """The data URIs of further pictures: of a conversation, or slices of a scan."""
     is_bad: bool = False
     """Whether it cannot be read as it was written; the caption says why."""
 
@@ -48,11 +58,20 @@ class Item:
         return max(self.width, self.height) < TINY
 
     @property
+    def is_conversation(self) -> bool:
+        return any(one.question and one.score is None for one in self.said)
+
+    @property
+    def verdicts(self) -> list[bool]:
+        """Whether each prediction is right."""
+        return [is_right(one) for one in self.said]
+
+    @property
     def right(self) -> bool | None:
-        return None if self.predicted is None else self.predicted == self.label
+        return all(self.verdicts) if self.said else None
 
 
-def read_items(version: Path, split: str, predictions: Mapping[str, Prediction]) -> list[Item]:
+def read_items(version: Path, split: str, predictions: Mapping[str, Sequence[Prediction]]) -> list[Item]:
     """The first samples of a split in storage order; DataError or OSError when the split cannot be read.
 
     A sample that cannot be read or decoded is shown without its image, and its caption says why.
@@ -65,26 +84,49 @@ def read_items(version: Path, split: str, predictions: Mapping[str, Prediction])
         except BadSampleError as error:
             items.append(Item(str(error), f"Held-out image {position + 1}", is_bad=True))
             continue
-        prediction = predictions.get(sample.key)
-        said = (prediction.label, prediction.predicted) if prediction else (None, None)
-        items.append(_item(sample.members, position + 1, *said))
+        items.append(_item(sample.members, position + 1, predictions.get(sample.key, ())))
     return items
 
 
-def _item(members: Mapping[str, bytes], number: int, label: str | None, predicted: str | None) -> Item:
+def _item(members: Mapping[str, bytes], number: int, said: Sequence[Prediction]) -> Item:
     alt = f"Held-out image {number}"
+    caption = _caption(members)
+    if stored.member_of(members) is not None:
+        return _scan(members, caption, number, said)
+    pictures = [name for name in sorted(members) if name.rpartition(".")[2] in IMAGE_MEMBERS]
+    if not pictures:
+        return Item(caption, alt, said=said)
     try:
-        caption = shorten(decode_text(members["txt"])) if "txt" in members else "no caption"
+        encoded = [_encode(decode_image(members[name])) for name in pictures[:MOST_PICTURES]]
     except DataError as error:
-        caption = str(error)
-    if not any(name in members for name in IMAGE_MEMBERS):
-        return Item(caption, alt, label=label, predicted=predicted)
+        return Item(f"{caption} ({error})", alt, said=said)
+    uri, width, height = encoded[0]
+    return Item(caption, alt, uri, width, height, said, [other for other, _, _ in encoded[1:]])
+
+
+def _scan(members: Mapping[str, bytes], caption: str, number: int, said: Sequence[Prediction]) -> Item:
+    """A CT volume by three slices through its middle, in the window of the lungs."""
+    alt = f"Held-out scan {number}"
     try:
-        picture = image_of(members)
+        facts = decode_json(members.get("json", b"{}"))
+        axes = axes_of(facts.get("axes")) or ZYX
+        spacing = spacing_of(facts.get("spacing_mm"), axes)
+        first, *others = slices(volume_of(members), axes, spacing, alt)[:PLANES_SHOWN]
+    except (DataError, Reject, AttributeError) as error:
+        return Item(f"{caption} ({error})", alt, said=said)
+    return Item(caption, alt, first.uri, first.width, first.height, said, [one.uri for one in others])
+
+
+def _caption(members: Mapping[str, bytes]) -> str:
+    """What the sample says of itself; of a conversation how it begins."""
+    try:
+        if "txt" in members:
+            return shorten(decode_text(members["txt"]))
+        facts = decode_json(members["json"]) if "json" in members else {}
     except DataError as error:
-        return Item(f"{caption} ({error})", alt, label=label, predicted=predicted)
-    uri, width, height = _encode(picture)
-    return Item(caption, alt, uri, width, height, label, predicted)
+        return str(error)
+    turns = facts.get("messages") if isinstance(facts, dict) else None
+    return shorten(turns[0]["user"]) if turns else "no caption"
 
 
 def _encode(picture: Image.Image) -> tuple[str, int, int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.core.errors import TarmacError
 from tasks.core.pages import render
-from tasks.core.quarantine import NAME
+from tasks.core.quarantine_file import NAME
 from tasks.core.units import count, counted
 from tasks.evaluation import results
 from tasks.reporting.accounts import Account, read_account
@@ -23,6 +23,9 @@ from tasks.reporting.notes import Note, first_of, notes
 from tasks.reporting.plots import summarize, training_charts
 from tasks.reporting.portrait import portrait
 from tasks.reporting.scores import Headline, headline_of, task_views
+
+CAPTIONS: Mapping[str, str] = {"volume_report": "reports", "chat": "questions"}
+"""What the texts of a modality's samples are called."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,10 @@ def _values(evidence: Evidence) -> dict[str, Any]:
         "notes": notes(
             evidence, [*_left_out(evidence, accounts), *_broken_data(accounts), *_broken_samples(gallery)]
         ),
-        "tasks": task_views(evidence.results),
+        "tasks": task_views(evidence.results, evidence.best_step),
+        "best": evidence.best,
         "best_step": evidence.best_step,
+        "is_chosen_by_headline": _is_chosen_by(first, evidence),
         "tuning": evidence.loader,
         "datasets": accounts,
         "reject_budget": evidence.config.dataset.reject_budget if evidence.config is not None else None,
@@ -68,6 +73,13 @@ def _values(evidence: Evidence) -> dict[str, Any]:
         "config_text": evidence.config_text,
         "gather": f"tarmac gather {evidence.run.handle} --sync" if _is_tracked(evidence) else None,
     }
+
+
+def _is_chosen_by(first: Headline | None, evidence: Evidence) -> bool:
+    """Whether the best checkpoint was chosen by the very figure that stands first, which flatters it."""
+    if first is None or evidence.best is None:
+        return False
+    return evidence.best.metric == results.full_name(first.task, first.metric)
 
 
 def _is_tracked(evidence: Evidence) -> bool:
@@ -82,17 +94,19 @@ def _gallery(evidence: Evidence, accounts: Sequence[Account], first: Headline | 
     if account is None or account.held_out is None:
         return Gallery("There is no version of the data with a held-out split to show.")
     split = first.split if first is not None else account.held_out
+    modality = account.manifest.modality if account.manifest is not None else ""
     said = results.read_predictions(evidence.run, first.step, first.task) if first is not None else {}
     try:
         items = read_items(account.path, split, said)
     except (TarmacError, OSError, ValueError) as error:
         why = f"The held-out samples cannot be read: {str(error).splitlines()[0]}"
         return Gallery(why, is_broken=True)
-    shown = f"The first {counted(len(items), 'sample')} of the split {split} with their captions"
+    texts = CAPTIONS.get(modality, "captions")
+    shown = f"The first {counted(len(items), 'sample')} of the split {split} with their {texts}"
     bad = [item.caption for item in items if item.is_bad]
     if bad:
         shown = f"{len(bad)} of these held-out samples cannot be read: {bad[0]}. {shown}"
-    judged = Counter(item.right for item in items if item.right is not None)
+    judged = Counter(verdict for item in items for verdict in item.verdicts)
     if first is None or not judged:
         return Gallery(f"{shown}. No predictions were kept for them.", items, bool(bad))
     verdict = f"{count(judged[True])} right, {count(judged[False])} wrong"

@@ -82,6 +82,14 @@ class Panel:
 
 PANELS = (
     Panel("Loss", "loss", {"train/loss": "training", "val/loss": "validation"}),
+    Panel(
+        "Student and teachers",
+        "cross entropy",
+        {
+            "train/distillation": "the student's with the teachers",
+            "train/teacher_entropy": "the teachers' own",
+        },
+    ),
     Panel("Learning rate", "learning rate", {"train/lr": "learning rate"}),
     Panel("Throughput", "samples/s", {"train/samples_per_s": "samples/s"}),
     Panel("Waiting for data", "share of time", {"train/data_wait": "share of time"}, "share"),
@@ -92,6 +100,11 @@ def training_charts(rows: Sequence[Row]) -> list[Chart]:
     """One chart a panel; a panel without any value is left out."""
     charts = [_chart(panel, rows) for panel in PANELS]
     return [chart for chart in charts if chart is not None]
+
+
+def loss_chart(rows: Sequence[Row]) -> Chart | None:
+    """The first of them; None when no row has a loss."""
+    return _chart(PANELS[0], rows)
 
 
 LOW_SHARE = 0.2

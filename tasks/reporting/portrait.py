@@ -6,9 +6,13 @@ have is left out.
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from tasks.core.units import count, counted, duration, percent, when
 from tasks.runs.folder import RunFolder
@@ -123,18 +127,30 @@ def _model(fields: Mapping[str, Any]) -> str:
     if not isinstance(model, dict):
         return str(fields.get("recipe", ""))
     named = [str(model["name"])] if "name" in model else []
-    named += [f"{key} {value}" for key, value in model.items() if key != "name"]
+    named += [f"{key} {_flow(value)}" for key, value in model.items() if key != "name"]
     return f"{fields.get('recipe', 'model')}: {', '.join(named)}"
+
+
+def _flow(value: Any) -> str:
+    """A value of the config as a person writes it on one line: words as a command, others as in YAML."""
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return shlex.join(value)
+    if not isinstance(value, list | dict):
+        return str(value)
+    return str(yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)).strip()
 
 
 def _learning_rate(fields: Mapping[str, Any]) -> str:
     rate, warmup = fields.get("lr"), fields.get("warmup")
+    if isinstance(rate, dict):
+        return ", ".join(f"{part} {value:g}" for part, value in rate.items())
     if not isinstance(rate, int | float):
         return str(rate or "")
+    then = "constant" if fields.get("schedule") == "constant" else "falling as a cosine"
     if not warmup or not isinstance(warmup, int | float):
-        return f"{rate:g}, falling as a cosine"
+        return f"{rate:g}, {then}"
     steps = f"{count(warmup)} steps" if warmup >= 1 else f"{percent(warmup)} of the steps"
-    return f"{rate:g} after a warm-up of {steps}, then falling as a cosine"
+    return f"{rate:g} after a warm-up of {steps}, then {then}"
 
 
 def _text(fields: Mapping[str, Any], key: str, words: str = "{}") -> str:

@@ -22,7 +22,16 @@ TITLES = {
     "top1": "Accuracy",
     "top5": "Top-5 accuracy",
     "mean_per_class": "Mean accuracy per class",
+    "multilabel": "Findings",
+    "auroc_mean": "Mean AUROC",
+    "f1_mean": "Mean F1",
+    "accuracy_mean": "Mean accuracy",
+    "precision_mean": "Mean precision",
     "retrieval": "Retrieval",
+    "vlm": "Questions about pictures",
+    "exact_match": "Exact match",
+    "validation_loss": "Validation loss",
+    "loss": "Loss",
     "image_to_text_R@1": "Image to text, R@1",
     "image_to_text_R@5": "Image to text, R@5",
     "image_to_text_R@10": "Image to text, R@10",
@@ -35,6 +44,8 @@ TITLES = {
 """Words for names that a newcomer cannot know; any other name speaks for itself."""
 
 TRAIN = "train"
+MOST_BESIDE = 3
+"""Metrics of a table that finds room beside a chart."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,8 @@ class Headline:
 
     @property
     def sort_of_samples(self) -> str:
+        if not self.split:
+            return "samples"  # of data that another program brought
         return "samples that it was trained on" if self.is_of_training else "held-out samples"
 
     @property
@@ -82,6 +95,22 @@ class Headline:
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
+Cell = tuple[float | None, tuple[float | None, float | None]]
+"""A figure and its interval, each None where there is none."""
+BY_LABEL = (("auroc", "AUROC"), ("f1", "F1"), ("accuracy", "Accuracy"), ("precision", "Precision"))
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """One result of a task that judges several labels, label by label."""
+
+    step: int
+    titles: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+    """Each label with a cell for every title."""
+    notes: Sequence[str]
+
+
 @dataclass(frozen=True)
 class TaskView:
     """One task over the evaluated checkpoints: a chart of its first metric, and all results by step."""
@@ -93,6 +122,13 @@ class TaskView:
     chart: Chart | None
     """None where no value is a finite number."""
     results: Sequence[EvaluationResult]
+    labels: LabelTable | None = None
+    """None for a task whose metrics are not by label."""
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the table of all metrics takes the page's whole width."""
+        return len(self.metrics) > MOST_BESIDE
 
     @property
     def samples(self) -> int | None:
@@ -120,8 +156,9 @@ def headline_of(
     return None
 
 
-def task_views(results: Sequence[EvaluationResult]) -> list[TaskView]:
-    """A view a task that has at least one metric, in order of their names."""
+def task_views(results: Sequence[EvaluationResult], best_step: int | None = None) -> list[TaskView]:
+    """A view a task that has at least one metric, in order of their names; labels as of the checkpoint of
+    `best_step`, or else of the last."""
     views = []
     for task in sorted({result.task for result in results}):
         found = _by_step(results, task)
@@ -132,9 +169,30 @@ def task_views(results: Sequence[EvaluationResult]) -> list[TaskView]:
         measured = [result for result in found if math.isfinite(result.metrics.get(first, math.nan))]
         scores = [Score(result.step, result.metrics[first], *_interval(result, first)) for result in measured]
         chart = evaluation_chart(title_of(first), scores, _chance(found[-1], first)) if scores else None
-        titles = [(name, title_of(name)) for name in metrics]
-        views.append(TaskView(task, title_of(task), titles, chart, found))
+        chosen = next((result for result in found if result.step == best_step), found[-1])
+        labels = _label_table(chosen)
+        shown = [name for name in metrics if labels is None or name.endswith("_mean")]
+        titles = [(name, title_of(name)) for name in shown]
+        views.append(TaskView(task, title_of(task), titles, chart, found, labels))
     return views
+
+
+def _label_table(result: EvaluationResult) -> LabelTable | None:
+    """Of a result with a figure for each label beside the mean of all."""
+    first = f"{BY_LABEL[0][0]}_"
+    labels = [name.removeprefix(first) for name in result.metrics if name.startswith(first)]
+    if "mean" not in labels:
+        return None
+    rows = [
+        (label, [_cell(result, f"{metric}_{label}") for metric, _ in BY_LABEL])
+        for label in labels
+        if label != "mean"
+    ]
+    return LabelTable(result.step, [title for _, title in BY_LABEL], rows, result.notes)
+
+
+def _cell(result: EvaluationResult, name: str) -> Cell:
+    return result.metrics.get(name), _interval(result, name)
 
 
 def title_of(name: str) -> str:
