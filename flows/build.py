@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from prefect import flow
-
-from flows.parameters import Overrides, configured
-from tasks.build import build, publish
-from tasks.stage import StageResult
-from tasks.verify import verify
+from flows import events
+from flows.lifecycle import concerns, tarmac_flow
+from flows.parameters import ConfigFile, Overrides, configured
+from flows.stages import Stages, make_dataset
 
 
-@flow(name="build", result_serializer="json")
+@tarmac_flow("build")
 def build_flow(
-    config: Path,
+    config: ConfigFile,
     overrides: Overrides | None = None,
     rehash: bool = False,
     accept_loss: bool = False,
     wait: bool = True,
-) -> list[StageResult]:
+) -> Stages:
     """Build the dataset of a config; what is up to date is left as it is.
 
     Args:
@@ -29,7 +25,8 @@ def build_flow(
         accept_loss: Take a version that has lost more than 5 % of the samples before.
         wait: Wait while somebody else builds this dataset; otherwise fail.
     """
-    plan = configured(config, overrides)
-    built = build(plan, rehash=rehash, accept_loss=accept_loss, waits=wait)
-    version = Path(built["details"]["version"])
-    return [built, verify(plan, version), publish(plan, version)]
+    settings = configured(config, overrides)
+    concerns(settings)
+    _, stages = make_dataset(settings, rehash=rehash, accept_loss=accept_loss, waits=wait)
+    events.rebuilt(settings, stages[0].details, "build")
+    return stages

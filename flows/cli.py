@@ -37,31 +37,40 @@ REFUSED = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM)
 
 COMMANDS = {
     "Begin": (
-        "flows.projects:example",
-        "flows.projects:init",
-        "flows.projects:plan",
-        "flows.projects:schema",
+        "flows.commands.projects:example",
+        "flows.commands.projects:init",
+        "flows.commands.projects:plan",
+        "flows.commands.projects:schema",
+        "flows.commands.weights:fetch",
     ),
     "Pipeline": (
-        "flows.training:run",
-        "flows.datasets:build",
-        "flows.training:bench",
-        "flows.training:train",
-        "flows.training:evaluate",
+        "flows.commands.training:run",
+        "flows.commands.datasets:build",
+        "flows.commands.training:bench",
+        "flows.commands.training:train",
+        "flows.commands.training:evaluate",
     ),
     "Datasets": (
-        "flows.soundness:verify",
-        "flows.soundness:repair",
-        "flows.soundness:look",
-        "flows.datasets:versions",
+        "flows.commands.soundness:verify",
+        "flows.commands.soundness:repair",
+        "flows.commands.soundness:look",
+        "flows.commands.datasets:versions",
+        "flows.commands.datasets:index",
+        "flows.commands.datasets:reinforce",
     ),
     "Runs": (
-        "flows.runs:status",
-        "flows.runs:cancel",
-        "flows.runs:gather",
-        "flows.runs:report",
+        "flows.commands.runs:status",
+        "flows.commands.runs:cancel",
+        "flows.commands.runs:gather",
+        "flows.commands.runs:report",
+        "flows.commands.exports:export",
     ),
-    "Prefect": ("flows.projects:deploy",),
+    "Diagnosis": (
+        "flows.commands.diagnosis:preflight",
+        "flows.commands.examination:doctor",
+        "flows.commands.examination:watch",
+    ),
+    "Prefect": ("flows.commands.operations:up", "flows.commands.operations:deploy"),
 }
 """The function of each command, by the group that `tarmac --help` lists it in."""
 
@@ -69,10 +78,21 @@ NAMES = tuple(path.rpartition(":")[2] for paths in COMMANDS.values() for path in
 
 EXTRAS = {
     **dict.fromkeys(
-        ("torch", "torchvision", "open_clip", "webdataset", "safetensors", "sklearn", "submitit"), "train"
+        (
+            "torch",
+            "torchvision",
+            "open_clip",
+            "huggingface_hub",
+            "webdataset",
+            "safetensors",
+            "sklearn",
+            "submitit",
+        ),
+        "train",
     ),
     **dict.fromkeys(("prefect", "httpx"), "prefect"),
     "wandb": "wandb",
+    "transformers": "vlm",
 }
 """Which extra brings which package."""
 

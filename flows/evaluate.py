@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect import flow
-
-from tasks.evaluate import evaluate, require
-from tasks.gather import gather
-from tasks.report import report
-from tasks.runs.folder import RunFolder
-from tasks.stage import StageResult
+from flows.lifecycle import tarmac_flow, works_on
+from flows.parameters import Named
+from flows.stages import Stages, evaluate_run
+from tasks.runs.folder import find
 
 
-@flow(name="evaluate", result_serializer="json")
-def evaluate_flow(run: Path) -> list[StageResult]:
-    """Complete the evaluations of the run in this folder, gather them and write the report again."""
-    folder = RunFolder(run)
-    evaluated = evaluate(folder)
-    results = [evaluated, report(folder), gather(folder)]
-    require(evaluated)
-    return results
+@tarmac_flow("evaluate")
+def evaluate_flow(run: Named, runs: Path = Path("runs")) -> Stages:
+    """Complete the evaluations of a run, gather them and write the report again.
+
+    Args:
+        run: The start of the run's id or name, or its folder.
+        runs: Where the run folders lie, from the project's folder.
+    """
+    folder = find(runs, run)
+    works_on(folder)
+    return evaluate_run(folder)

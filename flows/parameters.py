@@ -1,14 +1,17 @@
-"""What a flow takes: a config file and changes to it. The model is the form that Prefect's UI shows."""
+"""What a flow takes: a config file and changes to it. The types are the form that Prefect's UI shows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StringConstraints
+from pydantic_core import CoreSchema
 
-from tasks.core.config import load
+from tasks.core.config import FAST_LOADER, load
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.evaluation import evaluators
@@ -31,6 +34,50 @@ The usual schema of an optional number makes the form a choice between a number 
 """
 
 
+def choices(folder: Path = Path("configs")) -> list[str]:
+    """The config files of the project in the working directory."""
+    return sorted(str(path) for path in folder.glob("*.yaml"))
+
+
+def trained_choices() -> list[str]:
+    """Those of them that train."""
+    return [path for path in choices() if _trains(Path(path))]
+
+
+def _trains(path: Path) -> bool:
+    """By the file's own text, because this is asked wherever a flow is imported."""
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), FAST_LOADER)
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(values, dict) and values.get("train") is not None
+
+
+class _OneOf:
+    """A path that Prefect's form offers as a choice; elsewhere any path will do."""
+
+    def __init__(self, found: Callable[[], list[str]]) -> None:
+        self._found = found
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        found = self._found()
+        return {"type": "string", **({"enum": found} if found else {})}
+
+
+ConfigFile = Annotated[Path, _OneOf(choices)]
+"""One of the project's configs."""
+TrainedConfigFile = Annotated[Path, _OneOf(trained_choices)]
+"""One of those that train."""
+
+
+Change = Annotated[str, StringConstraints(pattern=r"^[^=\s]+=")]
+"""A key of the config and its value."""
+Named = Annotated[str, StringConstraints(min_length=1)]
+"""A field that must be filled in."""
+
+
 class Overrides(BaseModel):
     """Changes to the config for this run only; what is left empty stays as the file says."""
 
@@ -39,12 +86,12 @@ class Overrides(BaseModel):
     steps: Annotated[int | None, Field(ge=1, title="Steps"), BOX] = None
     """Optimizer steps of the training (train.steps)."""
     batch_size: Annotated[int | None, Field(ge=2, title="Batch size"), BOX] = None
-    """Samples an optimizer step (train.batch_size)."""
+    """Samples per optimizer step, over all ranks (train.batch_size)."""
     lr: Annotated[float | None, Field(gt=0, title="Learning rate"), BOX] = None
     """Peak learning rate (train.lr)."""
     seed: Annotated[int | None, Field(ge=0, title="Seed"), BOX] = None
     """Seed of initialisation, order and augmentation (train.seed)."""
-    set: Annotated[list[str], Field(title="Further keys")] = []
+    set: Annotated[list[Change], Field(title="Further keys")] = []
     """Any key, as KEY=VALUE, such as `loader.workers=4`."""
 
     def as_pairs(self) -> list[str]:
@@ -67,10 +114,9 @@ def configured(path: Path, overrides: Overrides | None) -> Config:
     tracker that is not installed.
     """
     settings = load(path, overrides.as_pairs() if overrides is not None else ())
-    for task in settings.evaluate.tasks if settings.evaluate is not None else ():
-        evaluators.load(task)
     if settings.train is not None:
         recipes.check(settings.train)
+    evaluators.check(settings)
     if settings.train is not None and settings.track.mode != "disabled" and find_spec("wandb") is None:
         raise UsageError(
             f"track.mode: {settings.track.mode} needs wandb: pip install 'tarmac[wandb]', or choose disabled"

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect import flow
-
+from flows.lifecycle import concerns, tarmac_flow
 from flows.parameters import Overrides, configured
+from flows.stages import Stages, train_on
 from tasks.dataset.versions import resolve
-from tasks.evaluate import evaluate, require
-from tasks.evaluation.fit import require_fit
-from tasks.gather import gather
-from tasks.report import report
-from tasks.runs.plan import plan
-from tasks.stage import StageResult
-from tasks.train import train
-from tasks.tune import tune
 
 
-@flow(name="train", result_serializer="json")
-def train_flow(config: Path, overrides: Overrides | None = None, fresh: bool = False) -> list[StageResult]:
+@tarmac_flow("train")
+def train_flow(config: Path, overrides: Overrides | None = None, fresh: bool = False) -> Stages:
     """Tune, train, evaluate, gather and report a config on its dataset's current version.
 
     Args:
@@ -28,11 +20,5 @@ def train_flow(config: Path, overrides: Overrides | None = None, fresh: bool = F
         fresh: Start anew; the run that is there moves to runs/archive.
     """
     settings = configured(config, overrides)
-    version = resolve(settings.dataset.output)
-    require_fit(settings, version)
-    run = plan(settings, version, fresh=fresh)
-    trained = [tune(settings, version, run), train(run)]
-    evaluated = evaluate(run)
-    results = [*trained, evaluated, report(run), gather(run)]
-    require(evaluated)
-    return results
+    concerns(settings)
+    return train_on(settings, resolve(settings.dataset.output), fresh=fresh)

@@ -9,16 +9,19 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flows import environment
+from flows.operate import environment
 from tasks.core import screen
 from tasks.core.errors import TarmacError
 from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.ledger import Key
 
+if TYPE_CHECKING:  # imports Prefect, whose environment must stand before
+    from flows.stages import Stages
 
-def flow(path: str, runs: Path, **parameters: Any) -> list[dict[str, Any]]:
+
+def flow(path: str, runs: Path, **parameters: Any) -> Stages:
     """Run the flow at `path`, such as `flows.build:build_flow`; returns its stages' results. Where Ctrl-C
     ends it, the trainings in `runs` that go on are named."""
     _prepare()
@@ -27,7 +30,7 @@ def flow(path: str, runs: Path, **parameters: Any) -> list[dict[str, Any]]:
     return _watched(lambda: call(**parameters), runs)
 
 
-def evaluation(run: RunFolder, again: Sequence[Key]) -> list[dict[str, Any]]:
+def evaluation(run: RunFolder, again: Sequence[Key]) -> Stages:
     """Run the evaluate flow on a run's folder, doing the evaluations `again` even if they have a result."""
     from tasks.supervision.evaluation_jobs import request
 
@@ -35,7 +38,7 @@ def evaluation(run: RunFolder, again: Sequence[Key]) -> list[dict[str, Any]]:
     for step, task in again:
         request(run, step, task)
     call = importlib.import_module("flows.evaluate").evaluate_flow
-    return _watched(lambda: call(run.path), run.path.parent)
+    return _watched(lambda: call(str(run.path), run.path.parent), run.path.parent)
 
 
 def _prepare() -> None:
@@ -44,20 +47,23 @@ def _prepare() -> None:
     screen.passing("starting Prefect")
     environment.prepare(quiet=True)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # a home that cannot be written
-        server = importlib.import_module("flows.server")
+        server = importlib.import_module("flows.operate.server")
     if server.address() is None:
-        importlib.import_module("flows.temporary_server").start()
+        server.start_temporary()
         return
-    advice = f"start it with `prefect server start`, or `{server.how_to_forget()}` to do without one"
+    advice = f"start it with `tarmac up`, or `{server.how_to_forget()}` to do without one"
     with server.asked(advice):
         pass
 
 
-def _watched(call: Callable[[], Any], runs: Path) -> list[dict[str, Any]]:
-    told_of_refusals = importlib.import_module("flows.server").told_of_refusals
+def _watched(call: Callable[[], Any], runs: Path) -> Stages:
+    told_of_refusals = importlib.import_module("flows.operate.server").told_of_refusals
+    ended = importlib.import_module("prefect.exceptions")
     try:
         with told_of_refusals():
-            result: list[dict[str, Any]] = call()
+            result: Stages = call()
+    except (ended.Abort, ended.Pause) as error:
+        raise TarmacError(str(error)) from None
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _report_what_goes_on(runs)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.arguments import AsJson, RunName, RunsFolder
-from flows.output import print_result, say
+from flows.commands.arguments import AsJson, RunName, RunsFolder
+from flows.commands.output import print_result, say
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.units import counted, duration
 
 if TYPE_CHECKING:
     from tasks.supervision.status import EvaluationStatus, RunStatus
+    from tasks.supervision.stopping import Stopped
 
 RUNS = Path("runs")
 """Where runs lie unless another folder is given; before the first run it does not exist."""
@@ -36,7 +38,7 @@ def status(*, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
     found, unreadable = list_status(runs)
     if as_json:
         return print_result(runs=[_row(one) for one in found], unreadable=dict(unreadable))
-    needing = [one for one in found if one.is_abandoned or one.state == "failed" or _lost(one)]
+    needing = [one for one in found if one.is_abandoned or one.state in ("failed", "stalled") or _lost(one)]
     working = [one for one in found if one not in needing and one.agent_is_alive]
     resting = [one for one in found if one not in needing and one not in working]
     sections = {
@@ -56,7 +58,12 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
     done = f"  {one.evaluations_done} of {len(one.evaluations)} evaluations" if one.evaluations else ""
     mark = "✓" if one.is_complete else " "
     replaced = f"  {counted(one.replaced, 'replacement')} of bad samples" if one.replaced else ""
-    yield f"{mark} {one.run.name}  {one.state}  {one.step:,}/{one.steps:,}{loss}{done}{replaced}"
+    stopped = f", evaluations cancelled: {one.stopped}" if one.stopped is not None else ""
+    best = "" if one.best is None else f"  best {one.best}"
+    standing = f"{one.step:,}/{one.steps:,}{loss}{done}{best}{replaced}"
+    yield f"{mark} {one.run.name}  {one.state}{stopped}  {standing}"
+    if one.state in ("queued", "running") and one.reason:
+        yield f"    {one.reason}"
     if one.silent_s and one.phase is not None:
         silent = f"it has said nothing for {duration(one.silent_s)}, in phase {one.phase.phase}"
         yield f"  ! {silent}; log {one.log}"
@@ -68,6 +75,9 @@ def _need_lines(one: RunStatus) -> Iterator[str]:
             f"✗ {one.run.name}  was {one.state}, but its agent is gone at step {one.step:,} of {one.steps:,}"
         )
         yield "    start it again, it resumes: tarmac run CONFIG"
+    elif one.state == "stalled":
+        yield f"✗ {one.run.name}  {one.reason}"
+        yield f"    tarmac doctor --run {one.run.handle} | tarmac cancel {one.run.handle}"
     elif one.state == "failed":
         yield f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {one.reason}"
         yield f"    log {one.log}"
@@ -82,7 +92,8 @@ def _lost(one: RunStatus) -> list[EvaluationStatus]:
     return [
         missing
         for missing in one.evaluations_missing
-        if missing.entry is not None or one.state == "succeeded"
+        if missing.state in ("failed", "lost")
+        or (one.stopped is None and (missing.entry is not None or one.state == "succeeded"))
     ]
 
 
@@ -92,9 +103,11 @@ def _row(one: RunStatus) -> dict[str, Any]:
         "id": one.run.id,
         "state": one.state,
         "reason": one.reason,
+        "evaluations_cancelled": one.stopped,
         "step": one.step,
         "steps": one.steps,
         "loss": one.loss,
+        "best": None if one.best is None else asdict(one.best),
         "replaced": one.replaced,
         "phase": one.phase.phase if one.phase is not None else None,
         "silent_s": round(one.silent_s, 1),
@@ -105,29 +118,58 @@ def _row(one: RunStatus) -> dict[str, Any]:
 
 
 def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
-    """Stop a run at its next step, with a checkpoint.
+    """Stop a run at its next step, with a checkpoint, and end all that belongs to it.
 
-    tarmac run with the same config resumes it.
+    It waits until no process of the run lives, kills what does not obey, and lists what it ended.
+    tarmac run with the same config resumes the run.
     """
     from tasks.core.lock import holder_of
     from tasks.runs.folder import find
-    from tasks.runs.record import OVER
-    from tasks.supervision import launch
+    from tasks.supervision import stopping
     from tasks.supervision.status import look
 
     folder = find(runs, run)
     holder = holder_of(folder.lease)
-    state = look(folder).state
-    if state == "planned" and holder is not None and holder.is_alive():
+    if look(folder).state == "planned" and holder is not None and holder.is_alive():
         raise TarmacError(f"{folder.name} is still being prepared by {holder}; end that command with Ctrl-C")
-    obeys = launch.cancel(folder)
+    stopped = stopping.end(folder, "cancelled by the user")
+    after = look(folder)
     if as_json:
-        return print_result(run=folder.name, stopping=obeys)
-    if not obeys:
-        return say(f"{folder.name} is not running")
-    if state in OVER:
-        return say(f"{folder.name} stops evaluating; tarmac evaluate {folder.handle} does what is missing")
-    return say(f"{folder.name} stops at its next step, with a checkpoint")
+        print_result(
+            run=folder.name,
+            state=after.state,
+            reason=after.reason,
+            step=after.step,
+            ended=[{**one.to_json(), "forced": one in stopped.forced} for one in stopped.ended],
+            left=[one.to_json() for one in stopped.left],
+            elsewhere=None if stopped.elsewhere is None else str(stopped.elsewhere),
+        )
+    else:
+        say("\n".join(_cancel_lines(after, stopped)))
+    return 1 if stopped.left or stopped.elsewhere is not None else 0
+
+
+def _cancel_lines(after: RunStatus, stopped: Stopped) -> Iterator[str]:
+    """What became of the run, which processes were ended, and that none is left."""
+    if not stopped.ended and not stopped.left and stopped.elsewhere is None:
+        yield f"{after.run.name} is not running: no process of it lives here"
+        return
+    if after.state == "succeeded":
+        again = f"tarmac evaluate {after.run.handle} does what is missing"
+        yield f"{after.run.name} stopped evaluating{'' if after.is_complete else f'; {again}'}"
+    else:
+        kept = f"checkpoint of step {max(after.checkpoints):,}" if after.checkpoints else "no checkpoint"
+        where = f"step {after.step:,} of {after.steps:,}, {kept}"
+        why = f": {after.reason}" if after.state == "failed" else ""
+        yield f"{after.run.name} is {after.state} at {where}{why}"
+    for one in stopped.ended:
+        yield f"  ended  {one}{', by force' if one in stopped.forced else ''}"
+    for one in stopped.left:
+        yield f"  ✗ left {one}, which SIGKILL does not end: it waits for a disk or a device"
+    if stopped.elsewhere is not None:
+        yield f"  ✗ left {stopped.elsewhere}, which was asked to stop and cannot be seen from here"
+    elif not stopped.left:
+        yield "  left   none: no process of the run lives on this machine"
 
 
 def gather(
@@ -146,8 +188,8 @@ def gather(
       tarmac gather 2e94 --sync
     """
     from tasks.runs.folder import find
-    from tasks.supervision import gathering
     from tasks.supervision.status import agent_is_alive
+    from tasks.supervision.tracking import gathering
 
     folder = find(runs, run)
     is_going_on = agent_is_alive(folder)

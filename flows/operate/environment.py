@@ -1,7 +1,6 @@
-"""How Prefect behaves inside Tarmac: no telemetry, a quiet terminal, JSON results, a server where none is.
+"""How Prefect behaves inside Tarmac: no telemetry, a quiet terminal, limits that survive a server's restart.
 
-These are defaults: what the user's environment says wins, but where nothing would run then. They must be set
-before Prefect is imported.
+These are defaults: what the user's environment says wins. They must be set before Prefect is imported.
 """
 
 from __future__ import annotations
@@ -16,8 +15,17 @@ DEFAULTS = {
     "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
-    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
 }
+
+SERVER = {
+    # The other pages ask a host of another company, whatever is opted out of; `serve` takes them away.
+    "PREFECT_SERVER_UI_V2_ENABLED": "false",
+    # Without a host the pages find the API wherever they are reached: a tunnel, a proxy, another machine.
+    "PREFECT_SERVER_UI_API_URL": "/api",
+    # In memory, the leases of concurrency limits end with the server, and two minutes later the runs.
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+}
+"""For a server that Tarmac starts."""
 
 THIS_HOST = ("127.0.0.1", "localhost")
 
@@ -33,7 +41,8 @@ def prepare(quiet: bool) -> None:
     for name, value in {**DEFAULTS, **(QUIET if quiet else {})}.items():
         os.environ.setdefault(name, value)
     logging.raiseExceptions = not quiet  # Prefect prints each line that a server does not take, by this
-    os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "true"  # without it Prefect demands a server
+    if secret := os.environ.get("PREFECT_SERVER_API_AUTH_STRING"):
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", secret)  # who starts the server may use it
     _reach_this_host_without_proxy()
 
 

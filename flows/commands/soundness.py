@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.arguments import AsJson, DatasetFolder, Full, Level, Quick, level_of
-from flows.output import near, print_json, say
+from flows.commands.arguments import AsJson, DatasetFolder, Full, Level, Quick, level_of
+from flows.commands.output import near, print_json, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding, Report
@@ -145,7 +145,7 @@ def look(
     """Write a page of a dataset's faults, samples, rejects and distributions.
 
     The version is verified first. The page is written whatever is found, and
-    the exit code is 1 when anything is wrong.
+    the exit code is 1 when verify finds a fault.
 
     For example:
       tarmac look data/digits
@@ -167,7 +167,6 @@ def look(
             )
     except OSError as error:
         raise UsageError(f"--out: {page} cannot be written ({error.strerror}); give another PATH") from None
-    report = made.report or report
     if as_json:
         facts = {"look": str(page), "version": version.name, "shown": made.shown, "faulty": made.faulty}
         print_json({**report.to_json(), **facts})
@@ -175,6 +174,11 @@ def look(
         say(str(page))
         if not report.ok:
             sys.stderr.write(f"✗ {summary(report)}\n  next: {made.next}\n")
+        elif made.faulty:
+            fix = f"tarmac verify {shlex.quote(dataset)} --full"
+            sys.stderr.write(
+                f"! {made.faulty} of {made.shown} samples cannot be shown whole\n  next: {fix}\n"
+            )
     return 0 if report.ok else 1
 
 

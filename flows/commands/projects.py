@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.arguments import AsJson, Changes, ConfigFile
-from flows.output import print_json, print_result, say
+from flows.commands.arguments import AsJson, Changes, ConfigFile
+from flows.commands.output import print_json, print_result, say
 from tasks.core.errors import UsageError
 from tasks.core.units import count, counted, duration, size
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tasks.core.schema import Config
     from tasks.dataset.build.forecast import Forecast, Work
     from tasks.dataset.init import Survey
-    from tasks.dataset.quarantine import Entry
+    from tasks.dataset.quarantine import Quarantined
 
 EVIDENCE_WIDTH = 300
 """Characters of a name or a value out of the raw data that a line of `init` shows."""
@@ -45,14 +45,14 @@ def example(
       tarmac run configs/digits-clip.yaml
     """
     from tasks.core.files import disk_full_as_error
-    from tasks.dataset.examples import EXAMPLES
+    from tasks.dataset import examples
 
-    if name not in EXAMPLES:
-        raise UsageError(f"NAME: no example is named {name!r}; there are: {', '.join(EXAMPLES)}")
+    if name not in examples.EXAMPLES:
+        raise UsageError(f"NAME: no example is named {name!r}; there are: {', '.join(examples.EXAMPLES)}")
     folder = path or Path(f"data/raw/{name}")
     try:
         with disk_full_as_error(folder):
-            samples = EXAMPLES[name](folder)
+            samples = examples.write(name, folder)
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"PATH: {folder} cannot be written ({reason}); choose another") from None
@@ -131,33 +131,6 @@ def schema(*, as_json: AsJson = False) -> int:
     return print_json(json_schema())
 
 
-def deploy(
-    *configs: Annotated[
-        Path, Parameter(help="The configs to register (default: what deploy/prefect.yaml names).")
-    ],
-    as_json: AsJson = False,
-) -> int:
-    """Register flows and their schedules with a Prefect server.
-
-    A config gives build/NAME and, where it trains, pipeline/NAME. The server
-    is the one that PREFECT_API_URL names.
-
-    For example:
-      tarmac deploy configs/digits-clip.yaml
-    """
-    from flows import environment
-
-    environment.prepare(quiet=True)  # before anything imports Prefect
-    from flows.deployments import deploy as register
-
-    made = register(configs)
-    if as_json:
-        return print_result(deployments=[asdict(one) for one in made])
-    for one in made:
-        say(f"✓ {one.name:<32} {one.state:<10} {one.schedule or 'on demand':<12} {one.url}")
-    return 0
-
-
 def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:
     """Show what a run would do, why, and what it needs; write nothing.
 
@@ -174,7 +147,7 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
 
     settings = configured(config, Overrides(set=changes or []))
     if settings.schedule is not None and find_spec("prefect") is not None:  # which a plan does not need
-        from flows.offers import of_config
+        from flows.operate.offers import of_config
 
         of_config(settings, config)  # UsageError for a schedule that Prefect cannot read
     with screen.running("plan") as progress:
@@ -250,7 +223,7 @@ def _work_time(settings: Config, seconds: float) -> str:
     return f"{duration(max(seconds / workers, 1))} with {counted(workers, 'worker')}"
 
 
-def _left_out(settings: Config, version: str | None) -> list[Entry]:
+def _left_out(settings: Config, version: str | None) -> list[Quarantined]:
     """The samples of the dataset's version that training leaves out; none where it is yet to be built."""
     from tasks.dataset import quarantine
 
@@ -284,7 +257,7 @@ def training_left(settings: Config, version: str | None) -> TrainingLeft | None:
         return None
     if version is None:
         require_writable(settings.runs, "runs")
-        summary = f"{settings.train.recipe}, after the build{_gpus_used()}"
+        summary = f"{settings.train.recipe}, after the build{_place(settings)}"
         return TrainingLeft(summary, doubts=tuple(doubts_of(settings)))
     from tasks.evaluation.fit import require_fit
     from tasks.runs.plan import locate, require_checkpoints, resolve
@@ -296,17 +269,21 @@ def training_left(settings: Config, version: str | None) -> TrainingLeft | None:
     doubted = tuple(doubts(resolved, folder))
     if not run.record.exists():
         require_writable(settings.runs, "runs")
-        return TrainingLeft(f"a new run, {run.name}{_gpus_used()}", doubts=doubted)
+        return TrainingLeft(f"a new run, {run.name}{_place(settings)}", doubts=doubted)
     require_checkpoints(run, resolved)
     seen = look(run)
     if seen.is_complete and run.config.read_text(encoding="utf-8") == dump(resolved):
         return TrainingLeft(f"up to date: {run.name}", is_left=False)
-    return TrainingLeft(f"goes on: {run.name}, {seen.state}{_gpus_used()}", doubts=doubted)
+    return TrainingLeft(f"goes on: {run.name}, {seen.state}{_place(settings)}", doubts=doubted)
 
 
-def _gpus_used() -> str:
-    """That a training takes one GPU where there are more."""
+def _place(settings: Config) -> str:
+    """Where it trains: in Slurm, or that it takes one GPU where there are more."""
     from tasks.runs.jobs import gpus_here
 
+    train = settings.engine.train
+    if train.kind == "slurm":
+        on = "" if train.gpus is None else f" on {counted(train.gpus, 'GPU')}"
+        return f", as a Slurm job{on}"
     gpus = gpus_here()
     return f", on one of {gpus} GPUs and its evaluations on another" if gpus > 1 else ""

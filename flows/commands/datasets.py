@@ -1,4 +1,4 @@
-"""The commands that make and keep versions of a dataset: `build` and `versions`."""
+"""The commands that make and keep versions of a dataset: `build`, `index` and `versions`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flows.arguments import AsJson, Changes, ConfigFile
-from flows.output import near, print_result, say
+from flows.commands.arguments import AsJson, Changes, ConfigFile
+from flows.commands.output import near, print_result, say
 from tasks.core.errors import DataError, UsageError
 from tasks.core.units import count, counted, size, when
 
 if TYPE_CHECKING:
     from tasks.core.schema import Config
+    from tasks.dataset.build.result import BuildResult
     from tasks.dataset.manifest import Manifest
 
 KEPT = 3
@@ -50,7 +51,7 @@ def build(
       tarmac build configs/photos.yaml
       tarmac build configs/photos.yaml --set dataset.shard.samples=512
     """
-    from flows import start
+    from flows.operate import start
     from flows.parameters import Overrides, configured
     from tasks.dataset.build.freshness import is_up_to_date
 
@@ -69,12 +70,77 @@ def build(
         accept_loss=accept_loss,
         wait=not no_wait,
     )
-    built = stages[0]["details"]
-    return _show_build(settings, Path(built["version"]), built, time.monotonic() - began, as_json)
+    built: BuildResult = stages[0].details
+    return _show_build(settings, built.version, built, time.monotonic() - began, as_json)
+
+
+def reinforce(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:
+    """Write what teachers say of a dataset's pairs into shards, and build them.
+
+    The config's block reinforce names the dataset, the teachers and the
+    synthetic captions. Shards that are done are not done again, so the same
+    command goes on after it was broken off.
+
+    For example:
+      tarmac reinforce configs/taught.yaml
+    """
+    from tasks.core import config as configs
+    from tasks.core import screen
+    from tasks.models.reinforced import teachers
+
+    began = time.monotonic()
+    with screen.running("reinforce") as progress:
+        found = teachers.reinforce(configs.load(config, changes or []), progress)
+    if not as_json:
+        widths = f", embeddings {' + '.join(map(str, found.widths))} wide" if found.widths else ""
+        summary = f"{found.made} of {counted(found.tars, 'shard')} written{widths}"
+        screen.finished("reinforce", summary, time.monotonic() - began)
+    return build(config, changes=changes, as_json=as_json)
+
+
+def index(
+    shards: Annotated[str, Parameter(help="Tars to train on: a folder, a pattern or an address.")],
+    dataset: Annotated[Path, Parameter(help="The folder of the new dataset.")],
+    /,
+    *,
+    val: Annotated[str | None, Parameter(help="Tars that are held out, as SHARDS.")] = None,
+    modality: Annotated[
+        Literal["image_text", "reinforced", "volume_report", "chat"] | None,
+        Parameter(help="Seen from the members of the first sample unless given."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Index tars that others wrote, so that they are trained on where they lie.
+
+    The tars are read once and stay where they are, on this machine, a web
+    server or in a bucket. DATASET is then what dataset.output of a config
+    names, and its samples are read one by one, with exact resume.
+
+    For example:
+      tarmac index 's3://bucket/cc3m/{00000..00331}.tar' data/cc3m
+      tarmac index https://host/train/ data/pairs --val https://host/val/
+    """
+    from tasks.dataset.indexing import index_tars
+    from tasks.dataset.manifest import read_manifest
+
+    version = index_tars({"train": shards, **({"val": val} if val else {})}, dataset, modality)
+    manifest = read_manifest(version)
+    if as_json:
+        return print_result(
+            version=version.name,
+            path=str(version),
+            **manifest.model_dump(mode="json", include={"modality", "splits"}),
+        )
+    lines = [f"{dataset} is version {version.name}, {manifest.modality}"]
+    lines += [
+        f"  {name}  {counted(one.samples, 'sample')} in {counted(one.shards, 'shard')}, {size(one.bytes)}"
+        for name, one in manifest.splits.items()
+    ]
+    return say("\n".join(lines))
 
 
 def _show_build(
-    settings: Config, version: Path, built: Mapping[str, Any] | None, seconds: float, as_json: bool
+    settings: Config, version: Path, built: BuildResult | None, seconds: float, as_json: bool
 ) -> int:
     """Print the result of a build; `built` is what its stage reports, None when nothing was to be done."""
     from tasks.core import screen
@@ -86,12 +152,12 @@ def _show_build(
     left_out = quarantine.of_version(version, entries)
     if as_json:
         return print_result(
-            up_to_date=built is None or built["up_to_date"],
+            up_to_date=built is None or built.up_to_date,
             version=version.name,
             path=str(version),
             **manifest.model_dump(mode="json", include={"read", "accepted", "filtered", "rejects", "splits"}),
             left_out=quarantine.by_split(left_out),
-            **{name: built[name] for name in CHANGED if built is not None},
+            **{name: getattr(built, name) for name in CHANGED if built is not None},
             seconds=round(seconds, 2),
         )
     if built is None:
@@ -101,7 +167,7 @@ def _show_build(
 
 
 def _build_lines(
-    settings: Config, version: Path, manifest: Manifest, built: Mapping[str, Any] | None, notice: str | None
+    settings: Config, version: Path, manifest: Manifest, built: BuildResult | None, notice: str | None
 ) -> Iterator[str]:
     from tasks.dataset.rejects import reject_lines
 
@@ -117,10 +183,10 @@ def _build_lines(
     if notice:
         yield f"! {notice}"
     if built is not None:
-        was = built["previous"]
+        was = built.previous
         is_new = was not in (None, version.name)
-        change = f" (was {was}: +{built['gained']:,} −{built['lost']:,})" if is_new else ""
-        written = f"{built['shards_rewritten']} of {built['shards']} shards written"
+        change = f" (was {was}: +{built.gained:,} −{built.lost:,})" if is_new else ""
+        written = f"{built.shards_rewritten} of {built.shards} shards written"
         yield f"✓ version {version.name}{change}; {written}"
     yield f"  data     {near(settings.dataset.output / 'current')}"
     yield f"  look     tarmac look {near(settings.dataset.output)}"

@@ -7,21 +7,23 @@ than that.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.arguments import AsJson, Changes, ConfigFile, Fresh, RunName, RunsFolder
-from flows.output import near, print_result, say
+from flows.commands.arguments import AsJson, Changes, ConfigFile, Fresh, RunName, RunsFolder
+from flows.commands.output import near, print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
-from tasks.core.units import counted
+from tasks.core.units import counted, size
 
 if TYPE_CHECKING:
+    from flows.stages import Stages
     from tasks.core.schema import Config
+    from tasks.diagnosis.staged import Staged
     from tasks.runs.folder import RunFolder
 
 
@@ -37,7 +39,7 @@ def run(
       tarmac run configs/digits-clip.yaml
       tarmac run configs/digits-clip.yaml --set train.steps=1200
     """
-    from flows import start
+    from flows.operate import start
     from flows.parameters import Overrides, configured
     from tasks.core.files import require_writable
 
@@ -66,7 +68,7 @@ def train(
     For example:
       tarmac train configs/digits-clip.yaml --set train.lr=1e-4
     """
-    from flows import start
+    from flows.operate import start
     from flows.parameters import Overrides, configured
     from tasks.core.files import require_writable
 
@@ -97,7 +99,7 @@ def evaluate(
       tarmac evaluate 2e94
       tarmac evaluate 2e94 --step 400 --task zero_shot
     """
-    from flows import start
+    from flows.operate import start
     from tasks.runs.folder import find
     from tasks.supervision.status import look
 
@@ -117,28 +119,70 @@ def evaluate(
     return show_run(folder, stages, began, as_json)
 
 
-def bench(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:
-    """Measure loader settings on a built dataset, and choose the best.
+def bench(
+    config: ConfigFile,
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(help="Where to write the page, instead of among the runs.")] = None,
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> int:
+    """Measure loader settings on a built dataset, choose the best, and say what limits the training.
 
-    Nothing is kept: tarmac run measures for itself.
+    The figures and their plots are written to a page. tarmac run measures for itself.
 
     For example:
       tarmac bench configs/digits-clip.yaml
     """
     from flows.parameters import Overrides, configured
+    from tasks.core.findings import Report
     from tasks.dataset.versions import resolve
-    from tasks.diagnosis.bench import tune
+    from tasks.diagnosis.staged import bench as measure
+    from tasks.diagnosis.staged import save
 
     settings = configured(config, Overrides(set=changes or []))
+    if settings.train is None:
+        raise UsageError("train: missing; only a config that trains has loader settings")
     with screen.running("bench") as progress:
-        chosen = tune(settings, resolve(settings.dataset.output), progress)
+        found = measure(settings, resolve(settings.dataset.output), progress)
+    page = out or Path(settings.runs, f"{settings.name}-bench.html")
+    save(found, settings.name, page)
     if as_json:
-        return print_result(**chosen.model_dump(mode="json"))
+        return print_result(**Report([found.limit]).to_json(), **found.to_json(), page=str(page))
+    return say("\n".join([*_bench_lines(found), f"  {'page':<12} {page}"]))
+
+
+def _brief(seconds: float) -> str:
+    """`31.7 s`, `28.1 ms`, `58 µs`."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"
+
+
+def _bench_lines(found: Staged) -> Iterator[str]:
+    """Where a sample's time goes, the numbers of workers, what limits, and the settings to copy."""
+    chosen = found.settings
+    unit = chosen.unit.removesuffix("s")
+    for name, seconds in ((f"first {unit}", found.first), (f"a {unit}", found.steady)):
+        parts = ", ".join(f"{stage} {_brief(value)}" for stage, value in seconds.items())
+        yield f"  {name:<12} {_brief(sum(seconds.values())):>9}: {parts}"
     for one in chosen.measurements:
-        mark = "✓" if one.workers == chosen.workers else " "
-        rate = f"{one.samples_per_s:>9,.0f} samples/s"
-        say(f"{mark} {counted(one.workers, 'worker'):<10} {rate}  first batch {one.first_batch_s:.2f} s")
-    return say(f"loader: {{workers: {chosen.workers}, prefetch: {chosen.prefetch}}}   # {chosen.reason}")
+        is_chosen = (one.workers, one.prefetch, one.reader) == (
+            chosen.workers,
+            chosen.prefetch,
+            chosen.reader,
+        )
+        mark, ahead = "✓" if is_chosen else " ", f"{one.prefetch} ahead" if one.workers else ""
+        rate = f"{one.samples_per_s:>9,.0f} {chosen.unit}/s"
+        memory = f"  {size(one.memory_bytes)}" if one.memory_bytes is not None else ""
+        first = f"first batch {one.first_batch_s:.2f} s"
+        setting = f"{ahead:<8} {one.reader:<9}"
+        yield f"{mark} {counted(one.workers, 'worker'):<12} {rate}  {setting}  {first}{memory}"
+    yield f"  {'sustained':<12} {found.sustained:>9,.0f} {chosen.unit}/s  slowest second {found.slowest:,.0f}"
+    if chosen.taken_per_s is not None:
+        yield f"  {'training':<12} {chosen.taken_per_s:>9,.0f} {chosen.unit}/s where it waits for nothing"
+    yield from found.limit.lines()
+    yield f"{chosen.to_config()}   # {chosen.reason}"
 
 
 @dataclass(frozen=True)
@@ -155,8 +199,8 @@ def finished_pipeline(settings: Config) -> FinishedPipeline | None:
     from tasks.dataset.build.freshness import is_up_to_date
     from tasks.reporting.report import is_current
     from tasks.runs.plan import locate, resolve
-    from tasks.supervision import gathering
     from tasks.supervision.status import look
+    from tasks.supervision.tracking import gathering
 
     version = is_up_to_date(settings, for_build=True)
     if version is None:
@@ -186,11 +230,12 @@ def show_up_to_date(done: FinishedPipeline, began: float, as_json: bool) -> int:
     return show_run(done.run, [], began, as_json)
 
 
-def show_run(run: RunFolder, stages: Sequence[dict[str, Any]], began: float, as_json: bool) -> int:
+def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int:
     """Print the headline and the paths of a run; returns 0, as failures were raised before."""
+    from tasks.evaluation.results import full_name
     from tasks.reporting.report import read_headline
     from tasks.runs.metrics import finite
-    from tasks.supervision import gathering
+    from tasks.supervision.tracking import gathering
 
     first = read_headline(run)
     if as_json:
@@ -198,8 +243,8 @@ def show_run(run: RunFolder, stages: Sequence[dict[str, Any]], began: float, as_
             run=run.id,
             folder=str(run.path),
             report=str(run.report),
-            metrics={} if first is None else {f"{first.task}_{first.metric}": finite(first.value)},
-            stages=stages,
+            metrics={} if first is None else {full_name(first.task, first.metric): finite(first.value)},
+            stages=[stage.to_json() for stage in stages],
             seconds=round(time.monotonic() - began, 2),
         )
     lines = [
@@ -214,7 +259,8 @@ def show_run(run: RunFolder, stages: Sequence[dict[str, Any]], began: float, as_
     return say("\n".join([*lines, "Your own data: tarmac init PATH"]))
 
 
-def _run_of(stages: Sequence[dict[str, Any]]) -> RunFolder:
+def _run_of(stages: Stages) -> RunFolder:
     from tasks.runs.folder import RunFolder
+    from tasks.train import Trained
 
-    return RunFolder(Path(next(stage["details"]["run"] for stage in stages if "run" in stage["details"])))
+    return RunFolder(next(one.details.run for one in stages if isinstance(one.details, Trained)))

@@ -1,0 +1,326 @@
+"""What all our flows have in common: a name, a last word, and that they can be cancelled or suspended.
+
+Each DAG is a plain function under `tarmac_flow`. A training is no child of its flow run: its agent outlives
+the process, so that a killed flow or a restarted worker costs nothing. Hence whoever ends a flow run on
+purpose has to end the training too. The flow does it itself (`control`), and so does the hook, which the
+worker calls after it has killed the flow's process; both find the training by the label that `works_on` sets.
+
+A flow run ends in a state whose name says what came of it, with a first line that needs no log to be
+understood, and leaves one page of Markdown, `run-<id>`, also when it fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+from uuid import UUID, uuid4
+
+from prefect import Flow, flow, get_run_logger
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterEndTime,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.context import FlowRunContext
+from prefect.exceptions import Abort, Pause
+from prefect.states import Cancelled, Completed, Crashed, Failed
+from prefect.types import KeyValueLabels
+
+from tasks import control, guard
+from tasks.control import Withdrawn
+from tasks.core.child import WITHHELD
+from tasks.core.errors import TarmacError, UsageError
+from tasks.core.schema import Config
+from tasks.core.stores import redact
+from tasks.dataset.build.result import BuildResult
+from tasks.pulse import TAG
+from tasks.report import Reported
+from tasks.runs import record
+from tasks.runs.folder import RunFolder
+from tasks.stage import Journal, artifact_key, listen, recorded, tell
+from tasks.supervision.tracking import gathering
+
+SETTLED = timedelta(minutes=1)
+"""So long after its end nothing that a flow run has reported is still on its way."""
+RUN_LABEL = "tarmac.run"
+"""The flow run's label with the absolute folder of the run that it works on."""
+SHORT = 6
+"""Digits of a run's id in the name of a flow run."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def tarmac_flow(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
+    """A decorator that makes a DAG a flow with our lifecycle."""
+
+    def decorate(dag: Callable[P, R]) -> Flow[P, R]:
+        made = flow(
+            name=name, flow_run_name=_first_name, on_cancellation=[stop_training], on_crashed=[close_tasks]
+        )
+        return made(_with_endings(dag))
+
+    return decorate
+
+
+@dataclass
+class _Subject:
+    """What the flow run of this process is about, as far as that is known yet."""
+
+    config: Config | None = None
+    run: RunFolder | None = None
+
+
+_subject = _Subject()
+
+
+def looks_at(dataset: str) -> None:
+    """Say which dataset this flow run only looks at: `digits · verify`."""
+    _call_it([Path(redact(dataset)).name or dataset], [])
+
+
+def concerns(config: Config) -> None:
+    """Say which config this flow run is about, as soon as that is known: `digits-clip · build`."""
+    _subject.config = config
+    _call_it([config.name], [config.name])
+
+
+def examines(run: RunFolder) -> None:
+    """Say which run this flow run only looks at, so that its end is not the run's."""
+    name = record.load(run).name
+    _call_it([name, run.id[:SHORT]], [name, run.id])
+
+
+def works_on(run: RunFolder) -> None:
+    """Say which run this flow run works on, as soon as that is known: `digits-clip · 42ca6d · train`."""
+    _subject.run = run
+    examines(run)
+    flow_run = _own()
+    if flow_run is not None:
+        folder = str(run.path.resolve())
+        label: KeyValueLabels = {RUN_LABEL: folder}
+        flow_run.labels.update(label)
+        control.label({RUN_LABEL: folder})  # in case the server does not answer just now
+        with get_client(sync_client=True) as client:
+            tell(client.update_flow_run_labels, flow_run.id, label)
+
+
+def _first_name() -> str:
+    """The flow run's name before anything is read, by the file or folder that it is given: one that fails on
+    its config is called `digits-clip · build`, too."""
+    context = FlowRunContext.get()
+    assert context is not None and context.flow is not None and context.parameters is not None
+    required = context.flow.parameters.required
+    if not required:
+        return context.flow.name
+    given = str(context.parameters[required[0]])
+    return f"{Path(redact(given)).name.removesuffix('.yaml') or given} · {context.flow.name}"
+
+
+def _own() -> FlowRun | None:
+    """The flow run that this code runs in."""
+    context = FlowRunContext.get()
+    return None if context is None else context.flow_run
+
+
+def _call_it(parts: list[str], tags: list[str]) -> None:
+    """Name the flow run by these parts and its flow, and add the tags."""
+    flow_run, context = _own(), FlowRunContext.get()
+    if flow_run is None or context is None or context.flow is None:
+        return
+    flow_run.name = " · ".join([*parts, context.flow.name])
+    flow_run.tags = sorted({*flow_run.tags, TAG, *tags})
+    with get_client(sync_client=True) as client:
+        tell(client.update_flow_run, flow_run.id, name=flow_run.name, tags=flow_run.tags)
+
+
+def stop_training(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
+    """End the training and the evaluations that a flow run worked on, with a checkpoint: a hook for Cancel,
+    which the worker calls when it has killed the flow's process."""
+    _stop_run_of(flow_run, "was cancelled")
+    with get_client(sync_client=True) as client:
+        mine = _tasks_of(flow_run.id)
+        _close(client, Cancelled(message="Its flow run was cancelled."), mine, killed_in=flow_run.run_count)
+
+
+def close_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
+    """Close the task runs of a flow whose process was killed: a hook for Crashed. Its training goes on."""
+    with get_client(sync_client=True) as client:
+        _close(client, Crashed(message="Its flow's process ended."), _tasks_of(flow_run.id))
+
+
+def _close_left_over() -> None:
+    """Close what killed processes left Running, of this flow run and of those that nobody takes up."""
+    this = _own()
+    if this is None:
+        return
+    with get_client(sync_client=True) as client:
+        left: State = Crashed(message="Its flow's process was killed.")
+        tell(_close, client, left, _tasks_of(this.id))
+        ended = FlowRunFilter(
+            tags=FlowRunFilterTags(all_=[TAG]),
+            state=FlowRunFilterState(
+                type=FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.CANCELLED])
+            ),
+            end_time=FlowRunFilterEndTime.model_validate({"before_": datetime.now(UTC) - SETTLED}),
+        )
+        tell(_close, client, left, flow_run_filter=ended)
+
+
+def _tasks_of(flow_run_id: UUID) -> FlowRunFilter:
+    return FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+
+
+def _close(
+    client: SyncPrefectClient, state: State, flow_run_filter: FlowRunFilter, killed_in: int | None = None
+) -> None:
+    """Give every task run of these flow runs that is Running or about to be the final `state`; and those that
+    Prefect calls Crashed because they were killed in the flow run's `killed_in`th start."""
+    types = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED]
+    types += [StateType.CRASHED] if killed_in is not None else []
+    chosen = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=types)))
+    for run in client.read_task_runs(flow_run_filter=flow_run_filter, task_run_filter=chosen):
+        if run.state_type is not StateType.CRASHED or run.flow_run_run_count == killed_in:
+            client.set_task_run_state(run.id, state.model_copy(update={"id": uuid4()}), force=True)
+
+
+def _with_endings(dag: Callable[P, R]) -> Callable[P, R]:
+    """The DAG under watch: withdrawn, it ends its training and then the flow run, as it was asked to."""
+
+    @functools.wraps(dag)
+    def watched(*arguments: P.args, **named: P.kwargs) -> Any:
+        global _subject
+        _subject = _Subject()
+        listen()
+        _have_guarded()
+        _close_left_over()
+        with control.watching(), recorded() as journal:
+            try:
+                return _completed(dag(*arguments, **named), journal)
+            except Withdrawn as withdrawn:
+                raise _ending(withdrawn) from None
+            except Pause:
+                _stop_own("was suspended")
+                raise
+            except TarmacError as error:
+                return _failed(str(error), error, journal)
+            except Exception as error:
+                logger = get_run_logger()
+                if _subject.config is not None and _subject.config.dataset.private:
+                    return _failed(f"{type(error).__name__}; {WITHHELD}", error, journal)
+                logger.exception("this is a defect of Tarmac")
+                return _failed(f"{type(error).__name__}: {error}; the log has more", error, journal)
+
+    # Prefect looks names in annotations up in the module of the function that it is given: this one.
+    watched.__signature__ = inspect.signature(dag, eval_str=True)  # type: ignore[attr-defined]
+    return watched
+
+
+def _have_guarded() -> None:
+    """Have the end of this process noticed, by whom the flow run starts again."""
+    if (flow_run := control.deployed()) is not None:
+        guard.start(flow_run)
+
+
+def _completed(result: Any, journal: Journal) -> State:
+    """Completed, by a name that says whether anything was done, and by whom."""
+    effects = {stage.effect for stage in journal.stages}
+    name = "Adopted" if "adopted" in effects else "Unchanged" if effects == {"unchanged"} else "Completed"
+    figures = [one.details.headline for one in journal.stages if isinstance(one.details, Reported)]
+    said = [f"{one.stage}: {one.summary}" for one in journal.stages]
+    message = next(iter([*figures, *said]), name)
+    _publish(journal, message, failure=None)
+    return Completed(name=name, message=message, data=result)
+
+
+def _field_of(error: TarmacError) -> str | None:
+    """The field of the form in which the error is mended; None where the form has none, and of a flow run
+    that no deployment with a form, or its schedule, has started.
+
+    A form without a config has one field that must be filled in, which is all that a person can have wrong.
+    """
+    context = FlowRunContext.get()
+    if error.field is None or context is None or context.flow is None or not control.deployed():
+        return None
+    form = context.flow.parameters
+    if error.field.partition(".")[0] in form.properties:
+        return error.field
+    return form.required[0] if isinstance(error, UsageError) and len(form.required) == 1 else None
+
+
+def _failed(text: str, error: Exception, journal: Journal) -> State:
+    """Failed, by a line that says stage, reason and fix, and the field of the form that the fix is in."""
+    fix = ""
+    if isinstance(error, TarmacError) and (field := _field_of(error)) is not None:
+        text, fix = error.reason, f"; in the form: {field}"
+    reason, *rest = text.splitlines() or [type(error).__name__]
+    message = "\n".join([f"{journal.under_way or 'start'} failed: {reason}{fix}", *rest])
+    get_run_logger().error("%s", message)
+    _publish(journal, message.splitlines()[0], failure=message)
+    return Failed(message=message, data=error)
+
+
+def _publish(journal: Journal, headline: str, failure: str | None) -> None:
+    """Leave the flow run's page; of a run, if it works on one, else of the dataset that it builds."""
+    from tasks.reporting import summary  # imports what draws pages
+
+    built = next((one.details for one in journal.stages if isinstance(one.details, BuildResult)), None)
+    if _subject.run is not None:
+        key = artifact_key("run", _subject.run.id)
+        page = summary.of_run(_subject.run, built, failure, gathering.url(_subject.run))
+    elif _subject.config is not None:
+        key = artifact_key("dataset", _subject.config.name)
+        page = summary.of_dataset(_subject.config, built, failure)
+    else:
+        return
+    tell(create_markdown_artifact, page, key=key, description=headline)
+
+
+def _ending(withdrawn: Withdrawn) -> Abort | Pause:
+    """End what the flow run works on, and give the signal by which Prefect's engine leaves it as it is.
+
+    A flow that returns a Cancelled state would have a traceback in its log.
+    """
+    if withdrawn.kind == "superseded":
+        return Abort(str(withdrawn))
+    if withdrawn.kind == "suspended":
+        _stop_own("was suspended")
+        return Pause(str(withdrawn), state=withdrawn.state)
+    if control.withdrawal() is not None:  # and not somebody who cancelled the training alone
+        _stop_own("was cancelled")
+    ending = Abort(str(withdrawn))
+    flow_run = _own()
+    if flow_run is not None:
+        state: State = Cancelled(message=str(withdrawn))
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(flow_run.id, state)
+        ending.state = state  # type: ignore[attr-defined]  # by which the engine reports it
+    return ending
+
+
+def _stop_own(why: str) -> None:
+    flow_run = _own()
+    if flow_run is not None:
+        _stop_run_of(flow_run, why)
+
+
+def _stop_run_of(flow_run: FlowRun, why: str) -> None:
+    """Stop the run that the flow run works on, if it works on one yet."""
+    folder = flow_run.labels.get(RUN_LABEL)
+    if folder is not None and RunFolder(Path(str(folder))).record.exists():
+        from tasks.supervision import stopping  # with numpy, which a build's flow does without
+
+        stopping.end(RunFolder(Path(str(folder))), f"flow run {flow_run.name} {why}", "page")

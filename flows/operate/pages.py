@@ -1,0 +1,169 @@
+"""Serves the pages that Tarmac writes below a folder, for links from Prefect's pages to a run's report.
+
+Reading only, and only what Tarmac has made to be looked at: HTML files that name it as their generator, which
+hold their images in themselves. Raw data, shards, checkpoints, names that begin with a dot, and whatever a
+link or a path leads to outside of the folder do not exist here. A page is a file of its own, without scripts,
+so one that quotes hostile text can do nothing to the others.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import shutil
+import socket
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+GENERATOR = b'<meta name="generator" content="Tarmac">'
+HEAD_BYTES = 4096
+"""How far into a page its generator stands."""
+LISTED = ("*/*/report.html", "*/*/look*.html", "*/report.html", "*/look*.html")
+"""Where the reports of runs and the pages of datasets usually lie, below the project's folder."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+PATIENCE_S = 30
+"""How long a connection may be silent."""
+
+
+def find(folder: Path, address: str) -> Path | None:
+    """The page at a URL's path, such as `/runs/digits-clip-42ca6d/report.html`; None where there is none to
+    be shown."""
+    folder = folder.resolve()
+    try:
+        path = (folder / urllib.parse.unquote(address, errors="strict").lstrip("/")).resolve()
+        return path if _is_shown(path, path.relative_to(folder)) else None
+    except (OSError, ValueError, RuntimeError):  # outside, a loop of links, a name that no file can have
+        return None
+
+
+def _is_shown(path: Path, place: Path) -> bool:
+    if path.suffix != ".html" or any(part.startswith(".") for part in place.parts) or not path.is_file():
+        return False
+    with path.open("rb") as page:
+        return GENERATOR in page.read(HEAD_BYTES)
+
+
+def listing(folder: Path) -> str:
+    """A page that links to the pages at the usual places, the newest first."""
+    found = {path for pattern in LISTED for path in folder.glob(pattern)}
+    places = [path.relative_to(folder).as_posix() for path in sorted(found, key=_written, reverse=True)]
+    shown = [place for place in places if find(folder, urllib.parse.quote(place))]
+    links = "".join(
+        f'<li><a href="{escape(urllib.parse.quote(place))}">{escape(place)}</a></li>\n' for place in shown
+    )
+    name = escape(folder.name)
+    return (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Tarmac: {name}</title>\n'
+        "<style>body { font: 1rem/1.6 system-ui, sans-serif; margin: 2rem }</style>\n"
+        f"<h1>{name}</h1>\n"
+        + (f"<ul>\n{links}</ul>\n" if links else "<p>No run has written its report yet.</p>\n")
+    )
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # a broken link
+        return 0.0
+
+
+@contextmanager
+def serving(folder: Path, listener: socket.socket, secret: str | None = None) -> Iterator[None]:
+    """Serve the pages below `folder` on a listening socket while the block runs.
+
+    With a `secret`, `USER:PASSWORD`, whoever has not got it is refused (HTTP basic authentication).
+    """
+    folder = folder.resolve()
+    with _Server(folder, listener, secret) as server:
+        threading.Thread(target=server.serve_forever, name="pages", daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, folder: Path, listener: socket.socket, secret: str | None) -> None:
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.folder = folder
+        self.secret = secret
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version = "Tarmac"
+    sys_version = ""
+    timeout = PATIENCE_S
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        address = urllib.parse.urlsplit(self.path).path
+        if not self._is_let_in():
+            self._refuse(HTTPStatus.UNAUTHORIZED, "Ask for the user and the password of the server.")
+        elif address == "/":
+            self._send(listing(self.server.folder).encode("utf-8", "replace"))
+        elif (page := find(self.server.folder, address)) is None:
+            self._refuse(HTTPStatus.NOT_FOUND, "Tarmac has no page here.")
+        else:
+            self._send_page(page)
+
+    def _is_let_in(self) -> bool:
+        if self.server.secret is None:
+            return True
+        wanted = "Basic " + base64.b64encode(self.server.secret.encode()).decode()
+        return hmac.compare_digest(self.headers.get("Authorization", "").encode(), wanted.encode())
+
+    def _send_page(self, page: Path) -> None:
+        try:
+            file = page.open("rb")
+        except OSError:
+            self._refuse(HTTPStatus.NOT_FOUND, "This page is gone.")
+            return
+        with file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            self._start(HTTPStatus.OK, size)
+            if self.command != "HEAD":
+                shutil.copyfileobj(file, self.wfile)
+
+    def _send(self, content: bytes, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._start(status, len(content))
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self._send(f"<!doctype html>\n<title>{status}</title>\n<p>{why}</p>\n".encode(), status)
+
+    def _start(self, status: HTTPStatus, size: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(size))
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        if status is HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", 'Basic realm="Tarmac", charset="UTF-8"')
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing: the terminal is for who has started it."""

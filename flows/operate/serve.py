@@ -1,0 +1,92 @@
+"""The process of a Prefect server that Tarmac starts: Prefect's app on a socket that its starter has bound.
+
+Its starter knows the port before the server is up, and nobody else can take it in between.
+
+On SQLite, transactions that write queue up for it from their start. Prefect begins them as readers; one that
+wants to write after another has done so is told "database is locked" at once, and with it the news goes lost
+from which the automations would know that a run is dead.
+
+Servers of one Prefect folder start one after another: each brings the database up to date, and two that do so
+at once break off over each other's tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import prefect
+import uvicorn
+from prefect.server.database.configurations import AioSqliteConfiguration
+from prefect.server.database.dependencies import MODELS_DEPENDENCIES
+from prefect.settings import get_current_settings
+from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+
+GRACE_S = 3
+"""How long open connections of browsers may hold up the end."""
+
+POLL_S = 0.1
+
+
+class Queuing(uvicorn.Server):
+    """A server that starts while no other one of this Prefect folder does."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        with (get_current_settings().home / "tarmac-starting").open("ab") as lock:
+            while not self.should_exit and _is_taken(lock.fileno()):
+                await asyncio.sleep(POLL_S)
+            if not self.should_exit:
+                await super().startup(sockets)
+
+
+def _is_taken(lock: int) -> bool:
+    """Whether another process holds the lock; else this one does, until the file is closed. A file system
+    without locks holds up nobody."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    return False
+
+
+class QueuingSqlite(AioSqliteConfiguration):
+    """SQLite whose writers wait for one another."""
+
+    @asynccontextmanager
+    async def begin_transaction(
+        self, session: AsyncSession, with_for_update: bool = False
+    ) -> AsyncGenerator[AsyncSessionTransaction, None]:
+        async with super().begin_transaction(session, with_for_update=True) as transaction:
+            yield transaction
+
+
+def main(descriptor: int) -> None:
+    """Serve until SIGTERM; exits with 3 where the server does not start."""
+    server = get_current_settings().server
+    url = get_current_settings().server.database.connection_url
+    address = "" if url is None else url.get_secret_value()
+    if address.startswith("sqlite"):
+        MODELS_DEPENDENCIES["database_config"] = QueuingSqlite(connection_url=address)
+    if not server.ui.v2_enabled:  # Prefect offers them all the same, and they ask a host of another company
+        prefect.__ui_v2_static_path__ = Path(os.devnull) / "none"
+    config = uvicorn.Config(
+        "prefect.server.api.server:create_app",
+        factory=True,
+        lifespan="on",
+        log_level=server.logging_level.lower(),
+        timeout_keep_alive=server.api.keepalive_timeout,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    with socket.socket(fileno=descriptor) as listener:
+        Queuing(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,208 @@
+"""The Prefect server of a command: the one that is named, asked before any work, or one that Tarmac starts.
+
+There is one way to start one, for `tarmac up` and for a run that is told of none. What a server refuses, and
+why it does not come up, is one line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import IO
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+
+from flows.operate import service
+from flows.operate.environment import SERVER
+from tasks.core.errors import TarmacError, UsageError
+
+LOOPBACK = "127.0.0.1"
+POLL_S = 0.1
+EXCEPTION = re.compile(r"(\w+\.)*\w*(Error|Exception): ")
+"""The last line of a traceback."""
+_lasting: list[ExitStack] = []
+"""The temporary server of this process and the settings that name it, until the process ends."""
+
+
+def address() -> str | None:
+    """Where the server is, by the environment or a profile of Prefect's; None where none is named."""
+    return get_current_settings().api.url
+
+
+def how_to_forget() -> str:
+    """The command that takes the address away from where it is named."""
+    named_here = "PREFECT_API_URL" in os.environ
+    return "unset PREFECT_API_URL" if named_here else "prefect config unset PREFECT_API_URL"
+
+
+@contextmanager
+def asked(advice: str) -> Iterator[SyncPrefectClient]:
+    """A client of the server that is named, which answers and lets it in; UsageError where it does not, with
+    `advice` where there is none."""
+    with told_of_refusals(), get_client(sync_client=True) as client:
+        dead = client.api_healthcheck()
+        if dead is not None:
+            why = " ".join(str(dead).split())
+            raise UsageError(f"{_named()}: no Prefect server answers there ({why}); {advice}")
+        client.read_flows(limit=1)  # anybody is told of its health
+        yield client
+
+
+@contextmanager
+def told_of_refusals() -> Iterator[None]:
+    """One line where the server refuses what the block asks of it, or answers no more."""
+    try:
+        yield
+    except PrefectHTTPStatusError as error:
+        code, reason = error.response.status_code, " ".join(error.response.text.split())[:300]
+        fix = "; set PREFECT_API_AUTH_STRING to the server's user:password" if code == 401 else ""
+        raise UsageError(f"{_named()}: the server refuses ({code}): {reason}{fix}") from None
+    except httpx.TransportError as error:
+        why = str(error) or type(error).__name__
+        raise TarmacError(
+            f"{_named()}: the server answers no more ({why}); what is done stays, and the same command goes "
+            "on with it"
+        ) from None
+
+
+def _named() -> str:
+    return "Prefect's temporary server" if _lasting else f"PREFECT_API_URL={address()}"
+
+
+def start_temporary() -> None:
+    """Start a server for this process alone, which every client in it finds and which ends with it.
+
+    UsageError where Prefect's folder cannot be written, TarmacError where the server does not come up.
+    """
+    with listening(LOOPBACK, 0) as listener, tempfile.TemporaryFile() as output:
+        url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
+        process = start(listener, output, is_temporary=True)
+        lasting = ExitStack()
+        atexit.register(lasting.close)
+        lasting.callback(service.end, process)
+        try:
+            wait_until_up(process, url)
+        except TarmacError as error:
+            output.seek(0)
+            why = last_words(output.read().decode(errors="replace").splitlines())
+            fix = "try again, or start one with `tarmac up` and name it in PREFECT_API_URL"
+            raise TarmacError(f"Prefect's temporary server {error}{why}; {fix}") from None
+    os.environ["PREFECT_API_URL"] = url  # for threads, which do not inherit the settings of their starter
+    lasting.enter_context(temporary_settings({PREFECT_API_URL: url}))
+    _lasting.append(lasting)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens on `port` of this machine's address `host`; any free port for 0.
+
+    UsageError where the port is taken, or the address or the port cannot be used.
+    """
+    try:
+        return listening_at(host, port)
+    except OSError as error:
+        raise UsageError(_why_not_there(host, port, error)) from None
+
+
+def listening_at(host: str, port: int) -> socket.socket:
+    """The same; OSError where it cannot be."""
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server((str(place[0]), port), family=family)
+
+
+def _why_not_there(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return (
+                f"--port: another program listens on {host}:{port}; choose another port, or end that program"
+            )
+        case errno.EACCES:
+            return f"--port: {port} is for root only; choose one between 1024 and 65535"
+    return f"--host: {host} is no address of this machine ({error.strerror}); use 127.0.0.1 or 0.0.0.0"
+
+
+def start(
+    listener: socket.socket,
+    output: IO[bytes] | int,
+    is_temporary: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a Prefect server on a listening socket, with Tarmac's settings where the user has none.
+
+    A temporary one has no pages and no schedules. What it says goes to `output`. It ends with this thread.
+    UsageError where Prefect's folder cannot be written.
+    """
+    _check_home()
+    host, port = listener.getsockname()[:2]
+    settings = {
+        **SERVER,
+        "PREFECT_UI_URL": f"http://{host}:{port}",
+        **get_current_settings().to_environment_variables(exclude_unset=True),
+        "PREFECT_SERVER_API_HOST": host,
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT__SERVER_FINAL": "1",
+    }
+    if is_temporary:
+        settings |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_UI_ENABLED": "false"}
+        settings.pop("PREFECT_SERVER_API_AUTH_STRING", None)
+    command = [sys.executable, "-m", "flows.operate.serve", str(listener.fileno())]
+    return service.start(command, settings, output, [listener.fileno()])
+
+
+def wait_until_up(process: subprocess.Popen[bytes], url: str) -> None:
+    """Wait until the API at `url` answers; TarmacError when the process ends or takes too long."""
+    patience_s = get_current_settings().server.ephemeral.startup_timeout_seconds
+    deadline = time.monotonic() + patience_s
+    while not is_up(url, timeout_s=1.0):
+        if process.poll() is not None:
+            raise TarmacError(f"ended while it started (exit code {process.returncode})")
+        if time.monotonic() > deadline:
+            raise TarmacError(f"did not come up within {patience_s:.0f} s")
+        time.sleep(POLL_S)
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """`: ConnectionRefusedError: …`: the last that a failed process has said, or its last exception."""
+    said = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in said if EXCEPTION.match(line)]
+    return f": {(errors or said)[-1]}" if said else ""
+
+
+def is_up(url: str, timeout_s: float = 3.0) -> bool:
+    """Whether a Prefect server answers at the API's address."""
+    try:
+        answer = httpx.get(f"{url}/health", timeout=timeout_s, verify=_trusted(url))
+    except httpx.TransportError:
+        return False
+    return answer.status_code == 200 and answer.text == "true"
+
+
+def _trusted(url: str) -> ssl.SSLContext | bool:
+    """The certificates that Prefect's own clients trust."""
+    api = get_current_settings().api
+    if not url.startswith("https:") or api.tls_insecure_skip_verify:
+        return False
+    return ssl.create_default_context(cafile=api.ssl_cert_file)
+
+
+def _check_home() -> None:
+    """Without a folder for its database the server would try for minutes."""
+    home = get_current_settings().home
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=home).close()
+    except OSError as error:
+        raise UsageError(
+            f"PREFECT_HOME: {home} cannot be written ({error.strerror}); set it to a folder that can"
+        ) from None

@@ -1,0 +1,112 @@
+"""Processes that live as long as this one: in a session of their own, which no Ctrl-C reaches before this
+one is done, ended with it, however it ends, and started again while somebody watches them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO
+
+from tasks.core import screen
+from tasks.core.process import child_environment
+
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
+END_S = 5.0
+"""How long a process may take to end before it is killed."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+STEADY_S = 60.0
+"""A process that has lived so long begins again with the first pause."""
+LAST_LINES = 15
+
+
+def start(
+    command: Sequence[str],
+    settings: Mapping[str, str],
+    output: IO[bytes] | int,
+    descriptors: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a process with these environment variables, which gets SIGTERM when this thread ends."""
+    return subprocess.Popen(
+        command,
+        env={**child_environment(), **settings},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=descriptors,
+        start_new_session=True,
+        preexec_fn=_end_with_starter,
+    )
+
+
+def _end_with_starter() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def end(process: subprocess.Popen[bytes], patience_s: float = END_S) -> None:
+    """End a process that was started, by SIGTERM, and by SIGKILL when that takes too long."""
+    process.terminate()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@dataclass
+class Service:
+    """A process that is started again when it ends, after pauses that grow.
+
+    `start` gives it a pipe for its output, which goes to standard error while it `is_shown`; `said` holds the
+    last lines.
+    """
+
+    name: str
+    start: Callable[[], subprocess.Popen[bytes]]
+    is_shown: bool = True
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+
+    def __post_init__(self) -> None:
+        self._pause_s = FIRST_PAUSE_S
+        self._due: float | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.process, self._began = self.start(), time.monotonic()
+        name = f"{self.name}-output"
+        threading.Thread(target=self._read, args=[self.process], name=name, daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self.said.append(text)
+            if self.is_shown:
+                with suppress(OSError):  # a terminal that is gone; the process must not wait for it
+                    sys.stderr.write(text + "\n")
+
+    def look(self) -> None:
+        """Start the process again when it has ended and its pause is over."""
+        code, now = self.process.poll(), time.monotonic()
+        if code is None:
+            return
+        if self._due is None:
+            if now - self._began > STEADY_S:
+                self._pause_s = FIRST_PAUSE_S
+            killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
+            how = killed or f"ended with exit code {code}"
+            screen.warn(f"the {self.name} {how}; it starts again in {self._pause_s:.0f} s")
+            self._due, self._pause_s = now + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        elif now >= self._due:
+            self._due = None
+            self._begin()
