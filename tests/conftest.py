@@ -8,18 +8,21 @@ from pathlib import Path
 import pytest
 
 from tasks.core.config import load
-from tasks.core.schema import Config
+from tasks.core.schema import Config, recipes
 from tasks.dataset import examples, versions
 from tasks.dataset.build.run import build
 from tasks.loader import forkserver
-from tasks.models.recipes import RECIPES
 
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "PASSIVE"
 )  # read when torch is imported: no spinning on shared cores
 ROOT = Path(__file__).parents[1]
 STARTS_LOADERS = {"loader", "training", "diagnosis"}
-FIRST = ("pipeline/", "supervision/", "training/", "dataset/verify/test_matrix.py")
+FIRST = (
+    *(f"system/test_{name}.py" for name in ("taking_up", "control", "automations", "display", "outages")),
+    *("stalls/", "system/test_several_ranks.py"),
+    *("pipeline/", "supervision/", "training/", "dataset/verify/test_matrix.py"),
+)
 """What takes longest starts first, so that at the end no process is left alone with it."""
 
 
@@ -38,15 +41,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     was started for a build every loader worker imports torch anew."""
     folders = {item.path.relative_to(ROOT / "tests").parts[0] for item in session.items}
     if folders & STARTS_LOADERS:
-        recipes = {recipe.partition(":")[0] for recipe in RECIPES.values()}
-        forkserver.start("tasks.dataset.build.preload", *sorted(recipes))
+        forkserver.start("tasks.dataset.build.preload", *sorted(recipes.modules().values()))
 
 
 @pytest.fixture(scope="session")
 def raw_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the example's PNG files and its caption table; nobody may change it."""
     folder = tmp_path_factory.mktemp("raw") / "digits"
-    examples.digits(folder)
+    examples.write("digits", folder)
     return folder
 
 

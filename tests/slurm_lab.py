@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.services import free_port, until
 
@@ -80,6 +81,21 @@ def slurm_lab(folder: Path) -> Iterator[Path]:
         stop(folder)
 
 
+@contextmanager
+def slurm_or_skip(factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a running Slurm; the test is skipped where there is none, and fails in CI."""
+    if lacks := missing():
+        reason = f"{', '.join(lacks)} not installed: apt-get install slurm-wlm munge (.ci/run does it)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    folder = factory.mktemp("slurm")
+    for parent in (folder, folder.parent):
+        parent.chmod(0o755)
+    with slurm_lab(folder):
+        yield folder
+
+
 def start(folder: Path) -> Path:
     if _pids(folder):
         raise SystemExit(f"a Slurm runs in {folder} already")
@@ -117,6 +133,11 @@ def stop(folder: Path) -> None:
         until("the jobs' end", lambda: not _run(["squeue", "-h"], conf).strip(), 30)
     for name in sorted(pids, key=lambda name: ("slurmctld" not in name, "munged" in name)):
         _end(pids[name])
+
+
+def queue(conf: Path | None = None) -> list[str]:
+    """The ids of the jobs that are queued or run in the Slurm of `conf`, or of this process."""
+    return _run(["squeue", "-h", "-r", "-o", "%i"], conf or Path(os.environ["SLURM_CONF"])).split()
 
 
 def _conf(folder: Path) -> str:

@@ -1,71 +1,90 @@
-"""Two commands on one run: one of them measures, and neither trains without what comes of it."""
+"""Loader settings are measured by the run's agent, once, whoever asks for them, before the training begins."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks import stage, tune
-from tasks.core import child
-from tasks.core.lock import Lease
-from tasks.loader.settings import LoaderSettings, write_settings
+from tasks.core.errors import DataError
+from tasks.loader.settings import LoaderSettings, read_settings, write_settings
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult
-from tests.supervision.fakes import make_config
+from tasks.supervision import launch, stopping
+from tasks.supervision.status import look
+from tests.supervision.conftest import end_what_is_left, use_fakes
+from tests.supervision.fakes import make_config, make_run
+from tests.supervision.test_agent import assert_undisturbed, wait_for
 
-THEIRS = LoaderSettings(workers=1, prefetch=2, reason="theirs", measurements=[])
-OURS = {"workers": 0, "prefetch": 2, "reason": "ours", "measurements": []}
+__all__ = ["end_what_is_left", "use_fakes"]
+
+Tuned = StageResult[tune.Tuned]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run whose measurement takes no time."""
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]:
+    """Runs the stage on a run, with changes to the config's loader block."""
     monkeypatch.setattr(stage, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(child, "call", lambda *_: OURS)
-    monkeypatch.setattr(tune, "LOOK_AGAIN_S", 0.0)
-    return RunFolder(tmp_path / "a-3f9a")
+    monkeypatch.setattr(stage, "tell", lambda *_, **__: None)
+    return lambda run, **loader: tune.tune.fn(make_config(tmp_path, loader=loader), run)
 
 
-@pytest.fixture
-def begun(run: RunFolder, tmp_path: Path) -> Iterator[Callable[..., Future[StageResult]]]:
-    """Starts the stage beside the test."""
+def untuned(tmp_path: Path, **behaviour: Any) -> RunFolder:
+    run = make_run(tmp_path, behaviour)
+    run.loader.unlink()
+    return run
+
+
+def test_who_comes_second_waits_for_the_same_settings(tmp_path: Path, asked: Callable[..., Tuned]) -> None:
+    run = untuned(tmp_path, measuring_s=1.0)
     with ThreadPoolExecutor() as pool:
-        yield lambda **loader: pool.submit(
-            tune.tune.fn, make_config(tmp_path, loader=loader), tmp_path / "version", run
-        )
+        tuned = [one.result(timeout=120) for one in [pool.submit(asked, run), pool.submit(asked, run)]]
+    assert sorted(one.effect for one in tuned) == ["adopted", "changed"]
+    [first] = [one for one in tuned if one.effect == "changed"]
+    assert first.summary == "measured by the agent" and first.details.started is not None
+    launch.wait_for_training(run)
+    launch.wait_for_evaluations(run)
+    assert_undisturbed(run)
+    assert len(look(run).record.attempts) == 1
+    assert asked(run).summary == "kept: measured by the agent"
 
 
-def _waiting(begun: Callable[..., Future[StageResult]]) -> Future[StageResult]:
-    second = begun()
-    with pytest.raises(TimeoutError):
-        second.result(timeout=0.3)
-    return second
+def test_a_run_at_work_keeps_its_settings(tmp_path: Path, asked: Callable[..., Tuned]) -> None:
+    run = make_run(tmp_path, {"step_s": 0.2})
+    launch.start_or_adopt(run)
+    assert asked(run, workers=2).summary.startswith("left alone: ")
+    assert read_settings(run.loader).reason == "of a test"
 
 
-def test_who_comes_second_waits_for_the_settings(
-    run: RunFolder, begun: Callable[..., Future[StageResult]]
+def test_settings_that_the_config_no_longer_asks_for_are_measured_again(
+    tmp_path: Path, asked: Callable[..., Tuned]
 ) -> None:
-    with Lease(run.lease):
-        second = _waiting(begun)
-        write_settings(run.loader, THEIRS)
-    assert second.result(timeout=30)["summary"] == "kept: theirs"
+    run = make_run(tmp_path, loader={"workers": 1})
+    write_settings(run.loader, LoaderSettings(workers=3, prefetch=2, reason="of another config"))
+    assert asked(run, workers=1).summary == "measured by the agent"
 
 
-def test_who_comes_second_measures_where_the_first_was_broken_off(
-    run: RunFolder, begun: Callable[..., Future[StageResult]]
+def test_what_cannot_be_measured_fails_with_the_reason(tmp_path: Path, asked: Callable[..., Tuned]) -> None:
+    run = untuned(tmp_path, cannot_measure=True)
+    with pytest.raises(DataError, match=r"failed: train/000000\.tar: cannot be read"):
+        asked(run)
+    assert look(run).state == "failed" and not run.rank_log(1).exists()
+
+
+def test_a_run_that_is_cancelled_while_it_is_tuned_never_trains(
+    tmp_path: Path, asked: Callable[..., Tuned]
 ) -> None:
-    with Lease(run.lease):
-        second = _waiting(begun)
-    assert second.result(timeout=30)["summary"] == "ours"
-    assert run.loader.exists() and not run.lease.exists()
-
-
-def test_a_run_at_work_keeps_its_settings(run: RunFolder, begun: Callable[..., Future[StageResult]]) -> None:
-    with Lease(run.lease):
-        write_settings(run.loader, THEIRS)
-        assert begun(workers=2).result(timeout=30)["summary"].startswith("left alone: ")
-        assert run.lease.exists()
+    run = untuned(tmp_path, measuring_s=600.0)
+    with ThreadPoolExecutor() as pool:
+        tuned = pool.submit(asked, run)
+        wait_for(lambda: look(run).state == "running", 120)
+        stopped = stopping.end(run, "enough")
+        told: Any = tuned.result(timeout=60)
+        assert told.is_cancelled() and "enough" in told.message
+    assert stopped.left == () and look(run).state == "cancelled"
+    assert not run.rank_log(1).exists()

@@ -1,12 +1,13 @@
-"""Seconds to get a CT volume ready for training: from its NPZ file each time, or from a prepared sample.
+"""Seconds to get a CT volume ready for training: from its NIfTI or NPZ file each time, or from a prepared sample.
 
-The raw volume is a CT-like one of 1024 x 1024 x 251 voxels in HU, with correlated noise. CT-CLIP's way (load,
-resample with torch, clip, crop and pad) is done with one thread, as a loader's worker has it. A prepared sample
+The raw volume is a CT-like one of 1024 x 1024 x 251 voxels in HU, with correlated noise; of SIDE x SIDE x 251,
+with voxels so much larger, where a side is given. CT-CLIP's way (load, rescale, resample with torch, clip, crop
+and pad) is done with one thread, as a loader's worker has it. A prepared sample
 is read as the indexed reader does: its span of the shard, its CRC32C, decompression. A crop comes out of a map
 of the shard, its chunks compared with their checksums. Prepared voxels are int16 HU, which the first step on
 the device makes floats; that step is also measured on the CPU. All take turns with the page cache warm.
 
-    .venv/bin/python -m tests.benchmarks.bench_volumes [rounds]
+    .venv/bin/python -m tests.benchmarks.bench_volumes [rounds [side]]
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import google_crc32c
+import nibabel
 import numpy as np
 import torch
 from torch.nn import functional
@@ -33,11 +35,12 @@ from tasks.dataset.modalities.volume_report import VOLUME_REPORT
 from tasks.dataset.tar.format import Buffer
 from tasks.loader.decoders import decode_volume
 
-SHAPE = (251, 1024, 1024)
-SPACING = (1.5, 0.4, 0.4)
+SIDE = int(sys.argv[2]) if __name__ == "__main__" and len(sys.argv) > 2 else 1024
+SHAPE = (251, SIDE, SIDE)
+SPACING = (1.5, 0.4 * 1024 / SIDE, 0.4 * 1024 / SIDE)
 TARGET_SPACING, TARGET_SHAPE = (1.5, 0.75, 0.75), (240, 480, 480)
 CROP = (32, 128, 128)
-PEER = "NPZ, int16, compressed"
+PEER = "NIfTI, int16, gzip"
 
 
 def raw_volume() -> np.ndarray:
@@ -56,10 +59,24 @@ def raw_volume() -> np.ndarray:
     return volume
 
 
+def write_nifti(path: Path, volume: np.ndarray) -> None:
+    """As CT-RATE stores it: (height, width, depth), packed by gzip."""
+    nibabel.save(nibabel.Nifti1Image(volume.transpose(1, 2, 0), np.eye(4)), path)
+
+
+def from_nifti(path: Path) -> torch.Tensor:
+    """As CT-CLIP prepares a volume for training (scripts/data.py), in float64 as there."""
+    voxels = 1.0 * nibabel.load(path).get_fdata() + 0.0
+    return prepared_as_ct_clip(torch.tensor(voxels.transpose(2, 0, 1))).float()
+
+
 def from_npz(path: Path) -> torch.Tensor:
-    """As CT-CLIP prepares a volume for training (scripts/data.py)."""
+    """The same from its first release's files, in float32."""
     with np.load(path, allow_pickle=False) as file:
-        volume = torch.from_numpy(file["arr_0"]).float()
+        return prepared_as_ct_clip(torch.from_numpy(file["arr_0"]).float())
+
+
+def prepared_as_ct_clip(volume: torch.Tensor) -> torch.Tensor:
     sizes = [int(side * (old / new)) for side, old, new in zip(SHAPE, SPACING, TARGET_SPACING, strict=True)]
     volume = functional.interpolate(volume[None, None], size=sizes, mode="trilinear", align_corners=False)[
         0, 0
@@ -79,7 +96,7 @@ def prepared(folder: Path, encoding: str, volume: np.ndarray) -> Path:
     rules = {"window": [-1000, 1000], "spacing_mm": TARGET_SPACING, "shape": TARGET_SHAPE, "encode": encoding}
     raw = {"npy": npy.dump(volume), "json": json.dumps({"spacing_mm": SPACING}).encode()}
     members = VOLUME_REPORT.take(
-        {"volume": raw["npy"], "json": raw["json"], "txt": b"clear"}, _dataset(rules)
+        {"volume": raw["npy"], "json": raw["json"], "txt": b"clear"}, dataset_block(rules)
     ).members
     places, content = {}, b""
     for name, data in members.items():
@@ -93,7 +110,7 @@ def prepared(folder: Path, encoding: str, volume: np.ndarray) -> Path:
     return path
 
 
-def _dataset(rules: dict[str, object]) -> Dataset:
+def dataset_block(rules: dict[str, object]) -> Dataset:
     source = {"kind": "npz", "path": "x", "reports": {"path": "r.csv", "key": "k", "text": ["t"]}}
     block = {"output": "out", "modality": "volume_report", "source": source, "volume": rules}
     return validate({"name": "bench", "dataset": block}, "bench").dataset
@@ -137,6 +154,7 @@ def main(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         volume = raw_volume()
+        write_nifti(folder / "scan.nii.gz", volume)
         np.savez_compressed(folder / "packed.npz", arr_0=volume)
         np.savez(folder / "plain.npz", arr_0=volume)
         np.savez(folder / "floats.npz", arr_0=volume.astype(np.float32))
@@ -147,9 +165,12 @@ def main(rounds: int) -> None:
         del volume
         difference = np.abs(from_npz(folder / "plain.npz").numpy() - as_floats(b2nd)).max()
         print(f"prepared in {building:.1f} s, at most {difference * 1000:.2f} HU from CT-CLIP's own")
-        print(f"NPZ {size(folder / 'packed.npz')}, b2nd {size(b2nd)}, npy {size(plain)}")
+        print(
+            f"NIfTI {size(folder / 'scan.nii.gz')}, NPZ {size(folder / 'packed.npz')}, b2nd {size(b2nd)}, npy {size(plain)}"
+        )
         ways = {
-            PEER: partial(from_npz, folder / "packed.npz"),
+            PEER: partial(from_nifti, folder / "scan.nii.gz"),
+            "NPZ, int16, compressed": partial(from_npz, folder / "packed.npz"),
             "NPZ, int16, not compressed": partial(from_npz, folder / "plain.npz"),
             "NPZ, float32, not compressed": partial(from_npz, folder / "floats.npz"),
             "prepared, volume.b2nd": partial(from_shard, b2nd),

@@ -1,39 +1,45 @@
-"""Prints the samples a second of batches that a CLIP takes: `clip_ours VERSION WORKERS BATCH MODEL`."""
+"""Prints the pace of batches that a CLIP takes, its rate last: `clip_ours VERSION WORKERS BATCH MODEL`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tasks.loader.batches import train_batches
-from tasks.models.clip import ClipRecipe
-from tasks.models.pictures import normalised
+from tasks.loader import forkserver
+from tasks.loader.feed import Data, Feed
+from tasks.models.clip.clip import ClipRecipe, ClipTransform
+from tasks.models.clip.clip_options import ClipOptions
+from tasks.models.clip.pictures import normalised
 from tests.benchmarks.pace import measure
 
+PARTS = 4
+"""In which a batch comes, as by `train.micro_batch`."""
 
-def batches(version: Path, workers: int, size: int, model: str) -> Iterator[Any]:
+
+def batches(feed: Feed, recipe: ClipRecipe) -> Iterator[Any]:
     """Normalised as well, which a training does on its GPU."""
-    recipe = ClipRecipe(model)
-    with train_batches(
-        version,
-        recipe.transform(is_train=True),
-        batch_size=size,
-        seed=0,
-        shuffle="windows",
-        workers=workers,
-        prefetch=2,
-    ) as source:
+    with feed.train() as source:
         for batch in source:
             yield {"image": normalised(batch["image"], recipe.preprocessing), "text": batch["text"]}
 
 
+def main(version: Path, workers: int, size: int, model: str) -> None:
+    forkserver.start(ClipTransform.__module__)
+    recipe = ClipRecipe(ClipOptions(name=model))
+    ahead = 2 * PARTS  # as many samples as the peer has
+    feed = Feed((Data(version),), recipe, size, micro_batch=size // PARTS, workers=workers, prefetch=ahead)
+    with replace(feed, workers=1).train() as warm:
+        next(warm)  # the forkserver's imports, as those of the peer do not count
+    pace = measure(closing(batches(feed, recipe)), skipped=2 * workers, parts=PARTS)
+    print(pace.cpu_ms, pace.first_s, pace.rate)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    given, workers, size, model = sys.argv[1:]
-    source = batches(Path(given), int(workers), int(size), model)
-    print(measure(closing(source), skipped=2 * int(workers))[0])
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -1,4 +1,4 @@
-"""Prints the samples a second of open_clip's trainer's own loader: `clip_peer FOLDER WORKERS BATCH MODEL`."""
+"""Prints the pace of open_clip's trainer's own loader, its rate last: `clip_peer FOLDER WORKERS BATCH MODEL`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from open_clip_train.data import get_wds_dataset
 from tests.benchmarks.pace import measure
 
 
-def batches(folder: Path, workers: int, size: int, model: str) -> Iterator[Any]:
+def loader(folder: Path, workers: int, size: int, model: str) -> Any:
     files = sorted(folder.glob("*.tar"))
     arguments = Namespace(
         train_data=f"{folder}/{{{files[0].stem}..{files[-1].stem}}}.tar",
@@ -30,7 +30,10 @@ def batches(folder: Path, workers: int, size: int, model: str) -> Iterator[Any]:
     )
     side = open_clip.get_model_config(model)["vision_cfg"]["image_size"]
     preprocess = open_clip.image_transform(side, is_train=True)
-    loader = get_wds_dataset(arguments, preprocess, True, tokenizer=open_clip.get_tokenizer(model)).dataloader
+    return get_wds_dataset(arguments, preprocess, True, tokenizer=open_clip.get_tokenizer(model)).dataloader
+
+
+def batches(loader: Any) -> Iterator[Any]:
     for images, texts in loader:
         yield {"image": images, "text": texts}
 
@@ -38,5 +41,6 @@ def batches(folder: Path, workers: int, size: int, model: str) -> Iterator[Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     given, workers, size, model = sys.argv[1:]
-    source = batches(Path(given), int(workers), int(size), model)
-    print(measure(closing(source), skipped=2 * int(workers))[0])
+    source = closing(batches(loader(Path(given), int(workers), int(size), model)))
+    pace = measure(source, skipped=2 * int(workers))
+    print(pace.cpu_ms, pace.first_s, pace.rate)

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from tasks.core.config import dump, json_schema, load, reload
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
+from tasks.core.schema.recipes import RECIPES
 
 DIGITS = Path(__file__).parents[2] / "configs/digits-clip.yaml"
 
@@ -187,6 +188,8 @@ dataset:
 engine:
   slurm: {account: lab, setup: [module load cuda]}
   build: {kind: slurm, jobs: 32, cpus: 8, memory: 32GB, time: 6h, extra: {qos: low, exclusive: true}}
+  train: {kind: slurm, partition: gpu, gpus: 4, cpus: 32, memory: 400GB, time: 48h}
+  evaluate: {kind: slurm, partition: gpu, gpus: 1, time: 1h, jobs: 4}
 """
 CHAT = """\
 name: nano-vlm
@@ -200,6 +203,9 @@ train: {recipe: clip, model: {name: x}, batch_size: 2, steps: 9, lr: 1.0e-3, war
 evaluate: {every: '${train.checkpoint_every}', tasks: [zero_shot, {kind: retrieval, samples: 1000}]}
 loader: {workers: auto, prefetch: 4}
 schedule: {cron: 0 2 * * *, then: train}
+engine:
+  train: {kind: slurm, partition: gpu, ranks: 2, time: 24h}
+  evaluate: {kind: slurm, partition: gpu, gpus: 1, time: 2h, jobs: 4}
 """
 
 
@@ -242,4 +248,9 @@ def test_the_printed_schema_refuses_what_the_loader_refuses(
 
 
 def test_a_recipe_that_does_not_exist_is_one_line() -> None:
-    assert complaint("train.recipe=ct_clip") == "train.recipe: should be 'clip', not 'ct_clip'"
+    there = " or ".join(map(repr, RECIPES))
+    assert complaint("train.recipe=futurist") == f"train.recipe: should be {there}, not 'futurist'"
+
+
+def test_a_training_on_this_machine_has_no_time_limit_unless_given() -> None:
+    assert load(DIGITS, []).engine.train.time is None

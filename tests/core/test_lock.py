@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -207,6 +208,67 @@ def test_of_many_that_take_over_one_wins(tmp_path: Path, other: subprocess.Popen
         taker.kill()
         taker.wait()
     assert firsts.count(b"held\n") == 1
+
+
+def test_no_two_hold_a_lease_that_a_slow_one_took_for_dead(
+    tmp_path: Path, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow one has seen that the holder is dead; before it acts, another takes over, and a third comes."""
+    path = tmp_path / "lease.json"
+    other.kill()
+    other.wait()
+    rename, link = os.rename, os.link
+    held: list[Lease] = []
+    slow, second, third = (threading.Thread(target=take, args=(path, held)) for _ in range(3))
+
+    def slow_rename(source: Path, target: Path) -> None:
+        if threading.current_thread() is slow:
+            second.start()
+            second.join(timeout=1.0)
+        rename(source, target)
+
+    def slow_link(source: Path, target: Path) -> None:
+        if threading.current_thread() is slow and ".dead." in str(source):  # it puts back what is alive
+            third.start()
+            third.join(timeout=1.0)
+        link(source, target)
+
+    monkeypatch.setattr(os, "rename", slow_rename)
+    monkeypatch.setattr(os, "link", slow_link)
+    slow.start()
+    for thread in (slow, second, third):
+        wait_for(lambda thread=thread: thread is slow or thread.ident is not None or not slow.is_alive())
+        if thread.ident is not None:
+            thread.join()
+    assert len(held) == 1
+    held[0].release()
+    assert not path.exists()
+
+
+def take(path: Path, held: list[Lease]) -> None:
+    lease = Lease(path)
+    try:
+        lease.acquire()
+    except Held:
+        return
+    held.append(lease)
+
+
+def test_whoever_loses_a_lease_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "CHECK_S", 0.05)
+    path, lost = tmp_path / "lease.json", threading.Event()
+    lease = Lease(path)
+    lease.acquire()
+    lease.watch(lost.set)
+    time.sleep(0.3)
+    lease.release()
+    assert not lost.wait(0.3), "it was given back"
+    lease.acquire()
+    lease.watch(lost.set)
+    write_json(path, {**read_json(path), "host": "elsewhere"})
+    assert lost.wait(5.0)
+    lease.release()
+    assert read_json(path)["host"] == "elsewhere"
 
 
 def test_a_garbled_lease_is_no_holder(tmp_path: Path) -> None:

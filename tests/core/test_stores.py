@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tasks.core.folders import LocalStore
 from tasks.core.stores import (
     ABSENT,
-    LocalStore,
     NotRegular,
     Unreachable,
     address_key,

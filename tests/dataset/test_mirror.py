@@ -52,7 +52,7 @@ def test_a_version_that_is_published_again_is_whole_in_the_mirror(
 
 def test_a_shard_that_another_version_holds_is_copied_there() -> None:
     plan = plan_transfers(SIZES, SHAS, {}, {"b": "s3://x/versions/old/train/000009.tar"})
-    assert {one.name: one.twin for one in plan if one.twin} == {
+    assert {one.name: one.copied_from for one in plan if one.copied_from} == {
         "train/000001.tar": "s3://x/versions/old/train/000009.tar"
     }
 

@@ -12,15 +12,15 @@ from tasks.dataset import quarantine, versions
 from tasks.dataset.build.run import build
 from tasks.dataset.manifest import SplitSummary
 from tasks.dataset.preview.faults import FAULT_CODES
-from tasks.dataset.quarantine import NAME, Entry
+from tasks.dataset.quarantine import NAME, Quarantined
 from tasks.dataset.tables import read_table
 from tests.dataset import damage
 
 V, W = "0" * 12, "1" * 12
 
 
-def entry(key: str, version: str = V, reason: str = "member.checksum", shard: int = 0) -> Entry:
-    return Entry(version, "train", f"train/{shard:06d}.tar", key, reason)
+def entry(key: str, version: str = V, reason: str = "member.checksum", shard: int = 0) -> Quarantined:
+    return Quarantined(version, "train", f"train/{shard:06d}.tar", key, reason)
 
 
 def test_nothing_there_is_an_empty_quarantine(tmp_path: Path) -> None:
@@ -89,10 +89,12 @@ def version(digits_dataset: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def entries_of(version: Path, split: str, rows: list[int]) -> list[Entry]:
+def entries_of(version: Path, split: str, rows: list[int]) -> list[Quarantined]:
     table = read_table(version / "samples" / f"{split}.parquet")
     keys, shards = table.column("key").to_pylist(), table.column("shard").to_pylist()
-    return [Entry(version.name, split, f"{split}/{shards[row]:06d}.tar", keys[row], "x") for row in rows]
+    return [
+        Quarantined(version.name, split, f"{split}/{shards[row]:06d}.tar", keys[row], "x") for row in rows
+    ]
 
 
 def test_rows_are_those_of_the_split_and_the_version(version: Path) -> None:
@@ -115,7 +117,7 @@ def test_a_version_is_known_by_its_content_wherever_it_lies(version: Path) -> No
 
 def test_an_entry_that_means_no_sample_is_told(version: Path) -> None:
     [mine] = entries_of(version, "train", [5])
-    wrong_shard = Entry(mine.version, "train", "train/000001.tar", mine.key, "x")
+    wrong_shard = Quarantined(mine.version, "train", "train/000001.tar", mine.key, "x")
     with pytest.raises(DataError, match=rf"{NAME}: .* no sample '{mine.key}' in train/000001.tar; delete"):
         quarantine.rows(version, "train", [mine, wrong_shard])
 
@@ -135,14 +137,16 @@ SPLITS = {
 
 def test_what_is_left_out_is_counted_by_split() -> None:
     train = [entry(f"k{number}", shard=number % 2) for number in range(161)]
-    val = Entry(V, "val", "val/000000.tar", "k0", "x")
+    val = Quarantined(V, "val", "val/000000.tar", "k0", "x")
     assert quarantine.by_split([val, *train, entry("k0", reason="y")]) == {"train": 161, "val": 1}
-    assert quarantine.told(SPLITS, train) == "161 of 1,539 train samples are left out: quarantine.jsonl"
+    assert (
+        quarantine.left_out_text(SPLITS, train) == "161 of 1,539 train samples are left out: quarantine.jsonl"
+    )
     both = "161 of 1,539 train samples and 1 of 9 val samples are left out: quarantine.jsonl"
-    assert quarantine.told(SPLITS, [val, *train]) == both
-    assert quarantine.told(SPLITS, [val]) == "1 of 9 val samples is left out: quarantine.jsonl"
-    assert quarantine.told({}, [val]) == "1 val sample is left out: quarantine.jsonl"
-    assert quarantine.told(SPLITS, []) == ""
+    assert quarantine.left_out_text(SPLITS, [val, *train]) == both
+    assert quarantine.left_out_text(SPLITS, [val]) == "1 of 9 val samples is left out: quarantine.jsonl"
+    assert quarantine.left_out_text({}, [val]) == "1 val sample is left out: quarantine.jsonl"
+    assert quarantine.left_out_text(SPLITS, []) == ""
 
 
 def test_the_notice_is_of_this_version_alone(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +158,7 @@ def test_the_notice_is_of_this_version_alone(version: Path, monkeypatch: pytest.
     assert quarantine.notice(version, [entry("a", W)]) is None
 
 
-def mixed(version: str) -> list[Entry]:
+def mixed(version: str) -> list[Quarantined]:
     """Of two shards, what their bytes tell and what they do not; and of another version."""
     return [
         entry("a", version, "shard.missing"),

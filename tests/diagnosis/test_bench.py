@@ -1,23 +1,27 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from tasks.core import process
 from tasks.core.errors import DataError, UsageError
 from tasks.core.process import available_cores
 from tasks.core.schema import Config
 from tasks.dataset import quarantine
-from tasks.dataset.quarantine import Entry
-from tasks.diagnosis import bench, measure
-from tasks.diagnosis.bench import choose, explain, tune, worker_counts
-from tasks.loader.settings import LoaderSettings, Measurement
+from tasks.dataset.quarantine import Quarantined
+from tasks.diagnosis import bench, measure, memory, step_rate
+from tasks.diagnosis.bench import explain, readers_of, searched, space_of, tune
+from tasks.diagnosis.memory import Limits, LoaderCost
+from tasks.loader.feed import Data, Feed
+from tasks.loader.settings import LoaderSettings, Measurement, Setting
+from tasks.models.recipes import load
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion
+from tests.loader.feeds import One
 
 
 def config_with(**loader: Any) -> Config:
@@ -44,33 +48,59 @@ def config_with(**loader: Any) -> Config:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "MEASURED_S", 0.5)
+    monkeypatch.setattr(measure, "MEASURED_S", 0.3)
+    monkeypatch.setattr(bench, "BATCH_S", 0.1)
     monkeypatch.setattr(bench, "available_cores", lambda: 2)
     use(monkeypatch, transforms.slow)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, transform: Any) -> None:
-    monkeypatch.setattr(bench, "load", lambda train: SimpleNamespace(transform=lambda is_train: transform))
+    """A transform whose training takes more than any loader gives."""
+    monkeypatch.setattr(bench, "load", lambda train: One(transform))
+    takes(monkeypatch, 1e9)
+
+
+def takes(monkeypatch: pytest.MonkeyPatch, samples_per_s: float) -> None:
+    monkeypatch.setattr(step_rate, "samples_taken_per_s", lambda recipe, train, batch: samples_per_s)
 
 
 def loader_processes() -> set[int]:
-    """Descendants that are neither the forkserver nor multiprocessing's tracker, which live on."""
+    """Descendants that are neither the forkserver nor multiprocessing's tracker, which live on, nor were there
+    before the test."""
+    return descendants() - OTHERS
+
+
+def descendants() -> set[int]:
     mine = psutil.Process()
     return {process.pid for process in mine.children(recursive=True)} - {p.pid for p in mine.children()}
 
 
+OTHERS: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    OTHERS.clear()
+    OTHERS.update(descendants())
+
+
 @pytest.mark.parametrize("reader", ["indexed", "streaming"])
 def test_what_waits_gains_from_workers(make_version: MakeVersion, quick: None, reader: str) -> None:
-    """The transform sleeps 50 ms a sample: less than 20 a second a process, however idle the machine is."""
-    seen: list[tuple[int, int, str]] = []
-    settings = tune(config_with(reader=reader), make_version(train=[20, 20]), lambda *of: seen.append(of))
-    assert settings.workers == 2
-    assert settings.prefetch == 2
+    """The transform sleeps 50 ms per sample: less than 20 a second a process, however idle the machine is, so
+    even more workers than the two cores gain."""
+    seen: list[str] = []
+    version = make_version(train=[20, 20])
+    settings = tune(config_with(reader=reader), version, lambda done, total, what: seen.append(what))
+    assert settings.workers > 2
+    assert (settings.prefetch, settings.reader) == (2, None)
     rates = {m.workers: m.samples_per_s for m in settings.measurements}
-    assert list(rates) == [0, 1, 2]
-    assert 0 < rates[0] < 20 and rates[1] < 20 and rates[2] > rates[1]
-    assert settings.reason.startswith(f"2 workers: {rates[2]:,.0f} samples/s; 0 workers: {rates[0]:,.0f}; ")
-    assert [done for done, _, _ in seen] == [0, 1, 2, 3]
+    assert next(iter(rates)) == 0 and rates[0] < 20 and rates[settings.workers] > 2 * rates[0]
+    assert settings.reason.startswith(f"{settings.workers} workers: {rates[settings.workers]:,.0f} samples/s")
+    assert f"; 0 workers: {rates[0]:,.0f}; " in settings.reason
+    assert settings.reason.count(f"{settings.workers} workers:") == 1
+    assert {m.reader for m in settings.measurements} == {reader}
+    assert seen[0] == "what the training takes" and f"4 workers, 2 ahead, {reader}" in seen
+    assert settings.taken_per_s == 1e9
     assert all(m.first_batch_s > 0 for m in settings.measurements)
     assert loader_processes() == set()
 
@@ -87,7 +117,56 @@ def test_numbers_in_the_config_are_kept_without_measuring(tmp_path: Path) -> Non
 def test_a_given_prefetch_is_measured_with(make_version: MakeVersion, quick: None) -> None:
     settings = tune(config_with(prefetch=1), make_version(train=[20]))
     assert settings.prefetch == 1
-    assert len(settings.measurements) == 3
+    assert {m.prefetch for m in settings.measurements} == {1}
+
+
+def test_bench_searches_readers_and_prefetch_whatever_the_config_says(
+    make_version: MakeVersion, quick: None
+) -> None:
+    config, version = config_with(workers=1, prefetch=1), make_version(train=[20, 20])
+    bench_ = measure.Bench(measure.feed_of(config, version, One(transforms.slow), prefetch=2), 1)
+    space = space_of(config, version, bench_, is_free=True)
+    assert (space.workers, space.prefetch) == ([1, 2, 3, 4], (1, 2, 4, 8))
+    assert space.readers == ("indexed", "streaming") and len(list(space)) == 32
+    streamed = bench_.measure(Setting(1, 4, "streaming"), 2, seed=1)
+    assert streamed.setting == Setting(1, 4, "streaming") and streamed.samples_per_s > 0
+
+
+@pytest.mark.parametrize(
+    ("loader", "train", "readers"),
+    [
+        ({}, {}, ("indexed", "streaming")),
+        ({"reader": "streaming"}, {}, ("streaming", "indexed")),
+        ({"shuffle": "samples"}, {}, ("indexed",)),
+        ({"on_bad": "replace"}, {}, ("indexed",)),
+        ({"stage": "node"}, {}, ("indexed",)),
+        ({}, {"data": [{"dataset": "data"}, {"dataset": "more"}]}, ("indexed",)),
+    ],
+)
+def test_only_readers_that_the_config_allows_are_tried(
+    make_version: MakeVersion, loader: dict[str, Any], train: dict[str, Any], readers: tuple[str, ...]
+) -> None:
+    config = config_with(**loader).model_dump(mode="json", by_alias=True)
+    config["train"] |= train
+    assert readers_of(Config.model_validate(config), make_version(train=[4, 4])) == readers
+
+
+def test_memory_bounds_what_is_tried(
+    make_version: MakeVersion, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine with room for two workers, and one with room for none."""
+    config, version = config_with(), make_version(train=[20, 20])
+    assert config.train is not None
+    bench_ = measure.Bench(measure.feed_of(config, version, One(transforms.slow), prefetch=2), 1)
+    cost = LoaderCost(sample=1e3, working=0.0, worker=100e6, main=1e9)
+    monkeypatch.setattr(memory, "measure", lambda feed: cost)
+    monkeypatch.setattr(memory, "limits", lambda: Limits(1.25e9 / memory.SPARE, "a test", 1e12, 10**6))
+    space = space_of(config, version, bench_, is_free=False)
+    best, measured = searched(bench_, space, 2, 1e9)
+    assert best.workers == 2 and {m.workers for m in measured} <= {0, 1, 2}
+    monkeypatch.setattr(memory, "limits", lambda: Limits(1e9, "a test", 1e12, 10**6))
+    with pytest.raises(UsageError, match=r"train\.batch_size: 8 samples a rank do not fit into memory"):
+        space_of(config, version, bench_, is_free=False)
 
 
 def test_bad_data_ends_the_measurement(
@@ -109,7 +188,7 @@ def test_bad_data_that_the_run_does_without_is_none_here(
         assert tune(config_with(on_bad="replace"), version).workers > 0
         return
     folder = run if way == "in the run's" else version
-    bad = Entry(version.name, "train", "train/000000.tar", "k000013", "member.undecodable")
+    bad = Quarantined(version.name, "train", "train/000000.tar", "k000013", "member.undecodable")
     quarantine.add(folder, [bad])
     copy = run / quarantine.NAME if way == "in the run's" else None
     assert tune(config_with(), version, quarantine=copy).workers > 0
@@ -120,8 +199,29 @@ def test_a_config_without_training_is_refused(tmp_path: Path) -> None:
         tune(config_with().model_copy(update={"train": None}), tmp_path)
 
 
-def test_counts_are_none_half_and_all() -> None:
-    assert [worker_counts(cores) for cores in (1, 2, 3, 16)] == [[0, 1], [0, 1, 2], [0, 1, 3], [0, 8, 16]]
+def test_it_stops_at_the_workers_that_are_enough(
+    make_version: MakeVersion, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker gives 16 to 20 samples a second on an idle machine, and more than 3 on any."""
+    takes(monkeypatch, 2.0)
+    monkeypatch.setattr(bench, "available_cores", lambda: 16)
+    settings = tune(config_with(), make_version(train=[20, 20]))
+    assert settings.workers == 1
+    assert [measured.workers for measured in settings.measurements] == [0, 1]
+    assert "the training takes 2, and the fewest workers win that give 1.5 times that" in settings.reason
+
+
+def test_the_pace_of_a_real_training_is_measured(make_version: MakeVersion) -> None:
+    """The digits' model on the test's pictures; a loader that takes 0.1 s a batch has no part in it."""
+    config = config_with()
+    assert config.train is not None
+    recipe = load(config.train)
+    feed = Feed.of(config, [Data(make_version(train=[20]))], recipe)
+    batch = measure.Bench(feed, 1).batch(8)
+    before = torch.get_rng_state()
+    rate = step_rate.samples_taken_per_s(recipe, config.train, batch)
+    assert 8 / 30 < rate < 1e5
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def measured(**rates: float) -> list[Measurement]:
@@ -129,24 +229,28 @@ def measured(**rates: float) -> list[Measurement]:
 
 
 @pytest.mark.parametrize(
-    ("rates", "workers"),
+    ("taken", "why"),
     [
-        ({"w0": 1000, "w1": 1050, "w2": 1100}, 1),
-        ({"w0": 900, "w1": 989, "w2": 1100}, 2),
-        ({"w0": 1920, "w1": 1700, "w2": 3410}, 2),
-        ({"w0": 3000, "w1": 100, "w2": 105}, 1),
+        (1000, "the training takes 1,000, and the fewest workers win that give 1.5 times that"),
+        (
+            3000,
+            "the training takes 3,000, and no setting gives 1.5 times that: it may wait for data",
+        ),
+        (9000, "the training takes 9,000, so it waits for data: the loader limits it"),
     ],
 )
-def test_the_fewest_workers_that_read_ahead_within_a_tenth_win(rates: dict[str, float], workers: int) -> None:
-    assert choose(measured(**rates)).workers == workers
+def test_the_reason_is_in_words(taken: float, why: str) -> None:
+    measurements = measured(w0=1920, w1=1400, w2=3410)
+    said = f"2 workers: 3,410 samples/s; 0 workers: 1,920; 1 worker: 1,400; {why}"
+    assert explain(measurements[2], measurements, taken) == said
 
 
-def test_the_reason_is_in_words() -> None:
-    measurements = measured(w0=1920, w1=2000, w2=3410)
-    assert explain(measurements[2], measurements) == (
-        "2 workers: 3,410 samples/s; 0 workers: 1,920; 1 worker: 2,000; "
-        "within 10 % the fewest workers win, of those that read ahead"
-    )
+def test_the_reason_names_what_differs_from_the_chosen() -> None:
+    none, one, two = measured(w0=1920, w1=1400, w2=3410)
+    deep = two.model_copy(update={"prefetch": 4, "samples_per_s": 3400.0})
+    stream = two.model_copy(update={"reader": "streaming", "samples_per_s": 3000.0})
+    said = explain(two, [none, one, two, deep, stream], 9000)
+    assert "; 2 workers, 4 ahead: 3,400; 2 workers, streaming: 3,000; " in said
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("150000 100000", 2), ("max 100000", 64), ("50000 100000", 1)])

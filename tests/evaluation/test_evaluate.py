@@ -9,7 +9,7 @@ import pytest
 
 from tasks import stage
 from tasks.core.errors import DataError
-from tasks.evaluate import evaluate, require
+from tasks.evaluate import Evaluated, evaluate, require
 from tasks.runs import record
 from tasks.supervision import launch
 from tasks.supervision.status import look
@@ -20,7 +20,7 @@ from tests.supervision import fakes
 def test_what_is_missing_is_counted_and_named(lost: int, says: str) -> None:
     missing = [f"step {step} zero_shot: its job left no trace" for step in range(lost)]
     with pytest.raises(DataError, match=rf"^{says}(.|\n)*step 0 zero_shot: its job left no trace"):
-        require({"stage": "evaluate", "summary": "", "seconds": 0.0, "details": {"missing": missing}})
+        require(Evaluated(Path("runs/a"), missing))
 
 
 def test_a_stage_that_lacks_results_has_no_tick(
@@ -31,5 +31,5 @@ def test_a_stage_that_lacks_results_has_no_tick(
     monkeypatch.setattr(launch, "wait_for_evaluations", lambda run, _: look(run))
     run = fakes.make_run(tmp_path)
     record.save(run, record.load(run).having(state="succeeded"))
-    assert len(evaluate.fn(run)["details"]["missing"]) == 1
+    assert len(evaluate.fn(run).details.missing) == 1
     assert "✗ evaluate  1 checkpoint, 0 of 1 results" in capsys.readouterr().err

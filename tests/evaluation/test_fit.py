@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from flows.parameters import Overrides, configured
 from tasks.core.errors import UsageError
 from tasks.core.files import read_json, write_json
+from tasks.core.schema.recipes import RECIPES, Recipe
 from tasks.dataset import versions
 from tasks.dataset.build.run import build
 from tasks.dataset.index import read_index
 from tasks.evaluation.fit import require_fit
-from tests.conftest import digits_config
+from tests.conftest import ROOT, digits_config
 from tests.dataset import raw
+from tests.models import lengths
 
 
 @pytest.mark.parametrize(
@@ -83,3 +86,15 @@ def test_a_sample_that_cannot_be_read_says_nothing(digits_dataset: Path, tmp_pat
     for task, left in (("retrieval", second), ("{kind: zero_shot, label: x}", 0)):
         os.truncate(copy / "val/000000.tar", left)
         require_fit(digits_config(tmp_path, tmp_path, f"evaluate.tasks=[{task}]"), copy)
+
+
+def test_a_task_that_judges_what_the_recipe_does_not_give_is_refused_before_any_data_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(RECIPES, lengths.NAME, Recipe(*lengths.ROW))
+    block = f"train={{recipe: {lengths.NAME}, model: {{}}, batch_size: 32, steps: 200, lr: 0.01, checkpoint_every: 200}}"
+    says = (
+        "zero_shot judges embeddings, and models of recipe lengths give none; take it out of evaluate.tasks"
+    )
+    with pytest.raises(UsageError, match=rf"^evaluate\.tasks: {says}$"):
+        configured(ROOT / "configs/digits-clip.yaml", Overrides(set=[block]))

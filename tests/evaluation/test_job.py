@@ -19,7 +19,7 @@ from tasks.evaluation.job import evaluate_checkpoint
 from tasks.evaluation.results import EvaluationResult
 from tasks.evaluation.zero_shot import TEMPLATES, class_embeddings
 from tasks.loader.bad import BadSampleError
-from tasks.models.openclip import open_clip
+from tasks.models.clip.openclip import open_clip
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tests.training.helpers import make_run, train_here
@@ -61,8 +61,8 @@ def test_leaves_a_result_that_a_reader_understands(run: RunFolder, digits_datase
     assert {"torch", "open_clip_torch", "evaluator"} <= set(result.versions)
 
     said = results.read_predictions(run, STEPS, "zero_shot")
-    assert len(said) == 24 and all(key == prediction.key for key, prediction in said.items())
-    assert len({prediction.label for prediction in said.values()}) > 5
+    assert len(said) == 24 and all(key == prediction.key for key, (prediction,) in said.items())
+    assert len({prediction.label for (prediction,) in said.values()}) > 5
 
 
 def test_says_the_same_again(run: RunFolder) -> None:
@@ -83,7 +83,7 @@ def test_prompts_are_put_together_as_by_open_clip(trained: RunFolder) -> None:
     names = ["three", "seven", "nine"]
     ours = class_embeddings(subject.embed_texts([t.replace("{}", n) for n in names for t in TEMPLATES]), 3)
     theirs = open_clip.build_zero_shot_classifier(
-        subject.model, open_clip.get_tokenizer("tarmac-digits"), names, TEMPLATES, device=subject.device
+        subject.task.model, open_clip.get_tokenizer("tarmac-digits"), names, TEMPLATES, device=subject.device
     )
     assert torch.allclose(torch.from_numpy(ours), theirs.T.cpu(), atol=1e-5)
 

@@ -26,6 +26,7 @@ class ByHand:
     samples: Sequence[tuple[str, str]]
     places: dict[str, Sequence[float]]
     batch_size: int = 3
+    member: str = "png"
 
     def held_out(self) -> str:
         return "val"
@@ -33,7 +34,7 @@ class ByHand:
     def embed_images(self, split: str, extract: Callable[[Members], str]) -> Iterator[Embedded]:
         for start in range(0, len(self.samples), self.batch_size):
             part = self.samples[start : start + self.batch_size]
-            members = [{"png": image.encode(), "txt": caption.encode()} for image, caption in part]
+            members = [{self.member: image.encode(), "txt": caption.encode()} for image, caption in part]
             keys = [f"sample_{start + place}" for place in range(len(part))]
             rows = np.array([self.places[image] for image, _ in part], np.float32)
             yield Embedded(keys, rows, [extract(sample) for sample in members])
@@ -48,6 +49,17 @@ class ByHand:
 def apart(names: Sequence[str]) -> dict[str, Sequence[float]]:
     """Each name on an axis of its own."""
     return dict(zip(names, np.eye(len(names)).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("member", ["volume.b2nd", "volume.npy"])
+def test_volumes_are_searched_as_images_are(member: str) -> None:
+    """Two scans of one report are two volumes of one text; the same file twice is one volume."""
+    samples = [("scan a", "clear"), ("scan b", "clear"), ("scan c", "a nodule"), ("scan c", "a nodule")]
+    near = {"scan a": [1, 0.1], "scan b": [1, -0.1], "clear": [1, 0], "scan c": [0, 1], "a nodule": [0, 1]}
+    outcome = Retrieval().evaluate(ByHand(samples, near, member=member))
+    assert outcome.metrics["image_to_text_R@1"] == outcome.metrics["text_to_image_R@1"] == 1.0
+    assert outcome.chance["text_to_image_R@1"] == pytest.approx((2 / 3 + 1 / 3) / 2)
+    assert Retrieval().problem("val", iter([{member: b"a", "txt": b"x"}, {member: b"b", "txt": b"y"}])) == ""
 
 
 def test_counts_what_is_found() -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.arguments import AsJson
-from flows.output import say
+from flows.commands.arguments import AsJson
+from flows.commands.output import say
 from tasks.core.errors import TarmacError
 from tests.conftest import ROOT
 
@@ -118,6 +118,7 @@ def test_the_completion_for_a_shell_knows_commands_and_options(
         (["evaluate", "3f9a", "--step", "x"], "tarmac evaluate: --step: 'x' is not a whole number"),
         (["verify", "nowhere"], "nowhere"),
         (["versions", "nowhere"], "nowhere has no versions; build it first"),
+        (["deploy", "--write", "x.yaml", "--dry-run"], "--write: registers nothing; leave out"),
         (["versions", "nowhere", "rollback"], "VERSION: rollback needs the version"),
         (["versions", "nowhere", "rollback", "9c41"], "no version of nowhere starts with '9c41'"),
         (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.cli import main
 from tasks.dataset import versions
 from tests.dataset import raw
 from tests.flows.birds import published, said, told
@@ -92,3 +93,17 @@ def test_a_dataset_that_may_not_be_written_is_one_line(dataset: Path, action: li
     assert done.returncode == 2
     assert done.stderr.startswith("✗ DATASET: d cannot be written (Permission denied); ")
     assert done.stderr.count("\n") == 1
+
+
+def test_tars_of_others_become_a_dataset_where_they_lie(
+    digits_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built, data = versions.current(digits_dataset), tmp_path / "data"
+    found = told(capsys, "index", f"{built}/train", str(data), "--val", f"{built}/val/*.tar")
+    manifest = versions.read_manifest(built)
+    assert found["modality"] == "image_text"
+    assert found["splits"] == {name: one.model_dump() for name, one in manifest.splits.items()}
+    assert (data / "current/index/train.npy").read_bytes() == (built / "index/train.npy").read_bytes()
+    assert versions.read_manifest(data / "current").digest == manifest.digest
+    assert main(["index", str(tmp_path / "nothing"), str(data)]) == 2
+    assert "SHARDS: there is no" in capsys.readouterr().err

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.projects import TrainingLeft, training_left
+from flows.commands.projects import TrainingLeft, training_left
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import quarantine, versions
-from tasks.dataset.quarantine import Entry
+from tasks.dataset.quarantine import Quarantined
 from tasks.runs import jobs
 from tasks.runs.plan import plan
 from tasks.supervision.status import RunStatus
@@ -60,7 +60,9 @@ def test_a_plan_before_and_after(birds: Path, capsys: pytest.CaptureFixture[str]
 def test_what_training_leaves_out_is_reported(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     version = published("birds.yaml")
     assert "left out" not in said(capsys, "plan", "birds.yaml") + said(capsys, "build", "birds.yaml")
-    lost = [Entry(version, "train", "train/000000.tar", f"birds_{n}", "member.checksum") for n in range(3)]
+    lost = [
+        Quarantined(version, "train", "train/000000.tar", f"birds_{n}", "member.checksum") for n in range(3)
+    ]
     quarantine.add(birds / "data/birds", lost)
     line = "3 of 51 train samples are left out: quarantine.jsonl; tarmac repair data/birds takes back what is"
     assert f"\n!         {line}" in said(capsys, "plan", "birds.yaml")

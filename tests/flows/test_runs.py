@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli, training
+from flows import cli
+from flows.commands import training
 from tasks import gather, stage
 from tasks.core.errors import UsageError
 from tasks.core.lock import Lease, holder_of
-from tasks.runs import record
 from tasks.runs.folder import RunFolder
-from tasks.runs.record import State
-from tasks.supervision import gathering, wandb_file
+from tasks.supervision.tracking import gathering, wandb_file
 from tests.supervision import fakes
 from tests.supervision.test_agent import wait_for
 from tests.supervision.test_gatherer import set_mode, write_rows
@@ -43,14 +42,14 @@ def test_the_last_screen_names_the_upload_until_it_is_done(
         return capsys.readouterr().out
 
     says = f"metrics and 1 evaluation in wandb run {run.id}"
-    assert gather.gather.fn(run)["summary"] == f"{says} (offline)"
+    assert gather.gather.fn(run).summary == f"{says} (offline)"
     assert f"  wandb   {command}\n" in last_screen()
     set_mode(run, "online")
     offline = f"offline: a part was gathered so; upload: {command}"
-    assert gather.gather.fn(run)["summary"] == f"{says} ({offline})"
+    assert gather.gather.fn(run).summary == f"{says} ({offline})"
     assert f"  wandb   {offline}\n" in last_screen()
     wandb_file.synced_of(wandb_file.files_of(run.wandb)[0]).touch()
-    assert gather.gather.fn(run)["summary"] == f"{says} (online)"
+    assert gather.gather.fn(run).summary == f"{says} (online)"
     assert "  wandb  " not in last_screen()
 
 
@@ -97,18 +96,9 @@ def test_a_run_that_evaluates_nothing_says_so(tmp_path: Path, capsys: pytest.Cap
     )
 
 
-@pytest.mark.parametrize(
-    ("state", "says"),
-    [
-        ("running", "stops at its next step, with a checkpoint"),
-        ("succeeded", "stops evaluating; tarmac evaluate"),
-    ],
-)
-def test_a_cancel_says_what_stops(
-    state: State, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_cancel_of_a_run_that_nobody_works_on_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = fakes.make_run(tmp_path)
-    record.save(run, record.load(run).having(state=state))
-    with Lease(run.lease):
-        assert cli.main(["cancel", str(run.path)]) == 0
-    assert capsys.readouterr().out.startswith(f"{run.name} {says}")
+    assert cli.main(["cancel", str(run.path)]) == 0
+    assert capsys.readouterr().out == f"{run.name} is not running: no process of it lives here\n"

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
+import psutil
 import pytest
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    PREFECT_SERVER_DATABASE_CONNECTION_URL,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    temporary_settings,
+)
 
-from flows import environment, server, start, temporary_server
+from flows.operate import environment, server, start
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.lock import Lease
+from tests.conftest import ROOT
+from tests.services import PATIENT
 from tests.supervision.fakes import make_run
 
 
@@ -82,23 +91,83 @@ def test_a_home_that_cannot_be_written_is_named_at_once() -> None:
         temporary_settings({PREFECT_HOME: "/proc/nope"}),
         pytest.raises(UsageError, match="PREFECT_HOME: /proc/nope cannot be written"),
     ):
-        temporary_server.start()
+        server.start_temporary()
 
 
-def test_a_temporary_server_that_does_not_come_up_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Silent:
-        def start(self) -> None:
-            raise RuntimeError("Timed out.\nIt is dead.")
-
-    module = SimpleNamespace(SubprocessASGIServer=Silent)
-    monkeypatch.setitem(sys.modules, "prefect.server.api.server", module)
+def test_a_temporary_server_that_does_not_come_up_is_one_line(tmp_path: Path) -> None:
+    nobody = "postgresql+asyncpg://nobody:secret@127.0.0.1:9/none"
+    settings = {
+        PREFECT_HOME: str(tmp_path),
+        PREFECT_SERVER_DATABASE_CONNECTION_URL: nobody,
+        PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 90,  # a loaded machine
+    }
     with (
-        temporary_settings({PREFECT_HOME: str(tmp_path)}),
-        pytest.raises(TarmacError, match=r"does not come up \(Timed out. It is dead.\); try again"),
+        temporary_settings(settings),
+        pytest.raises(
+            TarmacError, match=r"ended while it started \(exit code 3\): \w+Error: .*; try again"
+        ) as caught,
     ):
-        temporary_server.start()
+        server.start_temporary()
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.system
+def test_the_first_servers_of_a_folder_start_one_after_another(tmp_path: Path) -> None:
+    """Each makes the database where there is none; two at once broke off over each other's tables."""
+    code = "from flows.operate import server; server.start_temporary()"
+    environment = {**os.environ, **PATIENT, "PREFECT_HOME": str(tmp_path)}
+    environment.pop("PREFECT_API_URL", None)
+    command = [sys.executable, "-c", code]
+    started = [
+        subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [one.communicate(timeout=600)[1] for one in started]
+    assert [one.returncode for one in started] == [0, 0, 0], said
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with (
+        server.listening("127.0.0.1", 0) as taken,
+        pytest.raises(
+            UsageError, match=r"--port: another program listens on 127.0.0.1:\d+; choose another port"
+        ),
+    ):
+        server.listening("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "said"),
+    [
+        ("203.0.113.7", 4200, "--host: 203.0.113.7 is no address of this machine"),
+        ("nowhere.invalid", 4200, "--host: nowhere.invalid is no address of this machine"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_named(host: str, port: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        server.listening(host, port)
+
+
+def test_what_was_started_hears_no_ctrl_c_and_ends_with_its_starter(tmp_path: Path) -> None:
+    script = (
+        "import os, sys, time\n"
+        "from flows.operate.service import start\n"
+        "print(start(['sleep', '300'], {}, 2).pid, flush=True)\n"
+        "time.sleep(300)"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert starter.stdout is not None
+    child = psutil.Process(int(starter.stdout.readline()))
+    assert os.getsid(child.pid) == child.pid
+    starter.kill()
+    starter.wait()
+    gone, _ = psutil.wait_procs([child], timeout=60)
+    if not gone:
+        child.kill()
+    assert gone, "it outlives its starter"
 
 
 @pytest.mark.parametrize(
@@ -121,11 +190,10 @@ def test_no_proxy_is_asked_for_this_host(
     assert given["no_proxy"] == (after or "*")
 
 
-def test_the_temporary_server_is_always_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false", "DO_NOT_TRACK": "0"}
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"DO_NOT_TRACK": "0"}
     monkeypatch.setattr(os, "environ", given)
     environment.prepare(quiet=False)
-    assert given["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] == "true"
     assert given["DO_NOT_TRACK"] == "0"
 
 

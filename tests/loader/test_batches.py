@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -6,10 +7,11 @@ import pytest
 import torch
 
 from tasks.core.errors import DataError, UsageError
-from tasks.loader.batches import split_batches, train_batches
+from tasks.loader.feed import Feed
 from tasks.loader.workers import Transform
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion
+from tests.loader.feeds import feed_of, split_batches, train_batches
 
 
 def take(
@@ -110,3 +112,26 @@ def test_a_split_is_read_once_in_storage_order_unaugmented(make_version: MakeVer
     assert [len(batch["key"]) for batch in batches] == [5, 5, 3]
     assert [key for batch in batches for key in batch["key"]] == [f"k{n:06d}" for n in range(13)]
     assert len(torch.cat([batch["noise"] for batch in batches]).unique(dim=0)) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_worker_makes_one_micro_batch_at_a_time(make_version: MakeVersion, workers: int) -> None:
+    """Also where it does not divide a rank's share, and from any step on."""
+    feed = feed_of(
+        make_version(train=[10, 10, 3]), transforms.plain, batch_size=16, seed=3, rank=1, world_size=2
+    )
+    whole = take_from(feed, 4)
+    apart = dataclasses.replace(feed, micro_batch=3, workers=workers)
+    assert (feed.parts, apart.parts) == (1, 3)
+    parts = take_from(apart, 12)
+    assert [len(part["key"]) for part in parts] == [3, 3, 2] * 4
+    for step, batch in enumerate(whole):
+        mine = parts[3 * step : 3 * step + 3]
+        assert [key for part in mine for key in part["key"]] == batch["key"]
+        assert torch.equal(torch.cat([part["noise"] for part in mine]), batch["noise"])
+    assert same(take_from(apart, 6, start=2), parts[6:])
+
+
+def take_from(feed: Feed, count: int, start: int = 0) -> list[dict[str, Any]]:
+    with feed.train(feed.state(start)) as batches:
+        return list(itertools.islice(batches, count))

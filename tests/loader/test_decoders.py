@@ -54,6 +54,25 @@ def test_the_cameras_orientation_is_applied() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "turned", "size"), [("JPEG", 1, (20, 15)), ("JPEG", 6, (15, 20)), ("PNG", 1, (80, 60))]
+)
+def test_a_jpeg_alone_is_decoded_smaller_and_its_reader_asked_by_its_upright_size(
+    kind: str, turned: int, size: tuple[int, int]
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    asked: list[tuple[int, int]] = []
+
+    def reduce(whole: tuple[int, int]) -> int:
+        asked.append(whole)
+        return 4
+
+    picture = decode_image(saved(Image.new("RGB", (80, 60), "red"), kind, exif=exif), reduce)
+    assert picture.size == size
+    assert asked == [(80, 60) if turned == 1 else (60, 80)]
+
+
+@pytest.mark.parametrize(
     "data",
     [
         b"",

@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,10 @@ from tasks.dataset.formats.volumes import stored
 from tasks.dataset.index import read_index
 from tasks.loader import culprit
 from tasks.loader.bad import BadSampleError
-from tasks.loader.batches import split_batches
 from tasks.loader.indexed import IndexedReader
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion, flip, members_of
+from tests.loader.feeds import split_batches, train_batches
 
 SHARD = "train/000001.tar"
 
@@ -56,6 +57,22 @@ def test_a_flipped_bit_is_named(
     assert str(error).startswith(f"{SHARD} row 2, key 'k000005', {told}: its CRC32C is not that of the index")
     assert str(error).endswith(f"; `tarmac repair {version}` mends it, or leaves it out with --quarantine")
     assert IndexedReader(version, "train").read(4).members == members_of(4)
+
+
+def test_without_checksums_a_changed_byte_passes_and_a_changed_header_does_not(
+    make_version: MakeVersion,
+) -> None:
+    version = make_version(train=[3, 4])
+    flip(version / SHARD, b"caption 5")
+    flip(version / SHARD, b"k000006.txt", at=124, bit=0x40)
+    read = train_batches(version, transforms.plain, batch_size=1, shuffle="none", checksums=False)
+    with read:
+        captions = [next(read)["caption"][0] for _ in range(6)]
+        assert captions[5] == "baption 5"
+        with pytest.raises(BadSampleError, match=r"000001\.tar row 3, key 'k000006', member txt: .*changed"):
+            next(read)
+    with pytest.raises(BadSampleError, match="key 'k000005', member one of json, txt: its CRC32C"):
+        list(islice(train_batches(version, transforms.plain, batch_size=1, shuffle="none"), 7))
 
 
 def test_zeros_in_place_of_a_member_and_its_header(make_version: MakeVersion) -> None:

@@ -1,24 +1,32 @@
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from tasks.core.errors import UsageError
 from tasks.loader.order import (
-    ORDERS,
+    MIXED,
+    OPEN_SHARDS,
     TRIES,
+    Order,
     Samples,
+    Shuffle,
+    Storage,
     Windows,
     invert,
+    mix,
+    order_of,
     permute,
+    portions,
     rank_positions,
     sample_seeds,
     stand_ins,
 )
 
 COUNTS = [1, 2, 3, 4, 5, 7, 12, 64, 255, 256, 257, 1000, 4097]
-ALL = [*ORDERS.values(), Windows(1), Windows(2), Windows(7), Windows(100)]
+ALL: list[Order] = [Samples(), Storage(), Windows(), Windows(1), Windows(2), Windows(7), Windows(100)]
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -90,12 +98,12 @@ def test_windows_are_cut_elsewhere_in_each_epoch() -> None:
     assert len(cuts) > 1
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", get_args(Shuffle))
 def test_a_billion_samples_cost_no_more(name: str) -> None:
     count = 10**9
     positions = np.arange(4096) + 7 * count - 100  # across the end of an epoch
     started = time.perf_counter()
-    numbers = ORDERS[name].indices(positions, count, 1)  # type: ignore[index]
+    numbers = order_of(name, count, 10**5, 30e3).indices(positions, count, 1)  # type: ignore[arg-type]
     assert time.perf_counter() - started < 1
     assert numbers.min() >= 0
     assert numbers.max() < count
@@ -129,3 +137,55 @@ def test_stand_ins_are_drawn_from_all_samples_by_seed_and_position() -> None:
     assert len(np.unique(drawn, axis=0)) == 2000, "each position has its own"
     assert stand_ins(7, 50, seed=1) == drawn[7].tolist() != stand_ins(7, 50, seed=2)
     assert max(stand_ins(10**15, 3, seed=0)) < 3
+
+
+def test_weights_become_shares_of_neighbouring_positions() -> None:
+    assert portions([1.0]) == [MIXED]
+    assert portions([0.8, 0.2]) == portions([4, 1]) == [800, 200]
+    assert portions([1, 1, 1]) == [334, 333, 333]
+    with pytest.raises(UsageError, match=r"train\.data: a weight of 1 is less than a thousandth"):
+        portions([1, 10_000])
+
+
+def test_a_mix_holds_each_dataset_by_its_share_and_leaves_nothing_of_it_out() -> None:
+    counts = [700, 250, 50]
+    positions = np.arange(4 * MIXED)
+    which, own = mix(positions, counts, seed=2)
+    for block in range(4):
+        assert np.bincount(which[block * MIXED : (block + 1) * MIXED]).tolist() == counts
+    for number, count in enumerate(counts):
+        assert own[which == number].tolist() == list(range(4 * count))
+    parts = [mix(positions[start : start + 7], counts, 2) for start in range(990, 1011, 7)]
+    assert np.concatenate([part[0] for part in parts]).tolist() == which[990:1011].tolist()
+    assert np.concatenate([part[1] for part in parts]).tolist() == own[990:1011].tolist()
+    assert not np.array_equal(which, mix(positions, counts, seed=3)[0])
+    assert not np.array_equal(which[:MIXED], which[MIXED : 2 * MIXED])
+
+
+@pytest.mark.parametrize(
+    ("samples", "shards", "sample_bytes", "size"),
+    [
+        (20_000, 20, 30e3, 4096),
+        (16_000, 1000, 30e3, 31 * 16),
+        (16_000, 1000, 40e6, 53),
+        (100, 100, 30e3, 31),
+        (100, 1, 9e9, 1),
+    ],
+)
+def test_windows_keep_to_bytes_and_open_shards(
+    samples: int, shards: int, sample_bytes: float, size: int
+) -> None:
+    assert order_of("windows", samples, shards, sample_bytes) == Windows(size)
+
+
+def test_shards_of_few_samples_are_opened_once_or_twice_an_epoch() -> None:
+    samples, a_shard = 12_800, 16
+    order = order_of("windows", samples, samples // a_shard, 1e6)
+    opened, kept = 0, OrderedDict[int, None]()
+    for shard in (order.indices(np.arange(samples), samples, 1) // a_shard).tolist():
+        opened += shard not in kept
+        kept[shard] = None
+        kept.move_to_end(shard)
+        if len(kept) > OPEN_SHARDS:
+            kept.popitem(last=False)
+    assert opened < 1.1 * samples / a_shard

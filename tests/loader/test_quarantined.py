@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from tasks.core.errors import DataError
-from tasks.dataset.quarantine import Entry
+from tasks.dataset.quarantine import Quarantined
 from tasks.loader.bad import BadSampleError
-from tasks.loader.batches import split_batches, train_batches
 from tasks.loader.indexed import IndexedReader
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion, flip
+from tests.loader.feeds import split_batches, train_batches
 from tests.loader.test_batches import same
 
 SHARDS = [6, 4, 6, 8, 4, 8]
@@ -26,9 +26,9 @@ GONE = [0, 1, 5, *range(10, 16), 17, 18, 35]
 LEFT = {f"k{number:06d}" for number in range(COUNT)} - {f"k{number:06d}" for number in GONE}
 
 
-def entries(version: Path, numbers: list[int] = GONE, split: str = "train") -> list[Entry]:
+def entries(version: Path, numbers: list[int] = GONE, split: str = "train") -> list[Quarantined]:
     return [
-        Entry(version.name, split, f"{split}/{SHARD_OF[n]:06d}.tar", f"k{n:06d}", "member.checksum")
+        Quarantined(version.name, split, f"{split}/{SHARD_OF[n]:06d}.tar", f"k{n:06d}", "member.checksum")
         for n in numbers
     ]
 
@@ -68,7 +68,10 @@ def test_every_epoch_holds_each_other_sample_once(
 
 def test_an_empty_quarantine_changes_nothing(make_version: MakeVersion) -> None:
     version = make_version(train=SHARDS)
-    other = [Entry("another one", "train", "train/000000.tar", "k000000", "x"), *entries(version, [1], "val")]
+    other = [
+        Quarantined("another one", "train", "train/000000.tar", "k000000", "x"),
+        *entries(version, [1], "val"),
+    ]
     assert same(take(version, 9, quarantined=other), take(version, 9, quarantined=[]))
 
 
@@ -94,7 +97,7 @@ def test_a_stream_skips_them_too(make_version: MakeVersion, shuffle: str, world_
 def test_each_pass_of_a_stream_holds_every_other_sample_once(make_version: MakeVersion) -> None:
     version = make_version(train=[6, 6])
     gone = entries(version, [0, 3]) + [
-        Entry(version.name, "train", "train/000001.tar", f"k{number:06d}", "x") for number in (7, 11)
+        Quarantined(version.name, "train", "train/000001.tar", f"k{number:06d}", "x") for number in (7, 11)
     ]
     keys = keys_of(take(version, 6, reader="streaming", quarantined=gone))
     left = [f"k{number:06d}" for number in (1, 2, 4, 5, 6, 8, 9, 10)]

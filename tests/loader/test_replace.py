@@ -12,11 +12,11 @@ import torch
 
 from tasks.core.errors import DataError, UsageError
 from tasks.loader.bad import BadSampleError, Budget, PassedOver, most_left_out, most_replaced
-from tasks.loader.batches import split_batches, train_batches
 from tasks.loader.order import stand_ins
 from tasks.loader.workers import Transform
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion, flip, members_of
+from tests.loader.feeds import split_batches, train_batches
 from tests.loader.test_batches import same
 
 SHARDS = [10, 10, 6, 14]
@@ -74,7 +74,7 @@ def test_raise_names_the_sample(make_version: MakeVersion, fault: Fault, workers
     with pytest.raises(BadSampleError) as caught:
         take(version, COUNT // 8, workers=workers, on_bad="raise")
     assert caught.value.defect.key in bad
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize("shuffle", ["windows", "samples", "none"])
@@ -153,7 +153,7 @@ def test_when_every_sample_is_bad_it_is_an_error_and_no_wait(make_version: MakeV
     started = time.monotonic()
     with pytest.raises(BadSampleError, match="16 samples drawn in its place are bad as well"):
         take(version, 1, workers=workers)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 def test_a_stream_replaces_nothing(make_version: MakeVersion) -> None:

@@ -1,14 +1,19 @@
 import gzip
 import os
+import subprocess
+import sys
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.core.errors import DataError, UsageError
+from tasks.loader import streaming
+from tasks.loader.lanes import Lane
 from tasks.loader.streaming import stream_batches
-from tasks.loader.tars import local_files
+from tasks.loader.tars import read_tar, shards_at
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion, members_of, write_tar
 
@@ -60,9 +65,6 @@ def test_two_ranks_read_different_shards(make_version: MakeVersion) -> None:
     "url",
     [
         "pipe:touch {marker}",
-        "http://x/a.tar",
-        "s3://b/a.tar",
-        "gs://b/a.tar",
         "PIPE:touch {marker}",
         "-",
         "ais://b/a",
@@ -70,7 +72,7 @@ def test_two_ranks_read_different_shards(make_version: MakeVersion) -> None:
 )
 def test_what_would_run_a_command_is_refused(url: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    with pytest.raises(UsageError, match="only local files are read"):
+    with pytest.raises(UsageError, match="commands are never run"):
         keys([url.format(marker=marker)], 1)
     assert not marker.exists()
 
@@ -86,10 +88,10 @@ def test_a_rewriting_environment_runs_nothing_either(
 
 
 def test_file_addresses_and_braces() -> None:
-    assert local_files(["file:///data/{a,b}.tar", Path("x{y}.tar")]) == [
-        Path("x{y}.tar"),
+    assert shards_at(["file:///data/{a,b}.tar", Path("x{y}.tar")]) == [
         Path("/data/a.tar"),
         Path("/data/b.tar"),
+        Path("x{y}.tar"),
     ]
 
 
@@ -142,3 +144,99 @@ def test_html_saved_as_tar_is_an_error(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"missing\.tar: cannot be read"):
         keys([str(tmp_path / "missing.tar")], 1)
+
+
+def read_for(urls: list[str], monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[str]:
+    """The shards of the samples that were read for one batch, from whatever step."""
+    read: list[str] = []
+
+    def counted(path: Path) -> Any:
+        for raw in read_tar(path):
+            read.append(path.name)
+            yield raw
+
+    monkeypatch.setattr(streaming, "read_tar", counted)
+    keys(urls, 1, **changes)
+    return read
+
+
+def test_the_first_batch_waits_for_a_small_block_only(
+    make_version: MakeVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = pattern(make_version(train=[300]))
+    assert len(read_for(urls, monkeypatch, sizes=[300])) == 64
+
+
+def test_a_resume_reads_nothing_but_the_shard_that_it_falls_into(
+    make_version: MakeVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = pattern(make_version(train=[20] * 8))
+    read = read_for(urls, monkeypatch, sizes=[20] * 8, start_step=8 * 1000 + 5)
+    assert len(read) <= 40 and len(set(read)) <= 2
+
+
+READING = """
+import sys
+from tests.loader import transforms
+from tests.loader.test_streaming import WITHOUT_INDEX
+from tasks.loader.streaming import stream_batches
+
+if __name__ == "__main__":
+    with stream_batches(sys.argv[1:], transforms.plain, workers=1, **WITHOUT_INDEX) as batches:
+        for batch in batches:
+            print(*batch["key"], flush=True)
+"""
+WITHOUT_INDEX: dict[str, Any] = {"batch_size": 5, "seed": 0, "shuffle": "windows", "prefetch": 2}
+
+
+@pytest.mark.soak
+def test_tars_without_an_index_go_on_after_a_kill_at_the_very_sample(
+    make_version: MakeVersion, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    urls = pattern(make_version(train=[20, 10, 30]))
+    (tmp_path / "main.py").write_text(READING)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    main = subprocess.Popen(
+        [sys.executable, str(tmp_path / "main.py"), *urls], stdout=subprocess.PIPE, text=True, env=env
+    )
+    with main:
+        assert main.stdout is not None
+        before = [main.stdout.readline().split() for _ in range(7)]
+        main.kill()
+    after = keys(urls, 5, start_step=7, workers=0)
+    assert Counter([key for batch in before for key in batch] + after).most_common()[0][1] == 1
+    assert len(after) == 25
+    [record] = [one for one in caplog.records if "without an index" in one.message]
+    assert record.levelname == "WARNING" and "a resume reads them again; `tarmac index`" in record.message
+
+
+def test_lanes_come_to_the_end_of_an_epoch_together_whatever_their_shards() -> None:
+    sizes = [1, 50, 3, 7, 0, 39]
+    lanes = [Lane(number, 4, sizes, seed=2, largest=10) for number in range(4)]
+    for epoch in range(6):
+        pieces = [lane._piece(epoch, 100) for lane in lanes]
+        assert sorted(number for piece in pieces for number in piece) == list(range(100))
+    given = [
+        [(segment.shard, row) for segment in block.segments for row in segment.rows]
+        for lane in lanes
+        for block, _ in islice(lane.blocks(0), 3)
+    ]
+    rows = [row for block in given for row in block]
+    assert len(rows) == len(set(rows)) == 100
+    assert set(rows) == {(shard, row) for shard, size in enumerate(sizes) for row in range(size)}
+
+
+def test_a_lane_begins_anywhere_in_its_sequence() -> None:
+    lane = Lane(1, 3, [7, 20, 4, 9], seed=2, largest=8)
+
+    def samples(start: int, count: int) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for block, skipped in lane.blocks(start):
+            rows = [(segment.shard, row) for segment in block.segments for row in segment.rows]
+            found += [rows[place] for place in block.order[skipped:]]
+            if len(found) >= count:
+                return found[:count]
+        raise AssertionError("it has no end")
+
+    whole = samples(0, 200)
+    assert all(samples(start, 5) == whole[start : start + 5] for start in range(0, 190, 7))

@@ -1,14 +1,17 @@
 """Transforms for the tests, in a module of their own so that worker processes can import them."""
 
 import os
+import resource
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from tasks.core.errors import DataError
-from tasks.loader.decoders import decode_text, decode_volume, image_of
+from tasks.loader.collate import stack
+from tasks.loader.decoders import decode_image, decode_json, decode_text, decode_volume, image_of
 
 
 def plain(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
@@ -19,6 +22,15 @@ def plain(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any
         "noise": torch.rand(3, generator=generator),
         "caption": decode_text(sample["txt"]),
     }
+
+
+def whole(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
+    """Whatever modality it is of, all that is decoded of it, as one number."""
+    pictures = [decode_image(content) for name, content in sample.items() if name.endswith(("jpg", "png"))]
+    has_volume = any(name.startswith("volume.") for name in sample)
+    voxels = decode_volume(sample).astype("int64").sum() if has_volume else 0
+    facts = [decode_json(content) for name, content in sample.items() if name.endswith("json")]
+    return {"sum": int(voxels) + len(facts) + sum(picture.width for picture in pictures)}
 
 
 def with_long_texts(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
@@ -52,3 +64,35 @@ def cropping(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, 
     has_volume = "volume.b2nd" in sample or "volume.npy" in sample
     whole = (slice(0, 33), slice(0, 50), slice(0, 40))
     return {"sum": int(decode_volume(sample, whole).astype("int64").sum()) if has_volume else 0}
+
+
+def together(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A collate that makes one entry of all samples, as a packing recipe does."""
+    return {
+        "sum": torch.stack([sample["grey"] for sample in samples]).sum()[None],
+        "key": [samples[0]["key"]],
+    }
+
+
+def large(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
+    """Half a megabyte."""
+    return {"voxels": torch.ones(1 << 17)}
+
+
+def without_descriptors(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A collate that leaves as many descriptors as its three tensors take in shared memory, and none to send
+    them with."""
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    for _ in range(highest):
+        os.dup(0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * highest, 2 * highest))
+    taken = len(os.listdir("/proc/self/fd")) - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 3, 2 * highest))
+    return stack(samples)
+
+
+def taking_and_freeing(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
+    """How many pages the kernel had to give for 48 MiB, as of pictures in between."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    _ = [bytearray(b"x") * (1 << 24) for _ in range(3)]
+    return {"pages": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before}

@@ -5,23 +5,32 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from open_clip_train.params import get_default_params
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.torch import save_model
 
 from tasks.core.errors import DataError, UsageError
-from tasks.models import clip, recipes
-from tasks.models.clip import ClipRecipe
-from tasks.models.openclip import open_clip
-from tasks.models.pictures import normalised
-from tests.models.test_recipes import picture, train_block
+from tasks.models import recipes
+from tasks.models.clip import clip
+from tasks.models.clip.clip import ClipRecipe
+from tasks.models.clip.clip_options import ClipOptions
+from tasks.models.clip.openclip import open_clip
+from tasks.models.clip.pictures import normalised
+from tests.models.examples import picture, train_block
 
-DIGITS = ClipRecipe("tarmac/digits")
+
+def recipe_of(name: str, pretrained: str | None = None) -> ClipRecipe:
+    return ClipRecipe(ClipOptions(name=name, pretrained=pretrained))
+
+
+DIGITS = recipe_of("tarmac/digits")
 
 
 @pytest.mark.parametrize(
@@ -33,11 +42,23 @@ DIGITS = ClipRecipe("tarmac/digits")
         ),
         ({"name": "ViT-B32"}, r"did you mean ViT-B-32\?"),
         ({"name": "hf-hub:someone/something"}, "unknown model"),
-        ({"pretrained": "openai"}, r"train\.model\.name: is required"),
+        ({"pretrained": "openai"}, r"train\.model: needs either name .* or config$"),
+        ({"name": "RN50", "patch_dropout": 0.5}, r"train\.model: patch_dropout: .* RN50 drops no patches"),
+        (
+            {"name": "ViT-B-16-SigLIP", "loss": "clip"},
+            "made for a sigmoid loss .SigLIP.; CLIP's does not train its bias",
+        ),
+        ({"config": {"embed_dim": 8, "vision_cfg": {}}}, r"train\.model\.config: lacks text_cfg"),
+        (
+            {"name": "ViT-B-32", "augment": {"color_jitter_prob": 0.8}},
+            r"train\.model\.augment: color_jitter and color_jitter_prob have an effect together only",
+        ),
+        (
+            {"name": "ViT-B-32", "augment": {"scale": [0.9, 0.4]}},
+            "scale: goes from the smaller to the larger",
+        ),
         ({"name": "ViT-B-32", "pretrained": 7}, r"train\.model\.pretrained: must be"),
         ({"name": "coca_ViT-B-32"}, "CoCa"),
-        ({"name": "ViT-B-16-SigLIP"}, "SigLIP"),
-        ({"name": "roberta-ViT-B-32"}, "Hugging Face"),
     ],
 )
 def test_a_wrong_model_is_told_with_the_fix(model: dict[str, Any], says: str) -> None:
@@ -69,19 +90,14 @@ def test_a_file_of_weights_is_not_needed_for_a_checkpoint(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["tarmac/digits", "ViT-B-32", "RN50", "convnext_base"])
 def test_adam_is_set_as_by_open_clips_trainer(name: str) -> None:
     expected = get_default_params("vit" if name == "tarmac/digits" else name)
-    for group in ClipRecipe(name).parameter_groups(torch.nn.Linear(2, 2), 0.2):
-        assert (*group["betas"], group["eps"]) == (expected["beta1"], expected["beta2"], expected["eps"])
+    adam = recipe_of(name).adam
+    assert (*adam["betas"], adam["eps"]) == (expected["beta1"], expected["beta2"], expected["eps"])
 
 
 def test_norms_biases_and_temperature_do_not_decay_whatever_their_shape() -> None:
-    model = torch.nn.ParameterDict(
-        {name: torch.zeros(2, 2) for name in ("weight", "bn_scale", "ln_scale", "bias_table", "logit_scale")}
-    )
-    model["vector"] = torch.zeros(2)
-    decayed, undecayed = DIGITS.parameter_groups(model, 0.2)
-    assert [len(group["params"]) for group in (decayed, undecayed)] == [1, 5]
-    assert decayed["params"][0] is model["weight"] and decayed["weight_decay"] == 0.2
-    assert undecayed["weight_decay"] == 0
+    names = ("weight", "bn_scale", "ln_scale", "bias_table", "logit_scale")
+    assert [name for name in names if DIGITS.is_decayed(name, torch.zeros(2, 2))] == ["weight"]
+    assert not DIGITS.is_decayed("weight", torch.zeros(2))
 
 
 def test_training_crops_as_open_clip_and_judging_does_not() -> None:
@@ -109,7 +125,7 @@ def test_pictures_come_to_the_model_as_by_open_clips_own_transform(
     name: str, tag: str | None, is_train: bool
 ) -> None:
     """To the bit, though they travel as bytes; MobileCLIP's weights take them from 0 to 1 as they are."""
-    recipe, seen = ClipRecipe(name, tag), []
+    recipe, seen = recipe_of(name, tag), []
     given = open_clip.get_pretrained_cfg(name, tag) if tag else {}
     fields = {
         field: given[field] for field in ("mean", "std", "interpolation", "resize_mode") if field in given
@@ -123,6 +139,33 @@ def test_pictures_come_to_the_model_as_by_open_clips_own_transform(
         seen.append((normalised(got["image"][None], recipe.preprocessing)[0], expected))
     assert all(torch.equal(mine, theirs) and mine.shape == (3, size, size) for mine, theirs in seen)
     assert (seen[0][0].min() >= 0) == (tag is not None)
+
+
+@pytest.mark.parametrize("turned", [1, 6])
+@pytest.mark.parametrize(
+    "augment", [{}, {"scale": [0.3, 1.0], "color_jitter": [0.2, 0.2, 0.2, 0.0], "color_jitter_prob": 1.0}]
+)
+def test_crops_of_large_jpegs_are_open_clips_but_for_a_few_levels(
+    turned: int, augment: dict[str, Any]
+) -> None:
+    """They are decoded at an eighth to a half of their size, whichever still holds the crop."""
+    down, across, colour = np.ogrid[:480, :640, :3]
+    waves = 128 + 60 * np.sin(across / 37 + colour) + 50 * np.cos(down / 29 - colour)
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    file = io.BytesIO()
+    Image.fromarray(waves.astype(np.uint8)).save(file, "JPEG", quality=95, exif=exif)
+    transform = ClipRecipe(ClipOptions(name="tarmac/digits", augment=augment)).transform(True)
+    usual = open_clip.image_transform(32, True, aug_cfg=augment)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        expected = ImageOps.exif_transpose(Image.open(file)).convert("RGB")
+        for step in usual.transforms[:-2]:
+            expected = step(expected)
+        got = transform({"jpg": file.getvalue(), "txt": b"x"}, seed)["image"].numpy()
+        difference = np.abs(got.astype(int) - np.asarray(expected))
+        assert 0 < difference.max() <= 24 and difference.mean() < 6
 
 
 def test_tokens_that_are_kept_are_the_captions_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +182,21 @@ def test_kept_tokens_do_not_travel_to_workers() -> None:
     for number in range(300):
         used({"png": picture(0), "txt": f"a {number}".encode()}, None)
     assert pickle.dumps(used) == pickle.dumps(new)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{}, {"context_length": 12}, {"additional_special_tokens": ["<x>"], "clean": "canonicalize"}],
+    ids=["usual", "shorter", "own tables"],
+)
+def test_a_tokenizer_travels_as_what_is_not_usual_of_it(others: dict[str, Any]) -> None:
+    tokenizer = open_clip.tokenizer.SimpleTokenizer(**others)
+    data = pickle.dumps(tokenizer)
+    came = pickle.loads(data)
+    text = "A <x> Dog, on a mat that nobody has seen before it was printed"
+    assert torch.equal(came([text]), tokenizer([text]))
+    assert (len(data) < 1000) == ("clean" not in others)
+    assert came.cache is not open_clip.tokenizer._tokenizer.cache
 
 
 def test_pretrained_file_is_taken_up(tmp_path: Path) -> None:
@@ -158,7 +216,7 @@ def test_pretrained_file_that_is_none_or_of_another_model_is_named(tmp_path: Pat
     (tmp_path / "text.pt").write_text("no weights")
     save_model(torch.nn.Linear(2, 2), str(tmp_path / "other.safetensors"))
     for name in ("text.pt", "other.safetensors"):
-        recipe = ClipRecipe("tarmac/digits", str(tmp_path / name))
+        recipe = recipe_of("tarmac/digits", str(tmp_path / name))
         with pytest.raises(DataError, match=rf"train\.model\.pretrained: .*{name}"):
             recipe.build_model()
 
@@ -167,7 +225,7 @@ def test_temperature_stays_below_a_hundred() -> None:
     model: Any = DIGITS.build_model()
     with torch.no_grad():
         model.logit_scale.fill_(9.0)
-    DIGITS.after_step(model)
+    DIGITS.task(model).after_step()
     assert model.logit_scale.item() == pytest.approx(math.log(100))
 
 
@@ -178,4 +236,5 @@ def test_loss_is_the_symmetric_cross_entropy() -> None:
     batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
     logits = model.get_logits(normalised(batch["image"], DIGITS.preprocessing), batch["text"])[0]
     diagonal = (logits.log_softmax(0).diagonal() + logits.log_softmax(1).diagonal()) / 2
-    assert DIGITS.loss(model, batch).item() == pytest.approx(-diagonal.mean().item(), rel=1e-5)
+    loss = DIGITS.task(model)(batch)
+    assert loss.weight == 4 and loss.sum.item() == pytest.approx(-diagonal.sum().item(), rel=1e-5)

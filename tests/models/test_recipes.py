@@ -1,64 +1,38 @@
-"""What every recipe must keep. A new one stands in the table and gives an example of its model and a sample here."""
+"""What every recipe must keep. A new one stands in the table and gives its examples in `examples`."""
 
 from __future__ import annotations
 
-import io
 import pickle
 import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
+from tasks.core import config as configs
 from tasks.core.errors import UsageError
 from tasks.core.schema import Train
+from tasks.core.schema.recipes import RECIPES
+from tasks.core.schema.recipes import Recipe as Row
 from tasks.models import recipes
-from tasks.models.recipes import RECIPES, Recipe
+from tasks.models.recipes import Recipe
+from tasks.models.task import Contrastive, Embedder
+from tests.models import lengths
+from tests.models.examples import MODELS, SAMPLES, TRAINED, UNAUGMENTED, batch_of, train_block
 
 
-def picture(number: int) -> bytes:
-    """40 x 40 grey clouds, others for each number."""
-    clouds = np.random.default_rng(number).integers(0, 256, (5, 5), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(clouds).resize((40, 40), Image.Resampling.BICUBIC).save(file, "PNG")
-    return file.getvalue()
-
-
-MODELS: dict[str, dict[str, Any]] = {"clip": {"name": "tarmac/digits"}}
-SAMPLES: dict[str, list[dict[str, bytes]]] = {
-    "clip": [{"png": picture(n), "txt": f"a photo of a {n}".encode()} for n in range(4)],
-}
-
-
-def train_block(recipe: str, **model: Any) -> Train:
-    return Train.model_validate(
-        {
-            "recipe": recipe,
-            "model": model or MODELS[recipe],
-            "batch_size": 4,
-            "steps": 2,
-            "lr": 0.1,
-            "checkpoint_every": 2,
-        }
-    )
-
-
-@pytest.fixture(params=list(RECIPES))
-def name(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=[*TRAINED, lengths.NAME])
+def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(RECIPES, lengths.NAME, Row(*lengths.ROW))
     return str(request.param)
 
 
 @pytest.fixture
 def recipe(name: str) -> Recipe:
     return recipes.load(train_block(name))
-
-
-def batch_of(recipe: Recipe, name: str, *, is_train: bool = False) -> dict[str, Any]:
-    samples = [recipe.transform(is_train)(sample, 5 if is_train else None) for sample in SAMPLES[name]]
-    return {field: torch.stack([sample[field] for sample in samples]) for field in samples[0]}
 
 
 def test_transform_is_a_function_of_sample_and_seed(recipe: Recipe, name: str) -> None:
@@ -70,13 +44,12 @@ def test_transform_is_a_function_of_sample_and_seed(recipe: Recipe, name: str) -
     assert torch.equal(torch.rand(3), expected), "it may not draw from the training's own generator"
     again = pickle.loads(pickle.dumps(transform))(sample, 1)
     assert all(torch.equal(first[field], again[field]) for field in first)
-    assert any(not torch.equal(first[field], other[field]) for field in first), (
-        "training samples are augmented"
-    )
+    is_augmented = any(not torch.equal(first[field], other[field]) for field in first)
+    assert is_augmented == (name not in UNAUGMENTED)
 
 
-def test_texts_are_told_apart_by_what_the_model_is_given(recipe: Recipe) -> None:
-    same, again, other = recipe.tokenize(["A  Dog", "a dog", "a cat"])
+def test_texts_are_told_apart_by_what_the_model_is_given(embedding: Recipe) -> None:
+    same, again, other = embedder(embedding).tokenize(["A  Dog", "a dog", "a cat"])
     assert torch.equal(same, again) and not torch.equal(same, other)
 
 
@@ -98,37 +71,73 @@ def test_model_hangs_on_the_generator_alone(recipe: Recipe) -> None:
     assert torch.equal(same, again) and not torch.equal(same, other)
 
 
-def test_every_parameter_is_optimized_once_and_no_bias_decays(recipe: Recipe) -> None:
+def test_every_parameter_and_module_is_in_a_part_and_no_bias_decays(recipe: Recipe, name: str) -> None:
     model = recipe.build_model()
-    groups = recipe.parameter_groups(model, weight_decay=0.3)
-    torch.optim.AdamW(groups)  # refuses a parameter that stands in two groups
-    assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in model.parameters()}
-    for group in groups:
-        assert all((p.ndim >= 2) == (group["weight_decay"] == 0.3) for p in group["params"])
+    parts = recipes.options_type(name).parts
+    assert {recipe.part_of(parameter) for parameter, _ in model.named_parameters()} == set(parts)
+    assert {recipe.part_of(module) for module, _ in model.named_modules() if module} <= set(parts)
+    for parameter, values in model.named_parameters():
+        assert recipe.is_decayed(parameter, values) == (values.ndim >= 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"freeze": ["visoin"]}, r"train\.freeze: .* no part 'visoin'; did you mean vision\?"),
+        (
+            {"lr": {"vision": 1e-3, "text": 1e-3}},
+            r"train\.lr: names parts of the model, and lacks temperature",
+        ),
+        (
+            {"freeze": ["text"], "warmup": {"vision": 1, "text": 2, "temperature": 3}},
+            r"train\.warmup\.text: has no effect, as train\.freeze names text too",
+        ),
+    ],
+)
+def test_parts_that_a_model_has_not_are_told(changes: dict[str, Any], says: str) -> None:
+    train = Train.model_validate({**train_block("clip").model_dump(), **changes})
+    with pytest.raises(UsageError, match=says):
+        recipes.check(train)
 
 
 def test_loss_reaches_every_parameter_and_falls(recipe: Recipe, name: str) -> None:
     torch.manual_seed(0)
     model, batch = recipe.build_model(), batch_of(recipe, name, is_train=True)
-    optimizer = torch.optim.AdamW(recipe.parameter_groups(model, 0.0), lr=1e-3)
+    task = recipe.task(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **recipe.adam)
     losses = []
     for _ in range(25):
         optimizer.zero_grad()
-        loss = recipe.loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        total, weight, logs = task(batch)
+        (total / weight).backward()
         optimizer.step()
-        recipe.after_step(model)
-        losses.append(float(loss.detach()))
-    assert loss.shape == ()
+        task.after_step()
+        losses.append(float((total / weight).detach()))
+    assert total.shape == weight.shape == () and not weight.requires_grad
+    assert all(log.shape == () and not log.requires_grad for log in logs.values())
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_embeddings_share_one_space_of_unit_length(recipe: Recipe, name: str) -> None:
-    model = recipe.build_model().eval()
+@pytest.fixture
+def embedding(recipe: Recipe, name: str) -> Recipe:
+    if "embed" not in recipes.options_type(name).capabilities:
+        assert not isinstance(recipe.task(recipe.build_model()), Embedder)
+        pytest.skip("its models embed nothing")
+    return recipe
+
+
+def embedder(recipe: Recipe) -> Embedder:
+    task = recipe.task(recipe.build_model()).eval()
+    assert isinstance(task, Embedder)
+    return task
+
+
+def test_embeddings_share_one_space_of_unit_length(embedding: Recipe, name: str) -> None:
+    task = embedder(embedding)
     with torch.no_grad():
-        images = recipe.embed_images(model, batch_of(recipe, name))
-        texts = recipe.embed_texts(model, ["a cat", "a dog", "a cat"])
+        images = task.embed_images(batch_of(embedding, name))
+        texts = task.embed_texts(["a cat", "a dog", "a cat"])
     assert images.shape[0] == 4 and texts.shape == (3, images.shape[1])
     for rows in (images, texts):
         assert torch.allclose(rows.norm(dim=1), torch.ones(len(rows)), atol=1e-5)
@@ -136,15 +145,61 @@ def test_embeddings_share_one_space_of_unit_length(recipe: Recipe, name: str) ->
 
 
 def test_unknown_key_of_the_model_is_named(name: str) -> None:
-    with pytest.raises(UsageError, match=r"train\.model\.nam: unknown key; did you mean name\?"):
-        recipes.load(train_block(name, nam="x"))
+    key = next(iter(MODELS[name]))
+    with pytest.raises(UsageError, match=rf"train\.model\.{key}x: unknown key; did you mean {key}\?"):
+        recipes.load(train_block(name, **MODELS[name], **{f"{key}x": 1}))
+
+
+def test_options_are_read_without_torch(name: str) -> None:
+    module, _, kind = RECIPES[name].options.partition(":")
+    script = (
+        f"import sys; from {module} import {kind}; print({kind}(**{MODELS[name]!r}), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith(" False\n"), done.stdout
+
+
+def test_a_task_is_wrapped_by_ddp_and_compiled_in_place_unchanged(recipe: Recipe, name: str) -> None:
+    task, batch = recipe.task(recipe.build_model().eval()), batch_of(recipe, name)
+    expected = task(batch)
+    (expected.sum / expected.weight).backward()
+    gradients = [parameter.grad for parameter in task.parameters()]
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        task.zero_grad()
+        task.compile(backend="eager")
+        wrapped = DistributedDataParallel(task)(batch)
+        (wrapped.sum / wrapped.weight).backward()
+    finally:
+        distributed.destroy_process_group()
+    assert torch.allclose(wrapped.sum, expected.sum, rtol=1e-5) and wrapped.weight == expected.weight
+    for before, parameter in zip(gradients, task.parameters(), strict=True):
+        assert before is not None and torch.allclose(parameter.grad, before, rtol=1e-3, atol=1e-6)
+
+
+def test_a_loss_of_a_contrast_is_that_of_the_features_of_its_parts(recipe: Recipe, name: str) -> None:
+    """Which is what ranks and accumulation rest on."""
+    task, batch = recipe.task(recipe.build_model().eval()), batch_of(recipe, name)
+    if not isinstance(task, Contrastive):
+        pytest.skip("its loss is a sum over samples")
+    halves = [task.encode({field: batch[field][half] for field in batch}) for half in (slice(2), slice(2, 4))]
+    joined = {field: torch.cat([half[field] for half in halves]) for field in halves[0]}
+    assert torch.allclose(task.contrast(joined).sum, task(batch).sum, rtol=1e-5)
 
 
 def test_a_wrong_name_is_told_without_torch() -> None:
+    block = "recipe='clip', model={'name': 'ViT-B-23'}, batch_size=2, steps=1, lr=1, checkpoint_every=1"
     script = (
-        "import sys; from tasks.models import clip_config\n"
-        "try: clip_config.check({'name': 'ViT-B-23'})\n"
+        "import sys; from tasks.core.schema import Train; from tasks.models import recipes\n"
+        f"try: recipes.check(Train({block}))\n"
         "except Exception as error: print(error, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("did you mean ViT-B-32? False\n"), done.stdout
+
+
+def test_an_editor_and_the_config_know_whatever_stands_in_the_table(name: str) -> None:
+    assert name in configs.json_schema()["$defs"]["Train"]["properties"]["recipe"]["enum"]
+    assert train_block(name).recipe == name
+    with pytest.raises(ValueError, match=f"should be 'clip' or .*'{lengths.NAME}'"):
+        train_block("futurist", name="x")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.files import blake3_file, read_json, read_lines
-from tasks.supervision import wandb_file
+from tasks.supervision.tracking import wandb_file
 
 
 def weights(run: Path) -> dict[str, str]:

@@ -8,12 +8,12 @@ from typing import NoReturn
 
 import pytest
 
-from flows.training import FinishedPipeline, show_up_to_date
+from flows.commands.training import FinishedPipeline, show_up_to_date
 from tasks import train as stage
 from tasks.core import config as configs
 from tasks.core.schema import Config
 from tasks.dataset import quarantine
-from tasks.dataset.quarantine import Entry
+from tasks.dataset.quarantine import Quarantined
 from tasks.reporting.left_out import left_out
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
@@ -35,7 +35,7 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 def planned(whole: RunFolder) -> tuple[Config, Path, RunFolder]:
     """A run of the same data but for two samples, which are sound again by now."""
     config, version = configs.reload(whole.config), version_path(load(whole).data[0])
-    entries = [Entry(version.name, "train", "train/000000.tar", key, "x") for key in "ab"]
+    entries = [Quarantined(version.name, "train", "train/000000.tar", key, "x") for key in "ab"]
     quarantine.add(config.dataset.output, entries)
     run = plan(config, version)
     quarantine.remove(config.dataset.output, entries)
@@ -56,7 +56,7 @@ def test_the_training_says_so_before_it_starts(
     class Started(Exception):
         pass
 
-    def start(run: RunFolder, goal: str) -> NoReturn:
+    def start(*arguments: object) -> NoReturn:
         raise Started
 
     monkeypatch.setattr(launch, "start_or_adopt", start)

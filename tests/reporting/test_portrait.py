@@ -1,4 +1,7 @@
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tasks.core.units import SPACE
 from tasks.reporting.portrait import portrait
@@ -39,6 +42,42 @@ def test_what_made_the_weights() -> None:
     )
     assert facts["Seed"] == "0", "a seed of 0 is a seed"
     assert "Weight decay" not in facts
+
+
+def test_a_model_of_blocks_and_words_is_written_as_in_its_config() -> None:
+    model = {
+        "name": "tarmac/digits",
+        "teachers": [{"width": 48, "logit_scale": 20.0}, {"width": 32, "logit_scale": 20.0}],
+        "loss_weights": {"contrastive": 0.25},
+        "command": ["python", "-m", "open_clip_train.main", "--aug-cfg", "scale=(0.4, 1)"],
+        "shape": [8, 16, 16],
+    }
+    made = make_record()
+    told = portrait(RUN, made.having(identity={**made.identity, "model": model})).facts
+    assert dict(told)["Model"] == (
+        "clip: tarmac/digits, "
+        "teachers [{width: 48, logit_scale: 20.0}, {width: 32, logit_scale: 20.0}], "
+        "loss_weights {contrastive: 0.25}, "
+        "command python -m open_clip_train.main --aug-cfg 'scale=(0.4, 1)', "
+        "shape [8, 16, 16]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"lr": 1e-3, "warmup": 0, "schedule": "constant"}, "0.001, constant"),
+        (
+            {"lr": 1e-3, "warmup": 5, "schedule": "constant"},
+            "0.001 after a warm-up of 5 steps, then constant",
+        ),
+        ({"lr": {"vision": 1e-5, "text": 1e-4}, "warmup": 0}, "vision 1e-05, text 0.0001"),
+    ],
+)
+def test_the_learning_rate_is_told_as_it_went(fields: dict[str, Any], says: str) -> None:
+    made = make_record()
+    told = portrait(RUN, made.having(identity={**made.identity, **fields})).facts
+    assert dict(told)["Learning rate"] == says
 
 
 def test_every_attempt_and_the_time_of_those_that_ended() -> None:

@@ -12,12 +12,15 @@ import pytest
 import yaml
 from PIL import Image
 
-from tasks.core.files import link_atomic
-from tasks.core.quarantine import Entry as Quarantined
-from tasks.core.quarantine import to_text
+from tasks.core import config as configs
+from tasks.core.files import link_atomic, write_atomic, write_json
+from tasks.core.quarantine_file import Quarantined, to_text
+from tasks.core.schema import Config
+from tasks.core.schema.training import Best
 from tasks.dataset.build.run import build
 from tasks.dataset.index import read_index
 from tasks.dataset.manifest import read_manifest
+from tasks.evaluation.results import Prediction
 from tasks.loader.indexed import IndexedReader
 from tasks.reporting.accounts import read_account
 from tasks.reporting.gallery import read_items
@@ -275,6 +278,24 @@ def test_an_empty_folder_has_a_page(tmp_path: Path) -> None:
     assert "The run's record is missing" in text_of(RunFolder(folder))
 
 
+def test_the_page_says_by_what_the_best_checkpoint_was_chosen(run: RunFolder) -> None:
+    for step, loss in ((200, 0.5), (400, 0.7), (600, 0.4)):
+        write_json(
+            run.checkpoint(step) / "meta.json", {"step": step, "files": {}, "val_loss": loss, "time": 0.0}
+        )
+    text = text_of(run)
+    assert "the best by validation loss. " in text and "Best: step 600 by validation loss 0.400." in text
+    settings = configs.reload(run.config)
+    assert settings.evaluate is not None
+    evaluate = settings.evaluate.model_copy(update={"best": Best(metric="zero_shot_top1")})
+    write_atomic(run.config, configs.dump(settings.model_copy(update={"evaluate": evaluate})))
+    assert "by validation loss 0.400, until zero_shot_top1 has a result." in text_of(run)
+    write_json(run.eval_result(600), {"global_step": 600, "results": {"zero_shot_top1": 0.957}})
+    text = text_of(run)
+    assert "the best by zero_shot_top1, which being chosen by this very figure flatters a little." in text
+    assert "Best: step 600 by zero_shot_top1 0.957." in text
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -347,7 +368,7 @@ def test_a_report_takes_seconds_and_stays_small_for_a_huge_run(run: RunFolder) -
             )
     started = time.monotonic()
     path = write_report(run)
-    assert time.monotonic() - started < 15 and path.stat().st_size < 300_000
+    assert time.monotonic() - started < 60 and path.stat().st_size < 300_000
     assert "mean of 667 rows" in path.read_text(encoding="utf-8")
 
 
@@ -372,3 +393,28 @@ def test_an_account_of_private_data_holds_no_examples(run: RunFolder) -> None:
     assert example.original_key == "images/broken.png" and "captions.csv" in example.source
     assert (hidden.reason, hidden.count) == ("image.not_an_image", 1)
     assert not any(cause.examples for cause in hidden.causes) and "broken" not in str(hidden)
+
+
+def test_a_conversation_is_shown_with_what_was_asked_and_said(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for number in range(2):
+        Image.effect_noise((16, 16), 80).save(raw / f"{number}.png")
+    second = {"user": "Is it odd?", "assistant": "Yes."}
+    for number in range(8):
+        turns = [{"user": f"Which digit, {number}?", "assistant": "Seven."}, second]
+        with (raw / "rows.jsonl").open("a") as file:
+            file.write(json.dumps({"images": ["0.png", "1.png"], "texts": turns}) + "\n")
+    dataset = {"output": str(tmp_path / "data"), "modality": "chat", "splits": {"val": 0.5}}
+    config = Config.model_validate(
+        {"name": "chat", "dataset": {**dataset, "source": {"kind": "chat", "path": str(raw)}}}
+    )
+    version = build(config).version
+    key = IndexedReader(version, "val").read(0).key
+    said = [
+        Prediction(key=key, question="Which digit?", label="Seven.", predicted="seven."),
+        Prediction(key=key, question="Is it odd?", label="Yes.", predicted="No."),
+    ]
+    item = read_items(version, "val", {key: said})[0]
+    assert item.is_conversation and item.verdicts == [True, False] and item.right is False
+    assert item.image is not None and len(item.others) == 1 and item.caption.startswith("Which digit, ")

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tasks.core.engines.slurm_queue import SlurmJob
 from tasks.core.errors import TarmacError
 from tasks.core.process import Identity
 from tasks.runs import jobs
@@ -77,11 +78,20 @@ def test_a_job_dies_with_its_controller(tmp_path: Path) -> None:
     assert not job.is_alive() and not job.said_goodbye
 
 
+def test_a_job_without_a_time_limit_runs(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    job = jobs.submit(TELL, [str(note), "0.5"], tmp_path, time_limit_s=None, name="told")
+    told(note)
+    assert job.is_alive()
+    wait_for(lambda: not job.is_alive())
+    assert job.said_goodbye, job.log.read_text()
+
+
 def test_a_job_ends_at_its_time_limit_and_says_so(tmp_path: Path) -> None:
     began = time.monotonic()
     job = jobs.submit(TELL, [str(tmp_path / "note"), "30"], tmp_path, time_limit_s=4, name="told")
     wait_for(lambda: not job.is_alive())
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     assert "the job came to its time limit" in job.log.read_text()
 
 
@@ -142,3 +152,25 @@ def test_a_job_finds_out_by_itself_where_nothing_tells_of_gpus(
     note = tmp_path / "note"
     jobs.submit(TELL, [str(note), "0.2"], tmp_path, time_limit_s=60, name="told")
     assert told(note)[2] == "None"
+
+
+def test_a_slurm_job_sees_the_gpus_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its submitter saw says nothing of its node; what Slurm says there does."""
+    monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
+    monkeypatch.setenv(jobs.SPARE_GPUS, "3")
+
+    def seen(gpus: int, given: str | None) -> str:
+        monkeypatch.delenv("SLURM_JOB_GPUS", raising=False)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5" if given is None else given)
+        if given is not None:
+            monkeypatch.setenv("SLURM_JOB_GPUS", given)
+        jobs.enter_in_slurm(TELL, [str(tmp_path / "note"), "0"], gpus)
+        assert jobs.SPARE_GPUS not in os.environ
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    assert (seen(2, "0,1"), seen(0, "2"), seen(0, None)) == ("0,1", "2", "")
+
+
+def test_a_job_is_the_same_after_it_was_written_down(tmp_path: Path) -> None:
+    slurm = Job("7", SlurmJob("7", "tarmac-train-1", 1000), tmp_path.resolve())
+    assert Job.from_json(json.loads(json.dumps(slurm.to_json(tmp_path))), tmp_path.resolve()) == slurm

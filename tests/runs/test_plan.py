@@ -11,12 +11,15 @@ import pytest
 
 from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError, UsageError
-from tasks.core.files import write_json
+from tasks.core.files import write_atomic, write_json
 from tasks.core.lock import Lease, pinned
-from tasks.core.schema import Config
+from tasks.core.quarantine_file import NAME, Quarantined, home, to_text
+from tasks.core.schema import Config, Train
 from tasks.runs import record
-from tasks.runs.data import data_of, version_path
+from tasks.runs.data import data_of, left_out_by, version_path
+from tasks.runs.identity import DataRef, identity, run_id
 from tasks.runs.plan import locate, plan, resolve
+from tests.conftest import ROOT
 from tests.supervision.fakes import make_config, save
 
 
@@ -63,6 +66,55 @@ def test_what_shapes_the_weights_makes_another_run(tmp_path: Path, key: str, val
 
 
 @pytest.mark.parametrize(
+    ("overrides", "quarantine", "expected"),
+    [
+        ((), None, "00566ef3cea4"),
+        (
+            (
+                "train.batch_size=256",
+                "train.lr=5e-4",
+                "train.warmup=0.05",
+                "train.precision=bf16",
+                "train.model.name=ViT-B-32",
+                "train.model.pretrained=openai",
+            ),
+            None,
+            "b96a84b367af",
+        ),
+        (("loader.reader=streaming", "train.threads=4", "train.weight_decay=0.1"), "ab12", "e5451ac4d9de"),
+    ],
+)
+def test_ids_of_runs_that_are_there_stay_as_they_are(
+    overrides: tuple[str, ...], quarantine: str | None, expected: str
+) -> None:
+    """Pinned: another id would train anew what is trained already."""
+    config = configs.load(ROOT / "configs" / "digits-clip.yaml", overrides)
+    data = [DataRef(dataset="data/digits", version="303b88922a05")]
+    assert run_id(identity(config, data, quarantine)) == expected
+
+
+class Grown(Train):
+    """The block of some later day."""
+
+    patience: int = 3
+    averaging: dict[str, float] | None = None
+
+
+def test_a_new_key_counts_unless_it_is_at_its_default(tmp_path: Path) -> None:
+    config, data = make_config(tmp_path), [DataRef(dataset="d", version="0" * 12)]
+    assert config.train is not None
+
+    def id_with(**values: Any) -> str:
+        train = Grown.model_validate({**config.train.model_dump(), **values})
+        return run_id(identity(config.model_copy(update={"train": train}), data))
+
+    before = run_id(identity(config, data))
+    assert id_with() == id_with(patience=3) == before
+    assert len({before, id_with(patience=4), id_with(averaging={}), id_with(averaging={"decay": 0.9})}) == 4
+    assert id_with(log_every=1, checkpoint_every=20, on_stall="restart") == before
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         ("loader.workers", 3),
@@ -71,6 +123,7 @@ def test_what_shapes_the_weights_makes_another_run(tmp_path: Path, key: str, val
         ("track.mode", "online"),
         ("evaluate.every", 20),
         ("train.log_every", 1),
+        ("train.checkpoint_every", 20),
         ("engine.evaluate.jobs", 4),
         ("dataset.output", "/elsewhere"),
     ],
@@ -241,3 +294,77 @@ def test_an_unreadable_record_says_what_to_do(tmp_path: Path) -> None:
     run.record.write_text("{")
     with pytest.raises(DataError, match=r"run\.json: is no run record .*plan the run again"):
         record.load(run)
+
+
+def with_another(tmp_path: Path, *weights: float) -> tuple[Config, Path, Path]:
+    """A config that mixes in a second dataset, and the versions of both."""
+    version, other = make_version(tmp_path), make_version(tmp_path / "more", samples=30)
+    (other.parents[1] / "current").symlink_to(f"versions/{other.name}")
+    config = make_config(tmp_path)
+    folders = (config.dataset.output, other.parents[1])
+    shares = [{"dataset": str(one), "weight": weight} for one, weight in zip(folders, weights, strict=True)]
+    return changed(config, "train.data", shares), version, other
+
+
+def test_a_run_names_and_pins_all_that_it_mixes(tmp_path: Path) -> None:
+    config, version, other = with_another(tmp_path, 3, 1)
+    run = plan(config, version)
+    data = record.load(run).data
+    assert [(ref.version, ref.weight) for ref in data] == [(version.name, 0.75), (other.name, 0.25)]
+    assert [version_path(ref) for ref in data] == [version, other]
+    for mine in (version, other):
+        assert pinned(mine.parents[1]) == {mine.name: [run.id]}
+    shares = configs.reload(run.config).train.data  # type: ignore[union-attr]
+    assert shares is not None and all(share.dataset.is_absolute() for share in shares)
+    assert locate(changed(config, "train.data", shares_of(config, 6, 2)), version) == run
+    assert locate(changed(config, "train.data", shares_of(config, 1, 1)), version) != run
+    assert locate(make_config(tmp_path), version) != run
+    alone = changed(config, "train.data", shares_of(config, 5, 1)[:1])
+    assert locate(alone, version) == locate(make_config(tmp_path), version)
+
+
+def shares_of(config: Config, *weights: float) -> list[dict[str, Any]]:
+    assert config.train is not None and config.train.data is not None
+    pairs = zip(config.train.data, weights, strict=True)
+    return [{"dataset": str(share.dataset), "weight": weight} for share, weight in pairs]
+
+
+def test_quarantine_of_a_mixed_in_dataset_is_left_out_too(tmp_path: Path) -> None:
+    config, version, other = with_another(tmp_path, 3, 1)
+    before = locate(config, version)
+    bad = Quarantined(other.name, "train", "train/000000.tar", "k1", "member.checksum")
+    write_atomic(home(other) / NAME, to_text([bad]))
+    run = plan(config, version)
+    assert run != before
+    assert left_out_by(run) == [bad]
+
+
+@pytest.mark.parametrize(
+    ("shares", "says"),
+    [
+        ([{"dataset": "elsewhere"}], "the dataset's output, has to be one of them"),
+        ([{"dataset": "OUTPUT"}, {"dataset": "OUTPUT/."}], "stands there twice"),
+        ([{"dataset": "OUTPUT", "weight": 0}], "weight"),
+    ],
+)
+def test_shares_that_cannot_be_mixed_are_refused(
+    tmp_path: Path, shares: list[dict[str, Any]], says: str
+) -> None:
+    config = make_config(tmp_path)
+    output = str(config.dataset.output)
+    named = [{**share, "dataset": share["dataset"].replace("OUTPUT", output)} for share in shares]
+    with pytest.raises(UsageError, match=says):
+        changed(config, "train.data", named)
+
+
+def test_what_a_mix_cannot_do_is_refused(tmp_path: Path) -> None:
+    config, version, other = with_another(tmp_path, 1, 1)
+    with pytest.raises(UsageError, match="streaming reads one dataset"):
+        changed(config, "loader.reader", "streaming")
+    values = config.model_dump(mode="json")
+    values["train"] |= {"steps": None, "epochs": 2}
+    with pytest.raises(UsageError, match="have no epoch in common"):
+        configs.validate(values, "test")
+    (other / "manifest.json").unlink()
+    with pytest.raises(UsageError, match=r"train\.data: .* holds no version of a dataset"):
+        plan(config, version)

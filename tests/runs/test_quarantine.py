@@ -9,27 +9,26 @@ import pytest
 
 from tasks.core import config as configs
 from tasks.core.errors import DataError
-from tasks.core.quarantine import NAME, Entry, to_text
+from tasks.core.quarantine_file import NAME, Quarantined, to_text
 from tasks.dataset import quarantine
 from tasks.runs import record
-from tasks.runs.data import train_samples
+from tasks.runs.data import left_out_by, train_samples
 from tasks.runs.plan import locate, plan, resolve
-from tasks.runs.quarantine import of_run
 from tests.runs.test_plan import make_version
 from tests.supervision.fakes import make_config
 
 
-def entry(version: Path, key: str = "a", split: str = "train") -> Entry:
-    return Entry(version.name, split, f"{split}/000000.tar", key, "member.checksum")
+def entry(version: Path, key: str = "a", split: str = "train") -> Quarantined:
+    return Quarantined(version.name, split, f"{split}/000000.tar", key, "member.checksum")
 
 
 def test_none_leaves_no_trace(tmp_path: Path) -> None:
     version, config = make_version(tmp_path), make_config(tmp_path)
     run = locate(config, version)
-    quarantine.add(version.parents[1], [Entry("0" * 12, "train", "train/000000.tar", "a", "x")])
+    quarantine.add(version.parents[1], [Quarantined("0" * 12, "train", "train/000000.tar", "a", "x")])
     assert plan(config, version) == run, "what is about other versions does not count"
     assert not run.quarantine.exists() and "quarantine" not in record.load(run).identity
-    assert of_run(run) == []
+    assert left_out_by(run) == []
 
 
 def test_a_run_keeps_a_copy_of_what_is_about_its_version(tmp_path: Path) -> None:
@@ -37,12 +36,12 @@ def test_a_run_keeps_a_copy_of_what_is_about_its_version(tmp_path: Path) -> None
     whole = plan(config, version)
     mine = [entry(version, "a"), entry(version, "b", "val")]
     dataset = version.parents[1]
-    quarantine.add(dataset, [*mine, Entry("0" * 12, "train", "train/000000.tar", "a", "x")])
+    quarantine.add(dataset, [*mine, Quarantined("0" * 12, "train", "train/000000.tar", "a", "x")])
     run = plan(config, version)
     assert run != whole and locate(config, version) == run
-    assert of_run(run) == mine and of_run(whole) == []
+    assert left_out_by(run) == mine and left_out_by(whole) == []
     quarantine.add(dataset, [entry(version, "c")])
-    assert of_run(run) == mine, "what is found later is another run's"
+    assert left_out_by(run) == mine, "what is found later is another run's"
     assert plan(config, version) not in (run, whole)
     quarantine.remove(dataset, [*mine, entry(version, "c")])
     assert plan(config, version) == whole
@@ -68,7 +67,7 @@ def test_a_sample_that_is_listed_twice_counts_once(tmp_path: Path) -> None:
         file.write(to_text([dataclasses.replace(entry(version), reason="member.undecodable")]))
     train = resolve(config, version).train
     assert train is not None and train.steps == 79
-    assert plan(config, version) == once and of_run(once) == [entry(version)]
+    assert plan(config, version) == once and left_out_by(once) == [entry(version)]
 
 
 @pytest.mark.parametrize("change", ["removed", "added", "torn"])
@@ -83,7 +82,7 @@ def test_a_copy_that_was_changed_is_refused(tmp_path: Path, change: str) -> None
     else:
         run.quarantine.write_text("{")
     with pytest.raises(DataError, match=rf"{NAME}.*(is not what the run began with|is no entry)"):
-        of_run(run)
+        left_out_by(run)
 
 
 def test_a_torn_line_in_the_datasets_is_told_before_anything_is_planned(tmp_path: Path) -> None:

@@ -21,14 +21,17 @@ from typing import Any
 from blake3 import blake3
 
 from tasks.core import config as configs
+from tasks.core.errors import DataError
 from tasks.core.files import link_atomic, write_atomic, write_json
 from tasks.core.schema import Config
-from tasks.runs import checkpoints, metrics
+from tasks.loader.settings import LoaderSettings, write_settings
+from tasks.runs import checkpoints, metrics, phases
 from tasks.runs.data import data_of
 from tasks.runs.folder import RunFolder
+from tasks.runs.meeting import Meeting
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.plan import plan
-from tasks.supervision import agent, evaluation_jobs, evaluations, trainer
+from tasks.supervision import agent, evaluation_jobs, evaluations, standstill, trainer, tuning
 
 ROOT = Path(evaluation_jobs.__file__).parents[2]
 """What must be on the path of a process that imports this module."""
@@ -46,6 +49,7 @@ def make_run(tmp_path: Path, behaviour: dict[str, Any] | None = None, **blocks: 
     version.parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "draft").rename(version)
     run = plan(make_config(tmp_path, **blocks), version)
+    write_settings(run.loader, LoaderSettings(workers=0, prefetch=2, reason="of a test"))
     write_json(run.path / "fake.json", behaviour or {})
     return run
 
@@ -97,6 +101,9 @@ def train(folder: str) -> int:
     run = RunFolder(Path(folder))
     behaviour = behaviour_of(run)
     threading.Thread(target=lambda: (os.read(0, 1), os._exit(3)), daemon=True).start()
+    rank = int(os.environ.get("RANK", "0"))
+    if rank:
+        return follow(run, rank, behaviour)
     lock = only_one(run, "training")
     config = configs.reload(run.config)
     assert config.train is not None and config.train.steps is not None
@@ -104,7 +111,8 @@ def train(folder: str) -> int:
         print(behaviour["says"], flush=True)
     if behaviour.get("no_batches"):
         return 0
-    writer, phases = metrics.MetricsWriter(run.metrics), PhaseWriter(run)
+    tell_where(run, behaviour)
+    writer, phase = metrics.MetricsWriter(run.metrics), PhaseWriter(run)
     found = checkpoints.newest_sound(run)
     step = 0 if found is None else found.step
     state = b"seed" if found is None else (found.path / "model.safetensors").read_bytes()
@@ -113,10 +121,14 @@ def train(folder: str) -> int:
         step += 1
         state = blake3(state).digest()
         loss = math.nan if step == behaviour.get("nan_at") else 1 / step
-        phases.set("step", step)
+        phase.set("step", step)
         writer.append(metrics.make_row("train/step", step, "train", {"train/loss": loss}))
         if step == behaviour.get("nan_at"):
             return 1
+        if step == behaviour.get("stands_still_at") and (
+            behaviour.get("again") or not (run.checkpoints / "held.pt").exists()
+        ):
+            write_to_nobody(run.checkpoints / "held.pt")
         if step == behaviour.get("die_at"):
             os.kill(os.getpid(), signal.SIGKILL)
         is_stopped = run.stop.exists() and not behaviour.get("deaf")
@@ -126,6 +138,43 @@ def train(folder: str) -> int:
             return 0
     lock.close()
     return 0
+
+
+def write_to_nobody(pipe: Path) -> None:
+    """Save into a pipe that nobody empties, as to a file system that does not answer."""
+    pipe.parent.mkdir(exist_ok=True)
+    if not pipe.exists():
+        os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pipe.open("wb", buffering=0) as file:
+        file.write(bytes(1 << 20))
+    os.close(reader)
+
+
+def follow(run: RunFolder, rank: int, behaviour: dict[str, Any]) -> int:
+    """A further rank, which takes no steps: it ends when the first one comes to its end, or as it is told."""
+    config = configs.reload(run.config)
+    assert config.train is not None and config.train.steps is not None
+    while not run.checkpoint(config.train.steps).exists() and not run.stop.exists():
+        time.sleep(0.02)
+        phase = phases.read(run.phase())
+        if phase is None or phase.step < 3 or behaviour.get("odd_rank") != rank:
+            continue
+        if behaviour["does"] == "fail":
+            print("error: train/000007.tar row 2, key 'a': is bad", flush=True)
+            meeting = Meeting.of(os.environ)
+            assert meeting is not None
+            meeting.has_failed(rank)
+            return 1
+        os.kill(os.getpid(), signal.Signals[behaviour["does"]])
+    return 0
+
+
+def tell_where(run: RunFolder, behaviour: dict[str, Any]) -> None:
+    """Which copy of the library this process runs."""
+    if behaviour.get("where"):
+        with (run.path / "where").open("a") as file:
+            file.write(f"{evaluations.__file__}\n")
 
 
 def save(run: RunFolder, step: int, state: bytes) -> None:
@@ -146,6 +195,7 @@ def evaluate(folder: Path, step: int, task: str, question: str = "") -> None:
     lock = only_one(run, f"{task}_{step}")
     with (run.path / "evaluated").open("a") as file:
         file.write(f"{step}\n")
+    tell_where(run, behaviour)
     time.sleep(behaviour["evaluation_s"])
     if step == behaviour.get("evaluation_fails_at"):
         raise ValueError("the weights do not fit")
@@ -155,7 +205,7 @@ def evaluate(folder: Path, step: int, task: str, question: str = "") -> None:
         "task": task,
         "step": step,
         "checkpoint": str(run.checkpoint(step)),
-        "metrics": {"top1": behaviour.get("top1", step / 100)},
+        "metrics": {behaviour.get("metric", "top1"): behaviour.get("top1", step / 100)},
         "intervals": {"top1": [0.0, 1.0]},
         "samples": 20,
         "seconds": 0.1,
@@ -170,11 +220,35 @@ def evaluate(folder: Path, step: int, task: str, question: str = "") -> None:
 
 def agent_main(folder: str) -> None:
     """The real agent with these two in the place of the real training and evaluation."""
-    trainer.rank_command = lambda run: [sys.executable, "-m", "tests.supervision.fakes", str(run.path)]
+    trainer.rank_command = lambda run, config: [
+        sys.executable,
+        "-m",
+        "tests.supervision.fakes",
+        str(run.path),
+    ]
+    tuning.MEASURE = "tests.supervision.fakes:measure"
     evaluation_jobs.JOB = "tests.supervision.fakes:evaluation_job"
     evaluations.TRIES = behaviour_of(RunFolder(Path(folder))).get("tries", evaluations.TRIES)
     agent.STOP_GRACE_S = behaviour_of(RunFolder(Path(folder))).get("stop_grace_s", agent.STOP_GRACE_S)
+    agent.RESTARTS = behaviour_of(RunFolder(Path(folder))).get("restarts", agent.RESTARTS)
+    least_s = behaviour_of(RunFolder(Path(folder))).get("silence_s")
+    if least_s is not None:
+        standstill.LEAST_S = {"step": least_s}
+        standstill.TIMES = 1.0
+    for name in ("FOLLOW_S", "STOPPED_S"):
+        setattr(trainer, name, behaviour_of(RunFolder(Path(folder))).get(name, getattr(trainer, name)))
     agent.main(folder)
+
+
+def measure(config: Config, version: Path, quarantine: Path, lengths: Path) -> LoaderSettings:
+    """What the agent measures loader settings by."""
+    run = RunFolder(quarantine.parent)
+    behaviour = behaviour_of(run)
+    assert phases.read(run.phase()) is None, "a training has begun"
+    time.sleep(behaviour.get("measuring_s", 0.0))
+    if behaviour.get("cannot_measure"):
+        raise DataError("train/000000.tar: cannot be read")
+    return LoaderSettings(workers=1, prefetch=2, reason="measured by the agent")
 
 
 def evaluation_job(folder: str, step: str, task: str, question: str) -> None:

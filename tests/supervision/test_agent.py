@@ -10,15 +10,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.core.errors import DataError
+from flows.commands import runs as run_commands
+from tasks.core.errors import DataError, Withdrawn
 from tasks.core.files import read_json
 from tasks.core.process import Identity
+from tasks.evaluation.best import Best
 from tasks.runs import ledger, metrics, record
 from tasks.runs.folder import RunFolder
-from tasks.supervision import launch
+from tasks.runs.plan import plan
+from tasks.supervision import launch, stopping
 from tasks.supervision.status import RunStatus, look
 from tests.supervision.conftest import processes_of
-from tests.supervision.fakes import make_run, model_of
+from tests.supervision.fakes import make_config, make_run, model_of
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
@@ -88,6 +91,41 @@ def test_a_run_ends_with_everything_written_and_is_not_redone(tmp_path: Path) ->
     assert run.record.read_bytes() == before and len(record.load(run).attempts) == 1
 
 
+def test_the_best_checkpoint_follows_the_evaluations_through_a_kill_and_a_late_wish(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_accuracy = {"every": 20, "tasks": ["zero_shot"], "best": "zero_shot_top1"}
+    run = make_run(tmp_path, {"step_s": 0.05}, evaluate=by_accuracy)
+    seen = set()
+
+    def watched(step: int) -> bool:
+        if run.best.is_symlink():
+            seen.add(run.best.readlink().name)
+        return look(run).best == Best(step, "zero_shot_top1", step / 100)
+
+    launch.start_or_adopt(run)
+    wait_for(lambda: watched(20))
+    for process in processes_of(tmp_path):
+        process.kill()
+    wait_for(lambda: not look(run).agent_is_alive)
+    launch.start_or_adopt(run)
+    wait_for(lambda: watched(40))
+    launch.wait_for_evaluations(run)
+    assert look(run).is_complete and watched(40)
+    assert "step_00000020" in seen, "the first result chose before the others were there"
+    assert launch.start_or_adopt(run).is_up_to_date
+    run_commands.status(runs=run.path.parent)
+    assert "  best step 40 by zero_shot_top1 0.400" in capsys.readouterr().out
+    wanted = make_config(
+        tmp_path, evaluate={**by_accuracy, "best": {"metric": "zero_shot_top1", "mode": "min"}}
+    )
+    version = Path(record.load(run).data[0].dataset) / "versions" / record.load(run).data[0].version
+    assert plan(wanted, version) == run, "the wish is no part of the run's identity"
+    assert not look(run).is_complete
+    finish(run)
+    assert watched(20) and look(run).is_complete
+
+
 def test_sigkill_of_everything_then_again_ends_the_same(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     launch.start_or_adopt(run)
@@ -95,7 +133,7 @@ def test_sigkill_of_everything_then_again_ends_the_same(tmp_path: Path) -> None:
     everything = processes_of(tmp_path)
     for process in everything:
         process.kill()
-    psutil.wait_procs(everything, timeout=5)
+    psutil.wait_procs(everything, timeout=60)
     killed = time.time()
     status = finish(run)
     assert_undisturbed(run)
@@ -150,8 +188,8 @@ def test_cancel_stops_with_a_checkpoint_and_the_next_start_goes_on(tmp_path: Pat
     run = make_run(tmp_path, {"step_s": 0.05})
     launch.start_or_adopt(run)
     wait_for(lambda: rows(run) >= 3)
-    assert launch.cancel(run)
-    with pytest.raises(DataError, match="cancelled by the user, at step"):
+    assert stopping.cancel(run)
+    with pytest.raises(Withdrawn, match="cancelled by the user, at step"):
         launch.wait_for_training(run)
     assert look(run).state == "cancelled" and look(run).checkpoints != []
     (run.path / "fake.json").write_text("{}")
@@ -168,16 +206,17 @@ def test_sigterm_to_the_agent_becomes_the_sentinel(tmp_path: Path) -> None:
     psutil.Process(record.load(run).attempts[-1].pid).send_signal(signal.SIGTERM)
     with pytest.raises(DataError, match="the agent was sent SIGTERM, at step"):
         launch.wait_for_training(run)
-    assert read_json(run.exit(1))["exit_code"] == 0
+    ended = read_json(run.exit(1))
+    assert ended["exit_code"] == 0 and ended["stop"]["who"] == "signal"
 
 
 def test_a_training_that_does_not_obey_is_ended(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.2, "deaf": True, "stop_grace_s": 0.5})
     launch.start_or_adopt(run)
     wait_for(lambda: rows(run) >= 1)
-    launch.cancel(run, "enough")
+    stopping.cancel(run, "enough")
     with pytest.raises(
-        DataError, match=r"enough; the training did not obey in time and was ended by SIGTERM"
+        Withdrawn, match=r"enough; the training did not obey in time and was ended by SIGTERM"
     ):
         launch.wait_for_training(run)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, Withdrawn
 from tasks.core.files import read_json
 from tasks.runs import phases, record
-from tasks.supervision import launch
+from tasks.supervision import launch, stopping
 from tasks.supervision.status import look
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, rank_of, wait_for
@@ -42,8 +42,8 @@ def test_a_resumed_training_is_judged_by_where_it_stands_itself(tmp_path: Path) 
     wait_for(lambda: len(record.load(run).attempts) == 2 and run.rank_identity(2).exists())
     rank = rank_of(run)
     wait_for(lambda: (said := phases.read(run.phase())) is not None and said.pid == rank.pid)
-    launch.cancel(run)
-    with pytest.raises(DataError, match=r"cancelled by the user, at step 3[1-4] of 40"):
+    stopping.cancel(run)
+    with pytest.raises(Withdrawn, match=r"cancelled by the user, at step 3[1-4] of 40"):
         launch.wait_for_training(run)
     ended = read_json(run.exit(2))
     assert ended["step"] < 35 and ended["loss"] == 1 / ended["step"]

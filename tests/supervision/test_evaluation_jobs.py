@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 
 from tasks.core import config as configs
+from tasks.core.errors import TarmacError
 from tasks.core.files import read_json
 from tasks.core.process import Identity
 from tasks.runs import jobs, ledger
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
-from tasks.supervision import evaluation_jobs
+from tasks.supervision import evaluation_jobs, evaluations
 from tasks.supervision.evaluation_jobs import Evaluations, _last_words, has_requests, request
+from tasks.supervision.status import look
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run
 
@@ -62,8 +64,8 @@ def drive(run: RunFolder, **behaviour: Any) -> ledger.Entry:
     """An agent's evaluations until all are final; returns the last word on the one of the last step."""
     (run.path / "fake.json").write_text(json.dumps({"evaluation_s": 0.0, **behaviour}))
     number = len(list(run.attempts.glob("*"))) + 1
-    evaluations = Evaluations(run, configs.reload(run.config), number)
-    while evaluations.advance("complete"):
+    driven = Evaluations(run, configs.reload(run.config), number)
+    while driven.advance("complete"):
         pass
     return ledger.fold(ledger.read(run.ledger))[STEP, TASK]
 
@@ -83,6 +85,79 @@ def test_what_was_asked_for_again_in_vain_keeps_its_result(run: RunFolder) -> No
     assert run.eval_result(STEP).read_bytes() == summary
     assert not has_requests(run)
     assert drive(run).state == "done" and evaluated(run) == 5
+
+
+def test_a_benchmark_of_lmms_eval_is_known_by_its_own_name(tmp_path: Path) -> None:
+    tasks = [
+        {"kind": "lmms_eval", "names": ["mmstar"]},
+        {"kind": "lmms_eval", "name": "quick", "names": ["mmstar"]},
+    ]
+    run = make_run(
+        tmp_path, {"evaluation_s": 0.0, "metric": "mmstar_average"}, evaluate={"every": STEP, "tasks": tasks}
+    )
+    fakes.save(run, STEP, b"weights")
+    driven = Evaluations(run, configs.reload(run.config), 1)
+    while driven.advance("complete"):
+        pass
+    results = read_json(run.eval_result(STEP))["results"]
+    assert results == {"mmstar_average": STEP / 100, "quick_mmstar_average": STEP / 100}
+
+
+def test_submissions_that_are_refused_for_a_while_cost_no_try(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = iter(range(5))
+
+    def refuse(*arguments: Any, **options: Any) -> Job:
+        if next(refusals, None) is None:
+            return submit(*arguments, **options)
+        raise TarmacError("the job could not be submitted; submit.log ends:\n  no more processes")
+
+    monkeypatch.setattr(evaluations, "PAUSE_S", 0.01, raising=False)
+    monkeypatch.setattr(jobs, "submit", refuse)
+    done = drive(run)
+    assert (done.state, done.attempt, done.refusals) == ("done", 1, 0)
+    assert evaluated(run) == 1
+    told = [entry.reason for entry in ledger.read(run.ledger) if entry.refusals]
+    assert len(told) == 10 and "no more processes" in told[0]
+
+
+def test_what_is_done_is_not_looked_at_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 240 evaluations; a look costs the few files that can have changed, and a request is still seen."""
+    steps = {"steps": 2410, "checkpoint_every": 10}
+    run = make_run(tmp_path, {"evaluation_s": 0}, train=steps, evaluate={"every": 10, "tasks": [TASK]})
+    for step in range(10, 2410, 10):
+        fakes.save(run, step, b"")
+    driven = Evaluations(run, configs.reload(run.config), 1)
+    for step in range(10, 2410, 10):
+        entry = ledger.Entry(driven._wanted[step // 10 - 1].uid, step, TASK, "done", None, 1, at=0.0)
+        fakes.evaluate(run.path, step, TASK)
+        driven._record(entry)
+    for folder in (run.checkpoints, run.evaluations):
+        os.utime(folder, (0, 0))
+    calls: list[str] = []
+    assert driven.advance("going")
+    for name in ("stat", "open", "exists"):
+        monkeypatch.setattr(Path, name, counted(getattr(Path, name), calls))
+    look(run)
+    calls.clear()
+    assert driven.advance("going") and len(calls) < 10
+    calls.clear()
+    look(run)
+    assert len(calls) < 300 and calls.count("open") < 10, "one stat per result, and none is read again"
+    request(run, 20, TASK)
+    driven.advance("going")
+    assert not has_requests(run)
+
+
+def counted(method: Any, calls: list[str]) -> Any:
+    def count(*arguments: Any, **options: Any) -> Any:
+        calls.append(method.__name__)
+        return method(*arguments, **options)
+
+    return count
 
 
 def test_a_question_survives_the_agent_that_took_it_up(run: RunFolder) -> None:

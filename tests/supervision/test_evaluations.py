@@ -23,6 +23,8 @@ from tests.supervision.fakes import make_config
 A, B, C = (Wanted(step, "zero_shot", f"u{step}") for step in (200, 400, 600))
 NOTHING = Seen(checkpoints=(), alive=(), running=(), results=(), failures={}, training="going")
 
+TWO = replace(NOTHING, checkpoints=(200, 400))
+
 
 def entry(want: Wanted, state: str, attempt: int = 1) -> Entry:
     return Entry(want.uid, want.step, want.task, state, None, attempt, at=1.0)  # type: ignore[arg-type]
@@ -54,6 +56,22 @@ def test_three_tries_then_the_reason(state: str) -> None:
     (mark,) = next_actions([A], {A.key: entry(A, "running", 3)}, dead, jobs=1)
     assert mark == Mark(A, state, "3 of 3 tries used; it said why")  # type: ignore[arg-type]
     assert next_actions([A], {A.key: entry(A, state, 3)}, dead, jobs=1) == []
+
+
+def test_a_refused_submission_is_no_try_and_is_repeated_after_longer_and_longer_pauses() -> None:
+    now, refused, pauses = 1000.0, entry(A, "submitted"), []
+    while True:
+        refused = replace(refused.having_been_refused("no process can start"), at=now, refused_since=1000.0)
+        begun = now
+        while not (actions := next_actions([A], {A.key: refused}, replace(TWO, now=now), jobs=1)):
+            now += 1.0
+        if actions != [Submit(A, 1)]:
+            break
+        refused = replace(refused, attempt=1)
+        pauses.append(now - begun)
+    assert pauses[:8] == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
+    assert actions == [Mark(A, "failed", "no job could be submitted for 30 min; no process can start")]
+    assert now == 1000.0 + 1800.0
 
 
 def test_a_new_agent_gives_new_tries_to_what_has_no_result() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
 import subprocess
 import sys
@@ -16,17 +18,26 @@ import pytest
 
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.files import read_json, write_atomic
+from tasks.core.files import link_atomic, read_json, write_atomic, write_json
 from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.runs import metrics, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan
-from tasks.supervision import gatherer, gathering, wandb_file
+from tasks.supervision.tracking import gatherer, gathering, wandb_file
 from tests.supervision import fakes
+from tests.supervision.conftest import processes_of
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import wait_for
 from tests.supervision.wandb_server import Server, serving
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with serving() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+        yield server
 
 
 def write_rows(run: RunFolder, first: int, last: int, pause_s: float = 0.0) -> None:
@@ -34,6 +45,13 @@ def write_rows(run: RunFolder, first: int, last: int, pause_s: float = 0.0) -> N
     for step in range(first, last + 1):
         writer.append(metrics.make_row("train/step", step, "train", {"train/loss": 1 / step}))
         time.sleep(pause_s)
+
+
+def write_rows_until(run: RunFolder, is_over: threading.Event) -> None:
+    for step in itertools.count(1):
+        if is_over.wait(0.1):
+            return
+        write_rows(run, step, step)
 
 
 def assert_gathered(run: RunFolder) -> None:
@@ -45,10 +63,17 @@ def assert_gathered(run: RunFolder) -> None:
     assert set(counts) == {row["uid"] for row in metrics.read(run.metrics)[0]} | evaluations
 
 
+def assert_reached(run: RunFolder, server: Server) -> None:
+    """The server, which keeps one row a `_step`, has every row and every evaluation once."""
+    evaluations = [row["uid"] for row in gatherer.evaluation_rows(run)]
+    wanted = [*(row["uid"] for row in metrics.read(run.metrics)[0]), *evaluations]
+    assert Counter(server.uids(run.id)) == Counter(wanted)
+
+
 def gather_quickly(run: RunFolder) -> None:
     """As the gatherer does, but with short waits for a server."""
     code = (
-        "import sys; from tasks.supervision import gatherer, tracker\n"
+        "import sys; from tasks.supervision.tracking import gatherer, tracker\n"
         "tracker.INIT_TIMEOUT_S = 2; tracker.FINISH_TIMEOUT_S = 1\n"
         f"sys.exit(gatherer.main({str(run.path)!r}))"
     )
@@ -60,6 +85,21 @@ def set_mode(run: RunFolder, mode: str) -> None:
     config = configs.reload(run.config)
     track = config.track.model_copy(update={"mode": mode})
     write_atomic(run.config, configs.dump(config.model_copy(update={"track": track})))
+
+
+def test_the_best_checkpoint_is_what_wandbs_summary_ends_with(tmp_path: Path) -> None:
+    evaluate = {"every": 20, "tasks": ["zero_shot"], "best": "zero_shot_top1"}
+    run = make_run(tmp_path, track={"mode": "offline"}, evaluate=evaluate)
+    for step in (20, 40):
+        fakes.save(run, step, b"weights")
+        fakes.evaluate(run.path, step, "zero_shot")
+        write_json(run.eval_result(step), {"global_step": step, "results": {"zero_shot_top1": step / 100}})
+    for step in (40, 20):
+        link_atomic(run.best, run.checkpoint(step).name)
+        assert not gathering.is_complete(run), "another choice is to be gathered too"
+        gathering.complete(run)
+    rows = [row for row in wandb_file.rows_of(run.wandb) if "best/step" in row]
+    assert [(row["best/step"], row["best/zero_shot_top1"]) for row in rows] == [(40, 0.4), (20, 0.2)]
 
 
 def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
@@ -81,6 +121,7 @@ def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
         "val/loss": "train/step",
         "system/*": "train/step",
         "eval/*": "eval/step",
+        "best/*": "eval/step",
     }
     by_uid = {row["uid"]: row for row in found.rows}
     assert by_uid["train/step:2:train"]["train/loss"] == 0.5
@@ -98,7 +139,7 @@ def test_gathered_again_nothing_is_written(tmp_path: Path) -> None:
     write_rows(run, 1, 3)
     gathering.complete(run)
     files = wandb_file.files_of(run.wandb)
-    gathering.start(run).wait(timeout=20)
+    gathering.start(run).wait(timeout=120)
     assert wandb_file.files_of(run.wandb) == files
     write_rows(run, 4, 4)
     assert not gathering.is_complete(run)
@@ -124,10 +165,81 @@ def test_sigkill_at_many_moments_loses_and_doubles_nothing(tmp_path: Path) -> No
             process.wait()
         process = gathering.start(run)
         writing.join()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=120) == 0
     assert_gathered(run)
     assert len(metrics.read(run.metrics)[0]) == 160
     assert len(wandb_file.files_of(run.wandb)) > 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "kills"),
+    [
+        ("online", 2),
+        pytest.param("offline", 20, marks=pytest.mark.soak),
+        pytest.param("online", 20, marks=pytest.mark.soak),
+    ],
+)
+def test_killed_at_random_moments_with_a_late_evaluation_the_server_has_every_row_once(
+    tmp_path: Path, server: Server, mode: str, kills: int
+) -> None:
+    """The server keeps one row a `_step`, whichever file it is from; half of the kills hit a working gatherer."""
+    run = make_run(tmp_path, track={"mode": mode})
+    moments = random.Random(20)
+    is_over = threading.Event()
+    writing = threading.Thread(target=write_rows_until, args=(run, is_over))
+    with Lease(run.lease):
+        writing.start()
+        for number in range(kills):
+            before = len(wandb_file.rows_of(run.wandb))
+            process = gathering.start(run)
+            if number % 2:
+                wait_for(lambda before=before: len(wandb_file.rows_of(run.wandb)) > before)
+            time.sleep(moments.uniform(0.0, 1.2))
+            process.kill()
+            process.wait()
+        process = gathering.start(run)
+        is_over.set()
+        writing.join()
+    assert process.wait(timeout=120) == 0
+    fakes.evaluate(run.path, 20, "zero_shot")
+    gathering.complete(run)
+    assert_gathered(run)
+    assert len(wandb_file.files_of(run.wandb)) > kills / 2
+    gathering.sync(run)
+    assert_reached(run, server)
+
+
+def test_a_row_with_a_null_that_is_mended_later_reaches_wandb(tmp_path: Path, server: Server) -> None:
+    run = make_run(tmp_path, track={"mode": "offline"})
+    writer = metrics.MetricsWriter(run.metrics)
+    write_rows(run, 1, 2)
+    for loss in (float("nan"), float("nan"), 0.25):  # a step that a resumed training did again
+        writer.append(metrics.make_row("train/step", 3, "train", {"train/loss": loss}))
+        gathering.complete(run)
+    gathering.start(run).wait(timeout=120)
+    gathering.sync(run)
+    rows = [row for _, row in sorted(server.rows[run.id].items())]
+    assert [row["train/loss"] for row in rows] == [1.0, 0.5, None, 0.25]
+    assert rows[2]["uid"] == rows[3]["uid"]
+
+
+def test_a_gatherer_that_dies_again_and_again_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "PAUSE_S", 0.05)
+    monkeypatch.setattr(gathering, "LONGEST_PAUSE_S", 0.5)
+    run = make_run(tmp_path, track={"mode": "offline"})
+    keeper = gathering.Keeper(run, is_wanted=True)
+    run.wandb.mkdir()
+    with Lease(run.lease):
+        for _ in range(7):
+            wait_for(lambda: keeper.keep() or processes_of(run.path))
+            for process in processes_of(run.path):
+                process.kill()
+                wait_for(lambda process=process: not process.is_running() or process.status() == "zombie")
+        write_rows(run, 1, 3)
+        wait_for(lambda: keeper.keep() or len(wandb_file.rows_of(run.wandb)) == 3)
+    wait_for(lambda: gathering.is_complete(run))
 
 
 def test_a_core_that_outlives_its_gatherer_does_not_write_behind_the_next(tmp_path: Path) -> None:
@@ -147,7 +259,7 @@ def test_a_core_that_outlives_its_gatherer_does_not_write_behind_the_next(tmp_pa
         assert core.is_alive()
         second = gathering.start(run)
         wait_for(lambda: not core.is_alive())
-    assert second.wait(timeout=30) == 0
+    assert second.wait(timeout=120) == 0
     assert_gathered(run)
 
 
@@ -157,7 +269,7 @@ def test_two_gatherers_at_once_write_once(tmp_path: Path) -> None:
         first, second = gathering.start(run), gathering.start(run)
         write_rows(run, 1, 20)
         wait_for(lambda: run.gatherer_lease.exists())
-    assert (first.wait(timeout=30), second.wait(timeout=30)) == (0, 0)
+    assert (first.wait(timeout=120), second.wait(timeout=120)) == (0, 0)
     assert_gathered(run)
 
 
@@ -170,21 +282,13 @@ def test_a_dead_server_costs_a_bounded_wait_and_leaves_offline_files(
     write_rows(run, 1, 5)
     began = time.monotonic()
     gather_quickly(run)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert_gathered(run)
     upload = gathering.upload(run)
     assert upload is not None
     assert re.fullmatch(rf"offline: .*connection refused.*; upload: tarmac gather \S+{run.id} --sync", upload)
     with pytest.raises(TarmacError, match=r"was not uploaded; check WANDB_BASE_URL"):
         gathering.sync(run, timeout_s=3)
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    with serving() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-        yield server
 
 
 def test_what_reaches_the_server_needs_no_upload(tmp_path: Path, server: Server) -> None:
@@ -232,8 +336,8 @@ def test_what_wandb_refuses_offline_too_is_an_error_and_no_other_try(tmp_path: P
     run = make_run(tmp_path)
     run.wandb.mkdir()
     code = (
-        "from pathlib import Path; from tasks.runs.folder import RunFolder; from tasks.supervision import tracker\n"
-        f"try: tracker.Tracker(RunFolder(Path({str(run.path)!r})), 'offline', 'my/lab', {{}})\n"
+        "from pathlib import Path; from tasks.runs.folder import RunFolder; from tasks.supervision.tracking import tracker\n"
+        f"try: tracker.Tracker(RunFolder(Path({str(run.path)!r})), 'offline', 'my/lab', {{}}, 0)\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -287,7 +391,7 @@ def test_a_damaged_file_is_gathered_anew_and_not_in_the_way(
 def test_disabled_tracking_writes_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     write_rows(run, 1, 3)
-    assert gathering.start(run).wait(timeout=20) == 0
+    assert gathering.start(run).wait(timeout=120) == 0
     assert wandb_file.files_of(run.wandb) == []
     with pytest.raises(UsageError, match=r"track\.mode"):
         gathering.complete(run)

@@ -10,8 +10,9 @@ import pytest
 from tasks.dataset import versions
 from tasks.loader.settings import LoaderSettings, write_settings
 from tasks.runs.plan import plan
-from tasks.supervision import gathering, launch
+from tasks.supervision import launch
 from tasks.supervision.status import look
+from tasks.supervision.tracking import gathering
 from tests.conftest import digits_config
 from tests.supervision.conftest import processes_of
 from tests.supervision.test_agent import wait_for
@@ -31,7 +32,7 @@ def test_the_real_parts_fit_and_survive_sigkill_of_all(
     everything = processes_of(tmp_path)
     for process in everything:
         process.kill()
-    psutil.wait_procs(everything, timeout=5)
+    psutil.wait_procs(everything, timeout=60)
     launch.start_or_adopt(run)
     launch.wait_for_training(run)
     status = launch.wait_for_evaluations(run)

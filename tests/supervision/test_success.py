@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tasks.runs.stop import Stop
 from tasks.supervision.success import Evidence, exit_of, judge
 
 GOOD = Evidence(exit_code=0, step=600, last_step=600, loss=0.2, checkpoint=600, log_tail=["step 600"])
@@ -56,6 +57,10 @@ def test_any_missing_piece_is_a_failure(changes: dict[str, object], codes: list[
         ("error: the weights are lost after step 20: visual.proj is not finite; they", "loss.nonfinite"),
         ("OSError: [Errno 28] No space left on device: '/runs/a/metrics.jsonl'", "disk.too_small"),
         ("error: the disk of /runs/a is full; make room and run again: what is done", "disk.too_small"),
+        (
+            "error: /runs/a/step_00000002: cannot be written: MemoryError; memory ran out while saving",
+            "memory.exceeded",
+        ),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "cuda.oom"),
     ],
 )
@@ -76,6 +81,21 @@ def test_that_no_batch_came_is_no_cause_where_another_is_known(line: str, code: 
     verdict = judge(replace(GOOD, exit_code=1, step=0, loss=None, checkpoint=None, log_tail=[line]))
     assert [finding.code for finding in verdict.findings] == [code]
     assert "no batch" not in verdict.reason
+
+
+def test_what_is_printed_after_a_traceback_does_not_hide_its_error() -> None:
+    tail = [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1',
+        "RuntimeError: no such model",
+        "I1 hits: 0",
+    ]
+    verdict = judge(replace(GOOD, exit_code=1, step=0, loss=None, checkpoint=None, log_tail=tail))
+    assert verdict.reason == "the training saw no batch (RuntimeError: no such model)"
+    ended = replace(GOOD, exit_code=1, step=5, checkpoint=None, log_tail=[*tail[:-1], "error: no room"])
+    assert "error: no room" in judge(ended).reason
+    earlier = replace(GOOD, exit_code=1, step=5, checkpoint=None, log_tail=["ValueError: x", "gave up"])
+    assert "gave up" in judge(earlier).reason
 
 
 def test_the_last_line_is_quoted_once() -> None:
@@ -118,18 +138,49 @@ def test_all_causes_are_told_and_not_only_the_first() -> None:
     ]
 
 
+BY_USER = Stop("user", "cancelled by the user", "kim on n1, process 41", 1.0)
+
+
 def test_a_stop_is_no_failure_and_says_who_and_where() -> None:
-    stopped = replace(GOOD, step=120, checkpoint=120, stop_reason="cancelled by the user")
-    assert judge(stopped).state == "cancelled"
-    assert judge(stopped).reason == "cancelled by the user, at step 120 of 600"
-    deaf = judge(replace(stopped, exit_code=-9))
-    assert deaf.state == "cancelled" and "did not obey in time and was ended by SIGKILL" in deaf.reason
+    stopped = replace(GOOD, step=120, checkpoint=120, stop=BY_USER)
+    verdict = judge(stopped)
+    assert (verdict.state, verdict.reason) == ("cancelled", "cancelled by the user, at step 120 of 600")
+    told = exit_of(stopped, verdict, 1.0, 2.0)["stop"]
+    assert told == {"who": "user", "reason": BY_USER.reason, "by": BY_USER.by, "at": 1.0}
+    deaf = judge(replace(stopped, exit_code=-9, is_forced=True))
+    assert (deaf.state, list(deaf.findings)) == ("cancelled", [])
+    assert "did not obey in time and was ended by SIGKILL" in deaf.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({"exit_code": -9}, "process.gone", "killed by SIGKILL at step 120"),
+        ({"exit_code": 1, "loss": math.nan}, "loss.nonfinite", "the loss was not finite at step 120"),
+        ({"loss": math.nan}, "loss.nonfinite", "the loss was not finite at step 120"),
+        ({"exit_code": -9, "is_forced": True, "loss": math.nan}, "loss.nonfinite", "by SIGKILL"),
+        ({"exit_code": 1, "log_tail": [POISON]}, "sample.poison", "bad data ended it"),
+        ({"exit_code": 1, "log_tail": [POISON], "step": 0, "loss": None}, "sample.poison", "bad data"),
+        ({"exit_code": 3}, "unknown", "exit code 3"),
+        ({"exit_code": 3, "step": 0, "loss": None}, "unknown", "exit code 3"),
+    ],
+)
+def test_a_stop_hides_nothing_that_went_wrong(changes: dict[str, object], code: str, says: str) -> None:
+    seen = replace(GOOD, step=120, checkpoint=120, stop=BY_USER)
+    verdict = judge(replace(seen, **changes))  # type: ignore[arg-type]
+    assert verdict.state == "failed" and [finding.code for finding in verdict.findings] == [code]
+    assert says in verdict.reason and "it was asked to stop: cancelled by the user" in verdict.reason
+
+
+def test_a_stop_before_the_first_batch_is_no_failure() -> None:
+    early = replace(GOOD, step=0, loss=None, checkpoint=None, stop=BY_USER)
+    assert judge(early).state == "cancelled" and judge(early).findings == ()
 
 
 def test_a_stop_that_came_too_late_changes_nothing() -> None:
-    assert judge(replace(GOOD, stop_reason="cancelled by the user")).state == "succeeded"
+    assert judge(replace(GOOD, stop=BY_USER)).state == "succeeded"
 
 
 def test_a_stop_before_the_last_checkpoint_was_written_is_no_failure() -> None:
-    stopped = judge(replace(GOOD, checkpoint=400, stop_reason="cancelled by the user"))
+    stopped = judge(replace(GOOD, checkpoint=400, stop=BY_USER))
     assert (stopped.state, list(stopped.findings)) == ("cancelled", [])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.supervision import wandb_file
+from tasks.supervision.tracking import wandb_file
 
 WRITER = """
 import sys, wandb
@@ -27,7 +27,7 @@ wandb.teardown()
 ORACLE = """
 import json, sys
 from wandb.proto import wandb_internal_pb2
-from tasks.supervision import wandb_file
+from tasks.supervision.tracking import wandb_file
 data = open(sys.argv[1], "rb").read()
 kinds = []
 for record in wandb_file.records(data):
@@ -62,6 +62,7 @@ def test_every_row_comes_back(written: Path) -> None:
         "train/loss": None,
     }
     assert found.rows[400] == {"long": "y" * 100_000}
+    assert found.next_step == 401
 
 
 def test_wandbs_own_messages_say_the_same(written: Path) -> None:
@@ -81,6 +82,29 @@ def test_a_torn_file_gives_what_stands_before_the_tear(
     assert not found.is_finished
     steps = [row["train/step"] for row in found.rows if "train/step" in row]
     assert steps == list(range(len(steps))) and len(steps) > 50
+
+
+@pytest.mark.parametrize("lost_bytes", [0, 1, 50, 40_000, 100_050, 120_000])
+def test_a_torn_record_is_cut_off_and_nothing_else(written: Path, tmp_path: Path, lost_bytes: int) -> None:
+    torn = tmp_path / "torn.wandb"
+    data = written.read_bytes()
+    torn.write_bytes(data[: len(data) - lost_bytes])
+    rows = wandb_file.read(torn).rows
+    wandb_file.cut_torn_end(torn)
+    assert data.startswith(torn.read_bytes()) and wandb_file.read(torn).rows == rows
+    once = torn.read_bytes()
+    wandb_file.cut_torn_end(torn)
+    assert torn.read_bytes() == once
+    assert (len(once) == len(data)) == (lost_bytes == 0)
+
+
+def test_a_damaged_record_is_not_cut_off(written: Path, tmp_path: Path) -> None:
+    data = bytearray(written.read_bytes())
+    data[60_000] ^= 0xFF
+    damaged = tmp_path / "damaged.wandb"
+    damaged.write_bytes(data)
+    wandb_file.cut_torn_end(damaged)
+    assert damaged.read_bytes() == data
 
 
 def test_a_damaged_record_ends_the_reading(written: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""As much of a wandb server as the client asks of one: it keeps the rows of each run, and can refuse them.
+"""As much of a wandb server as the client asks of one: it keeps the rows of each run, can refuse them, and can hang.
 
 Its answers are those that wandb 0.31 needs; the address is its `url`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,12 +18,17 @@ ENTITY = "lab"
 
 
 class Server:
-    """`rows` are the history lines by run and line number; `status` is what an upload of rows is answered."""
+    """`rows` are the history rows by run and `_step`, so that a row replaces an earlier one of its step, as on
+    the real server; `lines` counts the lines that held them. `status` is what an upload of rows is answered.
+    While `answers` is cleared it takes every request and answers none."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.status = 200
+        self.answers = threading.Event()
+        self.answers.set()
         self.rows: dict[str, dict[int, dict[str, Any]]] = {}
+        self.lines: Counter[str] = Counter()
         self.ended: set[str] = set()
 
     def uids(self, run_id: str) -> list[str]:
@@ -51,7 +57,7 @@ class Server:
             "displayName": run_id,
             "summaryMetrics": "{}",
             "config": "{}",
-            "historyLineCount": len(rows),
+            "historyLineCount": self.lines[run_id],
             "eventsLineCount": 0,
             "logLineCount": 0,
             "historyTail": json.dumps([json.dumps(rows[max(rows)])] if rows else []),
@@ -63,8 +69,10 @@ class Server:
         if self.status != 200:
             return self.status, {"error": "refused by the test"}
         history = body.get("files", {}).get("wandb-history.jsonl", {"content": [], "offset": 0})
-        for number, line in enumerate(history["content"], history["offset"]):
-            self.rows[run_id][number] = json.loads(line)
+        for line in history["content"]:
+            row = json.loads(line)
+            self.rows[run_id][row["_step"]] = row
+        self.lines[run_id] = max(self.lines[run_id], history["offset"] + len(history["content"]))
         if body.get("complete"):
             self.ended.add(run_id)
         return 200, {"exitcode": None, "limits": {}}
@@ -79,6 +87,7 @@ def serving() -> Iterator[Server]:
 
         def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers["Content-Length"]))
+            server.answers.wait()
             if self.headers.get("Content-Encoding") == "gzip":
                 data = gzip.decompress(data)
             status, value = server.post(self.path, json.loads(data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,11 @@ FLAGS = [
     "--remote-debugging-port=0",
 ]
 
+ANSWER_S = 90.0
+"""How long a page of a busy server may take."""
+FORGOTTEN_S = 5.0
+"""A click that has shown nothing for so long is made again."""
+
 TYPE_INTO = """(label => {
     let block = [...document.querySelectorAll('label, .p-label__label, span, div')]
         .find(found => found.children.length == 0 && found.textContent.trim().startsWith(label));
@@ -36,12 +42,16 @@ TYPE_INTO = """(label => {
     return input ? input.value : null;
 })"""
 
-CLICK = """(text => {
-    const found = [...document.querySelectorAll('body *')]
+CLICK = """((text, selector) => {
+    const found = [...document.querySelectorAll(selector)]
         .filter(each => each.textContent.trim() == text && each.getClientRects().length).pop();
     if (found) found.click();
     return Boolean(found);
 })"""
+
+
+class Refused(Exception):
+    """The browser did not do what it was asked to."""
 
 
 class Page:
@@ -50,25 +60,37 @@ class Page:
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
         self.numbers = itertools.count(1)
+        self.requests: list[str] = []
+        """The URL of every request that the page has made, in their order."""
+        self.call("Network.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self.numbers)
         self.socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
-        while (answer := json.loads(self.socket.recv(30))).get("id") != number:
-            pass
-        assert "error" not in answer, answer
+        while (answer := json.loads(self.socket.recv(ANSWER_S))).get("id") != number:
+            if answer.get("method") in ("Network.requestWillBeSent", "Network.webSocketCreated"):
+                asked = answer["params"]
+                self.requests.append(asked["request"]["url"] if "request" in asked else asked["url"])
+        if "error" in answer:
+            raise Refused(method, answer["error"])
         result: dict[str, Any] = answer["result"]
         return result
 
     def evaluate(self, script: str) -> Any:
-        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+        """The value of a script, or None of one that cannot run: the page may just give way to another."""
+        try:
+            answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        except Refused:
+            return None
+        return answer["result"].get("value")
 
     def open(self, url: str, expecting: str) -> None:
         """Show a page and wait until it says what is expected."""
-        self.call("Page.navigate", url=url)
+        answer = self.call("Page.navigate", url=url)
+        assert "errorText" not in answer, f"{url}: {answer['errorText']}"
         self.shows(expecting)
 
-    def shows(self, text: str, seconds: float = 30) -> None:
+    def shows(self, text: str, seconds: float = ANSWER_S) -> None:
         """Wait for a text on the page; AssertionError with what is there instead."""
         try:
             until(text, lambda: text in self.text(), seconds)
@@ -77,18 +99,35 @@ class Page:
 
     def text(self) -> str:
         """What a person can read on the page."""
-        return str(self.evaluate("document.body ? document.body.innerText : ''"))
+        return str(self.evaluate("document.body ? document.body.innerText : ''") or "")
 
-    def click(self, text: str, expecting: str = "") -> None:
-        """Click on a text, again until the page says what is expected: one that is still drawn forgets it."""
+    def click(self, text: str, expecting: str = "", of: str = "body *") -> None:
+        """Click on a text and wait until the page says what is expected; click again after a while without
+        it, because a page that is still drawn forgets a click. `of` is a CSS selector of what can be clicked.
+        """
+        script = f"{CLICK}({json.dumps(text)}, {json.dumps(of)})"
+        clicked_at: float | None = None
 
         def is_answered() -> bool:
-            return bool(self.evaluate(f"{CLICK}({json.dumps(text)})")) and expecting in self.text()
+            nonlocal clicked_at
+            if clicked_at is not None and expecting in self.text():
+                return True
+            is_due = clicked_at is None or time.monotonic() - clicked_at > FORGOTTEN_S
+            if is_due and self.evaluate(script):
+                clicked_at = time.monotonic()
+            return clicked_at is not None and expecting in self.text()
 
         try:
-            until(f"{text} to click", is_answered, 30)
+            until(f"{text} to click", is_answered, ANSWER_S)
         except AssertionError:
             raise AssertionError(f"a click on {text!r} shows no {expecting!r}:\n{self.text()}") from None
+
+    def press(self, url: str, button: str, confirmation: str) -> None:
+        """Open a page, press one of its buttons, and the one of the dialog that opens then."""
+        self.open(url, expecting=button)
+        self.click(button, expecting=confirmation, of="button")
+        self.click(confirmation, of=".p-modal button")
+        until("the end of the dialog", lambda: self.evaluate("!document.querySelector('.p-modal')"), ANSWER_S)
 
     def type(self, label: str, value: str) -> None:
         """Type into the box under a label, as a keyboard does, until the page has kept it for a second.
@@ -105,7 +144,7 @@ class Page:
                 self.call("Input.insertText", text=value)
             return kept > 3
 
-        until(f"{value} in the box under {label}", is_kept, 20)
+        until(f"{value} in the box under {label}", is_kept, ANSWER_S)
 
 
 @contextmanager
@@ -115,10 +154,15 @@ def browsing(chromium: str, folder: Path, env: dict[str, str]) -> Iterator[Page]
     port_file = profile / "DevToolsActivePort"
     command = [chromium, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
     with service(command, folder / "chromium.log", env) as process:
-        until("the browser", lambda: process.poll() is not None or port_file.exists(), 60)
+        until("the browser", lambda: process.poll() is not None or _is_written(port_file), 60)
         assert process.poll() is None, (folder / "chromium.log").read_text()
         port = port_file.read_text().splitlines()[0]
         tabs = httpx.get(f"http://127.0.0.1:{port}/json", trust_env=False).json()
         address = next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page")
-        with connect(address, max_size=None, proxy=None) as socket:
+        # Nobody reads between two calls, however long that is: what the page asks piles up meanwhile.
+        with connect(address, max_size=None, max_queue=None, ping_interval=None, proxy=None) as socket:
             yield Page(socket)
+
+
+def _is_written(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > 0

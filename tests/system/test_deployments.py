@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.services import Api, free_port
+from tests.services import BIN, Api, free_port
 from tests.system.conftest import NIGHTLY, ONE_CLICK, Run
 
 pytestmark = pytest.mark.system
 
+EVERYBODYS = ["verify/dataset", "evaluate/run", "doctor/run"]
+CONFIGS = ["digits-chat", "digits-clip", "open-clip-external", "phantoms-ct", "reinforced-clip"]
+ALL = [*(f"{flow}/{name}" for name in CONFIGS for flow in ("build", "pipeline")), *EVERYBODYS]
+STANDING = ["tarmac-zombies", "tarmac-take-up", "tarmac-give-up", "tarmac-verify"]
 
-def test_tarmac_deploy_makes_the_pool_and_both_deployments(
+
+def states(done: Any, kind: str = "deployments") -> dict[str, str]:
+    """The state of each deployment or automation that a `tarmac deploy --json` names."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {entry["name"]: entry["state"] for entry in json.loads(done.stdout)[kind]}
+
+
+def automations(api: Api) -> dict[str, dict[str, Any]]:
+    found = api.filter("automations")
+    assert len({entry["name"] for entry in found}) == len(found), "one is there twice"
+    return {entry["name"]: entry for entry in found}
+
+
+def test_tarmac_deploy_makes_the_pool_and_all_deployments(
     api: Api, deployed: list[dict[str, Any]], project: Path
 ) -> None:
     assert api.get("/work_pools/tarmac")["type"] == "process"
-    assert [entry["name"] for entry in deployed] == [NIGHTLY, ONE_CLICK]
-    assert [entry["schedule"] for entry in deployed] == ["0 2 * * * UTC", None]
+    assert [entry["name"] for entry in deployed] == ALL
+    assert {entry["name"]: entry["schedule"] for entry in deployed if entry["schedule"]} == {
+        NIGHTLY: "0 2 * * * UTC"
+    }
     for entry in deployed:
         found = api.deployment(entry["name"])
         assert entry["url"] == f"{api.ui}/deployments/deployment/{found['id']}"
-        assert found["parameters"]["config"] == "configs/digits-clip.yaml"
-        assert found["description"] and "tarmac" in found["tags"]
-        assert found["global_concurrency_limit"]["limit"] == 1
-        assert found["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+        assert found["description"] and {"tarmac", "take-up"} <= set(found["tags"])
+        assert found["global_concurrency_limit"] is None, "its lease would end healthy runs"
+        assert found["enforce_parameter_schema"]
         [step] = found["pull_steps"]
         assert list(step.values()) == [{"directory": str(project)}]
+    assert api.deployment(ONE_CLICK)["parameters"] == {"config": "configs/digits-clip.yaml", "overrides": {}}
     [schedule] = api.deployment(NIGHTLY)["schedules"]
     assert schedule["schedule"]["cron"] == "0 2 * * *"
     assert schedule["active"]
@@ -46,7 +66,10 @@ def test_the_schedule_plans_the_next_nights(api: Api, deployed: object) -> None:
 def test_the_form_has_typed_fields(api: Api, deployed: object) -> None:
     schema = api.deployment(ONE_CLICK)["parameter_openapi_schema"]
     assert schema["required"] == ["config"]
-    assert schema["properties"]["fresh"]["type"] == "boolean"
+    assert schema["properties"]["config"]["enum"] == [f"configs/{name}.yaml" for name in CONFIGS]
+    assert {name: schema["properties"][name]["type"] for name in ("fresh", "rehash", "accept_loss")} == (
+        dict.fromkeys(("fresh", "rehash", "accept_loss"), "boolean")
+    )
     fields = schema["definitions"]["Overrides"]["properties"]
     assert {name: _type(field) for name, field in fields.items()} == {
         "steps": "integer",
@@ -55,7 +78,7 @@ def test_the_form_has_typed_fields(api: Api, deployed: object) -> None:
         "seed": "integer",
         "set": "array",
     }
-    assert all(field["description"] for field in fields.values())
+    assert all(field["description"] for field in (*fields.values(), *schema["properties"].values()))
 
 
 def _type(field: dict[str, Any]) -> str:
@@ -63,29 +86,64 @@ def _type(field: dict[str, Any]) -> str:
     return next(str(one["type"]) for one in field.get("anyOf", [field]) if one["type"] != "null")
 
 
-def test_bad_values_are_refused_before_anything_runs(api: Api, deployed: object) -> None:
-    before = len(api.runs_of(ONE_CLICK))
-    for overrides in ({"steps": "many"}, {"steps": 0}, {"stepz": 40}, {"set": "train.steps=1"}):
-        refusal = api.start(ONE_CLICK, overrides=overrides)
-        assert refusal.status_code in (409, 422), refusal.text
-        assert next(iter(overrides)) in refusal.text
-    assert len(api.runs_of(ONE_CLICK)) == before
+BAD: dict[str, list[dict[str, Any]]] = {
+    ONE_CLICK: [
+        {"overrides": {"steps": "many"}},
+        {"overrides": {"steps": 0}},
+        {"overrides": {"stepz": 40}},
+        {"overrides": {"set": "train.steps=1"}},
+        {"overrides": {"set": ["train.steps"]}},
+        {"config": "configs/nowhere.yaml"},
+        {"fresh": "perhaps"},
+        {"frsh": True},
+    ],
+    NIGHTLY: [{"config": "configs/nowhere.yaml"}, {"reash": True}],
+    "verify/dataset": [
+        {},
+        {"dataset": ""},
+        {"dataset": "data/digits", "level": "deep"},
+        {"dataset": "data/digits", "levl": "full"},
+    ],
+    "evaluate/run": [{}, {"run": 5}, {"run": ""}, {"run": "3f9a", "step": 20}],
+}
 
 
-def test_again_changes_nothing_by_either_command(api: Api, deployed: object, run: Run) -> None:
+@pytest.mark.parametrize(("name", "bad"), [(name, bad) for name, tried in BAD.items() for bad in tried])
+def test_bad_and_unknown_values_are_refused_before_anything_runs(
+    api: Api, deployed: object, name: str, bad: dict[str, Any]
+) -> None:
+    before = len(api.runs_of(name))
+    refusal = api.start(name, **bad)
+    assert refusal.status_code in (409, 422), refusal.text
+    wrong = ["required", *bad, *bad.get("overrides", {})][-1]
+    assert wrong in refusal.text
+    assert len(api.runs_of(name)) == before
+
+
+def test_again_changes_nothing(api: Api, deployed: object, run: Run) -> None:
     with _paused(api, NIGHTLY):
-        before = [_written(api.deployment(name)) for name in (NIGHTLY, ONE_CLICK)]
-
+        before = [_written(api.deployment(name)) for name in ALL], automations(api)
         again = run("tarmac", "deploy", "--json")
-        rows = json.loads(again.stdout)["deployments"]
-        assert [entry["state"] for entry in rows] == ["unchanged", "unchanged"]
-        assert [_written(api.deployment(name)) for name in (NIGHTLY, ONE_CLICK)] == before
+        assert states(again) == dict.fromkeys(ALL, "unchanged")
+        assert states(again, "automations") == dict.fromkeys(STANDING, "unchanged")
+        assert ([_written(api.deployment(name)) for name in ALL], automations(api)) == before
 
-        prefect = run("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deploy/prefect.yaml")
-        assert prefect.returncode == 0, prefect.stdout + prefect.stderr
-        after = run("tarmac", "deploy", "--json")
-        rows = json.loads(after.stdout)["deployments"]
-        assert [entry["state"] for entry in rows] == ["unchanged", "unchanged"]
+
+def test_prefect_deploy_registers_the_same_from_the_generated_file(
+    api: Api, deployed: object, run: Run
+) -> None:
+    assert run("tarmac", "deploy", "--write", "prefect-all.yaml").returncode == 0
+    command = ("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "prefect-all.yaml")
+    done = run(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    try:
+        dry = json.loads(run("tarmac", "deploy", "--dry-run", "--json").stdout)["deployments"]
+        assert [entry["name"] for entry in dry] == ALL
+        for entry in dry:  # what Prefect's own command cannot say of a form
+            closed = {"parameter_openapi_schema.additionalProperties": [None, False]}
+            assert entry["fields"] == closed, entry
+    finally:
+        assert states(run("tarmac", "deploy", "--json")) == dict.fromkeys(ALL, "changed")
 
 
 def _written(deployment: dict[str, Any]) -> dict[str, Any]:
@@ -93,40 +151,104 @@ def _written(deployment: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in deployment.items() if name not in ("last_polled", "status")}
 
 
-def test_a_schedule_moves_with_what_it_starts(api: Api, deployed: object, project: Path, run: Run) -> None:
-    config = project / "scheduled.yaml"
+def test_what_a_config_says_is_what_the_server_has(
+    api: Api, deployed: object, project: Path, run: Run
+) -> None:
+    """A config comes, changes, trains no more and goes: shown first, and done then."""
+    config = project / "configs/mine.yaml"
     text = (project / "configs/digits-clip.yaml").read_text().replace("name: digits-clip", "name: mine")
+    text = text.replace('schedule: {cron: "0 2 * * *"}', "")
+    build, pipeline, train = "build/mine", "pipeline/mine", "tarmac-train-mine"
 
-    def register(cron: str, then: str) -> list[tuple[str, str | None, str]]:
-        config.write_text(text + f'schedule: {{cron: "{cron}", then: {then}}}\n')
-        done = run("tarmac", "deploy", "scheduled.yaml", "--json")
-        assert done.returncode == 0, done.stderr
-        rows = json.loads(done.stdout)["deployments"]
-        return [(row["name"], row["schedule"], row["state"]) for row in rows]
+    def deploy(*options: str, schedule: str = "") -> Any:
+        config.write_text(text + (f"schedule: {schedule}\n" if schedule else ""))
+        return run("tarmac", "deploy", "configs/mine.yaml", "--json", *options)
 
-    build, pipeline = "build/mine", "pipeline/mine"
-    assert register("0 3 * * 1", "build") == [(build, "0 3 * * 1 UTC", "new"), (pipeline, None, "new")]
+    first = deploy(schedule='{cron: "0 3 * * 1"}')
+    assert states(first) == {build: "new", pipeline: "new", **dict.fromkeys(EVERYBODYS, "unchanged")}
+    assert train not in automations(api)
     _switch(api, build, active=False)
-    assert register("5 3 * * 1", "build") == [
-        (build, "5 3 * * 1 UTC", "changed"),
-        (pipeline, None, "unchanged"),
-    ]
-    assert not api.deployment(build)["schedules"][0]["active"], "a paused schedule woke"
-    assert register("5 3 * * 1", "train") == [
-        (build, None, "changed"),
-        (pipeline, "5 3 * * 1 UTC", "changed"),
-    ]
-    assert api.deployment(build)["schedules"] == []
-    assert api.deployment(pipeline)["parameters"]["config"] == "scheduled.yaml"
 
-    values = yaml.safe_load(text)
-    config.write_text(yaml.safe_dump({**values, "train": None, "evaluate": None}))
-    done = run("tarmac", "deploy", "scheduled.yaml", "--json")
-    assert [row["name"] for row in json.loads(done.stdout)["deployments"]] == [build]
-    assert "pipeline/mine is still there without its schedule" in done.stderr
+    berlin = '{cron: "5 3 * * 1", timezone: Europe/Berlin, then: train}'
+    dry = deploy("--dry-run", schedule=berlin)
+    assert states(dry)[build] == "changed" and states(dry, "automations")[train] == "new"
+    assert json.loads(dry.stdout)["deployments"][0]["fields"] == {
+        "schedule": ["0 3 * * 1 UTC", "5 3 * * 1 Europe/Berlin"]
+    }
+    assert api.deployment(build)["schedules"][0]["schedule"]["cron"] == "0 3 * * 1", "a dry run wrote"
+    assert train not in automations(api)
+
+    assert states(deploy(schedule=berlin), "automations")[train] == "new"
+    [schedule] = api.deployment(build)["schedules"]
+    assert schedule["schedule"]["timezone"] == "Europe/Berlin"
+    assert not schedule["active"], "a paused schedule woke"
     assert api.deployment(pipeline)["schedules"] == []
-    assert register("5 3 * * 1", "train")[1] == (pipeline, "5 3 * * 1 UTC", "changed")
-    assert api.deployment(pipeline)["schedules"][0]["active"]
+    assert automations(api)[train]["actions"][0]["deployment_id"] == api.deployment(pipeline)["id"]
+
+    assert states(deploy(), "automations")[train] == "removed"
+    assert train not in automations(api) and api.deployment(build)["schedules"] == []
+
+    assert states(deploy(schedule=berlin), "automations")[train] == "new"
+    config.unlink()
+    rest = run("tarmac", "deploy", "--json", "--dry-run")
+    assert {name: state for name, state in states(rest).items() if state == "removed"} == (
+        dict.fromkeys((build, pipeline), "removed")
+    )
+    assert api.deployment(build), "a dry run removed"
+    assert states(run("tarmac", "deploy", "--json"))[build] == "removed"
+    for name in (build, pipeline):
+        assert api.ask("GET", f"/deployments/name/{name}").status_code == 404
+    assert train not in automations(api)
+
+
+def test_a_config_that_cannot_be_deployed_does_not_stop_the_others(
+    deployed: object, project: Path, run: Run
+) -> None:
+    later = project / "configs/later.yaml"
+    text = (project / "configs/digits-clip.yaml").read_text()
+    later.write_text(text.replace("digits-clip", "later").replace("recipe: clip", "recipe: futurist"))
+    try:
+        done = run("tarmac", "deploy")
+        assert done.returncode == 0, done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert "configs/later.yaml" in done.stderr and "futurist" in done.stderr
+        named = run("tarmac", "deploy", "configs/later.yaml")
+        assert named.returncode == 2 and "futurist" in named.stderr and named.stdout == ""
+    finally:
+        later.unlink()
+
+
+def test_another_folder_takes_nothing_over_by_accident(
+    api: Api, deployed: object, project: Path, run: Run, env: dict[str, str], tmp_path: Path
+) -> None:
+    shutil.copytree(project / "configs", tmp_path / "configs")
+    shutil.copytree(project / "data/raw", tmp_path / "data/raw")
+
+    def deploy(*arguments: str) -> Any:
+        command = [BIN / "tarmac", "deploy", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+
+    before = _written(api.deployment(NIGHTLY))
+    refused = deploy("configs/digits-clip.yaml")
+    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1, refused.stderr
+    assert f"{NIGHTLY} belongs to {project}" in refused.stderr and "--take-over" in refused.stderr
+    assert _written(api.deployment(NIGHTLY)) == before
+
+    own = tmp_path / "configs/own.yaml"
+    text = (tmp_path / "configs/digits-chat.yaml").read_text().replace("name: digits-chat", "name: own")
+    own.write_text(text[: text.index("\ntrain:")] + "\n")
+    mine = deploy("configs/own.yaml", "--json")
+    assert states(mine) == {"build/own": "new"}
+    assert set(json.loads(mine.stdout)["left_out"]) == set(EVERYBODYS)
+    assert str(project) in json.loads(mine.stdout)["left_out"]["verify/dataset"]
+
+    taken = deploy("configs/digits-clip.yaml", "--take-over", "--json")
+    assert states(taken)[NIGHTLY] == "changed"
+    [step] = api.deployment(NIGHTLY)["pull_steps"]
+    assert list(step.values()) == [{"directory": str(tmp_path)}]
+    assert states(run("tarmac", "deploy", "--take-over", "--json"))[NIGHTLY] == "changed"
+    own.unlink()
+    assert states(deploy("--take-over", "--dry-run", "--json"))["build/own"] == "removed"
 
 
 @contextmanager
@@ -153,5 +275,5 @@ def test_without_a_server_the_line_says_how_to_start_one(run: Run) -> None:
     for done in (unset, dead):
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1, done.stderr
-        assert "prefect server start" in done.stderr
+        assert "tarmac up" in done.stderr
         assert "PREFECT_API_URL" in done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.services import Api
+from tests.services import Api, crowding
 from tests.system.conftest import NIGHTLY, QUICK, STAGES, STEPS, Run, Watched
 
 pytestmark = pytest.mark.system
@@ -20,15 +20,15 @@ def test_the_nightly_rebuild_completes(api: Api, worker: int, project: Path) -> 
     assert started.status_code == 201, started.text
     api.completed(started.json()["id"], 240)
     assert (project / "data/digits/current/manifest.json").exists()
-    names = {run["name"].rpartition("-")[0] for run in api.task_runs(started.json()["id"])}
+    names = {run["name"].rpartition("-")[0] for run in api.ended_tasks(started.json()["id"], 3)}
     assert names == {"build", "verify", "publish"}
 
 
-def test_the_forms_values_arrive(one_click: Watched, api: Api, project: Path) -> None:
-    [record] = [json.loads(path.read_text()) for path in project.glob("runs/*/run.json")]
+def test_the_forms_values_arrive(one_click: Watched, api: Api) -> None:
+    record = json.loads((one_click.run / "run.json").read_text())
     assert record["identity"]["steps"] == STEPS
     assert record["state"] == "succeeded"
-    results = sorted(path.name for path in project.glob("runs/*/eval_results/*.json"))
+    results = sorted(path.name for path in one_click.run.glob("eval_results/*.json"))
     assert results == ["step_20.json", "step_40.json"]
     assert api.get(f"/flow_runs/{one_click.id}")["parameters"]["overrides"] == QUICK
 
@@ -42,16 +42,16 @@ def test_progress_grew_in_the_ui(one_click: Watched) -> None:
 
 
 def test_a_run_has_few_coarse_tasks(one_click: Watched, api: Api) -> None:
-    runs = api.task_runs(one_click.id)
-    assert 5 <= len(runs) <= 20
-    assert {run["name"].rpartition("-")[0] for run in runs} == set(STAGES)
+    runs = api.ended_tasks(one_click.id, len(STAGES))
+    assert sorted(run["name"].rpartition("-")[0] for run in runs) == sorted(STAGES)
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
 
 
-def test_the_report_is_an_artifact(one_click: Watched, api: Api, project: Path) -> None:
-    [markdown] = [entry for entry in api.artifacts(one_click.id) if entry["type"] == "markdown"]
-    [report] = project.glob("runs/*/report.html")
-    assert str(report.relative_to(project)) in markdown["data"]
+def test_a_run_leaves_its_page(one_click: Watched, api: Api, project: Path) -> None:
+    markdown = api.page_of(one_click.id)
+    report = one_click.run / "report.html"
+    assert report.is_file() and str(report.relative_to(project)) in markdown["data"]
+    assert markdown["key"] == f"run-{json.loads((one_click.run / 'run.json').read_text())['id']}"
     assert "accuracy" in markdown["data"]
     kinds = {entry["type"] for entry in api.artifacts(one_click.id)}
     assert {"progress", "table", "markdown"} <= kinds
@@ -73,7 +73,7 @@ def test_orchestration_costs_seconds(
     record_property("orchestration_s", round(overhead, 2))
     with capsys.disabled():
         print(f"\norchestration {overhead:.1f} s of {wall:.1f} s; stages {stages}")
-    assert 0 < overhead < 10
+    assert 0 < overhead < 10 * crowding()
     completed = {"state": {"type": {"any_": ["COMPLETED"]}}}
     [last] = api.filter("flow_runs", flow_runs=completed, sort="END_TIME_DESC", limit=1)
     assert last["deployment_id"] is None, "the run of the terminal is not on the server"

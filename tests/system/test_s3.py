@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
+from tasks.core.folders import open_store
 from tasks.core.patterns import expand
+from tasks.core.remote import remote_stores
 from tasks.core.schema import Config
-from tasks.core.stores import ABSENT, Unreachable, open_store
+from tasks.core.stores import ABSENT, Unreachable
 from tasks.dataset import mirror, versions
 from tasks.dataset.build.run import build
 from tasks.dataset.rejects import Reject
@@ -44,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 @pytest.fixture
 def wire(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     for name, seconds in (("CONNECT_S", 1), ("STALL_S", 1), ("REQUEST_S", 5), ("PAUSE_S", 0.01)):
-        monkeypatch.setattr(remote, name, seconds)
+        monkeypatch.setattr(remote_stores, name, seconds)
     with s3.reached_through(server, monkeypatch) as wire:
         yield wire
 
@@ -195,7 +196,7 @@ def test_a_server_that_stalls_is_an_error_soon(wire: Wire, bucket: str, tmp_path
     started = time.monotonic()
     with pytest.raises(Unreachable, match="does not answer in time"):
         store.open("x")
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 def test_what_is_not_there_or_not_allowed(

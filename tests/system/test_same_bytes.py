@@ -43,9 +43,9 @@ dataset:
 
 
 def volumes(folder: Path) -> str:
-    from tasks.dataset.examples import EXAMPLES
+    from tasks.dataset.examples import write
 
-    EXAMPLES["phantoms"](folder)
+    write("phantoms", folder)
     config = (ROOT / "configs" / "phantoms-ct.yaml").read_text()
     return config.replace("data/raw/phantoms", str(folder))
 

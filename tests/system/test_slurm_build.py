@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from tests.core.engines.functions import (
 )
 from tests.dataset import raw
 from tests.services import until
-from tests.slurm_lab import missing, slurm_lab
+from tests.slurm_lab import queue, slurm_or_skip
 
 pytestmark = pytest.mark.system
 
@@ -47,20 +48,16 @@ folder = Path(sys.argv[1])
 engines = Engines.model_validate({"build": {"kind": "slurm", "jobs": 2}})
 list(map_groups(work, [Job(n, folder, 60.0) for n in range(4)], engines, folder=folder / "jobs"))
 """
+SLOW_START = """\
+import pathlib, time
+pathlib.Path(__file__).with_name("started").touch()
+time.sleep(3)
+"""
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a running Slurm."""
-    if lacks := missing():
-        reason = f"{', '.join(lacks)} not installed: apt-get install slurm-wlm munge (.ci/run does it)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("slurm")
-    for parent in (folder, folder.parent):
-        parent.chmod(0o755)
-    with slurm_lab(folder):
+    with slurm_or_skip(tmp_path_factory) as folder:
         yield folder
 
 
@@ -75,12 +72,6 @@ def impatient(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def engines(**build: Any) -> Engines:
     return Engines.model_validate({"build": {"kind": "slurm", "jobs": 2, "cpus": 2, **build}})
-
-
-def queue() -> list[str]:
-    """The ids of the jobs that are queued or run."""
-    answer = subprocess.run(["squeue", "-h", "-r", "-o", "%i"], check=True, capture_output=True, text=True)
-    return answer.stdout.split()
 
 
 def traces(folder: Path) -> int:
@@ -167,7 +158,26 @@ def test_a_job_that_its_time_limit_ended_goes_on_in_another(
     with caplog.at_level(logging.WARNING):
         found = list(map_groups(hang_once, [Job(0, tmp_path)], engines(time="60s"), folder=tmp_path / "jobs"))
     assert found == [0]
-    assert ["ended early (TIMEOUT)" in message for message in caplog.messages] == [True]
+    assert caplog.messages and all("ended early (TIMEOUT)" in message for message in caplog.messages)
+
+
+def test_a_warning_while_the_job_starts_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Slurm sends it up to a minute early, so that it may meet an interpreter that still imports."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START)
+
+    def warn() -> None:
+        until("the job's interpreter", (tmp_path / "started").exists, 60)
+        subprocess.run(["scancel", "--signal=USR2", *queue()], check=True)
+
+    warner = threading.Thread(target=warn)
+    warner.start()
+    slow = engines(jobs=1, setup=[f"export PYTHONPATH={tmp_path}"])
+    found = list(map_groups(work, [Job(0, tmp_path)], slow, folder=tmp_path / "jobs"))
+    warner.join()
+    assert [done.number for done in found] == [0]
+    assert caplog.messages == []
 
 
 def test_work_in_hand_is_finished_when_time_is_short(tmp_path: Path) -> None:
@@ -245,7 +255,7 @@ def test_jobs_that_never_get_to_work_end_with_their_last_words(tmp_path: Path) -
 
 
 def test_what_slurm_refuses_is_said_in_its_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(TarmacError, match=r"does not take the jobs: .*invalid partition.*nowhere"):
+    with pytest.raises(TarmacError, match=r"does not take the job: .*invalid partition.*nowhere"):
         list(map_groups(environment, ["A"], engines(partition="nowhere"), folder=tmp_path / "jobs"))
     assert capfd.readouterr().err == ""
 

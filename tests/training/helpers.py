@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tasks.core import config as configs
@@ -15,6 +18,7 @@ from tasks.runs import metrics, phases, record
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
+from tasks.runs.meeting import VARIABLE, Meeting
 from tasks.runs.plan import plan
 from tasks.training.loop import train
 from tests.conftest import ROOT, digits_config
@@ -30,7 +34,7 @@ SMALL = (
     "train.threads=1",
     f"evaluate.every={EVERY}",
 )
-PATIENCE_S = 150.0
+PATIENCE_S = 300.0
 
 
 def make_run(dataset: Path, folder: Path, *overrides: str, workers: int = 0) -> RunFolder:
@@ -66,11 +70,13 @@ def start_rank(run: RunFolder) -> subprocess.Popen[bytes]:
         )
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], run: RunFolder) -> None:
+def wait_for(
+    condition: Callable[[], bool], process: subprocess.Popen[bytes], run: RunFolder, log: str = "rank.log"
+) -> None:
     """Until it holds; fails with the log when the process ends before that, or takes too long."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, (run.path / "rank.log").read_text()
+        assert process.poll() is None and time.monotonic() < deadline, (run.path / log).read_text()
         time.sleep(0.01)
 
 
@@ -91,3 +97,56 @@ def rows(run: RunFolder, kind: str) -> dict[int, dict[str, float]]:
     by_step = {row["train/step"]: row for row in found}
     assert len(by_step) == len(found)
     return by_step
+
+
+def start_ranks(run: RunFolder, count: int) -> list[subprocess.Popen[bytes]]:
+    """The processes of a training on several ranks, with the environment that its agent gives them."""
+    meeting = Meeting(run.meeting(1))
+    meeting.prepare()
+    ranks = []
+    for rank in range(count):
+        own = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(count),
+            "OMP_NUM_THREADS": "1",
+            VARIABLE: str(meeting.path),
+        }
+        with (run.path / f"rank_{rank}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tasks.training.rank", str(run.path)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env={**os.environ, **own},
+                start_new_session=True,
+            )
+        ranks.append(process)
+    return ranks
+
+
+@contextmanager
+def training_on(run: RunFolder, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """They run within, and none stays behind."""
+    ranks = start_ranks(run, count)
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()
+
+
+def exit_codes(run: RunFolder, ranks: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Of all ranks, each as soon as it ends; fails with their logs when one takes too long."""
+    deadline = time.monotonic() + PATIENCE_S
+    while None in (codes := [rank.poll() for rank in ranks]):
+        assert time.monotonic() < deadline, logs(run)
+        time.sleep(0.05)
+    return [code for code in codes if code is not None]
+
+
+def logs(run: RunFolder) -> str:
+    """What all ranks printed."""
+    return "\n".join(f"{path.name}:\n{path.read_text()}" for path in sorted(run.path.glob("rank_*.log")))

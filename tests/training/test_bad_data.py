@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from flows import runs as run_commands
+from flows.commands import runs as run_commands
 from tasks.core.errors import DataError
 from tasks.core.files import read_lines
 from tasks.dataset import quarantine, versions
 from tasks.dataset.index import read_index
-from tasks.dataset.quarantine import Entry
+from tasks.dataset.quarantine import Quarantined
 from tasks.dataset.tables import read_table
 from tasks.loader.bad import BadSampleError
 from tasks.reporting.report import is_current, write_report
@@ -41,7 +41,7 @@ def dataset(digits_dataset: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def flip(dataset: Path, split: str, row: int) -> Entry:
+def flip(dataset: Path, split: str, row: int) -> Quarantined:
     """Change a bit of the caption of a sample; its place."""
     version = versions.resolve(dataset)
     index = read_index(version, split)[row]
@@ -54,10 +54,10 @@ def flip(dataset: Path, split: str, row: int) -> Entry:
     return entries(version, split, [row])[0]
 
 
-def entries(version: Path, split: str, rows: list[int]) -> list[Entry]:
+def entries(version: Path, split: str, rows: list[int]) -> list[Quarantined]:
     table = read_table(version / "samples" / f"{split}.parquet").take(rows).to_pylist()
     places = [(f"{split}/{row['shard']:06d}.tar", row["key"]) for row in table]
-    return [Entry(version.name, split, *place, "member.checksum") for place in places]
+    return [Quarantined(version.name, split, *place, "member.checksum") for place in places]
 
 
 def told(run: RunFolder) -> list[dict[str, Any]]:

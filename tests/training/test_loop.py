@@ -16,13 +16,16 @@ from safetensors.torch import load_file
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json, write_json
+from tasks.core.schema.recipes import RECIPES, Recipe
 from tasks.dataset import versions
-from tasks.models.clip import ClipRecipe
+from tasks.models.clip.clip import ClipTask
+from tasks.models.task import Loss
 from tasks.runs import phases
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder
 from tasks.training import rank
 from tests.conftest import ROOT
+from tests.models import lengths
 from tests.training.helpers import EVERY, STEPS, make_run, model_bytes, rows, train_here
 
 FEW = ("train.steps=6", "train.checkpoint_every=6", "evaluate.every=6", "train.log_every=4")
@@ -66,6 +69,7 @@ def test_phases_are_told_in_order(
     assert train_here(run) == 6
     steps = [("step", step) for step in range(1, 7)]
     saved = [[("checkpoint", step), ("validate", step)] for step in (3, 6)]
+    saved[-1].append(("checkpoint", 6))  # until it is on the disk
     assert told == [
         ("start", 0),
         ("first_batch", 0),
@@ -108,15 +112,27 @@ def test_streaming_reader_trains_too(digits_dataset: Path, tmp_path: Path) -> No
     assert train_here(run) == 6
 
 
+def test_datasets_are_mixed(digits_dataset: Path, tmp_path: Path) -> None:
+    (tmp_path / "mixed").mkdir()
+    for name in ("data", "more"):
+        (tmp_path / "mixed" / name).symlink_to(digits_dataset)
+    shares = ", ".join(f"{{dataset: {tmp_path}/mixed/{name}}}" for name in ("data", "more"))
+    run = make_run(digits_dataset, tmp_path / "mixed", *FEW, f"train.data=[{shares}]")
+    alone = make_run(digits_dataset, tmp_path, *FEW)
+    assert [train_here(one) for one in (run, alone)] == [6, 6]
+    assert model_bytes(run, 6) != model_bytes(alone, 6)
+
+
 def test_a_loss_that_is_not_finite_ends_it_naming_the_step(
     digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss, calls = ClipRecipe.loss, iter(range(1, 100))
+    forward, calls = ClipTask.forward, iter(range(1, 100))
 
-    def broken_at_three(recipe: ClipRecipe, model: Any, batch: Any) -> torch.Tensor:
-        return loss(recipe, model, batch) * (math.nan if next(calls) == 3 else 1)
+    def broken_at_three(task: ClipTask, batch: Any) -> Loss:
+        loss = forward(task, batch)
+        return loss._replace(sum=loss.sum * (math.nan if next(calls) == 3 else 1))
 
-    monkeypatch.setattr(ClipRecipe, "loss", broken_at_three)
+    monkeypatch.setattr(ClipTask, "forward", broken_at_three)
     run = make_run(digits_dataset, tmp_path, *FEW)
     with pytest.raises(DataError, match=r"loss is nan at step 3.*train\.lr"):
         train_here(run)
@@ -127,12 +143,13 @@ def test_a_loss_that_is_not_finite_ends_it_naming_the_step(
 def test_a_validation_loss_that_is_not_finite_is_called_one(
     digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss = ClipRecipe.loss
+    forward = ClipTask.forward
 
-    def broken_when_judging(recipe: ClipRecipe, model: Any, batch: Any) -> torch.Tensor:
-        return loss(recipe, model, batch) * (1 if model.training else math.nan)
+    def broken_when_judging(task: ClipTask, batch: Any) -> Loss:
+        loss = forward(task, batch)
+        return loss._replace(sum=loss.sum * (1 if task.training else math.nan))
 
-    monkeypatch.setattr(ClipRecipe, "loss", broken_when_judging)
+    monkeypatch.setattr(ClipTask, "forward", broken_when_judging)
     run = make_run(digits_dataset, tmp_path, *FEW)
     with pytest.raises(DataError, match="the validation loss is nan at step 6"):
         train_here(run)
@@ -148,15 +165,15 @@ def test_weights_that_are_not_finite_are_not_saved(
     digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last update breaks them, which no training loss shows."""
-    after_step, calls = ClipRecipe.after_step, iter(range(1, 100))
+    after_step, calls = ClipTask.after_step, iter(range(1, 100))
 
-    def broken_at_the_end(recipe: ClipRecipe, model: Any) -> None:
-        after_step(recipe, model)
+    def broken_at_the_end(task: ClipTask) -> None:
+        after_step(task)
         if next(calls) == 6:
             with torch.no_grad():
-                model.text_projection[0, 0] = math.inf
+                task.model.text_projection[0, 0] = math.inf
 
-    monkeypatch.setattr(ClipRecipe, "after_step", broken_at_the_end)
+    monkeypatch.setattr(ClipTask, "after_step", broken_at_the_end)
     run = make_run(digits_dataset, tmp_path, *FEW)
     with pytest.raises(DataError, match="after step 6: text_projection is not finite"):
         train_here(run)
@@ -235,3 +252,19 @@ def test_a_wrong_model_is_a_usage_error(
     run = make_run(digits_dataset, tmp_path, *FEW, "train.model.name=tarmac/digit")
     assert rank.main([str(run.path)]) == 2
     assert "did you mean tarmac/digits?" in capsys.readouterr().err
+
+
+def test_a_second_recipe_is_one_file_and_one_line(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECIPES, lengths.NAME, Recipe(*lengths.ROW))
+    block = f"train={{recipe: {lengths.NAME}, model: {{}}, batch_size: 32, steps: 40, lr: 0.01, checkpoint_every: 20, threads: 1}}"
+    run = make_run(digits_dataset, tmp_path, block, "evaluate=null", workers=1)
+    assert train_here(run) == 40
+    found = rows(run, "train")
+    assert found[40]["train/loss"] < found[1]["train/loss"] / 4
+    assert found[1]["train/characters"] > 32, "logs of its own come into the metrics"
+    assert set(rows(run, "val")) == {20, 40}
+    weights = model_bytes(run, 40)
+    shutil.rmtree(run.checkpoint(40))
+    assert train_here(run) == 40 and model_bytes(run, 40) == weights

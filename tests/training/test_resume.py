@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tasks.core.files import read_json, write_json
+from tasks.core.errors import DataError
+from tasks.core.files import blake3_file, read_json, write_json
 from tasks.core.process import Identity
-from tasks.models.clip import ClipRecipe
+from tasks.models.clip.clip import ClipTask
 from tasks.runs import phases
 from tasks.runs.checkpoints import is_sound, list_checkpoints
 from tasks.runs.folder import RunFolder
@@ -66,6 +68,27 @@ def test_killed_and_resumed_with_other_workers(
     assert_same_end(run, undisturbed)
 
 
+def test_killed_while_it_saves(digits_dataset: Path, tmp_path: Path, undisturbed: RunFolder) -> None:
+    """A checkpoint a step, so that one is always on its way while the steps go on."""
+    run = make_run(digits_dataset, tmp_path, "train.checkpoint_every=1")
+    process = start_rank(run)
+    wait_for(lambda: len(list_checkpoints(run)) > 3, process, run)
+    while not list(run.checkpoints.glob(".draft_*")):
+        assert process.poll() is None, (run.path / "rank.log").read_text()
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    saved = list_checkpoints(run)
+    assert all(is_sound(checkpoint) for checkpoint in saved)
+    assert run.latest.resolve() in {checkpoint.path.resolve() for checkpoint in saved[-2:]}
+    assert not run.checkpoint(STEPS).exists(), "it was too fast to be disturbed"
+    run.config.write_text(
+        run.config.read_text().replace("checkpoint_every: 1\n", f"checkpoint_every: {EVERY}\n")
+    )
+    assert train_here(run) == STEPS
+    assert model_bytes(run, STEPS) == model_bytes(undisturbed, STEPS)
+    assert not list(run.checkpoints.glob(".draft_*"))
+
+
 def test_leaves_with_its_starter(digits_dataset: Path, tmp_path: Path) -> None:
     run = make_run(digits_dataset, tmp_path, workers=2)
     process = start_rank(run)
@@ -75,7 +98,7 @@ def test_leaves_with_its_starter(digits_dataset: Path, tmp_path: Path) -> None:
     assert phase is not None and phase.pid == process.pid and len(phase.workers) == 2
     workers = [Identity.of(pid) for pid in phase.workers]
     process.stdin.close()
-    assert process.wait(timeout=5) == 1
+    assert process.wait(timeout=60) == 1
     deadline = time.monotonic() + 5
     while any(worker.is_alive() for worker in workers):
         assert time.monotonic() < deadline, "its workers stay behind"
@@ -93,14 +116,14 @@ def test_validation_that_was_broken_off_is_made_up_for(
     meta = run.checkpoint(STEPS) / "meta.json"
     whole = read_json(meta)
     write_json(meta, {**whole, "val_loss": None})
-    loss, judged = ClipRecipe.loss, []
+    forward, judged = ClipTask.forward, []
 
-    def stop_when_judging(recipe: ClipRecipe, model: Any, batch: Any) -> Any:
+    def stop_when_judging(task: ClipTask, batch: Any) -> Any:
         judged.append(len(batch["key"]))
         run.stop.write_text("a test asks for it")
-        return loss(recipe, model, batch)
+        return forward(task, batch)
 
-    monkeypatch.setattr(ClipRecipe, "loss", stop_when_judging)
+    monkeypatch.setattr(ClipTask, "forward", stop_when_judging)
     assert train_here(run) == STEPS
     assert judged == [32], "it reads on"
     assert STEPS not in rows(run, "val") and read_json(meta)["val_loss"] is None
@@ -147,15 +170,15 @@ def test_stop_is_obeyed_at_the_next_step(
 ) -> None:
     run = copy_until(undisturbed, tmp_path, 0)
     run.metrics.unlink()
-    after_step = ClipRecipe.after_step
+    after_step = ClipTask.after_step
     done = iter(range(1, STEPS))
 
-    def stop_at_seven(recipe: ClipRecipe, model: Any) -> None:
-        after_step(recipe, model)
+    def stop_at_seven(task: ClipTask) -> None:
+        after_step(task)
         if next(done) == 7:
             run.stop.write_text("a test asks for it")
 
-    monkeypatch.setattr(ClipRecipe, "after_step", stop_at_seven)
+    monkeypatch.setattr(ClipTask, "after_step", stop_at_seven)
     assert train_here(run) == 7
     phase = phases.read(run.phase())
     assert phase is not None and (phase.phase, phase.step) == ("end", 7)
@@ -167,3 +190,23 @@ def test_stop_is_obeyed_at_the_next_step(
     run.stop.unlink()
     assert train_here(run) == STEPS
     assert model_bytes(run, STEPS) == model_bytes(undisturbed, STEPS)
+
+
+def test_goes_on_where_the_loader_was_and_from_the_step_where_nothing_says(
+    undisturbed: RunFolder, tmp_path: Path
+) -> None:
+    """Checkpoints from before the loader's state was kept are taken up too."""
+    run = copy_until(undisturbed, tmp_path, 2 * EVERY)
+    at = run.checkpoint(2 * EVERY)
+    state = torch.load(at / "state.pt", weights_only=True)
+    for change in ({}, {"feed": {"position": 7, "unit": "pack"}}):
+        torch.save({**{name: state[name] for name in ("optimizer", "random")}, **change}, at / "state.pt")
+        meta = read_json(at / "meta.json")
+        files = {**meta["files"], "state.pt": blake3_file(at / "state.pt")}
+        write_json(at / "meta.json", {**meta, "files": files})
+        if change:
+            shutil.rmtree(run.checkpoint(STEPS))
+            with pytest.raises(DataError, match="cannot go on at pack 7: it reads batches of 32 samples"):
+                train_here(run)
+        else:
+            assert train_here(run) == STEPS and model_bytes(run, STEPS) == model_bytes(undisturbed, STEPS)

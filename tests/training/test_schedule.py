@@ -4,7 +4,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from open_clip_train.scheduler import cosine_lr  # type: ignore[import-untyped]
+from open_clip_train.scheduler import const_lr, const_lr_cooldown, cosine_lr  # type: ignore[import-untyped]
 
 from tasks.core.schema import Train
 from tasks.training.schedule import learning_rate
@@ -28,6 +28,16 @@ def test_is_the_one_of_open_clip() -> None:
     set_rate = cosine_lr(optimizer, base_lr=5e-4, warmup_length=100, steps=1000)
     for step in (0, 50, 99, 100, 101, 550, 999):
         assert set_rate(step) == pytest.approx(learning_rate(step, peak=5e-4, warmup=100, steps=1000))
+
+
+@pytest.mark.parametrize("cooldown", [0, 300])
+def test_constant_is_the_one_of_open_clip(cooldown: int) -> None:
+    optimizer = SimpleNamespace(param_groups=[{}])
+    plain = const_lr(optimizer, 5e-4, 100, 1000)
+    cooled = const_lr_cooldown(optimizer, 5e-4, 100, 1000, cooldown)
+    for step in (0, 50, 99, 100, 699, 700, 701, 850, 999):
+        mine = learning_rate(step, peak=5e-4, warmup=100, steps=1000, schedule="constant", cooldown=cooldown)
+        assert mine == pytest.approx((cooled if cooldown else plain)(step)) and mine > 0
 
 
 def test_warmup_is_a_number_of_steps_or_a_share() -> None:

@@ -131,5 +131,5 @@ def test_workers_end_within_seconds_of_their_starters_death(tmp_path: Path) -> N
     assert len(workers) >= 2
     starter.send_signal(signal.SIGKILL)
     starter.wait()
-    _, alive = psutil.wait_procs(workers, timeout=5)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tasks.core.engines import map_groups, slurm
+from tasks.core.engines import map_groups, slurm, slurm_queue
 from tasks.core.engines.slurm import Share, Tally
-from tasks.core.engines.slurm_job import Call, Plan, _done, silence_s
-from tasks.core.engines.slurm_queue import Queue
+from tasks.core.engines.slurm_job import Plan, _done, packed, silence_s
+from tasks.core.engines.slurm_queue import Queue, SlurmJob
 from tasks.core.errors import UsageError
 from tasks.core.files import append_line
 from tasks.core.schema.engine import BuildEngine, Engines
-from tests.core.engines.functions import Done, Job, environment, note, work
+from tests.core.engines.functions import Job, environment, note, work
 
 GOLDEN = """\
 #!/bin/bash
@@ -45,7 +45,36 @@ export PYTHONSAFEPATH=1
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output {logs}/%A_%a_%t_log.out --cpus-per-task=8 PYTHON -u -m submitit.core._submit {logs}
+srun --unbuffered --output {logs}/%A_%a_%t_log.out --cpus-per-task=8 sh -c 'trap "" USR2; exec "$@"' sh PYTHON -u -m submitit.core._submit {logs}
+"""
+
+ONE = """\
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=lab
+#SBATCH --cpus-per-task=32
+#SBATCH --gres=gpu:4
+#SBATCH --job-name=tarmac-train-1
+#SBATCH --mem=381470M
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output={logs}/%j_0_log.out
+#SBATCH --partition=gpu
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@90
+#SBATCH --time=2880
+
+# setup
+trap '' USR2
+module load cuda
+export PYTHONSAFEPATH=1
+export PYTHONPATH='/a b'${{PYTHONPATH:+:$PYTHONPATH}}
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec PYTHON -u -m submitit.core._submit {logs}
 """
 
 
@@ -64,7 +93,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plan(folder: Path, items: Any, jobs: int = 2, function: Any = work) -> Plan:
-    return Plan.write(folder / "map", Call.of(function), items, jobs, workers=1, silence_s=1.0)
+    return Plan.write(folder / "map", function, items, jobs, workers=1, silence_s=1.0)
 
 
 def test_the_script_says_what_the_config_says(sbatch: Path, tmp_path: Path) -> None:
@@ -89,6 +118,90 @@ def test_the_script_says_what_the_config_says(sbatch: Path, tmp_path: Path) -> N
     made = plan(tmp_path, [])
     assert Queue("tarmac-build-1").submit(made, engines.for_build(), [(0, 0), (1, 0)]) == ["17_0", "17_1"]
     assert sbatch.read_text().rstrip() == GOLDEN.format(logs=made.logs).rstrip()
+
+
+CLUSTER = {
+    "slurm": {"account": "lab", "setup": ["module load cuda"]},
+    "train": {
+        "kind": "slurm",
+        "partition": "gpu",
+        "gpus": 4,
+        "cpus": 32,
+        "memory": "400GB",
+        "time": "48h",
+    },
+    "evaluate": {"kind": "slurm", "partition": "gpu", "gpus": 1, "jobs": 4},
+}
+
+
+def test_the_script_of_a_training_says_what_the_config_says(sbatch: Path, tmp_path: Path) -> None:
+    engine, logs = Engines.model_validate(CLUSTER).for_train(), tmp_path / "logs"
+    call = functools.partial(print, "x")
+    job = Queue("tarmac-train-1").submit_one(call, logs, engine, "engine.train", path="/a b")
+    assert (job.id, job.name, job.user) == ("17", "tarmac-train-1", os.getuid())
+    assert sbatch.read_text().rstrip() == ONE.format(logs=logs).rstrip()
+
+
+def test_a_job_asks_for_no_gpu_or_for_those_of_a_type(sbatch: Path, tmp_path: Path) -> None:
+    def asked(**train: Any) -> list[str]:
+        engine = Engines.model_validate({"train": {"kind": "slurm", **train}}).for_train()
+        Queue("x").submit_one(functools.partial(print), tmp_path / "logs", engine, "engine.train")
+        return [line for line in sbatch.read_text().splitlines() if "gres" in line]
+
+    assert asked(ranks=2) == []
+    assert asked(gpus=2, extra={"gres": "gpu:a100:2"}) == ["#SBATCH --gres=gpu:a100:2"]
+
+
+def test_stages_take_the_settings_of_all_and_a_time_limit(tmp_path: Path) -> None:
+    engines = Engines.model_validate(CLUSTER)
+    assert (engines.for_evaluate().account, engines.for_evaluate().time) == ("lab", 3600)
+    shared = Engines.model_validate({**CLUSTER, "slurm": {"time": "2h"}})
+    assert (shared.for_evaluate().time, shared.for_train().time) == (7200, 48 * 3600)
+    local = Engines.model_validate({"slurm": CLUSTER["slurm"]})
+    assert (local.for_train().account, local.for_evaluate().time) == (None, 3600)
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ({"train": {"partition": "gpu"}}, "partition needs kind: slurm"),
+        ({"train": {"kind": "dask"}}, "'local' or 'slurm'"),
+        ({"train": {"kind": "slurm", "gpus": 1, "ranks": 1}}, "gpus and ranks"),
+        ({"train": {"kind": "slurm", "extra": {"gpus-per-node": 1}}}, "is given by the key gpus"),
+        ({"evaluate": {"gpus": 1}}, "gpus needs kind: slurm"),
+        ({"evaluate": {"memory": "1GB"}}, "memory needs kind: slurm"),
+    ],
+)
+def test_each_mistake_about_training_and_evaluation_is_named(engine: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Engines.model_validate(engine)
+    assert says in str(caught.value)
+
+
+def test_jobs_are_asked_for_together_and_a_new_one_at_once(
+    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, asked, squeue = tmp_path / "rows", tmp_path / "asked", tmp_path / "bin/squeue"
+    squeue.write_text(f"#!/bin/sh\necho >> {asked}; cat {rows}\n")
+    squeue.chmod(0o755)
+    monkeypatch.setattr(slurm_queue, "LOOK_S", 600.0)
+    first, second = SlurmJob("7", "a", 1), SlurmJob("8", "b", 1)
+    rows.write_text("7|a|PENDING|Resources\n")
+    assert first.is_alive() and first.waiting == "waiting in the queue as Slurm job 7 (Resources)"
+    assert len(asked.read_text()) == 1
+    rows.write_text("7|another|RUNNING|None\n8|b|RUNNING|None\n")
+    assert second.is_alive() and second.waiting == "", "the first answer was from before its submission"
+    assert not first.is_alive(), "its id was given again"
+    assert first.was_just_alive() and len(asked.read_text()) == 2
+
+
+def test_a_job_is_not_gone_because_squeue_does_not_answer(
+    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = SlurmJob("7", "silent", 2)
+    assert job.is_alive() and job.waiting == "Slurm job 7: squeue does not answer"
+    monkeypatch.setattr(slurm_queue, "UNKNOWN_S", 0.0)
+    assert not job.is_alive()
 
 
 def test_without_limits_the_partitions_hold(sbatch: Path, tmp_path: Path) -> None:
@@ -118,8 +231,8 @@ def test_an_attempt_skips_what_earlier_ones_left_and_does_torn_lines_again(tmp_p
     for attempt, items in enumerate(((1, 4), (7,))):
         for item in items:
             append_line(made.rows_of(1, attempt), json.dumps({"begun": item}))
-            append_line(made.rows_of(1, attempt), json.dumps({"item": item, "result": item}))
-    made.rows_of(1, 2).write_text('{"began": "9"}\n{"item": 10, "result": {"a":')
+            append_line(made.rows_of(1, attempt), json.dumps({"item": item, "result": packed(item)}))
+    made.rows_of(1, 2).write_text('{"began": "9"}\n{"item": 10, "result": "gASV')
     assert _done(made, 1) == bytearray([1, 1, 1, 0])
 
 
@@ -152,27 +265,13 @@ def test_each_mistake_is_named(block: dict[str, Any], says: str) -> None:
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("items", [range(3, 30, 3), [Job(n, Path("/x"), 0.5) for n in range(9)]])
-def test_shares_hold_every_item_once_and_come_back_typed(items: Any, tmp_path: Path) -> None:
-    function = work if isinstance(items, list) else functools.partial(note, folder=tmp_path)
-    plan(tmp_path, items, 4, function)
-    read = Plan.read(tmp_path / "map")
-    assert (read.count, read.shares) == (9, 4)
-    found = dict(pair for share in range(4) for pair in read.items_of(share))
-    assert [read.call.item.validate_python(found[number]) for number in range(9)] == list(items)
-    assert [read.size_of(share) for share in range(4)] == [3, 2, 2, 2]
-
-
-def test_a_call_travels_as_json(tmp_path: Path) -> None:
-    call = Call.of(functools.partial(note, folder=tmp_path))
-    assert call == Call("tests.core.engines.functions:note", {"folder": str(tmp_path)})
-    assert call.function(4) == 16
-    done = Done(1, tmp_path, 2)
-    kind = Call.of(work).result
-    assert kind.validate_python(kind.dump_python(done, mode="json")) == done
-    for nameless in (lambda x: x, functools.partial(work, Job(1, tmp_path))):
-        with pytest.raises(TypeError):
-            Call.of(nameless)
+def test_shares_hold_every_item_once(tmp_path: Path) -> None:
+    items = [Job(n, Path("/x"), 0.5) for n in range(9)]
+    made = plan(tmp_path, items, 4)
+    assert (made.count, made.shares) == (9, 4)
+    found = dict(pair for share in range(4) for pair in made.items_of(share))
+    assert [found[number] for number in range(9)] == items
+    assert [made.size_of(share) for share in range(4)] == [3, 2, 2, 2]
 
 
 def test_a_job_counts_as_lost_only_after_its_last_rows_had_time(monkeypatch: pytest.MonkeyPatch) -> None:

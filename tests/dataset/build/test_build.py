@@ -15,7 +15,6 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build.check import check
 from tasks.dataset.build.convert import Conversion, convert
 from tasks.dataset.build.forecast import forecast
 from tasks.dataset.build.listing import Listing
@@ -25,7 +24,7 @@ from tasks.dataset.build.staging import converted_shards, write_rules
 from tasks.dataset.index import INDEX, read_index
 from tasks.dataset.keys import shard_hash
 from tasks.dataset.layout import shard_name
-from tasks.dataset.tar.span import parse_key, parse_sample
+from tasks.dataset.tar.format import parse_sample
 from tests.dataset import raw
 from tests.dataset.build.prepared import planned
 
@@ -57,7 +56,8 @@ def samples_of(version: Path, split: str) -> dict[str, dict[str, bytes]]:
         with (version / shard_name(split, int(entry["shard"]))).open("rb") as file:
             span = os.pread(file.fileno(), int(entry["length"]), int(entry["offset"]))
         assert google_crc32c.value(span) == entry["crc32c"]
-        found[parse_key(span)] = parse_sample(span)
+        sample = parse_sample(span)
+        found[sample.key] = sample.members
     return found
 
 
@@ -258,8 +258,7 @@ def test_the_listing_says_how_far_it_is(folder: Path, tmp_path: Path) -> None:
     raw.write_table(folder, rows)
     seen: list[tuple[int, int]] = []
     config = raw.config(folder, tmp_path / "out")
-    sources = check(config.dataset)
-    listing = Listing(config, sources, tmp_path, lambda done, total, note: seen.append((done, total)))
+    listing = Listing(config, tmp_path, lambda done, total, note: seen.append((done, total)))
     listing.survey()
     listing.catalogue.close()
     assert seen == [(1000, 0), (2000, 0)]

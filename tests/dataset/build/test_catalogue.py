@@ -1,6 +1,7 @@
 """The samples of a build on disk, and what is read again after a kill."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError
+from tasks.core.schema.dataset import ShardRules
 from tasks.dataset.build import listing
-from tasks.dataset.build.catalogue import NAME, WHY_ALIKE, Catalogue, Entry, Rejected, reading
-from tasks.dataset.build.check import check
+from tasks.dataset.build.catalogue import NAME, WHY_ALIKE, Catalogue, Entry, Listed, Rejected
 from tasks.dataset.build.listing import Listing
 from tasks.dataset.build.run import build
 from tasks.dataset.build.spill import FOLDER, PARTS, read_spilled
@@ -20,11 +21,19 @@ from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw
 from tests.dataset.build.prepared import COUNT, parquet
 
+RULES = ShardRules(samples=100)
 
-def entry(number: int, key: str, split: str = "train", **changes: Any) -> tuple[Entry, int, int]:
-    facts = {"original_key": key, "place": f"t:{number}", "file": key, "content": "", **changes}
-    made = Entry(number, key, source=0, size=1, stamp="1", split=split, group=None, **facts)
-    return made, shard_hash(key), 1
+
+def entry(number: int, key: str, split: str = "train", **changes: Any) -> Listed:
+    facts = {
+        "original_key": key,
+        "place": f"t:{number}",
+        "file": key,
+        "content": "",
+        "group": None,
+        **changes,
+    }
+    return Listed(Entry(number, key, source=0, size=1, stamp="1", **facts), split, shard_hash(key), 1)
 
 
 @pytest.fixture
@@ -43,23 +52,21 @@ def test_samples_come_back_as_they_were_in_the_order_of_the_shards(
         "content": '{"a": "\udc80 永"}',
         "group": "\udcaa",
     }
-    samples = [entry(n, f"key {n}") for n in range(50)] + [entry(50, "odd")]
-    texts = odd["original_key"], odd["place"], 3, "f", 7, "s", odd["content"], "train", odd["group"]
-    samples[-1] = (Entry(50, "odd", *texts), *samples[-1][1:])
+    samples = [entry(n, f"key {n}") for n in range(50)] + [entry(50, "odd", **odd)]
     catalogue.add(samples)
-    catalogue.sort(by_hash=True)
+    catalogue.plan(RULES, "rules", ["source"])
     found = list(catalogue.between(1, 1000))
-    assert found == [one for one, _, _ in sorted(samples, key=lambda one: (one[1], one[0].key))]
+    assert found == [one.entry for one in sorted(samples, key=lambda one: (one.shard_hash, one.entry.key))]
     catalogue.close()
-    with reading(tmp_path / NAME) as again:
+    with closing(Catalogue(tmp_path / NAME, reads_only=True)) as again:
         assert list(again.between(1, 100)) == found
         assert list(again.between(7, 9)) == found[6:8]
 
 
 def test_the_first_of_a_key_stays_wherever_the_others_would_go(catalogue: Catalogue) -> None:
     catalogue.add([entry(4, "a", "val"), entry(1, "a", "train"), entry(2, "b"), entry(9, "a", "train")])
-    catalogue.sort(by_hash=True)
-    assert catalogue.splits() == ["train"]
+    catalogue.plan(RULES, "rules", ["source"])
+    assert {shard.split for shard in catalogue.shards()} == {"train"}
     kept = sorted((1, 2), key=lambda n: shard_hash("a" if n == 1 else "b"))
     assert [one.number for one in catalogue.between(1, 10)] == kept
     assert [(one.number, one.reason, one.detail) for one in catalogue.rejects()] == [
@@ -71,18 +78,18 @@ def test_the_first_of_a_key_stays_wherever_the_others_would_go(catalogue: Catalo
 
 def test_a_reject_of_the_conversion_is_counted_once(catalogue: Catalogue) -> None:
     catalogue.add([entry(0, "a"), entry(1, "b")])
-    catalogue.sort(by_hash=True)
+    catalogue.plan(RULES, "rules", ["source"])
     for _ in range(2):
         rejected = Rejected(1, "b", "b", "image.empty", "0 bytes", "t:1", "b")
         catalogue.reject([rejected], in_conversion=True)
     assert (catalogue.read, catalogue.accepted, catalogue.refused, catalogue.rejected_entries) == (2, 2, 0, 1)
-    assert catalogue.kept_of(["a", "b", "c"]) == 1
+    assert catalogue.kept_of(["a", "b", "c"]) == (1, 3)
 
 
 def test_members_out_of_containers_wait_on_disk(tmp_path: Path) -> None:
     config = parquet(tmp_path / "raw")
     (tmp_path / "staging").mkdir()
-    listing = Listing(config, check(config.dataset), tmp_path / "staging")
+    listing = Listing(config, tmp_path / "staging")
     listing.survey()
     listing.read()
     catalogue = listing.catalogue
@@ -96,7 +103,9 @@ def test_members_out_of_containers_wait_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_killed_listing_reads_no_container_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = parquet(tmp_path / "raw")
+    made = parquet(tmp_path / "raw")
+    rules = {"shard": made.dataset.shard.model_copy(update={"order": "source"})}
+    config = made.model_copy(update={"dataset": made.dataset.model_copy(update=rules)})
     monkeypatch.setattr(listing, "COMMIT_BYTES", 0)
     opened: list[str] = []
     items = TableImages.items

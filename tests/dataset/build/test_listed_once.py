@@ -10,9 +10,10 @@ import pytest
 
 from tasks.core import child
 from tasks.core.errors import DataError
+from tasks.core.folders import LocalStore
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
-from tasks.core.stores import LocalStore, Stat
+from tasks.core.stores import Stat
 from tasks.dataset import versions
 from tasks.dataset.build import freshness
 from tasks.dataset.build.catalogue import Catalogue
@@ -144,8 +145,9 @@ def test_what_was_listed_for_another_config_is_not_taken_over(config: Config, tm
 
 
 def test_what_a_killed_command_listed_is_removed(config: Config) -> None:
-    left = config.dataset.output / f"{freshness.SURVEY}x1"
-    left.mkdir()
+    assert is_up_to_date(config, for_build=True) is None
+    left = freshness.take_survey(config.dataset.output)
+    assert left is not None
     build(config)
     assert left.exists(), "it may be of a command that is about to build"
     os.utime(left, (0, 0))

@@ -32,18 +32,20 @@ def _flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [_flip_a_byte, lambda path: path.write_bytes(b""), Path.unlink])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "damage"),
     [
-        "manifest.json",
-        "shards.parquet",
-        "rejects.parquet",
-        "inputs.arrow",
-        "index/train.npy",
-        "samples/val.parquet",
-        "train/sizes.json",
-        "build.json",
+        ("manifest.json", _flip_a_byte),
+        ("manifest.json", Path.unlink),
+        ("shards.parquet", _flip_a_byte),
+        ("rejects.parquet", Path.unlink),
+        ("inputs.arrow", _flip_a_byte),
+        ("inputs.arrow", Path.unlink),
+        ("index/train.npy", _flip_a_byte),
+        ("samples/val.parquet", lambda path: path.write_bytes(b"")),
+        ("train/sizes.json", _flip_a_byte),
+        ("build.json", _flip_a_byte),
+        ("build.json", Path.unlink),
     ],
 )
 def test_a_damaged_file_beside_the_tars_is_repaired(

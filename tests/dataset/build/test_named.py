@@ -6,8 +6,7 @@ import pytest
 
 from tasks.core.files import blake3_file
 from tasks.core.schema import Config
-from tasks.dataset.build.named import list_named
-from tasks.dataset.build.run import build
+from tasks.dataset.build.run import build, list_named
 from tasks.dataset.build.sidecar import first
 from tasks.dataset.layout import INPUTS
 from tasks.dataset.tables import Batches, read_shards
@@ -36,11 +35,11 @@ def test_shards_come_out_as_they_were(make: object, tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     found = list_named(config, wanted, tmp_path / "again")
     assert (list(found.missing), found.refused) == ([], {})
-    made = {name: (sidecar, tar) for name, sidecar, tar in found.convert()}
+    made = {shard.split: shard for shard in found.convert()}
     assert made.keys() == wanted.keys()
-    for name, (sidecar, tar) in made.items():
-        assert sidecar.column("key").to_pylist() == wanted[name]
-        assert tar is not None and blake3_file(tar) == seals[name]
+    for name, shard in made.items():
+        assert shard.sidecar.column("key").to_pylist() == wanted[name]
+        assert shard.tar is not None and blake3_file(shard.tar) == seals[name]
 
 
 def test_samples_that_are_gone_are_named(tmp_path: Path) -> None:
@@ -49,5 +48,5 @@ def test_samples_that_are_gone_are_named(tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     found = list_named(config, {"train/000000.tar": ["0001", "0002"]}, tmp_path / "again")
     assert list(found.missing) == ["0002"]
-    [(name, sidecar, tar)] = found.convert()
-    assert name == "train/000000.tar" and sidecar.num_rows == 1 and tar is not None
+    [shard] = found.convert()
+    assert shard.split == "train/000000.tar" and shard.sidecar.num_rows == 1 and shard.tar is not None

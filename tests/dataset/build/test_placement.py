@@ -47,10 +47,12 @@ def moved(path: Path, folder: Path) -> None:
 def test_a_tar_that_was_renamed_is_made_again(config: Config, rehash: bool) -> None:
     version = published(config)
     sound = raw.contents(version)
+    inode = version.stat().st_ino
     os.rename(version / "train/000001.tar", version / "train/000099.tar")
     assert is_up_to_date(config) is None
     assert published(config, rehash) == version
     assert raw.contents(version) == sound
+    assert version.stat().st_ino == inode, "it was never away while a run may read it"
 
 
 def test_what_others_put_beside_the_tars_stays(config: Config) -> None:

@@ -5,14 +5,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tasks.dataset.examples import DIGITS, digits
-from tasks.dataset.examples.draft import whole
+from tasks.dataset.examples import DIGITS, whole, write
 from tasks.dataset.formats import png
 
 
-def test_digits_are_images_with_captions(tmp_path: Path) -> None:
-    folder = tmp_path / "data" / "digits"
-    assert digits(folder) == 1797
+def test_digits_are_images_with_captions(raw_digits: Path) -> None:
+    folder = raw_digits
     rows = list(csv.DictReader((folder / "captions.csv").open()))
     assert len(rows) == 1797
     assert set(Counter(row["label"] for row in rows)) == set(DIGITS)
@@ -28,7 +26,7 @@ def test_digits_are_images_with_captions(tmp_path: Path) -> None:
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    assert digits(tmp_path) == 0
+    assert write("digits", tmp_path) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 

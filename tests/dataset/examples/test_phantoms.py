@@ -13,6 +13,7 @@ import pytest
 from tasks.core.config import load, validate
 from tasks.core.schema import Config
 from tasks.dataset.build.run import build
+from tasks.dataset.examples import write
 from tasks.dataset.examples.phantoms import FINDINGS, phantoms
 from tasks.dataset.verify.run import verify
 
@@ -22,7 +23,7 @@ PATIENTS = 6
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("raw") / "phantoms"
+    folder = tmp_path_factory.mktemp("phantoms")
     assert phantoms(folder, PATIENTS) == 9
     return folder
 
@@ -32,12 +33,13 @@ def config(folder: Path, output: Path, *overrides: str) -> Config:
 
 
 def test_the_same_files_each_time_and_never_over_others(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
     phantoms(tmp_path / "again", 2)
     for path in (tmp_path / "again").glob("n*/*"):
         assert path.read_bytes() == (folder / path.relative_to(tmp_path / "again")).read_bytes()
     for path in (tmp_path / "again").glob("*.csv"):
         assert (folder / path.name).read_bytes().startswith(path.read_bytes())
-    assert phantoms(folder, PATIENTS) == 0
+    assert write("phantoms", folder) == 0
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < PATIENTS * 300_000
 
 

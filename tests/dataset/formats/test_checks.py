@@ -14,8 +14,8 @@ from tasks.dataset.formats.checks import CHECKS
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.tar.format import END
 from tasks.dataset.verify import scan
-from tasks.dataset.verify.decode import Decoder
-from tasks.dataset.verify.shard import ShardTask, check_shard
+from tasks.dataset.verify.scan import Decoder, ShardTask
+from tasks.dataset.verify.shard import check_shard
 from tests.dataset import raw
 from tests.dataset.raw import shards
 
@@ -147,5 +147,5 @@ def test_a_sample_too_large_to_be_held_is_not_decoded(
     large = [("large.cls", b"seven"), ("large.txt", b"x" * 6000), ("large.json", b"{")]
     (tmp_path / "a.tar").write_bytes(b"".join(shards.entry(*one) for one in [*small, *large]) + END)
     found = check_shard(ShardTask(str(tmp_path), "a.tar", decodes=True))
-    assert [fault.key for fault in found.sample_faults] == [str(n) for n in range(9)]
+    assert [fault.where["key"] for fault in found.faults] == [str(n) for n in range(9)]
     assert found.undecoded == {"cls", "txt", "json"}

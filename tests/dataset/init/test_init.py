@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ from typing import Any
 import pytest
 
 from flows import cli
-from tasks.core.config import load
+from tasks.core.config import json_schema, load
 from tasks.core.errors import UsageError
-from tasks.core.schema import Train
+from tasks.core.schema.recipes import RECIPES
 from tasks.dataset.build.run import build
-from tasks.dataset.init import config_text, files, survey
+from tasks.dataset.init import config_text, inventory, run, survey
 from tasks.dataset.init.config_text import flow
-from tasks.models.recipes import RECIPES
 from tests import s3
 from tests.dataset import raw
 from tests.dataset.init.kinds import (
@@ -57,19 +55,20 @@ def test_it_writes_a_train_block_only_where_a_recipe_trains_on_the_data(
     make, _, modality = KINDS[name]
     make(tmp_path / "raw")
     seen = survey("raw")
-    is_trained = modality == "image_text"
-    assert (config_of(seen, tmp_path).train is not None) == is_trained
+    recipe = run.RECIPES[modality]
+    is_trained = recipe in RECIPES
+    assert (config_of(seen, tmp_path).train is not None) == (recipe == run.WRITTEN)
     assert ("does not train on them" in evidence(seen).get("training", "")) != is_trained
     assert ("\n# train: not yet" in config_text(seen)) != is_trained
-    assert "recipe: ct_clip" not in config_text(seen)
-    arrived = typing.Literal["clip", "ct_clip", "vlm", "mobileclip"]
-    monkeypatch.setattr(Train.model_fields["recipe"], "annotation", arrived)
+    assert (f"recipe: {recipe}" in config_text(seen)) == is_trained
+    for arrived in ("ct_clip", "vlm", "clip_reinforced"):
+        monkeypatch.setitem(RECIPES, arrived, RECIPES["clip"])
     assert "does not train" not in config_text(survey("raw"))
 
 
 def test_the_schema_knows_every_recipe_that_there_is() -> None:
-    """By the schema `init` finds out which recipes there are."""
-    assert set(typing.get_args(Train.model_fields["recipe"].annotation)) == set(RECIPES)
+    """By the schema an editor finds out which recipes there are."""
+    assert json_schema()["$defs"]["Train"]["properties"]["recipe"]["enum"] == list(RECIPES)
 
 
 @pytest.mark.parametrize(("place", "here"), [("photos", "photos"), ("data", ".")])
@@ -171,7 +170,7 @@ def test_a_place_of_no_use_is_a_usage_error(place: str, message: str, tmp_path: 
 
 def test_lists_no_more_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captions_beside(tmp_path / "raw")
-    monkeypatch.setattr(files, "MOST_FILES", 8)
+    monkeypatch.setattr(inventory, "MOST_FILES", 8)
     seen = survey("raw")
     assert len(seen.inventory.files) == 8
     assert "among the first 8 files; there are more" in seen.inventory.described
@@ -221,12 +220,12 @@ def test_the_command_writes_the_config_and_says_what_comes_next(
     assert answer["files"] == {".csv": 1, ".png": 6}
 
 
-def test_the_command_says_that_training_is_not_there_yet(
+def test_the_command_names_the_recipe_that_it_writes_no_train_block_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chat.make(tmp_path / "raw")
     assert cli.main(["init", "raw"]) == 0
-    assert "builds and verifies chat datasets and does not train on them" in capsys.readouterr().out
+    assert "recipe: vlm trains on it" in capsys.readouterr().out
 
 
 def test_the_command_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,7 +235,7 @@ def test_of_a_private_version_there_are_codes_and_counts(tmp_path: Path, private
     ]
     ruled_out = [{"code": "shard.extra", "evidence": SECRET}]
     checked = Checked(Report(findings, ruled_out, [SECRET]), "default", 1.7e9, f"/data/{SECRET}")
-    quarantine.add(version, [quarantine.Entry("version", "train", "train/000000.tar", SECRET, SECRET)])
+    quarantine.add(version, [quarantine.Quarantined("version", "train", "train/000000.tar", SECRET, SECRET)])
     made = write_look(version, tmp_path / "page.html", checked=checked)
     html = made.path.read_text(encoding="utf-8")
     text = words(page_of(made.path))
@@ -243,7 +243,6 @@ def test_of_a_private_version_there_are_codes_and_counts(tmp_path: Path, private
     assert "70 faults" in text and all(code in text for code in CODES)
     assert "Not seen: whether members decode." in text and "Ruled out: 1 code shard.extra ✓" in text
     assert "tarmac repair DATASET" in text and "1 sample (other 1)" in text
-    assert made.report is not None and len(made.report.findings) == len(CODES)
 
 
 def test_what_is_left_of_faulty_samples_is_shown(version: Path) -> None:
@@ -276,37 +275,17 @@ def test_what_is_left_of_faulty_samples_is_shown(version: Path) -> None:
     assert f"{keys[7]} · 12 × 12" in " ".join(tiles.split())
 
 
-def test_what_only_looking_shows_is_a_fault_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    samples = [("a", {"png": raw.png(1)[:60], "txt": b"torn"}), ("b", {"png": raw.png(2), "txt": b"fine"})]
-    version = write_version(tmp_path / "version", "image_text", {"train": samples})
-    checked = Checked(Report(), "default", 1.7e9)
-    made = write_look(version, tmp_path / "page.html", checked=checked)
-    (found,) = made.report.findings if made.report else []
-    assert (found.code, found.where) == (
-        "member.undecodable",
-        {"split": "train", "shard": "train/000000.tar", "key": "a"},
-    )
-    assert "1 fault at level default" in words(page_of(made.path))
-    said = Checked(Report([found]), "full", 1.7e9)
-    again = write_look(version, tmp_path / "page.html", checked=said).report
-    assert again is not None and len(again.findings) == 1
-
-
-def test_what_looking_shows_has_the_code_that_verify_has_for_it(version: Path) -> None:
-    flip(version, 0)
-    (version / "train/000001.tar").write_bytes(b"")
-    (version / "train/000002.tar").unlink()
-    made = write_look(version, version.parent / "page.html", checked=Checked(Report(), "quick", 1.7e9))
-    found = [(one.where["shard"], one.code) for one in (made.report or Report()).findings]
-    assert found == [
-        ("train/000000.tar", "member.checksum"),
-        ("train/000001.tar", "shard.truncated"),
-        ("train/000002.tar", "shard.missing"),
-    ]
-    assert all("key" not in one.where for one in (made.report or Report()).findings)
-    known = Checked(Report([error("index.mismatch", split="train", file="index/train.npy")]), "quick", 1.7e9)
-    again = write_look(version, version.parent / "page.html", checked=known).report
-    assert again is not None and len(again.findings) == 1
+def test_what_only_looking_shows_is_named_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw.pictures(tmp_path / "raw", 4)
+    (tmp_path / "raw/0001.png").write_bytes(raw.png(1)[:-30] + bytes(18) + raw.png(1)[-12:])
+    rules = {"image": {"check": "header"}, "splits": {}}
+    output = tmp_path / "out"
+    versions.publish(output, build(raw.config(tmp_path / "raw", output, **rules)).version, 3)
+    assert main(["look", str(output)]) == 0
+    assert "! 1 of 4 samples cannot be shown whole" in capsys.readouterr().err
+    assert "1 with a fault: see tarmac verify --full" in words(page_of(output / "look.html"))
 
 
 @pytest.mark.parametrize("damage", ["gone", "torn", "newer"])
@@ -360,8 +339,8 @@ def test_many_codes_are_one_line_on_the_terminal() -> None:
 def test_who_is_in_quarantine_is_counted(dataset: Path, version: Path) -> None:
     flip(version, 3)
     place = ("train", "train/000000.tar")
-    entries = [quarantine.Entry(version.name, *place, f"key{n}", "member.checksum") for n in range(3)]
-    quarantine.add(dataset, [*entries, quarantine.Entry("0" * 12, *place, "other", "member.empty")])
+    entries = [quarantine.Quarantined(version.name, *place, f"key{n}", "member.checksum") for n in range(3)]
+    quarantine.add(dataset, [*entries, quarantine.Quarantined("0" * 12, *place, "other", "member.empty")])
     _, text = look(dataset)
     assert "leave them out: 3 samples (member.checksum 3)" in text
     (dataset / quarantine.NAME).write_text("torn")
@@ -404,6 +383,6 @@ def test_tars_of_others_have_no_source_to_be_repaired_from(
 def test_a_page_without_verify_has_no_such_tab(version: Path) -> None:
     made = write_look(version, version.parent / "page.html")
     page = page_of(made.path)
-    assert made.report is None and "No faults" not in words(page)
+    assert "No faults" not in words(page)
     assert "faults" not in {attrs.get("id") for _, attrs in page.tags}
     assert "Is it sound?" in words(page)

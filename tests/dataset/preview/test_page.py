@@ -111,7 +111,7 @@ def test_the_command_prints_where_the_page_is(
     out = tmp_path / "page.html"
     assert main(["look", str(version), "--out", str(out)]) == 1
     said = capsys.readouterr()
-    assert said.out == f"{out}\n" and "member.undecodable 1" in said.err
+    assert said.out == f"{out}\n" and "manifest.invalid 1" in said.err
     assert main(["look", str(version), "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert not printed["ok"] and printed["faulty"] == 1 and Path(printed["look"]).is_file()

@@ -12,7 +12,7 @@ import pytest
 from tasks.core.files import read_json
 from tasks.core.findings import Finding, Report
 from tasks.dataset import quarantine
-from tasks.dataset.quarantine import Entry
+from tasks.dataset.quarantine import Quarantined
 from tasks.dataset.repair import run as repair_module
 from tasks.dataset.repair.run import repair
 from tests.dataset import damage, raw
@@ -24,7 +24,7 @@ def built(tmp_path: Path) -> Built:
     return damage.pictures(tmp_path)
 
 
-def listed(built: Built) -> Sequence[Entry]:
+def listed(built: Built) -> Sequence[Quarantined]:
     return quarantine.read(built.dataset / quarantine.NAME)
 
 
@@ -57,8 +57,8 @@ def test_every_bad_sample_is_set_aside_and_no_other(built: Built) -> None:
 def test_what_is_sound_again_is_taken_back(built: Built) -> None:
     damaged_without_source(built)
     aside = built.repair(quarantines=True).aside
-    by_hand = Entry(built.version.name, "train", "train/000000.tar", "0001", "member.undecodable")
-    other = Entry("0123456789ab", "train", "train/000000.tar", "0001", "shard.missing")
+    by_hand = Quarantined(built.version.name, "train", "train/000000.tar", "0001", "member.undecodable")
+    other = Quarantined("0123456789ab", "train", "train/000000.tar", "0001", "shard.missing")
     quarantine.add(built.dataset, [by_hand, other])
     kept = [one for one in (by_hand, other) if one in listed(built)]
     source = Path(built.config.dataset.all_sources[0].path).parent
@@ -72,7 +72,7 @@ def test_what_is_sound_again_is_taken_back(built: Built) -> None:
 
 def test_a_level_takes_back_only_what_it_looks_for(built: Built) -> None:
     (key, *_) = (one["key"] for one in samples(built))
-    entry = Entry(built.version.name, "train", "train/000000.tar", key, "member.undecodable")
+    entry = Quarantined(built.version.name, "train", "train/000000.tar", key, "member.undecodable")
     quarantine.add(built.dataset, [entry])
     assert built.repair().aside.released == 0
     assert built.repair(level="full").aside.released == 1

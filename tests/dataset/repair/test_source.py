@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
+from tasks.core.remote import remote_stores
 from tasks.core.schema import Config
 from tasks.dataset.build.staging import redact_config
 from tasks.dataset.repair.result import Failed
@@ -304,7 +304,7 @@ def urls(tmp_path: Path, address: str) -> Built:
 
 
 def test_a_server_that_is_down_costs_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "TRIES", 1)
+    monkeypatch.setattr(remote_stores, "TRIES", 1)
     raw.pictures(tmp_path / "raw", 8)
     with web_server(tmp_path / "raw", gives_parts=False) as (address, _):
         built = urls(tmp_path, address)

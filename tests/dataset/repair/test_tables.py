@@ -37,14 +37,13 @@ def built(tmp_path: Path) -> Built:
     return damage.pictures(tmp_path)
 
 
-@pytest.fixture
-def with_rejects(tmp_path: Path) -> Built:
-    raw.pictures(tmp_path / "raw", 40)
-    (tmp_path / "raw/0003.png").write_text("<html>")
-    (tmp_path / "raw/0017.png").unlink()
+def rejecting(root: Path) -> Built:
+    raw.pictures(root / "raw", 40)
+    (root / "raw/0003.png").write_text("<html>")
+    (root / "raw/0017.png").unlink()
     config = raw.config(
-        tmp_path / "raw",
-        tmp_path / "out",
+        root / "raw",
+        root / "out",
         shard={"samples": 4},
         reject_budget=0.5,
         filter={"label": ["label 0", "label 1"]},
@@ -52,15 +51,25 @@ def with_rejects(tmp_path: Path) -> Built:
     return damage.publish(config)
 
 
+@pytest.fixture
+def with_rejects(tmp_path: Path) -> Built:
+    return rejecting(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def mended(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """For tests that leave it as it was."""
+    return rejecting(tmp_path_factory.mktemp("mended"))
+
+
 @pytest.mark.parametrize("how", SPOILT)
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_is_made_again(with_rejects: Built, name: str, how: str) -> None:
-    built = with_rejects
-    damage.DAMAGES[how](built.version / name)
-    done = built.repair()
+def test_a_table_is_made_again(mended: Built, name: str, how: str) -> None:
+    damage.DAMAGES[how](mended.version / name)
+    done = mended.repair()
     assert done.ok and [one.file for one in done.tables] == [name]
-    built.check()
-    assert is_up_to_date(built.config) == built.version
+    mended.check()
+    assert is_up_to_date(mended.config) == mended.version
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name not in ("inputs.arrow", "rejects.parquet")])

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.folders import LocalStore
 from tasks.core.schema import Config
-from tasks.core.stores import LocalStore
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.base import Item
+from tasks.dataset.sources.contract import Item
 from tasks.dataset.sources.image_folder import ImageFolder
 from tests.dataset import raw
 from tests.dataset.raw import image_folder

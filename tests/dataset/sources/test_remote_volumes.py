@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core import remote
 from tasks.core.errors import DataError, UsageError
 from tasks.core.findings import Finding
+from tasks.core.remote import remote_stores
 from tasks.core.schema import Config
 from tasks.dataset.sources import Item, open_sources
 from tasks.dataset.tar.format import END
-from tasks.dataset.verify import shard, work
+from tasks.dataset.verify import outcome, shard
 from tasks.dataset.verify.run import verify
-from tasks.dataset.verify.shard import ShardResult, ShardTask, check_shard
+from tasks.dataset.verify.scan import ShardTask
+from tasks.dataset.verify.shard import ShardResult, check_shard
 from tests import s3
 from tests.dataset.raw import nifti, shards
 from tests.dataset.sources.test_shards import faults, items, parts
@@ -86,7 +87,7 @@ def tars_of_others(folder: Path) -> None:
 def test_tars_of_a_web_server_are_judged_in_threads_as_one_after_the_other(
     gives_parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "BLOCK", 1 << 15)
+    monkeypatch.setattr(remote_stores, "BLOCK", 1 << 15)
     tars_of_others(tmp_path / "tars")
     threads: set[int] = set()
 
@@ -98,7 +99,7 @@ def test_tars_of_a_web_server_are_judged_in_threads_as_one_after_the_other(
 
     def findings(place: str, cores: int) -> list[Finding]:
         threads.clear()
-        monkeypatch.setattr(work, "available_cores", lambda: cores)
+        monkeypatch.setattr(outcome, "available_cores", lambda: cores)
         return list(verify(place).findings)
 
     with web_server(tmp_path / "tars", gives_parts) as (address, _):

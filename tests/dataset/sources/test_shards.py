@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.stores import LocalStore, Unreachable
+from tasks.core.folders import LocalStore
+from tasks.core.stores import Unreachable
 from tasks.dataset.build.run import build
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.modalities import MODALITIES

@@ -10,19 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.core import remote, web
 from tasks.core.errors import DataError, UsageError
+from tasks.core.folders import LocalStore, open_store
+from tasks.core.remote import remote_stores, web
 from tasks.core.schema import Config, Splits
-from tasks.core.stores import ABSENT, LocalStore, Unreachable, open_store
+from tasks.core.stores import ABSENT, Unreachable
 from tasks.dataset import versions
 from tasks.dataset.build import freshness
 from tasks.dataset.build.run import build
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources, tabular
-from tasks.dataset.sources.base import Absent, Item
+from tasks.dataset.sources.contract import Absent, Item
 from tasks.dataset.sources.fields import text_of
-from tasks.dataset.sources.files import LinkedFiles
+from tasks.dataset.sources.raw_files import LinkedFiles
 from tasks.dataset.sources.table import TableImages
 from tasks.dataset.sources.tabular import open_table
 from tasks.dataset.splits import group_of
@@ -405,7 +406,7 @@ def test_a_table_that_changes_while_it_is_read_is_an_error(tmp_path: Path, chang
 
 @pytest.mark.parametrize("gives_parts", [True, False])
 def test_images_may_be_addresses(tmp_path: Path, gives_parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "PAUSE_S", 0.01)
+    monkeypatch.setattr(remote_stores, "PAUSE_S", 0.01)
     raw.pictures(tmp_path / "there", 2)
     with web_server(tmp_path / "there", gives_parts) as (address, _):
         names = [f"{address}/0000.png", f"{address}/nowhere.png", "http://127.0.0.1:1/0001.png"]
@@ -465,7 +466,7 @@ def test_a_row_that_the_filter_leaves_out_is_not_looked_at(tmp_path: Path) -> No
 def test_a_server_in_trouble_is_no_missing_file(
     tmp_path: Path, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "PAUSE_S", 0.01)
+    monkeypatch.setattr(remote_stores, "PAUSE_S", 0.01)
     with failing_server(status) as (address, _):
         raw.write_table(tmp_path, [(f"{address}/0000.png", "x", "")])
         (foreign,) = listed(source(tmp_path / "captions.csv"))
@@ -567,7 +568,7 @@ def told_of_two_pictures(config: Config) -> list[str]:
 def test_an_address_that_is_signed_anew_keeps_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "PAUSE_S", 0.01)
+    monkeypatch.setattr(remote_stores, "PAUSE_S", 0.01)
 
     def key(address: str) -> str:
         path = raw.write_table(tmp_path, [(address, "x", "")])
@@ -593,20 +594,24 @@ def test_a_server_that_is_gone_is_not_waited_for_row_by_row(
 
     for name in ("info", "begin"):
         monkeypatch.setattr(web, name, counted(getattr(web, name)))
-    monkeypatch.setattr(remote, "PAUSE_S", 0.01)
+    monkeypatch.setattr(remote_stores, "PAUSE_S", 0.01)
     raw.write_table(tmp_path, [(f"http://127.0.0.1:1/{n}.png", "x", "") for n in range(1000)])
     table = source(tmp_path / "captions.csv")
     items = listed(table)
     silent = ("source.unreadable", "its server does not answer")
     assert {(item.fault, item.may_pass) for item in items} == {(silent, True)} and len(items) == 1000
-    assert remote.TRIES <= len(asked) <= remote.TRIES * (remote.TOGETHER + remote.HOPELESS)
+    assert (
+        remote_stores.TRIES
+        <= len(asked)
+        <= remote_stores.TRIES * (remote_stores.TOGETHER + remote_stores.HOPELESS)
+    )
     asked.clear()
     worker = source(tmp_path / "captions.csv")
     for n in range(1000):
         row = {"file": f"http://127.0.0.1:1/{n}.png", "caption": "x", "label": ""}
         with pytest.raises(Reject, match=r"^source\.unreadable: its server does not answer$"):
             worker.read(row["file"], json.dumps(row))
-    assert remote.TRIES <= len(asked) <= 4 * remote.TRIES
+    assert remote_stores.TRIES <= len(asked) <= 4 * remote_stores.TRIES
 
 
 def test_long_cells_are_read_and_endless_ones_are_named(

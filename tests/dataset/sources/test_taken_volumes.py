@@ -122,6 +122,7 @@ def test_a_spacing_that_no_volume_can_have_is_told_before_anything_is_read() -> 
 
 @pytest.mark.parametrize("encode", ["blosc2", "npy"])
 def test_a_dataset_of_volumes_can_be_built_again_from_its_shards(tmp_path: Path, encode: str) -> None:
+    (tmp_path / "raw").mkdir()
     phantoms(tmp_path / "raw", 3)
     first = build(
         phantom_config(

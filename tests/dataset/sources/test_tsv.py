@@ -60,7 +60,7 @@ def test_cells_that_data_frames_quote_are_read_back(tmp_path: Path, order: tuple
         ('"torn\nb\t2\n', [(2, ['"torn']), (3, ["b", "2"])]),
         ('x\ty\t"z\nb\t2\n', [(2, []), (3, ["b", "2"])]),
         ('a\t"last\n\n', [(2, ["a", '"last'])]),
-        ('\n"a"\n\nb\t2', [(3, ["a"]), (5, ["b", "2"])]),
+        ('\n"a"\n\nb\t2', [(3, ['"a"']), (5, ["b", "2"])]),
     ],
 )
 def test_quotes_that_never_end_cost_no_other_row(tmp_path: Path, text: str, expected: Read) -> None:
@@ -103,4 +103,4 @@ def test_a_disk_that_fails_names_the_line(
 def test_a_cell_with_tabs_and_lines_passes_for_one_that_a_lone_quote_opened(tmp_path: Path) -> None:
     """Every line is a row then, and rejects tell: the other way round rows would be lost in silence."""
     text = HEADER + '"x\ty\nz"\ta.jpg\n"say ""no"""\tb.jpg\n'
-    assert read(tmp_path, text) == [(2, ['"x', "y"]), (3, ['z"', "a.jpg"]), (4, ['say "no"', "b.jpg"])]
+    assert read(tmp_path, text) == [(2, ['"x', "y"]), (3, ['z"', "a.jpg"]), (4, ['"say ""no"""', "b.jpg"])]

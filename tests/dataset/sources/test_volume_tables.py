@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError
-from tasks.core.stores import ABSENT, Stat
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Item, Source, open_sources
-from tasks.dataset.sources.lookup import FileList
 from tests.dataset import raw
 from tests.dataset.raw import chat, nifti, npz, table
 
@@ -89,20 +86,6 @@ def test_a_file_in_the_sources_own_folder_is_no_exception(alike: Path) -> None:
     found = [told(alike, file, labels=None) for file in ("ct.npz", "p1/ct.npz", "p2/ct.npz")]
     assert found[:2] == ["mine", "first"]
     assert found[2].startswith("report.missing: 3 files share"), "its own row is not there"
-
-
-def test_files_of_one_name_are_counted_in_time_that_grows_with_them() -> None:
-    begin = time.monotonic()
-    files = FileList((f"{number}/ct.npz", ABSENT) for number in range(50_000))
-    assert {files.sharing(file) for file, _ in files} == {50_000}
-    assert time.monotonic() - begin < 5
-
-
-def test_files_keep_their_order_and_their_bytes() -> None:
-    files = [("b/x.npz", Stat(1, "a")), ("a\udcfc.npz", ABSENT), ("x.nii.gz", Stat(3, ""))]
-    listed = FileList(files)
-    assert list(listed) == files
-    assert [listed.sharing(file) for file, _ in files] == [2, 1, 2]
 
 
 def write_labels(path: Path, rows: list[dict[str, Any]]) -> None:

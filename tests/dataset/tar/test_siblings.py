@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.core.stores import LocalStore
+from tasks.core.folders import LocalStore
 from tasks.dataset.tar.siblings import stated_samples
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from tasks.dataset.tar.format import header, parse_header
-from tasks.dataset.tar.span import parse_key, parse_sample
+from tasks.dataset.tar.format import Sample, header, parse_header, parse_sample
 from tasks.dataset.tar.writer import GATHERED, ShardWriter
 
 SAMPLES = {
@@ -62,13 +61,12 @@ def test_spans_and_checksums_are_what_is_on_disk(tmp_path: Path) -> None:
     for span in spans:
         assert google_crc32c.value(data[span.offset : span.offset + span.length]) == span.crc32c
     second = data[spans[1].offset : spans[1].offset + spans[1].length]
-    assert parse_sample(second) == {"npy": large.tobytes(), "txt": b"x"}
-    assert parse_key(second) == "b"
+    assert parse_sample(second) == Sample("b", {"npy": large.tobytes(), "txt": b"x"})
 
 
 def test_a_torn_span_is_refused(shard: Path) -> None:
     span = shard.read_bytes()[:3072]
-    assert parse_sample(span).keys() == {"png", "txt"}
+    assert parse_sample(span).members.keys() == {"png", "txt"}
     for torn in (span[:-1], span[:1300], b"garbage" * 100):
         with pytest.raises(ValueError, match=r".+"):
             parse_sample(torn)
@@ -100,7 +98,7 @@ def test_samples_of_all_sizes_stand_in_the_order_they_came(tmp_path: Path) -> No
     assert blake3(data).hexdigest() == digest
     for number, (span, content) in enumerate(zip(spans, contents, strict=True)):
         bytes_of = data[span.offset : span.offset + span.length]
-        assert (parse_key(bytes_of), parse_sample(bytes_of)) == (f"s{number}", {"npy": content})
+        assert parse_sample(bytes_of) == Sample(f"s{number}", {"npy": content})
         assert google_crc32c.value(bytes_of) == span.crc32c
 
 

@@ -17,7 +17,8 @@ from tasks.dataset import versions
 from tasks.dataset.build.run import build
 from tasks.dataset.sources import open_sources
 from tasks.dataset.verify.run import verify
-from tasks.dataset.verify.shard import ShardTask, check_shard
+from tasks.dataset.verify.scan import ShardTask
+from tasks.dataset.verify.shard import check_shard
 from tests.dataset import raw
 from tests.dataset.raw import shards
 from tests.dataset.raw.shards import END, entry, tar_bytes
@@ -249,7 +250,7 @@ def test_verify_and_the_source_of_tars_read_alike(name: str, tmp_path: Path) -> 
     (source,) = open_sources(shards.config(tmp_path / "a.tar").dataset)
     items = [item for container in source.containers() for item in source.items(container)]
     assert {item.original_key for item in items} == set(seen.keys)
-    unsafe = {one.key for one in seen.sample_faults if one.code == "member.unsafe"}
+    unsafe = {one.where["key"] for one in seen.faults if one.code == "member.unsafe"}
     assert {item.original_key for item in items if item.fault and item.fault[0] == "archive.unsafe"} == unsafe
 
 

@@ -13,7 +13,6 @@ import tarfile
 import time
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,10 @@ from tasks.dataset.formats import checks
 from tasks.dataset.formats.checks import CHECKS
 from tasks.dataset.tar.format import END, header
 from tasks.dataset.verify.outcome import BadSample
+from tasks.dataset.verify.report import LEFT, LISTED
 from tasks.dataset.verify.run import verify
-from tasks.dataset.verify.shard import ShardResult, ShardTask, check_shard
+from tasks.dataset.verify.scan import ShardTask
+from tasks.dataset.verify.shard import ShardResult, check_shard
 from tests.dataset import raw
 from tests.dataset.raw import shards
 
@@ -75,11 +76,11 @@ def judged(folder: Path, data: bytes | Callable[[Any], object], decodes: bool = 
 
 
 def codes(found: ShardResult) -> set[str]:
-    return {one.code for one in [*found.faults, *found.sample_faults]}
+    return {one.code for one in found.faults}
 
 
 def told(found: ShardResult, code: str) -> list[tuple[str | None, str | None]]:
-    return [(one.key, one.member) for one in found.sample_faults if one.code == code]
+    return [(one.where.get("key"), one.where.get("member")) for one in found.faults if one.code == code]
 
 
 def _object_array(trap: Trap) -> bytes:
@@ -238,16 +239,16 @@ def test_unsafe_entries_are_named(tmp_path: Path, name: str, decodes: bool) -> N
     options, oddity = UNSAFE[name]
     around = [b"".join(sample(f"{n}", **GOOD) for n in numbers) for numbers in (range(20), range(20, 40))]
     found = judged(tmp_path, around[0] + entry(name, **options) + around[1] + END, decodes)
-    assert not found.faults and len(found.keys) == 41
-    (fault,) = found.sample_faults
+    assert len(found.keys) == 41
+    (fault,) = found.faults
     assert fault.code == "member.unsafe" and oddity in fault.evidence["problem"]
-    assert sum(members >= 0 for members in found.keys.values()) == 40
-    assert fault.key is not None and len(fault.key) < 500
+    assert sum(members is not None for members in found.keys.values()) == 40
+    assert len(fault.where["key"]) < 500
 
 
 def test_names_act_on_no_terminal(tmp_path: Path) -> None:
     data = b"".join(entry(f"{n}\x1b[2J\nx.txt") for n in range(20)) + END
-    assert all(fault.key.isprintable() for fault in judged(tmp_path, data).sample_faults if fault.key)
+    assert all(fault.where["key"].isprintable() for fault in judged(tmp_path, data).faults)
 
 
 def _pax(records: bytes, size: int | None = None) -> bytes:
@@ -266,6 +267,7 @@ LIES: dict[str, tuple[bytes, set[str]]] = {
     "a pax header of 2 MB": (_pax(_record("comment", "x" * (2 << 20))), {"shard.checksum"}),
     "a torn pax header": (_pax(b"99 path=b.txt\n"), {"shard.checksum"}),
     "a pax header of another length than it says": (_pax(b"13 mtime=17\n"), {"shard.checksum"}),
+    "a pax record of no length": (_pax(b"0 path=b.txt\n"), {"shard.checksum"}),
     "a pax header of nonsense": (_pax(b"\xff" * 700), {"shard.checksum"}),
     "a size that is no number": (_pax(_record("size", "many")), {"shard.checksum"}),
     "a size of many digits": (_pax(_record("size", "9" * 5000)), {"shard.checksum"}),
@@ -330,10 +332,9 @@ def _broken(file: Any) -> None:
 
 def test_very_many_empty_members(tmp_path: Path) -> None:
     found = judged(tmp_path, _empty, decodes=False)
-    assert (
-        Counter(fault.code for fault in found.sample_faults) == {"member.empty": MANY}
-        and len(found.keys) == MANY
-    )
+    assert codes(found) == {"member.empty"} and len(found.faults) == LISTED
+    assert found.faults[-1].evidence[LEFT] == MANY - LISTED
+    assert len(found.keys) == len(found.bad) == MANY
 
 
 def test_very_many_members_of_one_sample(tmp_path: Path) -> None:

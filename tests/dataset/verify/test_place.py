@@ -10,14 +10,14 @@ import pytest
 
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding
-from tasks.core.stores import LocalStore
+from tasks.core.folders import LocalStore
 from tasks.dataset import versions
 from tasks.dataset.build.run import build
 from tasks.dataset.repair.run import repair
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.foreign import NO_MANIFEST
-from tasks.dataset.verify.presence import holes
 from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.tars import holes
 from tests.dataset import raw
 from tests.dataset.tampering import flip, make_foreign
 from tests.web import web_server

@@ -7,9 +7,8 @@ import pytest
 from tasks.dataset import quarantine, versions
 from tasks.dataset.build.run import build
 from tasks.dataset.index import read_index
-from tasks.dataset.quarantine import Entry
-from tasks.dataset.verify.readiness import judge
-from tasks.dataset.verify.run import BadSample, verify
+from tasks.dataset.quarantine import Quarantined
+from tasks.dataset.verify.run import BadSample, judge, verify
 from tests.dataset import raw
 
 
@@ -32,7 +31,7 @@ def spoil(version: Path, row: int) -> None:
 def set_aside(version: Path) -> None:
     bad: list[BadSample] = []
     verify(version, on_bad=bad.append)
-    entries = [Entry(version.name, one.split, one.shard, one.key, one.reason) for one in bad]
+    entries = [Quarantined(version.name, one.split, one.shard, one.key, one.reason) for one in bad]
     quarantine.add(quarantine.home(version), entries)
 
 

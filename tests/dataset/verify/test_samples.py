@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.cli import main
-from flows.soundness import report_lines
+from flows.commands.soundness import report_lines
 from tasks.dataset import quarantine
 from tasks.dataset.build.run import build
 from tasks.dataset.tar.format import END
@@ -54,8 +54,8 @@ def write_tar(path: Path, keys: list[str]) -> None:
 def told(keys: dict[str, list[str]]) -> list[tuple[str, str, str]]:
     with closing(SampleKeys()) as one:
         for shard in sorted(keys, reverse=True):
-            one.add(shard, dict.fromkeys(keys[shard], -1), [], ())
-        return sorted((found.shard, found.key, found.also_in) for found in one.duplicates())
+            one.add(shard, dict.fromkeys(keys[shard]), ())
+        return [(found.shard, found.key, found.fault.evidence["also_in"]) for found in one.duplicates()]
 
 
 def test_the_later_shard_has_the_duplicate() -> None:
@@ -139,7 +139,7 @@ def test_every_bad_sample_is_told_of_once_with_its_first_reason(version: Path) -
         place: reason for place, reason in bad_samples(version, "quick").items() if place[0] in (gone, cut)
     } == quick
     entries = [
-        quarantine.Entry(version.name, "train", shard, key, reason)
+        quarantine.Quarantined(version.name, "train", shard, key, reason)
         for (shard, key), reason in expected.items()
     ]
     assert len(quarantine.rows(version, "train", entries)) == len(expected)

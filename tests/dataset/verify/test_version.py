@@ -19,7 +19,7 @@ from tasks.dataset.build.run import build
 from tasks.dataset.index import INDEX, read_index
 from tasks.dataset.manifest import SplitSummary, content_digest
 from tasks.dataset.tar.writer import ShardWriter
-from tasks.dataset.verify import work
+from tasks.dataset.verify import outcome
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 from tests.dataset.tampering import record
@@ -116,10 +116,10 @@ def test_a_table_of_other_shards_accuses_no_shard(version: Path) -> None:
     for level in ("quick", "default"):
         finding = find(version, "manifest.invalid", level)
         assert finding.where == {"file": "shards.parquet"} and codes(version, level) == {"manifest.invalid"}
-    assert "each is as it was built" in finding.evidence["tars"]
+    proof = {one["code"]: one["evidence"] for one in verify(version).ruled_out}["shard.checksum"]
+    assert "have the BLAKE3 that they were built with" in proof
     flip(version / SHARD, 700)
     assert codes(version) == {"manifest.invalid", "member.checksum"}
-    assert "tars" not in find(version, "manifest.invalid").evidence
 
 
 def test_the_fault_is_that_of_the_file_which_was_changed(version: Path) -> None:
@@ -221,10 +221,10 @@ def test_workers_find_the_same(
     version: Path, monkeypatch: pytest.MonkeyPatch, level: Any, cores: int
 ) -> None:
     flip(version / SHARD, 700)
-    monkeypatch.setattr(work, "available_cores", lambda: 1)
+    monkeypatch.setattr(outcome, "available_cores", lambda: 1)
     alone = verify(version, level)
-    monkeypatch.setattr(work, "available_cores", lambda: cores)
-    monkeypatch.setattr(work, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
+    monkeypatch.setattr(outcome, "available_cores", lambda: cores)
+    monkeypatch.setattr(outcome, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
     assert verify(version, level) == alone
     assert not alone.ok
 
@@ -274,8 +274,8 @@ def test_workers_keep_to_the_containers_quota(
         counts.append(workers)
         return map(function, tasks)
 
-    monkeypatch.setattr(work, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
-    monkeypatch.setattr(work, how, count)
-    monkeypatch.setattr(work, "available_cores", lambda: cores)
+    monkeypatch.setattr(outcome, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
+    monkeypatch.setattr(outcome, how, count)
+    monkeypatch.setattr(outcome, "available_cores", lambda: cores)
     assert verify(version, level).ok
     assert counts == [cores]

@@ -151,7 +151,7 @@ def test_figures_are_those_of_all_tables_looked_at_and_say_so(
     limit: str | None, tables: int, among: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if limit is not None:
-        monkeypatch.setattr(f"tasks.dataset.init.tables.{limit}", 2 if limit == "MOST_TABLES" else 60)
+        monkeypatch.setattr(f"tasks.dataset.init.columns.{limit}", 2 if limit == "MOST_TABLES" else 60)
     for part in range(tables):
         rows = [(f"{part}{n}.png", f"picture {part} {n}", "cd"[n % 2]) for n in range(120)]
         path = raw.write_table(tmp_path / f"{part}", rows)
@@ -164,7 +164,7 @@ def test_figures_are_those_of_all_tables_looked_at_and_say_so(
 
 
 def test_long_tables_are_not_read_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.dataset.init.tables.MOST_ROWS", 100)
+    monkeypatch.setattr("tasks.dataset.init.columns.MOST_ROWS", 100)
     raw.write_table(tmp_path / "raw", [(f"{n}.png", f"picture number {n}", "x") for n in range(5000)])
     seen = survey("raw/captions.csv")
     assert evidence(seen)["table"].startswith("captions.csv: about ")

@@ -8,15 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.schema import ChatSource, Config
-from tasks.core.stores import ABSENT, LocalStore
+from tasks.core.folders import LocalStore
+from tasks.core.schema import Config
+from tasks.core.stores import ABSENT
 from tasks.dataset import filters
 from tasks.dataset.build.run import BuildResult, build
 from tasks.dataset.modalities import MODALITIES, Taken
 from tasks.dataset.modalities import chat as conversations
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Absent, Item, Source, open_sources
-from tasks.dataset.sources.chat import interpret
 from tasks.dataset.verify.run import verify
 from tasks.dataset.versions import publish
 from tests.dataset import raw
@@ -157,14 +157,14 @@ def test_what_breaks_the_format_is_rejected(write: Any, fields: dict[str, Any], 
     assert second.fault is None
 
 
-def test_what_is_wrong_with_a_turn_is_named() -> None:
-    source = ChatSource(kind="chat", path="x")
+def test_what_is_wrong_with_a_turn_is_named(tmp_path: Path) -> None:
     for further, names in (
         ({"role": "user", "content": "What?"}, "content, role"),
         ({"system": "s"}, "system"),
     ):
-        given = {"images": [], "texts": [{**turn("What?"), **further, "note": None}]}
-        fault = interpret(given, "vqa", source, {}).fault
+        texts = [{**turn("What?"), **further, "note": None}, turn("And?")]
+        path = write_jsonl(tmp_path / "raw" / "vqa.jsonl", [row(0, texts=texts)])
+        fault = items_of(chat.config(path, tmp_path / "out"))[0].fault
         assert fault is not None and f"turn 1 has {names}, where a turn is a pair" in fault[1]
     for texts, says in (("[]", "a str where a list"), ({"user": "What?"}, "a dict where a list")):
         with pytest.raises(Reject, match=says):

@@ -44,7 +44,7 @@ def test_members_of_other_names_are_found(make: Callable[[int], dict[str, bytes]
 
 
 def test_the_samples_of_long_tars_are_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.dataset.init.tars.SAMPLES", 20)
+    monkeypatch.setattr("tasks.dataset.init.tar_folders.SAMPLES", 20)
     tars(tmp_path / "raw", lambda number: {"png": png(number), "txt": b"a thing"}, 100)
     seen = survey("raw")
     assert "2 tars, about" in dict(seen.best.seen)["tars"]

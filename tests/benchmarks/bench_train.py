@@ -1,0 +1,181 @@
+"""Whole trainings a second, beside open_clip's own trainer: the same model, shards, batches and threads.
+
+Each measurement is a process of its own, both take turns, and what counts is the steps after the first ones:
+loading, forward, backward, optimizer, and the rows of metrics. Ours also keeps a sign of life, checks each
+sample's CRC32C and can resume to the bit. Run it on an idle machine.
+
+    .venv/bin/python -m tests.benchmarks.bench_train [ROUNDS]
+
+The raw digits are written and built in a temporary folder; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.core.schema import Config
+from tasks.dataset import examples, versions
+from tasks.dataset.build.run import build
+from tasks.loader.settings import LoaderSettings, write_settings
+from tasks.runs import metrics
+from tasks.runs.environment import rank_environment
+from tasks.runs.plan import plan
+from tests.conftest import digits_config
+
+ROUNDS = 5
+PROMISED = 1.0
+LOGGED = 10
+"""Steps per measurement; the first two are left out, in which workers and kernels start."""
+PRECISIONS = {"fp32": "fp32", "bf16": "amp_bf16", "fp16": "amp"}
+"""Ours, and open_clip's names for the same."""
+TINY = Path(__file__).parents[2] / "tasks" / "models" / "clip" / "tarmac-digits.json"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What both train: `model` is `tarmac/digits` or a model that open_clip knows by name."""
+
+    device: str = "cpu"
+    model: str = "tarmac/digits"
+    batch_size: int = 256
+    steps: int = 80
+    workers: int = 1
+    threads: int = 1
+    precision: str = "fp32"
+    deterministic: bool = True
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The built digits, with the config that built them."""
+
+    folder: Path
+    version: Path
+
+    @classmethod
+    def made_in(cls, folder: Path) -> Digits:
+        examples.write("digits", folder / "raw")
+        config = digits_config(folder / "raw", folder)
+        versions.publish(config.dataset.output, build(config).version, keep=3)
+        return cls(folder, versions.resolve(config.dataset.output))
+
+    def config(self, runs: Path, *overrides: str) -> Config:
+        return digits_config(self.folder / "raw", self.folder, f"runs={runs}", "evaluate=null", *overrides)
+
+
+def ours(digits: Digits, setting: Setting) -> float:
+    """Samples a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = digits.config(
+            Path(folder),
+            f"train.model.name={setting.model}",
+            f"train.batch_size={setting.batch_size}",
+            f"train.steps={setting.steps}",
+            f"train.checkpoint_every={setting.steps}",
+            f"train.log_every={LOGGED}",
+            f"train.threads={setting.threads}",
+            f"train.precision={setting.precision}",
+            f"train.deterministic={str(setting.deterministic).lower()}",
+        )
+        run = plan(config, digits.version)
+        write_settings(run.loader, LoaderSettings(workers=setting.workers, prefetch=2, reason="a benchmark"))
+        assert config.train is not None
+        _call(
+            [sys.executable, "-m", "tasks.training.rank", str(run.path)],
+            {**rank_environment(config.train), **_shown(setting)},
+        )
+        found = metrics.rows_of(metrics.read(run.metrics)[0], "train")
+    return statistics.median(row["train/samples_per_s"] for row in found[2:])
+
+
+def open_clips(digits: Digits, setting: Setting) -> float:
+    """Samples a second of open_clip_train.main."""
+    shards = sorted((digits.version / "train").glob("*.tar"))
+    with tempfile.TemporaryDirectory() as folder:
+        model = setting.model
+        if model == "tarmac/digits":
+            known = {"model_cfg": json.loads(TINY.read_text()), "preprocess_cfg": {}}
+            (Path(folder) / "open_clip_config.json").write_text(json.dumps(known))
+            model = f"local-dir:{folder}"
+        arguments = {
+            "model": model,
+            "train-data": f"{digits.version}/train/{{{shards[0].stem}..{shards[-1].stem}}}.tar",
+            "train-num-samples": setting.batch_size * setting.steps,
+            "batch-size": setting.batch_size,
+            "workers": setting.workers,
+            "precision": PRECISIONS[setting.precision],
+            "device": setting.device,
+            "epochs": 1,
+            "warmup": 50,
+            "lr": 1e-3,
+            "log-every-n-steps": LOGGED,
+            "logs": folder,
+        }
+        options = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
+        threads = {"OMP_NUM_THREADS": str(setting.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        said = _call(
+            [sys.executable, "-m", "open_clip_train.main", *options, "--dataset-resampled"],
+            {**os.environ, **threads, **_shown(setting)},
+        )
+    seconds = [float(found) for found in re.findall(r"Batch \(t\): ([\d.]+)", said)]
+    return setting.batch_size / statistics.median(seconds[2:])
+
+
+def beside(digits: Digits, setting: Setting, rounds: int) -> dict[str, list[float]]:
+    """The samples a second of each, measured in turns."""
+    rates: dict[str, list[float]] = {"tarmac": [], "open_clip": []}
+    for _ in range(rounds):
+        rates["tarmac"].append(ours(digits, setting))
+        rates["open_clip"].append(open_clips(digits, setting))
+    return rates
+
+
+def _shown(setting: Setting) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ""} if setting.device == "cpu" else {}
+
+
+def _call(command: list[str], environment: dict[str, str]) -> str:
+    """What it printed; its last lines on standard error where it failed."""
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        sys.stderr.write(done.stdout[-4000:])
+        done.check_returncode()
+    return done.stdout
+
+
+def main(rounds: int) -> None:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        setting = Setting()
+        rates = beside(Digits.made_in(folder), setting, rounds)
+    finally:
+        shutil.rmtree(folder)
+    medians = {name: statistics.median(found) for name, found in rates.items()}
+    ratio = medians["tarmac"] / medians["open_clip"]
+    for name, found in rates.items():
+        print(f"{name:10} {medians[name]:7,.0f} samples/s   {min(found):,.0f} to {max(found):,.0f}")
+    verdict = "kept" if ratio >= PROMISED else "NOT KEPT"
+    print(
+        f"{ratio:.2f} x, promised {PROMISED:.2f} x: {verdict} (median of {rounds}, {os.cpu_count()} cores, "
+        f"batch {setting.batch_size}, {setting.workers} worker, load average {os.getloadavg()[0]:.1f})"
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)

@@ -1,0 +1,96 @@
+"""Tarmac's readers, for bench_loader, which calls `main` in a process of its own.
+
+`pace` prints the pace, imports not counted; `first` the seconds to the first batch after a resume at STEP;
+`read` the microseconds of reading single samples in random order, p50 and p99; `overhead` those that a sample's
+timing, state and checksum take together.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import torch
+from PIL import Image
+
+from tasks.dataset.index import read_index
+from tasks.dataset.tar.format import Sample
+from tasks.loader import forkserver, worker_state
+from tasks.loader.decoders import image_of
+from tasks.loader.indexed import IndexedReader
+from tasks.loader.worker_state import Keeper, Stage
+from tasks.loader.workers import Batches
+from tests.benchmarks import pace
+from tests.loader.feeds import train_batches
+
+BATCH, WORKERS, SIDE = 64, 2, 224
+PARTS = 4
+"""In which a batch comes, as by `train.micro_batch`; a stream's comes whole."""
+
+
+def transform(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
+    picture = image_of(sample).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    return {"image": torch.from_numpy(np.array(picture)), "caption": sample["txt"].decode()}
+
+
+def batches(version: Path, reader: str, workers: int = WORKERS, start_step: int = 0) -> Batches:
+    prefetch = 2 * PARTS if reader == "indexed" else 2  # as many samples ahead as the others have
+    options = {"seed": 0, "shuffle": "windows", "workers": workers, "prefetch": prefetch, "reader": reader}
+    return train_batches(
+        version, transform, batch_size=BATCH, micro_batch=BATCH // PARTS, start_step=start_step, **options
+    )
+
+
+def warm(version: Path, reader: str) -> None:
+    """The forkserver's imports, as those of the others do not count."""
+    forkserver.start(transform.__module__)
+    with batches(version, reader, 1) as source:
+        next(source)
+
+
+def samples(version: Path) -> Iterator[Sample]:
+    """Each once, in random order; the shards are open before."""
+    reader = IndexedReader(version, "train")
+    for start in np.unique(read_index(version, "train")["shard"], return_index=True)[1].tolist():
+        reader.read(start)
+    for number in random.Random(0).sample(range(len(reader)), len(reader)):
+        yield reader.read(number)
+
+
+def overhead_us(version: Path) -> float:
+    """CPU time that a sample costs beyond reading and decoding it, by the calls that a worker makes: p50."""
+    decode = worker_state.decoding(len)
+    taken = []
+    with tempfile.TemporaryDirectory() as folder:
+        writer = Keeper(Path(folder), 0, "train").keep(0)
+        name = worker_state.shard_field("train/000007.tar")
+        for number, sample in enumerate(samples(version)):
+            span = b"".join(sample.members.values())  # in the cache, as what was just read
+            begin = time.thread_time()
+            writer.reading(name, number, number)
+            google_crc32c.value(span)
+            writer.transforming()
+            decode(span)
+            writer.enter(Stage.COLLATE)
+            writer.handing_over(BATCH)
+            taken.append(time.thread_time() - begin)
+    return sorted(taken)[len(taken) // 2] * 1e6
+
+
+def main(action: str, reader: str, version: str, step: str = "0") -> None:
+    parts = PARTS if reader == "indexed" else 1
+    if action == "read":
+        print(*pace.read_us(samples(Path(version))))
+    elif action == "overhead":
+        print(overhead_us(Path(version)))
+    else:
+        warm(Path(version), reader)
+        seconds = pace.SECONDS if action == "pace" else 0.0
+        source = batches(Path(version), reader, start_step=int(step))
+        print(*pace.measure(source, 2 * WORKERS, parts, seconds))

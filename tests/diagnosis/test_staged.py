@@ -1,0 +1,108 @@
+"""`tarmac bench` on the digits: where the time goes, what limits, and that a test that hangs is an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from tasks.core import config as configs
+from tasks.core.errors import DataError
+from tasks.dataset import versions
+from tasks.diagnosis import staged
+from tasks.diagnosis.staged import Staged, limit_of, one_sample
+from tasks.loader.settings import LoaderSettings, Measurement
+from tests.training.helpers import make_run
+
+STEADY = {"open": 0.1, "read": 1.0, "decode": 6.0, "transform": 2.0, "collate": 0.1}
+
+
+def settings(taken: float | None) -> LoaderSettings:
+    return LoaderSettings(workers=2, prefetch=2, reason="a test", taken_per_s=taken)
+
+
+@pytest.mark.parametrize(
+    ("taken", "steady", "code", "stage"),
+    [
+        (1000.0, STEADY, "compute.bound", None),
+        (9000.0, STEADY, "decode.slow", "decode"),
+        (9000.0, {**STEADY, "read": 60.0}, "disk.slow", "read"),
+        (9000.0, {**STEADY, "transform": 60.0}, "loader.bound", "transform"),
+        (9000.0, {**STEADY, "hand-over": 60.0}, "loader.bound", "hand-over"),
+    ],
+)
+def test_what_limits_is_told_from_the_figures(
+    taken: float, steady: dict[str, float], code: str, stage: str | None
+) -> None:
+    found = limit_of(settings(taken), steady, sustained=2000.0)
+    assert (found.code, found.evidence.get("stage")) == (code, stage)
+    assert found.evidence["loader_per_s"] == 2000.0 and found.remedy
+
+
+@pytest.mark.parametrize("taken", [None, 1000.0, 9000.0])
+def test_the_page_plots_what_was_measured(tmp_path: Path, taken: float | None) -> None:
+    measured = [
+        Measurement(workers=n, samples_per_s=1000.0 * n + 500, first_batch_s=0.1, memory_bytes=n * 10**9)
+        for n in range(3)
+    ]
+    chosen = settings(taken).model_copy(update={"measurements": tuple(measured)})
+    limit = limit_of(chosen, STEADY, sustained=2000.0)
+    staged.save(Staged(STEADY, STEADY, chosen, 2000.0, 1900.0, limit), "digits", tmp_path / "runs/page.html")
+    page = (tmp_path / "runs/page.html").read_text(encoding="utf-8")
+    assert page.count("<figure") == 3 and limit.remedy in page
+    assert ("goes into decode" in page) == (taken == 9000.0)
+
+
+def test_the_time_to_the_first_sample_is_split(digits_dataset: Path, tmp_path: Path) -> None:
+    run = make_run(digits_dataset, tmp_path)
+    found = one_sample(configs.reload(run.config), versions.resolve(digits_dataset), tmp_path / "states")
+    parts = ["open", "read", "decode", "transform", "collate"]
+    assert list(found["first"]) == ["import", "index", *parts] and list(found["steady"]) == parts
+    assert all(seconds > 0 for seconds in found["first"].values())
+
+
+@pytest.mark.system
+def test_a_test_that_hangs_is_ended_and_says_where_it_stood(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader's own file of a shard is a pipe that nobody writes to."""
+    run = make_run(digits_dataset, tmp_path)
+    hanging = tmp_path / "version"
+    _copy_with_a_pipe(versions.resolve(digits_dataset), hanging)
+    monkeypatch.setattr(staged, "ONE_SAMPLE_S", 45.0)
+    with pytest.raises(
+        DataError, match=r"one_sample: not done within 45 s; it stood \d+ s in open of train/"
+    ):
+        staged.bench(configs.reload(run.config), hanging)
+
+
+def _copy_with_a_pipe(version: Path, copy: Path) -> None:
+    shutil.copytree(version, copy)
+    for shard in (copy / "train").glob("*.tar"):
+        shard.unlink()
+        os.mkfifo(shard)
+
+
+@pytest.mark.system
+def test_the_command_says_what_limits_and_what_to_copy(
+    digits_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(digits_dataset, tmp_path)
+    output = ["--set", f"dataset.output={digits_dataset}"]
+    assert cli.main(["bench", str(run.config), *output, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] and told["findings"][0]["code"] in (
+        "compute.bound",
+        "decode.slow",
+        "loader.bound",
+        "disk.slow",
+    )
+    assert told["workers"] >= 1 and told["taken_per_s"] > 0 and told["sustained_per_s"] > 0
+    assert told["sample_s"]["hand-over"] > 0
+    assert all(one["memory_bytes"] > 100e6 for one in told["measurements"])
+    page = Path(told["page"]).read_text(encoding="utf-8")
+    assert "samples/s by workers" in page and "hand-over" in page

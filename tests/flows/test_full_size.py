@@ -1,0 +1,131 @@
+"""Configs of the size that papers train at: they load, plan, and pass preflight, as far as a machine without
+their data, their weights and their cluster can show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.core.config import load
+from tasks.core.schema import Config
+from tasks.dataset.manifest import read_manifest
+from tasks.diagnosis import own_run
+from tasks.diagnosis.own_run import OwnCase
+from tests.conftest import ROOT
+from tests.dataset.raw import chat, nifti, shards
+from tests.diagnosis.test_preflight_config import ROOM, write_version
+from tests.flows.birds import said
+
+CONFIGS = ROOT / "tests/full_size"
+WEIGHTS: dict[str, set[str]] = {
+    "clip": set(),
+    "reinforced-clip": set(),
+    "ct-clip": {"microsoft/BiomedVLP-CXR-BERT-specialized"},
+    "nano-vlm": {"google/siglip2-base-patch16-512", "HuggingFaceTB/SmolLM2-360M-Instruct"},
+}
+"""What each downloads."""
+DOUBTS = {
+    "nano-vlm": ["train.data: data/docs holds no version of a dataset yet; build it before the training"],
+}
+SHAPE = (240, 480, 480)
+
+
+def scans(folder: Path) -> list[str]:
+    """Two of CT-RATE's in the place of 50,000."""
+    where = folder / "CT-RATE"
+    names = [f"{split}_1_a_1" for split in ("train", "valid")]
+    where.mkdir()
+    nifti.tables(where, names)
+    for number, name in enumerate(names):
+        (where / f"{name}.nii.gz").write_bytes(nifti.packed(nifti.nifti(nifti.stored(number))))
+    header, *rows = (where / "reports.csv").read_text().splitlines()
+    header = header.replace("Findings", "Findings_EN").replace("Impression", "Impressions_EN")
+    (where / "reports.csv").write_text("\n".join([header, *rows]) + "\n")
+    return ["--set", f"dataset.source.path={where}", "--set", f"dataset.output={folder / 'ct-rate'}"]
+
+
+def chats(folder: Path) -> list[str]:
+    """A file of four conversations in the place of the Cauldron."""
+    (folder / "raw/cauldron").mkdir(parents=True)
+    rows = [chat.row(n, relevance_ratings=[5], image_correspondence_ratings=[5]) for n in range(4)]
+    chat.write_parquet(folder / "raw/cauldron/vqa.parquet", rows)
+    return []
+
+
+def pairs(folder: Path) -> list[str]:
+    """A tar of two pictures in the place of CC12M's 1,243."""
+    return ["--set", f"dataset.source.path={tar(folder / 'raw/cc12m', [{}, {}])}"]
+
+
+def reinforced(folder: Path) -> list[str]:
+    """Two pictures and what teachers said of them, in a tar each."""
+    uids = [{"uid": f"{number:032x}"} for number in range(2)]
+    tar(folder / "raw/datacompdr", uids)
+    return ["--set", f"dataset.source.path={tar(folder / 'raw/datacomp', uids)}"]
+
+
+def tar(folder: Path, facts: list[dict[str, str]]) -> Path:
+    folder.mkdir(parents=True)
+    samples = [shards.pair(f"{number:09d}", number, **about) for number, about in enumerate(facts)]
+    (folder / "00000.tar").write_bytes(shards.tar_bytes(member for sample in samples for member in sample))
+    return folder
+
+
+STAND_INS: dict[str, tuple[Callable[[Path], list[str]], str]] = {
+    "ct-clip": (scans, "train     ct_clip, after the build, as a Slurm job on 4 GPUs"),
+    "clip": (pairs, "train     clip, after the build, as a Slurm job on 8 GPUs"),
+    "reinforced-clip": (
+        reinforced,
+        "train     clip_reinforced, after the build, as a Slurm job on 8 GPUs",
+    ),
+    "nano-vlm": (chats, "train     vlm, after the build, as a Slurm job on 8 GPUs"),
+}
+
+
+def test_all_of_them_have_their_stand_in() -> None:
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == set(STAND_INS) == set(WEIGHTS)
+
+
+@pytest.mark.parametrize("name", list(STAND_INS))
+def test_it_plans(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write, expected = STAND_INS[name]
+    planned = said(capsys, "plan", str(CONFIGS / f"{name}.yaml"), *write(tmp_path))
+    assert expected in planned and "nothing was written; to do it: tarmac run" in planned
+    told = [line for line in planned.splitlines() if line.startswith("!")]
+    assert told == [f"!         {doubt}" for doubt in DOUBTS.get(name, ())]
+
+
+def version_for(config: Config, folder: Path) -> Path:
+    """A version as the build of such data would leave it, without the tars."""
+    samples = 200_000
+    version = write_version(folder, 100, samples, modality=config.dataset.modality)
+    if config.dataset.modality == "reinforced":
+        widths = pa.array(np.full(samples, 2 * 768, np.int32))
+        pq.write_table(pa.table({"embedding_width": widths}), version / "samples/train.parquet")
+    if config.dataset.modality == "volume_report":
+        axes = zip(("depth", "height", "width"), SHAPE, strict=True)
+        sides = {axis: pa.array(np.full(samples, side, np.int32)) for axis, side in axes}
+        pq.write_table(pa.table(sides), version / "samples/train.parquet")
+    return version
+
+
+@pytest.mark.parametrize("name", list(STAND_INS))
+def test_preflight_finds_nothing_but_missing_weights(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    config = load(CONFIGS / f"{name}.yaml")
+    assert config.train is not None
+    version = version_for(config, tmp_path)
+    case = OwnCase(config, config.train, version, read_manifest(version), 32, ROOM, 1e15)
+    found = own_run.judge(case)
+    assert {one.code for one in found} == ({"weights.missing"} if WEIGHTS[name] else set())
+    assert all(any(name in str(one.evidence) for one in found) for name in WEIGHTS[name])

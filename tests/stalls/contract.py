@@ -1,0 +1,129 @@
+"""What a producer of a stall is: it starts a real training that stalls for a known cause, or is healthy.
+
+A verdict without a producer proves nothing, so the matrix (`test_matrix.py`) starts every one of them, asks
+`tarmac doctor`, and scores the answer: the right code 1, `unknown` 0, a wrong cause -1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+PATIENCE_S = 240.0
+"""For a training to come to its stall, on a machine that does other things as well."""
+INHERITED = dict(os.environ)
+"""Read once: pytest changes the variables between two tests, while the matrix starts its rows in threads."""
+
+
+@dataclass
+class Training:
+    """A started training. `is_ready` says whether the stall, or the healthy state, has been reached."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    is_ready: Callable[[], bool]
+    clean: list[Callable[[], object]] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.is_ready():
+            assert time.monotonic() < deadline, f"it never came to its stall:\n{self.text()[-3000:]}"
+            time.sleep(0.2)
+
+    def end(self) -> None:
+        """End it with all that it has started; torchrun gives every rank a session of its own."""
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGCONT)
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+        for undo in self.clean:
+            undo()
+
+
+@dataclass(frozen=True)
+class Stall:
+    """One row of the matrix. `codes` are the right first answers; a healthy set-up has none.
+
+    `start` gets an empty folder. `missing` gives the reason why this machine cannot produce it, if there is one.
+    """
+
+    name: str
+    start: Callable[[Path], Training]
+    codes: frozenset[str] = frozenset()
+    missing: Callable[[], str | None] = lambda: None
+    needs_stacks: bool = False
+    """Whether /proc alone does not tell; without stacks the answer is then `unknown`."""
+    is_for_soak: bool = False
+    """Whether it repeats what another row shows, or takes a machine without other work, and runs in
+    `make soak` only."""
+
+    @property
+    def is_healthy(self) -> bool:
+        return not self.codes
+
+
+@contextmanager
+def started(stall: Stall, folder: Path) -> Iterator[Training]:
+    """The training at its stall; ended with all its processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    training = stall.start(folder)
+    try:
+        training.wait_until_ready()
+        yield training
+    finally:
+        training.end()
+
+
+def launch(
+    command: list[str], folder: Path, env: dict[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start a command in a session of its own with its output in `folder/log.txt`."""
+    log = folder / "log.txt"
+    quiet = {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+        "WANDB_SILENT": "false",
+    }
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**INHERITED, **quiet, **(env or {})},
+            start_new_session=True,
+        )
+    return process, log
+
+
+def says(log: Path, words: str, settle_s: float = 0.0) -> Callable[[], bool]:
+    """Ready when the log holds `words` for `settle_s` seconds."""
+    since: list[float] = []
+
+    def is_ready() -> bool:
+        if words in log.read_text(errors="replace") and not since:
+            since.append(time.monotonic())
+        return bool(since) and time.monotonic() - since[0] >= settle_s
+
+    return is_ready

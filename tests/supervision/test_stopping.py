@@ -1,0 +1,197 @@
+"""A run that is stopped leaves nothing alive, and two runs never train on one GPU at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows import cli
+from tasks.core.errors import DataError, TarmacError, Withdrawn
+from tasks.core.files import read_json, write_json
+from tasks.runs import record
+from tasks.runs.folder import RunFolder
+from tasks.supervision import gpus, launch, stopping
+from tasks.supervision.status import look
+from tests.supervision.fakes import make_run
+from tests.supervision.test_agent import finish, processes_of, rank_of, rows, wait_for
+
+TAKE = "import sys; from tasks.supervision import gpus; print(gpus.take([sys.argv[1]], 1, 'other'))"
+
+
+def told_to_another(name: str) -> str:
+    """What another process is told that wants this GPU."""
+    done = subprocess.run([sys.executable, "-c", TAKE, name], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The one GPU that is visible; nobody else has one of this name."""
+    name = f"GPU-{uuid.uuid4()}"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
+    return name
+
+
+def test_a_gpu_is_one_trainings_until_all_that_inherited_it_have_ended(gpu: str) -> None:
+    taken = gpus.take([gpu], 1, "first")
+    assert isinstance(taken, gpus.Taken)
+    says = f"waiting for a GPU: {gpu} is used by first (process {os.getpid()})"
+    assert told_to_another(gpu) == says
+    heir = subprocess.Popen(["sleep", "60"], pass_fds=taken.descriptors)
+    taken.release()
+    assert told_to_another(gpu) == says
+    heir.kill()
+    heir.wait()
+    assert told_to_another(gpu).startswith("Taken")
+
+
+def test_the_first_free_gpus_are_taken_all_or_none(gpu: str) -> None:
+    names = [f"{gpu}-{number}" for number in range(3)]
+    second = gpus.take(names[1:2], 1, "second")
+    others = gpus.take(names, 2, "others")
+    assert isinstance(second, gpus.Taken) and isinstance(others, gpus.Taken)
+    assert others.names == (names[0], names[2])
+    others.release()
+    second.release()
+    third = gpus.take(names[2:], 1, "third")
+    assert isinstance(gpus.take(names[1:], 2, "both"), gpus.Busy)
+    assert told_to_another(names[1]).startswith("Taken"), "one of two was kept"
+    assert isinstance(third, gpus.Taken)
+    third.release()
+    with pytest.raises(TarmacError, match="2 GPUs are asked for, but there are 1"):
+        gpus.take([gpu], 2, "greedy")
+
+
+def test_a_second_run_waits_for_the_gpu_and_names_who_has_it(tmp_path: Path, gpu: str) -> None:
+    first = make_run(tmp_path / "first", {"step_s": 0.1})
+    second = make_run(tmp_path / "second")
+    launch.start_or_adopt(first)
+    wait_for(lambda: rows(first) >= 1)
+    launch.start_or_adopt(second)
+    wait_for(lambda: look(second).state == "queued" and look(second).reason != "")
+    assert f"{gpu} is used by {first.name} (process " in look(second).reason
+    assert launch.start_or_adopt(second).adopted
+    launch.wait_for_training(first)
+    assert rows(second) == 0, "both trained at once"
+    assert finish(second).state == "succeeded" and look(second).reason == ""
+
+
+def test_a_run_that_waits_for_a_gpu_can_be_stopped(tmp_path: Path, gpu: str) -> None:
+    taken = gpus.take([gpu], 1, "somebody")
+    assert isinstance(taken, gpus.Taken)
+    run = make_run(tmp_path)
+    launch.start_or_adopt(run)
+    wait_for(lambda: look(run).state == "queued" and look(run).reason != "")
+    stopping.end(run, "enough")
+    assert (look(run).state, look(run).reason) == ("cancelled", "enough")
+    assert processes_of(tmp_path) == []
+    taken.release()
+
+
+def test_a_stop_during_the_evaluations_ends_them_and_is_no_failure(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"evaluation_s": 60.0})
+    launch.start_or_adopt(run)
+    wait_for(lambda: (run.path / "evaluated").exists())
+    began = time.monotonic()
+    stopping.end(run, "enough")
+    assert time.monotonic() - began < stopping.STOP_S, "it was not the agent that ended them"
+    assert processes_of(tmp_path) == []
+    assert look(run).state == "succeeded" and look(run).stopped == "enough"
+    with pytest.raises(Withdrawn, match="its evaluations were cancelled: enough"):
+        launch.wait_for_evaluations(run)
+    (run.path / "fake.json").write_text("{}")
+    finish(run)
+    assert record.load(run).attempts[-1].stopped is None and look(run).is_complete
+
+
+def test_cancel_ends_training_and_evaluations_and_proves_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(
+        tmp_path,
+        {"step_s": 0.05, "evaluation_s": 60.0},
+        train={"steps": 2000},
+        evaluate={"every": 10, "tasks": ["zero_shot"]},
+    )
+    launch.start_or_adopt(run)
+    wait_for(lambda: (run.path / "evaluated").exists())
+    pids = {process.pid for process in processes_of(tmp_path)}
+    assert cli.main(["cancel", str(run.path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert processes_of(tmp_path) == []
+    assert told["state"] == "cancelled" and told["left"] == [] and told["elsewhere"] is None
+    ended = {one["what"]: one["pid"] for one in told["ended"]}
+    assert {"agent", "training, rank 0", "zero_shot of step 10"} <= ended.keys()
+    assert pids <= set(ended.values()), "a process of the run is missing in the list"
+    assert not any(one["forced"] for one in told["ended"])
+    assert read_json(run.exit(1))["stop"]["who"] == "user"
+
+
+def test_cancel_ends_the_evaluations_that_a_killed_agent_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, {"evaluation_s": 600.0})
+    launch.start_or_adopt(run)
+    wait_for(lambda: (run.path / "evaluated").exists())
+    psutil.Process(record.load(run).attempts[-1].pid).kill()
+    wait_for(lambda: not look(run).agent_is_alive)
+    assert processes_of(tmp_path), "its evaluation ended with it"
+    assert cli.main(["cancel", str(run.path)]) == 0
+    said = capsys.readouterr().out
+    assert "zero_shot of step 40 (process " in said and "by force" in said
+    assert said.endswith("  left   none: no process of the run lives on this machine\n")
+    assert processes_of(tmp_path) == []
+
+
+def test_a_training_that_is_killed_while_it_stops_is_a_failure_that_names_both(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.2, "deaf": True})
+    launch.start_or_adopt(run)
+    wait_for(lambda: rows(run) >= 1)
+    stopping.cancel(run)
+    rank = rank_of(run)
+    wait_for(lambda: "stopping: cancelled by the user" in agent_log(run))
+    os.kill(rank.pid, signal.SIGKILL)
+    with pytest.raises(DataError, match=r"killed by SIGKILL at step .* it was asked to stop: cancelled by"):
+        launch.wait_for_training(run)
+    (finding,) = [json.loads(line) for line in run.findings.read_text().splitlines()]
+    assert finding["code"] == "process.gone"
+
+
+@pytest.mark.parametrize("text", ["", "enough of it"])
+def test_a_stop_by_hand_is_obeyed_and_says_that_nobody_signed_it(tmp_path: Path, text: str) -> None:
+    run = make_run(tmp_path, {"step_s": 0.1})
+    launch.start_or_adopt(run)
+    wait_for(lambda: rows(run) >= 1)
+    run.stop.write_text(text)
+    with pytest.raises(Withdrawn, match=text or "the file .stop. was found"):
+        launch.wait_for_training(run)
+    assert read_json(run.exit(1))["stop"]["who"] == "somebody"
+
+
+def test_an_agent_that_lost_its_lease_ends_its_training_and_writes_nothing_more(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.05}, train={"steps": 1000})
+    launch.start_or_adopt(run)
+    wait_for(lambda: rows(run) >= 12)
+    before = record.load(run)
+    write_json(run.lease, {**read_json(run.lease), "host": "elsewhere"})
+    taken = time.monotonic()
+    wait_for(lambda: processes_of(tmp_path) == [])
+    assert time.monotonic() - taken < 40
+    assert record.load(run) == before and before.state == "running"
+    assert not run.exit(1).exists() and not run.stop.exists()
+    assert read_json(run.lease)["host"] == "elsewhere"
+    assert f"the run was taken over by process {read_json(run.lease)['pid']} on elsewhere" in agent_log(run)
+
+
+def agent_log(run: RunFolder) -> str:
+    (log,) = run.logs(1).glob("agent/*_log.out")
+    return log.read_text()

@@ -1,0 +1,290 @@
+"""What a real server does by itself: dead runs are noticed and start again, and nobody else's are touched; what
+was rebuilt is verified and trained on; failures reach a person."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.services import Api, until
+from tests.system.conftest import Run
+from tests.system.sleeper import sleeper
+
+pytestmark = pytest.mark.system
+
+LONG_S = 300
+
+
+def states(api: Api, run_id: str) -> list[str]:
+    """The names of the states that a flow run has had, oldest first."""
+    found = api.get(f"/flow_run_states/?flow_run_id={run_id}")
+    return [state["name"] for state in sorted(found, key=lambda state: state["timestamp"])]
+
+
+def flow_runs(api: Api, flow: str) -> list[dict[str, Any]]:
+    return api.filter("flow_runs", flows={"name": {"any_": [flow]}}, sort="START_TIME_DESC")
+
+
+def register(api: Api, name: str, folder: Path, parameters: dict[str, Any]) -> None:
+    flow_id = api.ask("POST", "/flows/", {"name": "sleeper"}).raise_for_status().json()["id"]
+    body = {
+        "name": name.partition("/")[2],
+        "flow_id": flow_id,
+        "entrypoint": f"{sleeper.fn.__module__}.sleeper",
+        "work_pool_name": "tarmac",
+        "tags": ["tarmac", "take-up"],
+        "parameters": parameters,
+        "job_variables": {"stream_output": False, "env": {"PYTHONPATH": str(ROOT)}},
+        "pull_steps": [{"prefect.deployments.steps.set_working_directory": {"directory": str(folder)}}],
+    }
+    api.ask("POST", "/deployments/", body).raise_for_status()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dying(
+    deployed: object, api: Api, project: Path, worker: int, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """Runs of two deployments, as Tarmac registers its own, that take their time while other tests work: one
+    that dies in each start, one that cannot begin again after the first. Their ids."""
+    place = tmp_path_factory.mktemp("place")
+    register(api, "sleeper/dies", project, {"dies": True})
+    register(api, "sleeper/lost", place, {"dies": True, "removes": str(place)})
+    return {name: api.start(f"sleeper/{name}").raise_for_status().json()["id"] for name in ("dies", "lost")}
+
+
+@pytest.fixture(scope="module")
+def terminal(deployed: object, env: dict[str, str], project: Path) -> Iterator[Any]:
+    """Starts a Python script beside the server, as a person would in a terminal; kills what is left."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(script: str) -> subprocess.Popen[bytes]:
+        code = [sys.executable, "-c", script]
+        process = subprocess.Popen(
+            code, cwd=project, env={**env, "PYTHONPATH": str(ROOT)}, start_new_session=True
+        )
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+OURS = (
+    "from pathlib import Path; from flows.operate import start; "
+    "start.flow('tests.system.sleeper:sleeper', Path('runs'), seconds={seconds}.0)"
+)
+FOREIGN = "from tests.system.sleeper import foreign; foreign({seconds}.0)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bystanders(terminal: Any, api: Api) -> list[subprocess.Popen[bytes]]:
+    """A run of a terminal and a flow of somebody else, which last longer than any patience of an automation."""
+    return [terminal(text.format(seconds=LONG_S)) for text in (OURS, FOREIGN)]
+
+
+def test_a_run_that_dies_unnoticed_is_marked(terminal: Any, api: Api) -> None:
+    known = {run["id"] for run in flow_runs(api, "sleeper")}
+    process = terminal(OURS.format(seconds=LONG_S + 1))
+
+    def begun() -> dict[str, Any] | None:
+        new = [run for run in flow_runs(api, "sleeper") if run["id"] not in known]
+        mine = [run for run in new if run["parameters"].get("seconds") == LONG_S + 1]
+        return mine[0] if mine and mine[0]["state_type"] == "RUNNING" else None
+
+    run = until("the run of the terminal", begun, 180)
+    heard = {
+        "resource": {"id": [f"prefect.flow-run.{run['id']}"]},
+        "event": {"name": ["tarmac.flow-run.pulse"]},
+    }
+    until("its pulse", lambda: api.ask("POST", "/events/filter", {"filter": heard}).json()["events"], 120)
+    process.kill()
+    until("Crashed", lambda: api.get(f"/flow_runs/{run['id']}")["state_type"] == "CRASHED", 360)
+    assert "Nothing was heard" in api.get(f"/flow_runs/{run['id']}")["state"]["message"]
+
+
+def test_a_run_that_always_dies_is_taken_up_three_times_and_stays_crashed(
+    api: Api, dying: dict[str, str]
+) -> None:
+    def is_over() -> bool:
+        run = api.get(f"/flow_runs/{dying['dies']}")
+        return bool(run["run_count"] == 4 and run["state_type"] == "CRASHED")
+
+    until("its fourth crash", is_over, 600)
+    assert states(api, dying["dies"]).count("Running") == 4
+    assert "SIGKILL" in api.get(f"/flow_runs/{dying['dies']}")["state"]["message"]
+
+
+def test_a_run_that_cannot_begin_again_is_given_up(api: Api, dying: dict[str, str]) -> None:
+    lost = dying["lost"]
+    until("its end", lambda: api.get(f"/flow_runs/{lost}")["state_type"] == "FAILED", 600)
+    assert states(api, lost).count("Running") == 1
+    assert "before it could begin" in api.get(f"/flow_runs/{lost}")["state"]["message"]
+
+
+def test_failures_reach_the_block_that_was_named(api: Api, worker: int, run: Run) -> None:
+    kind = api.get("/block_types/slug/custom-webhook")["id"]
+    [schema] = api.filter("block_schemas", block_schemas={"block_type_id": {"any_": [kind]}})[:1]
+    with _listening() as (url, heard):
+        data = {"name": "team", "url": url, "method": "POST", "json_data": {"text": "{{subject}} {{body}}"}}
+        body = {"name": "team", "block_type_id": kind, "block_schema_id": schema["id"], "data": data}
+        api.ask("POST", "/block_documents/", body).raise_for_status()
+        unknown = run("tarmac", "deploy", "--notify", "custom-webhook/nobody")
+        assert unknown.returncode == 2 and "no block custom-webhook/nobody" in unknown.stderr
+        assert run("tarmac", "deploy", "--notify", "custom-webhook/team").returncode == 0
+        again = json.loads(run("tarmac", "deploy", "--json").stdout)["automations"]
+        assert {"name": "tarmac-failure", "state": "unchanged"} in again, "it forgot the block"
+        failed = api.start("evaluate/run", run="nobody-knows-it").json()["id"]
+        assert api.finished(failed, 240)["state_type"] == "FAILED"
+        [text] = until("the message", lambda: [one for one in heard if "nobody-knows-it" in one], 120)
+        assert "Failed" in text and f"/runs/flow-run/{failed}" in text
+    [automation] = [one for one in api.filter("automations") if one["name"] == "tarmac-failure"]
+    api.ask("DELETE", f"/automations/{automation['id']}").raise_for_status()
+
+
+class _listening:
+    """A web hook on this machine: its address, and the bodies of what it was sent."""
+
+    def __enter__(self) -> tuple[str, list[str]]:
+        heard: list[str] = []
+
+        class Hook(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                heard.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self.web = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+        threading.Thread(target=self.web.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self.web.server_port}/", heard
+
+    def __exit__(self, *_: object) -> None:
+        self.web.shutdown()
+        self.web.server_close()
+
+
+@pytest.fixture(scope="module")
+def small(project: Path, run: Run, worker: int) -> Iterator[Path]:
+    """A config with a dataset of its own that trains a few steps after each rebuild; its table of captions."""
+    raw = project / "data/raw/small"
+    raw.mkdir(parents=True)
+    source = project / "data/raw/digits"
+    lines = (source / "captions.csv").read_text().splitlines()
+    table = raw / "captions.csv"
+    table.write_text("\n".join([lines[0], *(f"../digits/{line}" for line in lines[1:401])]) + "\n")
+    config = project / "configs/small.yaml"
+    text = (project / "configs/digits-clip.yaml").read_text()
+    for old, new in {
+        "name: digits-clip": "name: small",
+        "output: data/digits": "output: data/small",
+        "data/raw/digits/captions.csv": "data/raw/small/captions.csv",
+        "steps: 600": "steps: 10",
+        "warmup: 50": "warmup: 2",
+        "checkpoint_every: 200": "checkpoint_every: 10",
+        "every: 200": "every: 10",
+        "mode: offline": "mode: disabled",
+        "workers: auto, prefetch: auto": "workers: 0, prefetch: 2",
+        '{cron: "0 2 * * *"}': '{cron: "0 2 * * *", then: train}',
+    }.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    config.write_text(text)
+    assert run("tarmac", "build", "configs/small.yaml").returncode == 0
+    assert run("tarmac", "deploy", "configs/small.yaml").returncode == 0
+    yield table
+    config.unlink()
+    assert run("tarmac", "deploy").returncode == 0
+
+
+def rebuild(api: Api) -> dict[str, Any]:
+    """A rebuild of the small dataset, after all its events have been told."""
+    started = api.start("build/small").json()["id"]
+    done = api.completed(started, 240)
+    ended = {
+        "resource": {"id": [f"prefect.flow-run.{started}"]},
+        "event": {"name": ["tarmac.flow-run.stopped"]},
+    }
+    until(
+        "its last event", lambda: api.ask("POST", "/events/filter", {"filter": ended}).json()["events"], 120
+    )
+    return done
+
+
+def test_a_rebuild_that_changed_something_is_verified_and_trained_on(
+    api: Api, small: Path, project: Path
+) -> None:
+    until("the verification of the first version", lambda: len(_of_small(api, "verify/dataset")) == 1, 240)
+    small.write_text("\n".join(small.read_text().splitlines()[:-3]) + "\n")
+    rebuild(api)
+    until("another verification", lambda: len(_of_small(api, "verify/dataset")) == 2, 240)
+    [trained] = until("a training", lambda: api.runs_of("pipeline/small"), 240)
+    [_, verified] = _of_small(api, "verify/dataset")
+    current = (project / "data/small/current").resolve()
+    assert verified["parameters"]["dataset"] == str(current)
+    assert api.completed(verified["id"], 300)["name"] == f"{current.name} · verify"
+    api.completed(trained["id"], 300)
+    [record] = [json.loads(path.read_text()) for path in project.glob("runs/small-*/run.json")]
+    assert record["state"] == "succeeded" and record["data"][0]["version"] == current.name
+
+    rebuild(api)
+    assert len(api.runs_of("pipeline/small")) == 1, "nothing had changed"
+    assert len(_of_small(api, "verify/dataset")) == 2
+
+
+def _of_small(api: Api, name: str) -> list[dict[str, Any]]:
+    found = api.runs_of(name)
+    return [run for run in found if "small" in str(run["parameters"])]
+
+
+def test_a_run_is_evaluated_by_the_start_of_its_id(api: Api, small: Path, project: Path) -> None:
+    [first, *_] = [json.loads(path.read_text()) for path in project.glob("runs/small-*/run.json")]
+    started = api.start("evaluate/run", run=first["id"][:6]).json()["id"]
+    api.completed(started, 300)
+    api.logged(started, "1 of 1 results")
+
+
+def test_what_is_not_sound_fails_with_its_findings_in_log_and_table(
+    api: Api, small: Path, project: Path
+) -> None:
+    version = (project / "data/small/current").resolve()
+    shard = version / "train/000000.tar"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-2048])
+    try:
+        started = api.start("verify/dataset", dataset="data/small", level="quick").json()["id"]
+        ended = api.finished(started, 240)
+    finally:
+        shard.write_bytes(whole)
+    assert ended["state_type"] == "FAILED"
+    assert "is not sound" in ended["state"]["message"].splitlines()[0]
+    api.logged(started, "shard.truncated", "train/000000.tar")
+    [table] = [entry for entry in api.artifacts(started) if entry["type"] == "table"]
+    assert "shard.truncated" in table["data"]
+    completed = api.start("verify/dataset", dataset="data/small", level="full").json()["id"]
+    api.completed(completed, 240)
+
+
+def test_a_terminal_run_and_a_foreign_flow_are_never_marked(
+    bystanders: list[subprocess.Popen[bytes]], api: Api, dying: dict[str, str]
+) -> None:
+    for process in bystanders:
+        assert process.wait(LONG_S + 60) == 0
+    [foreign] = flow_runs(api, "foreign")
+    [ours] = [run for run in flow_runs(api, "sleeper") if run["parameters"].get("seconds") == LONG_S]
+    assert api.get(f"/flow_runs/{dying['dies']}")["state_type"] == "CRASHED", "it was taken up once more"
+    for run in (ours, foreign):
+        assert run["total_run_time"] >= LONG_S
+        assert states(api, run["id"]) == ["Pending", "Running", "Completed"]

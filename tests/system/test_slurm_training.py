@@ -1,0 +1,178 @@
+"""Trainings and evaluations as jobs of a real Slurm: they wait, are adopted, cancelled, resumed, and refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.core.engines import slurm_queue
+from tasks.core.errors import TarmacError
+from tasks.runs import ledger, record
+from tasks.runs.folder import RunFolder
+from tasks.runs.job import Job
+from tasks.supervision import launch, stopping
+from tasks.supervision.status import look
+from tests.services import until
+from tests.slurm_lab import queue, slurm_or_skip
+from tests.supervision import fakes
+from tests.supervision.test_agent import assert_undisturbed
+from tests.supervision.test_launch import WAITER
+from tests.training import helpers
+
+pytestmark = pytest.mark.system
+AGENT = launch.AGENT
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with slurm_or_skip(tmp_path_factory) as folder:
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def impatient(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This Slurm's clients, with the fakes in the place of training and evaluation."""
+    monkeypatch.setenv("SLURM_CONF", str(lab / "slurm.conf"))
+    monkeypatch.setenv("PYTHONPATH", str(fakes.ROOT))
+    monkeypatch.setattr(launch, "AGENT", "tests.supervision.fakes:agent_main")
+    monkeypatch.setattr(slurm_queue, "LOOK_S", 0.5)
+    yield
+    if jobs := queue():
+        subprocess.run(["scancel", *jobs], check=True)
+
+
+def make_run(folder: Path, behaviour: dict[str, Any] | None = None, **blocks: Any) -> RunFolder:
+    train = {"kind": "slurm", **blocks.pop("slurm", {})}
+    evaluate = {"kind": "slurm", "jobs": 2}
+    engine = {"slurm": {"cpus": 1}, "train": train, "evaluate": evaluate}
+    return fakes.make_run(folder, behaviour, engine=engine, **blocks)
+
+
+def job_of(run: RunFolder) -> Job:
+    job = record.load(run).job
+    assert job is not None
+    return Job.from_json(job, run.path)
+
+
+def finish(run: RunFolder) -> None:
+    launch.wait_for_training(run)
+    assert launch.wait_for_evaluations(run).is_complete
+
+
+def test_digits_train_in_one_job_and_are_evaluated_in_two(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real training on two ranks, whose waiter is killed while it goes on."""
+    steps = ("train.steps=4", "train.checkpoint_every=2", "evaluate.every=2", "track.mode=disabled")
+    engine = "engine={train: {kind: slurm, ranks: 2}, evaluate: {kind: slurm, jobs: 2}}"
+    run = helpers.make_run(digits_dataset, tmp_path, *steps, engine)
+    monkeypatch.setattr(launch, "AGENT", AGENT)
+    command = [sys.executable, "-c", WAITER.replace("tests.supervision.fakes:agent_main", AGENT), run.path]
+    waiter = subprocess.Popen(command, start_new_session=True)
+    until("the job", lambda: record.load(run).job, 240)
+    os.killpg(waiter.pid, signal.SIGKILL)
+    waiter.wait()
+    started = launch.start_or_adopt(run)
+    assert started.adopted and started.job is not None and started.job.slurm is not None
+    finish(run)
+    (attempt,) = record.load(run).attempts
+    assert attempt.job == started.job.id
+    jobs = {entry.job["id"] for entry in ledger.read(run.ledger) if entry.job is not None}
+    assert len(jobs) == 2 and attempt.job not in jobs
+    assert len(list(run.attempts.glob("1/rank_?.json"))) == 2
+
+    def all_completed() -> bool:  # Slurm hears of an end after those who read the run's folder
+        return {slurm_queue.ending(job) for job in (attempt.job, *jobs)} == {"COMPLETED"}
+
+    until("the ends of all jobs", all_completed, 60)
+
+
+def test_a_training_on_this_machine_is_evaluated_by_jobs_of_slurm(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real training and evaluations; and once more, where only a result is missing."""
+    steps = ("train.steps=4", "train.checkpoint_every=2", "evaluate.every=2", "track.mode=disabled")
+    engine = "engine={train: {kind: local}, evaluate: {kind: slurm, jobs: 2}}"
+    run = helpers.make_run(digits_dataset, tmp_path, *steps, engine)
+    monkeypatch.setattr(launch, "AGENT", AGENT)
+    started = launch.start_or_adopt(run)
+    assert started.job is not None and started.job.slurm is None
+    finish(run)
+    first = evaluations_of(run)
+    assert len(first) == 2
+    run.evaluation(2, "zero_shot").unlink()
+    again = launch.start_or_adopt(run, "evaluate")
+    assert again.job is not None and again.job.slurm is None
+    assert launch.wait_for_evaluations(run).is_complete
+    (added,) = evaluations_of(run) - first
+    until("its end", lambda: slurm_queue.ending(added) == "COMPLETED", 60)
+    assert launch.start_or_adopt(run, "evaluate").is_up_to_date and queue() == []
+
+
+def evaluations_of(run: RunFolder) -> set[str]:
+    """Their jobs by Slurm's numbers."""
+    jobs = [Job.from_json(one.job, run.path) for one in ledger.read(run.ledger) if one.job is not None]
+    assert jobs and all(job.slurm is not None for job in jobs)
+    return {job.id for job in jobs}
+
+
+def test_what_waits_in_the_queue_says_why_is_adopted_and_cancelled(tmp_path: Path) -> None:
+    run = make_run(tmp_path, slurm={"extra": {"hold": True}})
+    launch.start_or_adopt(run)
+    status = look(run)
+    assert (status.state, status.agent_is_alive) == ("queued", True)
+    assert status.reason == f"waiting in the queue as Slurm job {job_of(run).id} (JobHeldUser)"
+    again = launch.start_or_adopt(run)
+    assert again.adopted and again.job is not None and len(queue()) == 1
+    began = time.monotonic()
+    stopped = stopping.end(run, "enough")
+    assert [str(one) for one in stopped.ended] == [f"job of the agent ({again.job.slurm})"]
+    assert time.monotonic() - began < 60 and queue() == []
+    assert (look(run).state, look(run).reason) == ("cancelled", "enough")
+    assert not run.stop.exists()
+
+
+def test_cancel_ends_the_training_and_its_evaluations(tmp_path: Path) -> None:
+    blocks = {"train": {"steps": 5000}, "evaluate": {"every": 10, "tasks": ["zero_shot"]}}
+    run = make_run(tmp_path, {"step_s": 0.1, "evaluation_s": 600.0}, **blocks)
+    launch.start_or_adopt(run)
+    until("an evaluation", (run.path / "evaluated").exists, 240)
+    stopped = stopping.end(run, "enough")
+    assert queue() == [] and not stopped.left and stopped.elsewhere is None
+    status = look(run)
+    assert status.state == "cancelled" and status.reason.startswith("enough, at step")
+    assert f"at step {max(status.checkpoints)} of" in status.reason, "it was asked, not killed"
+
+
+def test_a_job_at_its_time_limit_is_queued_again_and_goes_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.1}, evaluate={"every": 40, "tasks": ["zero_shot"]})
+    job = launch.start_or_adopt(run).job
+    assert job is not None
+    until("steps", lambda: look(run).step >= 5, 240)
+    warn = ["scancel", "--batch", "--signal=USR2", job.id]
+    subprocess.run(warn, check=True)
+    until("the queue", lambda: look(run).queue, 240)
+    status = look(run)
+    assert status.state == "queued" and "its time limit came at step " in status.reason
+    assert launch.start_or_adopt(run).adopted
+    soon = "StartTime=now+3"  # not at once: for a second Slurm's nodes take a job that was ended for dead
+    subprocess.run(["scontrol", "update", f"JobId={job.id}", soon], check=True)
+    finish(run)
+    assert_undisturbed(run)
+    first, second = record.load(run).attempts
+    assert first.job == second.job == job.id and first.signal == "SIGUSR2"
+
+
+def test_a_refused_submission_quotes_slurm(tmp_path: Path) -> None:
+    run = make_run(tmp_path, slurm={"partition": "gpus"})
+    with pytest.raises(TarmacError, match=r"engine.train: Slurm does not take the job: .*invalid partition"):
+        launch.start_or_adopt(run)
+    assert look(run).state == "planned" and queue() == []

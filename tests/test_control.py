@@ -1,0 +1,94 @@
+"""What a flow run does about the state that the server has of it, and how a stage leaves."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from prefect import Task
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import (
+    AwaitingRetry,
+    Cancelled,
+    Cancelling,
+    Completed,
+    Crashed,
+    Failed,
+    Pending,
+    Running,
+    Scheduled,
+    Suspended,
+)
+
+from tasks import control
+from tasks.control import Withdrawn
+from tasks.core.errors import NeedsApproval
+
+
+def seen(state: State, run_count: int = 1, pid: str | None = "host:7") -> FlowRun:
+    return FlowRun(flow_id=uuid4(), state=state, run_count=run_count, infrastructure_pid=pid)
+
+
+FIRST = seen(Running())
+
+
+@pytest.mark.parametrize(
+    ("now", "kind"),
+    [
+        (FIRST, None),
+        (seen(Cancelling()), "cancelled"),
+        (seen(Cancelled()), "cancelled"),
+        (seen(Suspended()), "suspended"),
+        (seen(AwaitingRetry()), "superseded"),
+        (seen(Scheduled(name="Resuming")), "superseded"),
+        (seen(Pending()), "superseded"),
+        (seen(Running(), run_count=2), "superseded"),
+        (seen(Running(), pid="host:8"), "superseded"),
+        # Somebody's mistake about a run that lives ends no work.
+        (seen(Crashed()), None),
+        (seen(Failed()), None),
+        (seen(Completed()), None),
+    ],
+)
+def test_only_who_wants_it_to_end_ends_it(now: FlowRun, kind: str | None) -> None:
+    found = control.withdrawal_of(FIRST, now)
+    assert (None if found is None else found.kind) == kind
+    if kind == "suspended":
+        assert found is not None and found.state is now.state
+
+
+def test_a_process_id_that_becomes_known_is_its_own() -> None:
+    assert control.withdrawal_of(seen(Running(), pid=None), seen(Running())) is None
+
+
+def test_outside_of_a_flow_nothing_is_withdrawn() -> None:
+    with control.watching():
+        control.check()
+    assert control.withdrawal() is None
+
+
+def test_a_stage_with_a_question_has_not_failed_where_somebody_can_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @control.stage(name="work")
+    def work() -> int:
+        raise NeedsApproval("12 of 20 samples are gone")
+
+    with pytest.raises(NeedsApproval, match="--accept-loss"):
+        work.fn()
+    monkeypatch.setattr(control, "deployed", lambda: FIRST)
+    state = work.fn()
+    assert isinstance(state, State) and state.is_completed() and state.name == "NeedsApproval"
+    monkeypatch.setattr(Task, "__call__", lambda *_: state)  # as Prefect's engine hands it back
+    with pytest.raises(NeedsApproval) as asked:
+        work()
+    assert asked.value.reason == "12 of 20 samples are gone"
+
+
+def test_a_withdrawn_stage_is_cancelled_and_tells_its_caller() -> None:
+    @control.stage(name="work")
+    def work() -> int:
+        raise Withdrawn("cancelled", "enough")
+
+    state = work.fn()
+    assert isinstance(state, State) and state.is_cancelled() and state.message == "enough"

@@ -1,0 +1,127 @@
+"""What the training promises of every recipe: alone and on two ranks, in fp32 and bf16, in parts or at once.
+
+The examples are those of `tests.models.examples`; a recipe that stands there is trained here too.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.core.config import load
+from tasks.core.schema.recipes import RECIPES
+from tasks.core.schema.recipes import Recipe as Row
+from tasks.dataset import examples
+from tasks.dataset.build.run import build
+from tasks.models import recipes
+from tasks.runs.plan import plan
+from tests.conftest import ROOT
+from tests.models import lengths
+from tests.models.examples import TRAINED, batch_of, train_block
+from tests.training.helpers import is_beyond_checkpoint, model_bytes, set_workers, start_rank, wait_for
+from tests.training.recipe_steps import CASES, STEPS, TOGETHER, case, main, step_of, take_steps
+
+NOISE = {"fp32": 3e-5, "bf16": 0.05}
+"""How far the loss of a step may be off, as a share, where sums were rounded differently."""
+PATIENCE_S = 600.0
+CONFIGS: dict[str, tuple[str, str]] = {
+    "clip": ("digits", "digits-clip.yaml"),
+    "ct_clip": ("phantoms", "phantoms-ct.yaml"),
+    "vlm": ("digits-chat", "digits-chat.yaml"),
+    "clip_reinforced": ("reinforced", "reinforced-clip.yaml"),
+}
+"""By recipe: the example that it trains on, and the config."""
+SHORT = ("train.steps=40", "train.checkpoint_every=10", "evaluate=null", "track.mode=disabled")
+EVERY = pytest.mark.parametrize("name", [*TRAINED, lengths.NAME])
+
+
+@pytest.fixture(autouse=True)
+def with_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setitem(RECIPES, lengths.NAME, Row(*lengths.ROW))
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks saw, by case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    context = multiprocessing.get_context("forkserver")  # which has imported torch already
+    ranks = [context.Process(target=main, args=(folder, rank, 2)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(PATIENCE_S)
+        rank.kill()
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+@EVERY
+@pytest.mark.parametrize(("precision", "micro_batch"), CASES)
+def test_loss_falls_and_is_the_same_on_two_ranks_and_in_parts(
+    name: str, precision: str, micro_batch: int | None, two_ranks: list[dict[str, Any]]
+) -> None:
+    alone = take_steps(name, precision, None).losses
+    assert alone[-1] < 0.9 * alone[0]
+    first, second = (seen[case(name, precision, micro_batch)] for seen in two_ranks)
+    assert first["losses"] == pytest.approx(second["losses"]), "all ranks know the loss of all"
+    for key, value in first["weights"].items():
+        assert torch.equal(value, second["weights"][key]), f"{key} is another one on each rank"
+    parts = take_steps(name, precision, micro_batch, steps=TOGETHER).losses
+    for losses in (first["losses"], parts):
+        assert losses == pytest.approx(alone[:TOGETHER], rel=NOISE[precision])
+
+
+@EVERY
+@pytest.mark.parametrize("precision", list(NOISE))
+def test_a_resumed_training_ends_in_the_same_bits(name: str, precision: str) -> None:
+    batch = batch_of(recipes.load(train_block(name)), name, is_train=True)
+    whole, broken_off = (step_of(name, precision, None) for _ in range(2))
+    half = STEPS // 2
+    for number in range(STEPS):
+        whole(number, batch)
+        if number < half:
+            broken_off(number, batch)
+    file = io.BytesIO()
+    torch.save({**broken_off.state(), "model": broken_off.model.state_dict()}, file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    resumed = step_of(name, precision, None)
+    resumed.model.load_state_dict(state["model"])
+    resumed.load(state)
+    for number in range(half, STEPS):
+        resumed(number, batch)
+    for key, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[key]), key
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_a_killed_training_ends_in_the_same_bits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example, config = CONFIGS[name]
+    monkeypatch.chdir(tmp_path)
+    examples.write(example, Path("data/raw") / example)
+    settings = load(ROOT / "configs" / config, SHORT)
+    version = build(settings).version
+    undisturbed, killed = (
+        plan(settings.model_copy(update={"runs": tmp_path / folder}), version) for folder in ("one", "other")
+    )
+    for run in (undisturbed, killed):
+        set_workers(run, 1)
+    process = start_rank(undisturbed)
+    assert process.wait(PATIENCE_S) == 0, (undisturbed.path / "rank.log").read_text()
+    process = start_rank(killed)
+    wait_for(lambda: is_beyond_checkpoint(killed), process, killed)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL and not killed.checkpoint(40).exists()
+    assert start_rank(killed).wait(PATIENCE_S) == 0, (killed.path / "rank.log").read_text()
+    assert model_bytes(killed, 40) == model_bytes(undisturbed, 40)

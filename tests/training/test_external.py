@@ -1,0 +1,328 @@
+"""Another trainer's command in the place of a rank: what it is told, followed by, and what is made of its files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from open_clip_train.params import parse_args
+from safetensors.torch import load_file
+
+from tasks.core import config as configs
+from tasks.core.errors import UsageError
+from tasks.core.schema import Train
+from tasks.dataset import versions
+from tasks.evaluation.checkpoint import LoadedCheckpoint
+from tasks.loader.settings import read_settings
+from tasks.models import recipes
+from tasks.runs import record
+from tasks.runs.checkpoints import list_checkpoints, newest_sound, read_meta
+from tasks.runs.data import version_path
+from tasks.runs.folder import RunFolder
+from tasks.runs.metrics import last_step
+from tasks.runs.plan import plan
+from tasks.trainers import recognise
+from tasks.trainers.command import Command
+from tasks.training import external
+from tests.conftest import ROOT, digits_config
+from tests.training.helpers import PATIENCE_S, rows, set_workers, train_here
+from tests.training.helpers import make_run as plan_own
+
+SHORT = (
+    "train.steps=8",
+    "train.checkpoint_every=4",
+    "train.log_every=1",
+    "train.threads=1",
+    "train.batch_size=16",
+)
+OWN = """
+import json, os, sys, time
+from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
+if "fails" in sys.argv:
+    sys.exit(3)
+train = json.loads(os.environ["TARMAC_TRAIN"])
+assert Path(os.environ["TARMAC_DATA"], "manifest.json").is_file()
+for step in range(1, train["steps"] + 1):
+    print(f"step {step}/{train['steps']} loss: {1 / step:.3f}", flush=True)
+    if step % 4 == 0:
+        save_file({"module.weight": np.full(2, step, np.float32)},
+                  Path(os.environ["TARMAC_OUTPUT"], "checkpoints", f"step_{step}.safetensors"))
+    while "hangs" in sys.argv:
+        time.sleep(0.1)
+"""
+
+
+def make_run(dataset: Path, folder: Path, *overrides: str, model: dict[str, Any] | None = None) -> RunFolder:
+    block = "train={recipe: external, model: %s, batch_size: 16, steps: 8, lr: 1.0e-3, checkpoint_every: 4}"
+    given = json.dumps(model or {"name": "tarmac/digits"})
+    config = digits_config(folder / "raw", folder, block % given, *SHORT, "evaluate.every=4", *overrides)
+    run = plan(config, versions.resolve(dataset))
+    set_workers(run, 2)
+    return run
+
+
+def own(folder: Path, *words: str) -> dict[str, Any]:
+    script = folder / "own.py"
+    script.write_text(OWN)
+    return {"command": ["python", str(script), *words]}
+
+
+def told(run: RunFolder) -> Any:
+    """The options of open_clip's command, as its own parser reads them."""
+    words, name = words_of(run)
+    assert name == "open_clip" and words[:3] == [sys.executable, "-m", "open_clip_train.main"]
+    return parse_args(words[3:])
+
+
+def words_of(run: RunFolder) -> tuple[list[str], str]:
+    """The words of the command, and whose trainer it starts."""
+    config = configs.reload(run.config)
+    assert config.train is not None
+    output = run.path / "trainer"
+    output.mkdir(exist_ok=True)
+    version = version_path(record.load(run).data[0])
+    words, trainer = external.command_of(config, version, read_settings(run.loader).workers, output)
+    return words, trainer.name
+
+
+def start(run: RunFolder) -> subprocess.Popen[bytes]:
+    with (run.path / "rank.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tasks.training.external", str(run.path)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+
+
+def finish(run: RunFolder) -> int:
+    return start(run).wait(PATIENCE_S)
+
+
+def log_of(run: RunFolder) -> str:
+    return (run.path / "rank.log").read_text()
+
+
+def test_open_clip_is_told_of_data_model_and_the_whole_train_block(
+    digits_dataset: Path, tmp_path: Path
+) -> None:
+    args = told(make_run(digits_dataset, tmp_path))
+    version = versions.resolve(digits_dataset)
+    assert args.train_data == f"{version}/train/{{000000..000007}}.tar" and args.train_num_samples == 64
+    assert args.val_data.startswith(f"{version}/val/") and args.val_num_samples > 200
+    assert (args.epochs, args.batch_size, args.workers, args.seed) == (2, 16, 2, 0)
+    assert args.model.startswith("local-dir:") and args.resume == "latest" and args.name == "trainer"
+    described = json.loads(
+        (Path(args.model.removeprefix("local-dir:")) / "open_clip_config.json").read_text()
+    )
+    assert described["model_cfg"]["vision_cfg"]["image_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("override", "name", "value"),
+    [
+        ("train.lr=0.5", "lr", 0.5),
+        ("train.warmup=3", "warmup", 3),
+        ("train.schedule=constant", "lr_scheduler", "const"),
+        ("train.weight_decay=0.5", "wd", 0.5),
+        ("train.grad_clip=2", "grad_clip_norm", 2.0),
+        ("train.precision=bf16", "precision", "amp_bf16"),
+        ("train.seed=7", "seed", 7),
+        ("train.micro_batch=4", "accum_freq", 4),
+        ("train.log_every=3", "log_every_n_steps", 3),
+        ("train.checkpoint_every=2", "epochs", 4),
+        ("train.model.loss=siglip", "siglip", True),
+        ("train.model.image_size=16", "force_image_size", [16]),
+        ("train.model.patch_dropout=0.5", "force_patch_dropout", 0.5),
+    ],
+)
+def test_each_key_comes_to_the_command(
+    digits_dataset: Path, tmp_path: Path, override: str, name: str, value: Any
+) -> None:
+    assert getattr(told(make_run(digits_dataset, tmp_path, override)), name) == value
+
+
+def test_an_option_of_the_command_wins(digits_dataset: Path, tmp_path: Path) -> None:
+    command = ["python", "-m", "open_clip_train.main", "--lr", "0.25", "--grad-checkpointing"]
+    args = told(make_run(digits_dataset, tmp_path, model={"name": "ViT-B-32", "command": command}))
+    assert args.lr == 0.25 and args.grad_checkpointing and args.model == "ViT-B-32"
+
+
+def test_mobileclips_fork_is_known_by_its_option_or_by_name(digits_dataset: Path, tmp_path: Path) -> None:
+    script = {"name": "ViT-B-16", "trainer": "mobileclip", "command": ["bash", "/jobs/train.sh"]}
+    words, name = words_of(make_run(digits_dataset, tmp_path / "script", model=script))
+    assert name == "MobileCLIP" and "--dataset-reinforcement" in words
+    assert not any(word.startswith("--val-") for word in words), (
+        "its validation cannot read what it trains on"
+    )
+    assert words[:2] == ["bash", "/jobs/train.sh"] and words[words.index("--model") + 1] == "ViT-B-16"
+    flags = ["--dataset-reinforcement", "--distill-logit-scale", "100"]
+    command = {"name": "ViT-B-16", "command": ["python", "-m", "open_clip_train.main", *flags]}
+    words, name = words_of(make_run(digits_dataset, tmp_path / "option", model=command))
+    assert name == "MobileCLIP" and words.count("--dataset-reinforcement") == 1 and "--train-data" in words
+    from_sources = Command.of(["python", "-m", "src.open_clip_train.main", *flags])
+    assert recognise(from_sources).name == "MobileCLIP", "as in its own scripts"
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"ema": 0.9}, r"^train\.ema: a command is not told of it"),
+        ({"freeze": ["vision"]}, "train.freeze: a model of recipe external has no part 'vision'"),
+        ({"steps": 9}, "checkpoint_every: 4 steps are an epoch to the trainer, and 9 are no multiple"),
+        (
+            {"model": {"name": "tarmac/digits", "pretrained": "openai"}},
+            "pretrained: open_clip's trainer takes",
+        ),
+        (
+            {"model": {"name": "tarmac/digits", "augment": {"scale": [0.5, 1]}}},
+            "augment: give it as an option",
+        ),
+        (
+            {"model": {"name": "tarmac/digits", "trainer": "mobileclip"}},
+            "^train.model: MobileCLIP's fork takes models by open_clip's names only",
+        ),
+    ],
+)
+def test_what_a_command_is_not_told_is_refused(keys: dict[str, Any], says: str) -> None:
+    usual = {
+        "recipe": "external",
+        "model": {"name": "tarmac/digits"},
+        "batch_size": 16,
+        "steps": 8,
+        "lr": 0.1,
+    }
+    with pytest.raises(UsageError, match=says):
+        recipes.check(Train.model_validate({**usual, "checkpoint_every": 4, **keys}))
+
+
+def test_nothing_judges_a_model_that_is_not_described(tmp_path: Path) -> None:
+    usual = {"recipe": "external", "batch_size": 16, "steps": 8, "lr": 0.1, "checkpoint_every": 4}
+    gives = [
+        recipes.check(Train.model_validate({**usual, "model": model})).gives
+        for model in (own(tmp_path), {**own(tmp_path), "name": "tarmac/digits"})
+    ]
+    assert [sorted(one) for one in gives] == [[], ["embed", "loss"]]
+
+
+def test_a_command_of_ones_own_is_followed_by_its_log_and_files(digits_dataset: Path, tmp_path: Path) -> None:
+    run = make_run(digits_dataset, tmp_path, "evaluate=null", model=own(tmp_path))
+    assert finish(run) == 0, log_of(run)
+    assert {step: row["train/loss"] for step, row in rows(run, "train").items()} == {
+        step: pytest.approx(1 / step, abs=1e-3) for step in range(1, 9)
+    }
+    newest = newest_sound(run)
+    assert newest is not None and [one.step for one in list_checkpoints(run)] == [4, 8]
+    assert list(load_file(newest.path / "model.safetensors")) == ["weight"], "without DDP's prefix"
+    assert run.latest.resolve() == newest.path.resolve() and last_step(run.metrics) == 8
+
+
+def test_what_a_killed_trainer_had_begun_to_write_is_set_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for epoch in (1, 2, 3):
+        torch.save(
+            {"epoch": epoch, "state_dict": {"module.weight": torch.ones(3)}}, folder / f"epoch_{epoch}.pt"
+        )
+    os.truncate(folder / "epoch_3.pt", 700)
+    external.set_torn_aside(tmp_path, 4, {4})
+    assert sorted(path.name for path in folder.iterdir()) == ["epoch_1.pt", "epoch_2.pt", "epoch_3.pt.torn"]
+    assert [step for step, _ in external.saved(tmp_path, 4)] == [4, 8]
+
+
+@pytest.mark.system
+def test_its_exit_code_is_the_ranks(digits_dataset: Path, tmp_path: Path) -> None:
+    run = make_run(digits_dataset, tmp_path, "evaluate=null", model=own(tmp_path, "fails"))
+    assert finish(run) == 3
+
+
+@pytest.mark.system
+def test_it_is_ended_by_a_stop_and_with_its_starter(digits_dataset: Path, tmp_path: Path) -> None:
+    run = make_run(digits_dataset, tmp_path, "evaluate=null", model=own(tmp_path, "hangs"))
+    for way in ("stop", "starter"):
+        process = start(run)
+        while "step 1/8" not in log_of(run):
+            assert process.poll() is None, log_of(run)
+            time.sleep(0.05)
+        (run.path / "rank.log").write_text("")
+        if way == "stop":
+            run.stop.write_text("enough")
+        else:
+            assert process.stdin is not None
+            process.stdin.close()
+        assert process.wait(PATIENCE_S) == (0 if way == "stop" else 1)
+        run.stop.unlink(missing_ok=True)
+        deadline = time.monotonic() + PATIENCE_S
+        while group_is_alive(process.pid):
+            assert time.monotonic() < deadline, "the command lives on"
+            time.sleep(0.05)
+
+
+def group_is_alive(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.system
+def test_open_clips_trainer_killed_goes_on_and_its_checkpoints_are_judged(
+    digits_dataset: Path, tmp_path: Path
+) -> None:
+    run = make_run(digits_dataset, tmp_path)
+    process = start(run)
+    deadline = time.monotonic() + PATIENCE_S
+    while not list_checkpoints(run):
+        assert process.poll() is None and time.monotonic() < deadline, log_of(run)
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not run.checkpoint(8).exists(), "it was too fast to be disturbed"
+    assert finish(run) == 0, log_of(run)
+    assert "resuming checkpoint" in log_of(run)
+    assert [one.step for one in list_checkpoints(run)] == [4, 8]
+    losses = rows(run, "val")
+    meta = read_meta(list_checkpoints(run)[-1])
+    assert meta is not None and meta.val_loss == pytest.approx(losses[8]["val/loss"], abs=1e-6)
+    assert set(rows(run, "train")) >= {4, 8}
+    subject = LoadedCheckpoint.open(run, configs.reload(run.config), 8)
+    assert subject.embed_texts(["a photo of a seven"]).shape == (1, 64)
+
+
+@pytest.mark.soak
+def test_our_own_loop_learns_as_open_clips_does(digits_dataset: Path, tmp_path: Path) -> None:
+    """The same shards, model, batches and schedule with two seeds each: the curves of the loss lie no farther
+    apart than two of one trainer do, or than a few hundredths."""
+    window, steps = 20, 120
+    keys = (f"train.steps={steps}", f"train.checkpoint_every={steps}", "train.log_every=1", "train.threads=1")
+    same = (*keys, "train.batch_size=64", "train.warmup=20", "train.lr=1.0e-3", "evaluate=null")
+    curves: dict[str, list[Any]] = {"own": [], "open_clip": []}
+    for seed in (0, 1):
+        own_run = plan_own(digits_dataset, tmp_path / f"own {seed}", *same, f"train.seed={seed}")
+        assert train_here(own_run) == steps
+        other = make_run(digits_dataset, tmp_path / f"other {seed}", *same, f"train.seed={seed}")
+        assert finish(other) == 0, log_of(other)
+        for name, run in (("own", own_run), ("open_clip", other)):
+            losses = [row["train/loss"] for _, row in sorted(rows(run, "train").items())]
+            assert len(losses) == steps
+            curves[name].append(np.array(losses).reshape(-1, window).mean(axis=1))
+    (a, b), (c, d) = curves["own"], curves["open_clip"]
+    noise = np.maximum(np.abs(a - b), np.abs(c - d)) + 0.05
+    apart = np.abs((a + b) / 2 - (c + d) / 2)
+    print(curves)
+    assert (apart <= noise).all(), (apart, noise)
+    assert a[-1] < a[0] - 1
