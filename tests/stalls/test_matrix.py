@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,31 +79,26 @@ def examine(stall: Stall, folder: Path) -> Answers:
 
 
 @pytest.fixture(scope="module")
-def answers_to(
+def answers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Stall], Answers]]:
-    """All rows that were asked for, some at a time, because each mostly waits; asked again, a row runs anew."""
+) -> Iterator[dict[str, Future[Answers]]]:
+    """All rows that were asked for, some at a time, because each mostly waits."""
     folder = tmp_path_factory.mktemp("stalls")
     calls = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
     asked = [call.params["stall"] for call in calls if "stall" in call.params]
     rows = [stall for stall in asked if stall.missing() is None]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        examined = {
+        found = {
             stall.name: pool.submit(examine, stall, folder / str(number)) for number, stall in enumerate(rows)
         }
-
-        def answers_to(stall: Stall) -> Answers:
-            first = examined.pop(stall.name, None)
-            return first.result() if first else examine(stall, tmp_path_factory.mktemp("again"))
-
-        yield answers_to
+        yield found
 
 
 @pytest.mark.parametrize("stall", HERE, ids=lambda stall: stall.name)
-def test_the_cause_is_named(stall: Stall, answers_to: Callable[[Stall], Answers]) -> None:
+def test_the_cause_is_named(stall: Stall, answers: dict[str, Future[Answers]]) -> None:
     if (reason := stall.missing()) is not None:
         pytest.skip(reason)
-    found = answers_to(stall)
+    found = answers[stall.name].result()
     answer, untraced = found.traced, found.untraced
     print(f"{stall.name}: {answer.first or 'nothing'} in {answer.seconds:.0f} s: {answer.report['verdict']}")
     assert answer.score(stall) == 1, json.dumps(
