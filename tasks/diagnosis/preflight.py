@@ -192,7 +192,7 @@ def measured(config: dict[str, Any], version: Path) -> dict[str, Any]:
 
     settings = Config.model_validate(config)
     assert settings.train is not None
-    forkserver.start(module_of(settings.train))
+    forkserver.fork(module_of(settings.train))
     feed = feed_of(settings, version, load(settings.train))
     return {"cost": asdict(memory.measure(feed)), "rows": rows_an_epoch(feed)}
 

@@ -1,18 +1,31 @@
-"""The process from which loader workers are forked: started early, its heavy imports done once.
+"""The process from which loader workers are forked: its heavy imports are done once, and not by each worker.
 
-Forking the training process itself would deadlock sooner or later, since it has threads; a fresh interpreter
-a worker would import torch each time. The forkserver imports once, and each worker is then there in a moment.
-This module is free of torch, so that `start` can be called before the caller's own imports and run beside
-them.
+Forking the training process itself, with its threads and its GPU, would deadlock sooner or later. At first
+it has neither: a process of Tarmac's own calls `fork` before all else, and the forkserver shares the imports
+with it, which cost hundreds of megabytes and seconds of a core. In any other process `start` runs a fresh
+interpreter. This module is free of torch, so that a process can come here first.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
+import importlib
+import logging
 import multiprocessing
-from multiprocessing import forkserver
+import os
+import sys
+from collections.abc import Collection, Sequence
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
 PRELOAD = ("tasks.loader.batches",)
+NAME = "forkserver"
+"""What the kernel calls one that was forked; its command line is the training's."""
+OPEN = Path("/proc/self/fd")
+logger = logging.getLogger(__name__)
 
 
 def start(*modules: str) -> ForkServerContext:
@@ -25,3 +38,53 @@ def start(*modules: str) -> ForkServerContext:
     context.set_forkserver_preload([*PRELOAD, *modules])
     forkserver.ensure_running()
     return context
+
+
+def fork(*modules: str) -> None:
+    """Import `modules` here and fork the forkserver off this process; elsewhere than on Linux, `start` it.
+
+    For the first moments of a process: a fork has none of the threads of this one but all of their locks, so
+    none may be doing anything but wait, and no GPU may be in use. A module that cannot be imported is left to
+    whoever needs it. Where a forkserver runs already, that one stays.
+    """
+    if sys.platform != "linux":
+        start(*modules)
+        return
+    for module in (*PRELOAD, *modules):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    multiprocessing.get_context("forkserver").set_forkserver_preload([])
+    resource_tracker.ensure_running()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.freeze()  # a collection would write to each object, and no page with any would stay shared
+    atexit.register(_end)
+    fresh, util.spawnv_passfds = util.spawnv_passfds, _forked  # type: ignore[assignment]
+    try:
+        forkserver.ensure_running()
+    finally:
+        util.spawnv_passfds = fresh
+
+
+def _end() -> None:
+    """End the forkserver before this process takes its objects apart, which copies each shared page."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    gc.unfreeze()
+
+
+def _forked(_: str, command: Sequence[str], kept: Collection[int]) -> int:
+    """In place of `spawnv_passfds`: the pid of a fork of this process, which runs what `command` would have a
+    fresh interpreter run, with no file open but the standard streams and those in `kept`."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        Path("/proc/self/comm").write_text(NAME, encoding="ascii")
+        for descriptor in {int(name) for name in os.listdir(OPEN)} - {0, 1, 2, *kept}:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        exec(command[-1], {})
+    except Exception:
+        logger.exception("the loader's forkserver has failed")
+    finally:
+        os._exit(0)

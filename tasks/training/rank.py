@@ -5,8 +5,8 @@ line on standard error. When its standard input is a pipe that closes, whoever s
 leaves at once: a training nobody watches would hold the cores and race with its own successor. Nothing is
 torn by that, as every file appears by rename.
 
-torch is imported late: the loader's forkserver does the same imports on another core meanwhile, and torch
-reads then what the environment says of threads.
+torch is imported late: it reads then what the environment says of threads, and the loader's forkserver is
+forked off as soon as the imports are done.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def run_rank(run: RunFolder, rank: int = 0) -> None:
     phases.set("start", 0)
     config = configs.reload(run.config)
     settings = read_settings(run.loader)
-    if config.train is not None and settings.workers:
-        forkserver.start(recipes.module_of(config.train))
     # Threads that spin while they wait for each other take the core from the very one they wait for once
     # anything else runs on the machine, such as an evaluation; a step then takes more than ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if config.train is not None and settings.workers:
+        forkserver.fork(recipes.module_of(config.train))
     from tasks.training.loop import train
     from tasks.training.ranks import joined
 

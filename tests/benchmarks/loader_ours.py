@@ -49,7 +49,7 @@ def batches(version: Path, reader: str, workers: int = WORKERS, start_step: int 
 
 def warm(version: Path, reader: str) -> None:
     """The forkserver's imports, as those of the others do not count."""
-    forkserver.start(transform.__module__)
+    forkserver.fork(transform.__module__)
     with batches(version, reader, 1) as source:
         next(source)
 

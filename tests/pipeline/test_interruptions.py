@@ -89,7 +89,9 @@ def test_sigkill_of_the_command_alone_leaves_the_training_to_be_adopted(
     project.wait_for("train", lambda: steps_done(project) >= 4, process)
     process.kill()
     process.communicate()
-    (rank,) = [found for found in project.processes() if "tasks.training.rank" in found.cmdline()]
+    # The loader's processes have the rank's command line, as its forks.
+    of_rank = {found.pid: found for found in project.processes() if "tasks.training.rank" in found.cmdline()}
+    (rank,) = [found for found in of_rank.values() if found.ppid() not in of_rank]
     rank.suspend()  # or it might be over before the next command is that far
     again = project.start(*COMMAND)
     assert again.stderr is not None

@@ -23,6 +23,7 @@ from tasks.diagnosis.observation.procfs import Look
 from tasks.diagnosis.observation.record import Log, Observation, Passed, Process, Role
 from tasks.diagnosis.observation.redaction import redacted, redacted_words
 from tasks.diagnosis.observation.stacks import stacks_of
+from tasks.loader import forkserver
 from tasks.trainers import recognise
 from tasks.trainers.command import Command
 
@@ -166,7 +167,7 @@ def _role(
         return "tracker", rank
     if stat.name == WORKER_NAME:
         return "worker", rank
-    if any(helper in own for helper in HELPERS):
+    if stat.name == forkserver.NAME or any(helper in own for helper in HELPERS):
         return "other", rank
     if above == "worker" or above == "helper":
         return "helper", rank
