@@ -176,8 +176,9 @@ def _bench_lines(found: Staged) -> Iterator[str]:
         rate = f"{one.samples_per_s:>9,.0f} {chosen.unit}/s"
         memory = f"  {size(one.memory_bytes)}" if one.memory_bytes is not None else ""
         first = f"first batch {one.first_batch_s:.2f} s"
+        busy = f"  {one.cores_busy:.1f} cores" if one.cores_busy is not None else ""
         setting = f"{ahead:<8} {one.reader:<9}"
-        yield f"{mark} {counted(one.workers, 'worker'):<12} {rate}  {setting}  {first}{memory}"
+        yield f"{mark} {counted(one.workers, 'worker'):<12} {rate}  {setting}  {first}{memory}{busy}"
     yield f"  {'sustained':<12} {found.sustained:>9,.0f} {chosen.unit}/s  slowest second {found.slowest:,.0f}"
     if chosen.taken_per_s is not None:
         yield f"  {'training':<12} {chosen.taken_per_s:>9,.0f} {chosen.unit}/s where it waits for nothing"

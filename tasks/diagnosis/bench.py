@@ -5,7 +5,7 @@ batch say how many samples it takes. Nothing competes for the cores meanwhile, w
 does: the figures say what the loader can deliver, not what the run will reach. A fixed measurement of some
 seconds cannot see a slow spot further on in the data; in return it costs the same for every dataset.
 
-torch is imported late, because the loader's forkserver can do the same imports on another core meanwhile.
+torch is imported late, because the loader's forkserver is forked off before all else, as in the training.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def tune(
     if config.train is None:
         raise UsageError("train: missing; only a run that trains has loader settings")
     prefetch = PREFETCH if is_free or config.loader.prefetch == "auto" else config.loader.prefetch
-    forkserver.start(module_of(config.train))
+    forkserver.fork(module_of(config.train))
     from tasks.diagnosis.measure import Bench, feed_of
     from tasks.diagnosis.step_rate import samples_taken_per_s
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,10 +124,12 @@ class Bench:
             for _ in range(workers * setting.prefetch):
                 next(batches)
             samples, count, started, elapsed = 0, 0, time.perf_counter(), 0.0
+            worked_s = _worked_s()
             while elapsed < (seconds or MEASURED_S) or (workers and count % workers):
                 samples += len(next(batches)["key"])
                 count += 1
                 elapsed = time.perf_counter() - started
+            cores_busy = (_worked_s() - worked_s) / elapsed
             memory_bytes = _memory_bytes()
         return Measurement(
             workers=workers,
@@ -135,6 +138,7 @@ class Bench:
             samples_per_s=round(samples / elapsed, 1),
             first_batch_s=round(first_batch_s, 3),
             memory_bytes=memory_bytes,
+            cores_busy=round(cores_busy, 2),
         )
 
     def alone(self, setting: Setting, batch_size: int, seed: int) -> tuple[Measurement, Alone]:
@@ -154,10 +158,23 @@ def _core_wanted_s() -> float:
     return (int(at_work) + int(in_line)) / 1e9
 
 
+def _worked_s() -> float:
+    """CPU time of this process and all it started that still live."""
+    total = 0.0
+    for one in _tree():
+        with suppress(psutil.Error):  # it has just ended
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
+
+
 def _memory_bytes() -> int | None:
     """Of this process and all it started, shared pages divided among those that share them."""
     try:
-        tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        return sum(int(one.memory_full_info().pss) for one in tree)
+        return sum(int(one.memory_full_info().pss) for one in _tree())
     except (psutil.Error, AttributeError):  # not Linux, or a process that has just ended
         return None
+
+
+def _tree() -> list[psutil.Process]:
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]

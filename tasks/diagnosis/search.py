@@ -2,8 +2,9 @@
 
 Loading in the process itself shows what a sample costs, and how much of that is work for a core. As many
 workers as keep the cores at work are the start; from there one setting at a time is changed for as long as it
-gains: workers, reader, batches ahead. What came close to the best is measured once more, so that a lucky
-moment does not choose. A sweep of all settings would also find what two settings gain only together, at many
+gains: workers, reader, batches ahead. Where a setting left no core idle, more workers and batches ahead can
+gain nothing, and none are tried. What came close to the best is measured once more, so that a lucky moment
+does not choose. A sweep of all settings would also find what two settings gain only together, at many
 times the cost; tests/benchmarks/bench_search.py compares the two.
 """
 
@@ -17,6 +18,8 @@ from tasks.loader.settings import Measurement, Reader, Setting
 
 GAIN = 0.03
 """What a costlier setting has to give more than a cheaper one; less is noise."""
+AT_WORK = 0.95
+"""A setting that keeps so much of the cores at work is at most a few percent below what they can give."""
 CLOSE, FINALISTS = 0.10, 2
 """Settings within that share of the best, and at most so many, are measured once more."""
 
@@ -106,7 +109,7 @@ class Search:
         counts = [count for count in self._space.workers if self._fits(replace(best, workers=count))]
         place = counts.index(best.workers)
         more = [replace(best, workers=count) for count in counts[place + 1 :]]
-        found = self._climb(best, more)
+        found = self._climb(best, [] if self._is_at_work(best) else more)
         if found != best or self._is_enough(found):
             return found
         for count in reversed(counts[:place]):
@@ -122,6 +125,8 @@ class Search:
         return found if found == best or self._is_enough(found) else self._by_workers(found)
 
     def _by_prefetch(self, best: Setting) -> Setting:
+        if self._is_at_work(best):
+            return best
         depths = [depth for depth in self._space.prefetch if depth > best.prefetch]
         return self._climb(best, [replace(best, prefetch=depth) for depth in depths])
 
@@ -158,6 +163,10 @@ class Search:
 
     def _is_enough(self, setting: Setting) -> bool:
         return self._rate(setting) >= self._enough
+
+    def _is_at_work(self, setting: Setting) -> bool:
+        """Whether no core was idle."""
+        return max(one.cores_busy or 0.0 for one in self._runs[setting]) >= AT_WORK * self._space.cores
 
     def _fits(self, setting: Setting) -> bool:
         return self._space.fits(setting)

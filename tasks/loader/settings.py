@@ -40,6 +40,8 @@ class Measurement(BaseModel):
     """From the call to the first batch, with the forkserver already running."""
     memory_bytes: int | None = None
     """Of this process and its workers; what they share is counted once. None where it was not measured."""
+    cores_busy: float | None = None
+    """How many cores these processes kept at work."""
 
     @property
     def setting(self) -> Setting:

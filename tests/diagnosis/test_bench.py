@@ -102,6 +102,7 @@ def test_what_waits_gains_from_workers(make_version: MakeVersion, quick: None, r
     assert seen[0] == "what the training takes" and f"4 workers, 2 ahead, {reader}" in seen
     assert settings.taken_per_s == 1e9
     assert all(m.first_batch_s > 0 for m in settings.measurements)
+    assert all(m.cores_busy is not None and 0 <= m.cores_busy < 1.5 for m in settings.measurements)
     assert loader_processes() == set()
 
 

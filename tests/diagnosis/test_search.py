@@ -19,7 +19,12 @@ def space_of(cores: int) -> Space:
 
 
 def searched(
-    space: Space, machine: Machine, start: Setting, enough: float = 1e9, alone: float = inf
+    space: Space,
+    machine: Machine,
+    start: Setting,
+    enough: float = 1e9,
+    alone: float = inf,
+    cores_busy: Machine = lambda one: 0.0,
 ) -> tuple[Setting, int]:
     """What is found, and after how many measurements."""
     tried: list[Setting] = []
@@ -33,6 +38,7 @@ def searched(
             reader=setting.reader,
             samples_per_s=machine(setting),
             first_batch_s=0.1,
+            cores_busy=cores_busy(setting),
         )
 
     return Search(space, start, enough, measure, alone).run(), len(tried)
@@ -85,6 +91,20 @@ def test_fewer_workers_than_one_process_gives_are_not_tried() -> None:
     start = Setting(8, 2, "indexed")
     freely = searched(space_of(8), decoding(8), start)
     assert searched(space_of(8), decoding(8), start, alone=100) == (freely[0], freely[1] - 1)
+
+
+def test_more_is_not_tried_where_no_core_is_idle() -> None:
+    """A reader that takes less of a core is, and with it whatever leaves some idle."""
+    start, space = Setting(4, 2, "indexed"), space_of(4)
+    deep = decoding(4, streaming=1.3, deep=1.2)
+    assert searched(space, deep, start, alone=100, cores_busy=lambda one: 3.9) == (
+        Setting(4, 2, "streaming"),
+        2,
+    )
+    found, _ = searched(
+        space, deep, start, alone=100, cores_busy=lambda one: 3.9 if one.reader == "indexed" else 3.0
+    )
+    assert found == Setting(4, 4, "streaming")
 
 
 def test_enough_ends_the_search_at_once() -> None:
