@@ -11,7 +11,7 @@ from typing import Literal
 from prefect.events import emit_event
 
 from tasks.core.schema import Config
-from tasks.dataset.build.result import BuildResult
+from tasks.dataset.building.result import BuildResult
 
 REBUILT = "tarmac.dataset.rebuilt"
 DATASET = "tarmac.dataset."

@@ -46,7 +46,7 @@ from tasks.core.child import WITHHELD
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.schema import Config
 from tasks.core.stores import redact
-from tasks.dataset.build.result import BuildResult
+from tasks.dataset.building.result import BuildResult
 from tasks.pulse import TAG
 from tasks.report import Reported
 from tasks.runs import record

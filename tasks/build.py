@@ -16,8 +16,8 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.dataset import versions
-from tasks.dataset.build import freshness
-from tasks.dataset.build.result import BuildResult
+from tasks.dataset.building import freshness
+from tasks.dataset.building.result import BuildResult
 from tasks.stage import Shown, StageResult, artifact_key, is_transient, shown, tell
 
 RESULT = TypeAdapter(BuildResult)
@@ -49,7 +49,7 @@ def build(
         survey = freshness.take_survey(config.dataset.output)
         asked["survey"] = None if survey is None else str(survey)
         arguments = {"config": config.model_dump(mode="json"), **asked}
-        answer = stage.call("tasks.dataset.build.run:build", arguments, config.dataset.private)
+        answer = stage.call("tasks.dataset.building.run:build", arguments, config.dataset.private)
         built = RESULT.validate_python(answer)
         counts = {what: getattr(built, what) for what in ("read", "accepted", "filtered", "rejected")}
         tell(

@@ -10,7 +10,7 @@ import pytest
 from tasks.core.config import load
 from tasks.core.schema import Config, recipes
 from tasks.dataset import examples, versions
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.loader import forkserver
 
 os.environ.setdefault(
@@ -41,7 +41,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     was started for a build every loader worker imports torch anew."""
     folders = {item.path.relative_to(ROOT / "tests").parts[0] for item in session.items}
     if folders & STARTS_LOADERS:
-        forkserver.start("tasks.dataset.build.preload", *sorted(recipes.modules().values()))
+        forkserver.start("tasks.dataset.building.preload", *sorted(recipes.modules().values()))
 
 
 @pytest.fixture(scope="session")

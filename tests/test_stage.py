@@ -22,7 +22,7 @@ from tasks.core import child, screen
 from tasks.core.child import WITHHELD, Killed
 from tasks.core.errors import DataError
 from tasks.core.screen import no_progress
-from tasks.dataset.build.result import BuildResult
+from tasks.dataset.building.result import BuildResult
 from tasks.report import report
 from tasks.runs.folder import RunFolder
 from tests.supervision.fakes import make_config

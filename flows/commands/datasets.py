@@ -16,7 +16,7 @@ from tasks.core.units import count, counted, size, when
 
 if TYPE_CHECKING:
     from tasks.core.schema import Config
-    from tasks.dataset.build.result import BuildResult
+    from tasks.dataset.building.result import BuildResult
     from tasks.dataset.manifest import Manifest
 
 KEPT = 3
@@ -53,7 +53,7 @@ def build(
     """
     from flows.operate import start
     from flows.parameters import Overrides, configured
-    from tasks.dataset.build.freshness import is_up_to_date
+    from tasks.dataset.building.freshness import is_up_to_date
 
     overrides = Overrides(set=changes or [])
     settings = configured(config, overrides)

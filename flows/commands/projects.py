@@ -21,7 +21,7 @@ from tasks.core.units import count, counted, duration, size
 
 if TYPE_CHECKING:
     from tasks.core.schema import Config
-    from tasks.dataset.build.forecast import Forecast, Work
+    from tasks.dataset.building.forecast import Forecast, Work
     from tasks.dataset.init import Survey
     from tasks.dataset.quarantine import Quarantined
 
@@ -142,7 +142,7 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
     """
     from flows.parameters import Overrides, configured
     from tasks.core import screen
-    from tasks.dataset.build.forecast import forecast
+    from tasks.dataset.building.forecast import forecast
     from tasks.dataset.quarantine import by_split
 
     settings = configured(config, Overrides(set=changes or []))

@@ -197,7 +197,7 @@ class FinishedPipeline:
 def finished_pipeline(settings: Config) -> FinishedPipeline | None:
     """The finished pipeline of a config, found on disk alone; None when any stage has something to do."""
     from tasks.core.config import dump
-    from tasks.dataset.build.freshness import is_up_to_date
+    from tasks.dataset.building.freshness import is_up_to_date
     from tasks.reporting.report import is_current
     from tasks.runs.plan import locate, resolve
     from tasks.supervision.status import look

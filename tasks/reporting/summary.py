@@ -13,7 +13,7 @@ from textwrap import wrap
 from tasks.core.pages import image_uri, render
 from tasks.core.schema import Config
 from tasks.core.units import count, counted, number
-from tasks.dataset.build.result import BuildResult
+from tasks.dataset.building.result import BuildResult
 from tasks.dataset.preview import page_path
 from tasks.dataset.rejects import reject_lines
 from tasks.loader.settings import LoaderSettings

@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.core.schema import Config, ShardRules, Splits
 from tasks.dataset import versions
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.repair.run import Repaired, repair
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw

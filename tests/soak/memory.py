@@ -46,7 +46,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def _build(folder: Path, rows: int) -> None:
-    from tasks.dataset.build.run import build
+    from tasks.dataset.building.run import build
 
     (folder / "a.png").write_bytes(raw.png(1, side=8))
     with (folder / "captions.csv").open("w") as file:

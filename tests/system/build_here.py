@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.config import load
-from tasks.dataset.build import convert
-from tasks.dataset.build.run import build
+from tasks.dataset.building import convert
+from tasks.dataset.building.run import build
 from tests.dataset.raw import contents
 
 

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from tasks.dataset import versions
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.manifest import Manifest
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw

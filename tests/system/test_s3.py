@@ -22,7 +22,7 @@ from tasks.core.remote import remote_stores
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT, Unreachable
 from tasks.dataset import mirror, versions
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Source, open_sources
 from tasks.dataset.verify.run import verify
@@ -136,7 +136,7 @@ def test_a_folder_of_images(make: Callable[[Path], Config], bucket: str, tmp_pat
 BUILD = """
 import sys
 from tasks.core.schema import Config
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 print(build(Config.model_validate_json(sys.argv[1])).digest)
 """
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tasks.core.config import load
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.examples import DIGITS, write
 from tasks.evaluation.checkpoint import Extracting
 from tasks.evaluation.zero_shot import TEMPLATES, Label, class_embeddings

@@ -12,7 +12,7 @@ import yaml
 
 from tasks.core.errors import UsageError
 from tasks.core.stores import is_remote
-from tasks.dataset.build.check import beside, lies_inside
+from tasks.dataset.building.check import beside, lies_inside
 from tasks.dataset.init.evidence import Key, Reading, shown
 from tasks.dataset.init.run import Survey, training_note
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
 from tasks.core.units import counted
-from tasks.dataset.build.sidecar import SAMPLE_COLUMNS, accepted, first
+from tasks.dataset.building.sidecar import SAMPLE_COLUMNS, accepted, first
 from tasks.dataset.index import read_index
 from tasks.dataset.layout import INPUTS, samples_name
 from tasks.dataset.rejects import TRANSIENT, printable

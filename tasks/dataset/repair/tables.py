@@ -19,11 +19,11 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import is_disk_full
 from tasks.core.screen import Progress
 from tasks.core.stores import is_environment_error
-from tasks.dataset.build.assemble import Shard, describe, draft_version
-from tasks.dataset.build.catalogue import Rejected
-from tasks.dataset.build.run import build
-from tasks.dataset.build.sidecar import first
 from tasks.dataset.build_info import FileSeal, read_build_info, write_build_info
+from tasks.dataset.building.assemble import Shard, describe, draft_version
+from tasks.dataset.building.catalogue import Rejected
+from tasks.dataset.building.run import build
+from tasks.dataset.building.sidecar import first
 from tasks.dataset.layout import BUILD, INPUTS, MANIFEST, REJECTS, VERSIONS
 from tasks.dataset.repair.result import CONFIGURE, MIND, REBUILD, Done, Failed
 from tasks.dataset.repair.source import Origin

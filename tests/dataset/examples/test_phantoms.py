@@ -12,7 +12,7 @@ import pytest
 
 from tasks.core.config import load, validate
 from tasks.core.schema import Config
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.examples import write
 from tasks.dataset.examples.phantoms import FINDINGS, phantoms
 from tasks.dataset.verify.run import verify

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.examples import reinforced
 from tasks.dataset.formats import npy, tensors
 from tasks.dataset.modalities import MODALITIES, Taken

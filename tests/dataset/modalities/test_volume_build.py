@@ -16,7 +16,7 @@ import pytest
 from tasks.core.config import validate
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw

@@ -16,7 +16,7 @@ import pytest
 from flows.cli import main
 from tasks.core.findings import Finding, Report
 from tasks.dataset import quarantine, versions
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.index import read_index
 from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
 from tasks.dataset.preview.faults import FAULT_CODES, SHOWN

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.core.schema import Config
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.repair.run import repair
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw

@@ -16,7 +16,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
 from tasks.core.remote import remote_stores
 from tasks.core.schema import Config
-from tasks.dataset.build.staging import redact_config
+from tasks.dataset.building.staging import redact_config
 from tasks.dataset.repair.result import Failed
 from tasks.dataset.repair.run import Repaired, repair
 from tasks.dataset.repair.workplace import Workplace

@@ -12,7 +12,7 @@ from tasks.core.folders import LocalStore
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT
 from tasks.dataset import filters
-from tasks.dataset.build.run import BuildResult, build
+from tasks.dataset.building.run import BuildResult, build
 from tasks.dataset.modalities import MODALITIES, Taken
 from tasks.dataset.modalities import chat as conversations
 from tasks.dataset.rejects import Reject

@@ -11,7 +11,7 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT
-from tasks.dataset.build.run import build, is_up_to_date
+from tasks.dataset.building.run import build, is_up_to_date
 from tasks.dataset.modalities import MODALITIES, missing
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import SOURCES, Item, Source, of_files, open_sources

@@ -15,7 +15,7 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import LocalStore
 from tasks.core.stores import Unreachable
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.sources import Item, open_sources, tar_samples

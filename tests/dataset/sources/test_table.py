@@ -16,8 +16,8 @@ from tasks.core.remote import remote_stores, web
 from tasks.core.schema import Config, Splits
 from tasks.core.stores import ABSENT, Unreachable
 from tasks.dataset import versions
-from tasks.dataset.build import freshness
-from tasks.dataset.build.run import build
+from tasks.dataset.building import freshness
+from tasks.dataset.building.run import build
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources, tabular

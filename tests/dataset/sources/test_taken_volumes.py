@@ -9,7 +9,7 @@ import pytest
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.examples.phantoms import AIR, LUNG, TISSUE, phantoms
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import stored

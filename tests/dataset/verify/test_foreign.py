@@ -14,7 +14,7 @@ import pytest
 
 from flows.cli import main
 from tasks.dataset import versions
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.sources import open_sources
 from tasks.dataset.verify.run import verify
 from tasks.dataset.verify.scan import ShardTask

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.formats import checks
 from tasks.dataset.formats.checks import CHECKS
 from tasks.dataset.tar.format import END, header

@@ -12,7 +12,7 @@ from tasks.core.errors import UsageError
 from tasks.core.findings import Finding
 from tasks.core.folders import LocalStore
 from tasks.dataset import versions
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.repair.run import repair
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.foreign import NO_MANIFEST

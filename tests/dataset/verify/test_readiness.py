@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.dataset import quarantine, versions
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.index import read_index
 from tasks.dataset.quarantine import Quarantined
 from tasks.dataset.verify.run import BadSample, judge, verify

@@ -16,7 +16,7 @@ import pytest
 from flows.cli import main
 from flows.commands.soundness import report_lines
 from tasks.dataset import quarantine
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.tar.format import END
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify import report

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.findings import Finding
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.index import INDEX
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw

@@ -15,7 +15,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import blake3_file
 from tasks.core.findings import Finding
 from tasks.dataset import versions
-from tasks.dataset.build.run import build
+from tasks.dataset.building.run import build
 from tasks.dataset.index import INDEX, read_index
 from tasks.dataset.manifest import SplitSummary, content_digest
 from tasks.dataset.tar.writer import ShardWriter
@@ -237,8 +237,8 @@ def test_a_path_that_is_no_folder_is_a_usage_error(tmp_path: Path) -> None:
 def test_the_fast_paths_import_little(sound: Path) -> None:
     script = "import sys; import {}; print([name for name in {!r} if name in sys.modules])"
     heavy = {
-        "tasks.dataset.build.run": ["torch", "prefect", "wandb", "sklearn"],
-        "tasks.dataset.build.freshness": ["torch", "PIL", "pyarrow"],
+        "tasks.dataset.building.run": ["torch", "prefect", "wandb", "sklearn"],
+        "tasks.dataset.building.freshness": ["torch", "PIL", "pyarrow"],
     }
     for module, names in heavy.items():
         command = [sys.executable, "-c", script.format(module, names)]

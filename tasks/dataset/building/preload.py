@@ -8,6 +8,6 @@ import gc
 from importlib import import_module
 
 gc.disable()
-import_module("tasks.dataset.build.run")
+import_module("tasks.dataset.building.run")
 gc.freeze()
 gc.enable()

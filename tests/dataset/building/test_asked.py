@@ -10,7 +10,7 @@ from tasks.core.errors import DataError
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build.run import BuildResult, build
+from tasks.dataset.building.run import BuildResult, build
 from tests.dataset import raw
 
 COUNT = 100

@@ -12,12 +12,12 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build import run as build_module
-from tasks.dataset.build.catalogue import NAME
-from tasks.dataset.build.run import BuildResult, build, is_up_to_date
-from tasks.dataset.build.spill import FOLDER as SPILL
+from tasks.dataset.building import run as build_module
+from tasks.dataset.building.catalogue import NAME
+from tasks.dataset.building.run import BuildResult, build, is_up_to_date
+from tasks.dataset.building.spill import FOLDER as SPILL
 from tests.dataset import raw
-from tests.dataset.build.prepared import COUNT, parquet
+from tests.dataset.building.prepared import COUNT, parquet
 
 BAD = 3
 

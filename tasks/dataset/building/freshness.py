@@ -43,8 +43,8 @@ def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
     `for_build` keeps the listing, where there is something to build, for a build that follows in this
     process: see `take_survey`. UsageError and DataError as the build would raise them.
     """
-    from tasks.dataset.build.check import check
-    from tasks.dataset.build.listing import Listing
+    from tasks.dataset.building.check import check
+    from tasks.dataset.building.listing import Listing
 
     dataset = config.dataset
     version = current(dataset.output)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from tasks.core.schema.dataset import ShardRules
 from tasks.core.stores import Stat
-from tasks.dataset.build.shard_plan import PlannedShard, plan_shards
+from tasks.dataset.building.shard_plan import PlannedShard, plan_shards
 from tasks.dataset.keys import HASH_BITS
 from tasks.dataset.rejects import Reason, printable
 from tasks.dataset.sources import Container

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.dataset import layout, versions
-from tasks.dataset.build.catalogue import Catalogue
-from tasks.dataset.build.sidecar import counted_reasons, first, holds_transient
+from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.sidecar import counted_reasons, first, holds_transient
 from tasks.dataset.layout import INPUTS
 from tasks.dataset.tables import Batches
 

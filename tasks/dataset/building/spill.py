@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tasks.core.errors import DataError
-from tasks.dataset.build.catalogue import Entry
+from tasks.dataset.building.catalogue import Entry
 from tasks.dataset.keys import HASH_BITS
 from tasks.dataset.tar.format import Members
 

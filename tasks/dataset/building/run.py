@@ -30,15 +30,15 @@ from tasks.core.lock import Held, Lease
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset import layout, quarantine
-from tasks.dataset.build import assemble, changes
-from tasks.dataset.build.catalogue import Catalogue, Rejected
-from tasks.dataset.build.convert import Exceeded, Tally, convert_all, counted
-from tasks.dataset.build.fingerprint import CONVERTER, packages
-from tasks.dataset.build.freshness import is_up_to_date, sweep_surveys, unchanged
-from tasks.dataset.build.listing import Listing
-from tasks.dataset.build.result import BuildResult
-from tasks.dataset.build.reuse import known_shards
-from tasks.dataset.build.staging import (
+from tasks.dataset.building import assemble, changes
+from tasks.dataset.building.catalogue import Catalogue, Rejected
+from tasks.dataset.building.convert import Exceeded, Tally, convert_all, counted
+from tasks.dataset.building.fingerprint import CONVERTER, packages
+from tasks.dataset.building.freshness import is_up_to_date, sweep_surveys, unchanged
+from tasks.dataset.building.listing import Listing
+from tasks.dataset.building.result import BuildResult
+from tasks.dataset.building.reuse import known_shards
+from tasks.dataset.building.staging import (
     converted_shards,
     note_rejects,
     redact_config,
@@ -53,7 +53,7 @@ from tasks.dataset.tables import give_memory_back
 __all__ = ["BuildResult", "build", "is_up_to_date"]
 
 logger = logging.getLogger(__name__)
-PRELOAD = "tasks.dataset.build.preload"
+PRELOAD = "tasks.dataset.building.preload"
 """Never imported here: it is for the process that workers are forked from."""
 
 

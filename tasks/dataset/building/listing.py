@@ -23,10 +23,10 @@ from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import Stat
 from tasks.dataset import filters, splits
-from tasks.dataset.build.catalogue import NAME, SCHEMA, SOURCE_BITS, Catalogue, Entry, Listed, Rejected
-from tasks.dataset.build.check import check
-from tasks.dataset.build.fingerprint import Fingerprint, members_digest, rules_digest, source_digests
-from tasks.dataset.build.spill import FOLDER, Spill, is_whole
+from tasks.dataset.building.catalogue import NAME, SCHEMA, SOURCE_BITS, Catalogue, Entry, Listed, Rejected
+from tasks.dataset.building.check import check
+from tasks.dataset.building.fingerprint import Fingerprint, members_digest, rules_digest, source_digests
+from tasks.dataset.building.spill import FOLDER, Spill, is_whole
 from tasks.dataset.keys import key_of, shard_hash
 from tasks.dataset.rejects import Reject, printable
 from tasks.dataset.sources import Container, Item, Source, of_files

@@ -27,13 +27,13 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import digest, disk_full_as_error, fsync_path
 from tasks.core.schema import Config, Dataset
 from tasks.core.screen import Progress
-from tasks.dataset.build.catalogue import NAME, Catalogue, Entry
-from tasks.dataset.build.fingerprint import members_digest
-from tasks.dataset.build.reuse import KnownShard, KnownSidecars
-from tasks.dataset.build.shard_plan import PlannedShard
-from tasks.dataset.build.sidecar import Outcome, counted_reasons, holds_transient, sidecar
-from tasks.dataset.build.spill import FOLDER, read_spilled
-from tasks.dataset.build.staging import JOBS, RULES, sidecar_path, staged, tar_path, write_rules
+from tasks.dataset.building.catalogue import NAME, Catalogue, Entry
+from tasks.dataset.building.fingerprint import members_digest
+from tasks.dataset.building.reuse import KnownShard, KnownSidecars
+from tasks.dataset.building.shard_plan import PlannedShard
+from tasks.dataset.building.sidecar import Outcome, counted_reasons, holds_transient, sidecar
+from tasks.dataset.building.spill import FOLDER, read_spilled
+from tasks.dataset.building.staging import JOBS, RULES, sidecar_path, staged, tar_path, write_rules
 from tasks.dataset.modalities import MODALITIES, Modality
 from tasks.dataset.rejects import TRANSIENT, Reject, printable, reject_lines
 from tasks.dataset.sources import Absent, Source, of_files, open_sources

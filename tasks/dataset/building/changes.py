@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from tasks.core.errors import DataError, NeedsApproval
-from tasks.dataset.build.catalogue import Catalogue
-from tasks.dataset.build.sidecar import accepted
+from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.sidecar import accepted
 from tasks.dataset.layout import INPUTS
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.tables import Batches, read_pieces, read_shards

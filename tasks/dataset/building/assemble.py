@@ -31,10 +31,10 @@ from blake3 import blake3
 from tasks.core.errors import UsageError
 from tasks.core.files import digest, fsync_path, write_atomic, write_json
 from tasks.core.schema import Config
-from tasks.dataset.build.catalogue import Rejected
-from tasks.dataset.build.fingerprint import config_digest
-from tasks.dataset.build.sidecar import accepted, first, schema, statistics_schema
 from tasks.dataset.build_info import names_beside_tars, write_build_info
+from tasks.dataset.building.catalogue import Rejected
+from tasks.dataset.building.fingerprint import config_digest
+from tasks.dataset.building.sidecar import accepted, first, schema, statistics_schema
 from tasks.dataset.index import IndexWriter
 from tasks.dataset.layout import (
     BUILD,

@@ -11,15 +11,15 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.core.schema.dataset import ShardRules
-from tasks.dataset.build import listing
-from tasks.dataset.build.catalogue import NAME, WHY_ALIKE, Catalogue, Entry, Listed, Rejected
-from tasks.dataset.build.listing import Listing
-from tasks.dataset.build.run import build
-from tasks.dataset.build.spill import FOLDER, PARTS, read_spilled
+from tasks.dataset.building import listing
+from tasks.dataset.building.catalogue import NAME, WHY_ALIKE, Catalogue, Entry, Listed, Rejected
+from tasks.dataset.building.listing import Listing
+from tasks.dataset.building.run import build
+from tasks.dataset.building.spill import FOLDER, PARTS, read_spilled
 from tasks.dataset.keys import shard_hash
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw
-from tests.dataset.build.prepared import COUNT, parquet
+from tests.dataset.building.prepared import COUNT, parquet
 
 RULES = ShardRules(samples=100)
 

@@ -19,11 +19,11 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import digest, read_json, write_atomic
 from tasks.core.schema import Dataset
 from tasks.core.stores import absolute_location, is_remote, redact
-from tasks.dataset.build.assemble import Shard
-from tasks.dataset.build.catalogue import Catalogue, Entry, Rejected, rejected
-from tasks.dataset.build.reuse import KnownShard, KnownSidecars
-from tasks.dataset.build.shard_plan import PlannedShard
-from tasks.dataset.build.sidecar import counted_reasons, first
+from tasks.dataset.building.assemble import Shard
+from tasks.dataset.building.catalogue import Catalogue, Entry, Rejected, rejected
+from tasks.dataset.building.reuse import KnownShard, KnownSidecars
+from tasks.dataset.building.shard_plan import PlannedShard
+from tasks.dataset.building.sidecar import counted_reasons, first
 from tasks.dataset.rejects import TRANSIENT
 from tasks.dataset.tables import Batches
 

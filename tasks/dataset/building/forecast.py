@@ -19,16 +19,16 @@ from tasks.core.errors import DataError
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset import layout
-from tasks.dataset.build.catalogue import Catalogue
-from tasks.dataset.build.changes import since
-from tasks.dataset.build.convert import Converter, converter, counted
-from tasks.dataset.build.fingerprint import config_digest
-from tasks.dataset.build.freshness import unchanged
-from tasks.dataset.build.listing import Listing
-from tasks.dataset.build.reuse import known_shards
-from tasks.dataset.build.shard_plan import PlannedShard
-from tasks.dataset.build.staging import write_rules
 from tasks.dataset.build_info import read_build_info
+from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.changes import since
+from tasks.dataset.building.convert import Converter, converter, counted
+from tasks.dataset.building.fingerprint import config_digest
+from tasks.dataset.building.freshness import unchanged
+from tasks.dataset.building.listing import Listing
+from tasks.dataset.building.reuse import known_shards
+from tasks.dataset.building.shard_plan import PlannedShard
+from tasks.dataset.building.staging import write_rules
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.tar.writer import ShardWriter
 

@@ -6,12 +6,12 @@ import pytest
 
 from tasks.core.files import blake3_file
 from tasks.core.schema import Config
-from tasks.dataset.build.run import build, list_named
-from tasks.dataset.build.sidecar import first
+from tasks.dataset.building.run import build, list_named
+from tasks.dataset.building.sidecar import first
 from tasks.dataset.layout import INPUTS
 from tasks.dataset.tables import Batches, read_shards
 from tests.dataset import raw
-from tests.dataset.build.prepared import parquet
+from tests.dataset.building.prepared import parquet
 
 
 def files(tmp_path: Path) -> Config:

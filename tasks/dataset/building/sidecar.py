@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tasks.dataset.build.catalogue import Entry
+from tasks.dataset.building.catalogue import Entry
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import TRANSIENT, Reject, printable
 from tasks.dataset.tar.writer import Span

@@ -7,10 +7,10 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build.forecast import forecast
-from tasks.dataset.build.run import build
+from tasks.dataset.building.forecast import forecast
+from tasks.dataset.building.run import build
 from tests.dataset import raw
-from tests.dataset.build.prepared import parquet
+from tests.dataset.building.prepared import parquet
 
 COUNT = 100
 

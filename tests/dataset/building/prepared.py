@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.schema import Config
-from tasks.dataset.build.catalogue import Catalogue
-from tasks.dataset.build.listing import Listing
+from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.listing import Listing
 from tests.dataset import raw
 
 COUNT = 60

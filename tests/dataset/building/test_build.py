@@ -15,18 +15,18 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build.convert import Conversion, convert
-from tasks.dataset.build.forecast import forecast
-from tasks.dataset.build.listing import Listing
-from tasks.dataset.build.run import PRELOAD, BuildResult, build, is_up_to_date
-from tasks.dataset.build.sidecar import first
-from tasks.dataset.build.staging import converted_shards, write_rules
+from tasks.dataset.building.convert import Conversion, convert
+from tasks.dataset.building.forecast import forecast
+from tasks.dataset.building.listing import Listing
+from tasks.dataset.building.run import PRELOAD, BuildResult, build, is_up_to_date
+from tasks.dataset.building.sidecar import first
+from tasks.dataset.building.staging import converted_shards, write_rules
 from tasks.dataset.index import INDEX, read_index
 from tasks.dataset.keys import shard_hash
 from tasks.dataset.layout import shard_name
 from tasks.dataset.tar.format import parse_sample
 from tests.dataset import raw
-from tests.dataset.build.prepared import planned
+from tests.dataset.building.prepared import planned
 
 COUNT = 150
 
@@ -373,7 +373,7 @@ def test_a_build_waits_for_the_one_that_holds_the_dataset(
     thread.join(60)
     assert any(f"process {os.getpid()}" in note for note in notes), "it names the holder"
     warnings = [(record.name, record.levelname) for record in caplog.records if "waiting" in record.message]
-    assert warnings == [("tasks.dataset.build.run", "WARNING")]
+    assert warnings == [("tasks.dataset.building.run", "WARNING")]
     assert len(list((tmp_path / "out" / "versions").iterdir())) == 1
     assert not (tmp_path / "out" / "lease.json").exists()
 

@@ -11,7 +11,7 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.build.run import build, is_up_to_date
+from tasks.dataset.building.run import build, is_up_to_date
 from tasks.dataset.verify.run import verify
 from tests.dataset import raw
 
