@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ENDS = 2
@@ -12,17 +15,37 @@ ENDS = 2
 
 
 def caption_counter() -> Callable[[str], int] | None:
-    """A function from a caption to its tokens, start and end included; None where there is no open_clip.
-
-    The tokenizer is loaded (some seconds, for it brings torch) when the first caption comes.
-    """
-    if find_spec("open_clip") is None:
+    """A function from a caption to its tokens, start and end included; None where there is no open_clip."""
+    package = find_spec("open_clip")
+    if package is None or package.origin is None:
         return None
-    return lambda text: len(_tokenizer().encode(text)) + ENDS
+    path = Path(package.origin).with_name("tokenizer.py")
+    return lambda text: len(_tokenizer(path).encode(text)) + ENDS
 
 
 @cache
-def _tokenizer() -> Any:
-    from open_clip.tokenizer import SimpleTokenizer
+def _tokenizer(path: Path) -> Any:
+    """open_clip's SimpleTokenizer, from its own file.
 
-    return SimpleTokenizer()
+    The package would bring timm and torch, which take seconds to import; splitting a text needs neither. Its
+    file names torch in annotations only, so a stand-in does where torch is not imported yet.
+    """
+    spec = spec_from_file_location("tarmac_open_clip_tokenizer", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    is_stand_in = "torch" not in sys.modules
+    if is_stand_in:
+        sys.modules["torch"] = _NamesOnly("torch")
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        if is_stand_in:
+            del sys.modules["torch"]
+    return module.SimpleTokenizer()
+
+
+class _NamesOnly(ModuleType):
+    """A module in which every name is a class without content."""
+
+    def __getattr__(self, name: str) -> type:
+        return type(name, (), {})
