@@ -82,10 +82,12 @@ def _named() -> str:
     return "Prefect's temporary server" if _lasting else f"PREFECT_API_URL={address()}"
 
 
-def start_temporary() -> None:
-    """Start a server for this process alone, which every client in it finds and which ends with it.
+@contextmanager
+def started_temporarily() -> Iterator[None]:
+    """Start a server for this process alone, which every client in it finds and which ends with the process.
 
-    UsageError where Prefect's folder cannot be written, TarmacError where the server does not come up.
+    It comes up while the block runs, and answers after it. UsageError where Prefect's folder cannot be
+    written, TarmacError where the server does not come up.
     """
     with listening(LOOPBACK, 0) as listener, tempfile.TemporaryFile() as output:
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
@@ -93,6 +95,7 @@ def start_temporary() -> None:
         lasting = ExitStack()
         atexit.register(lasting.close)
         lasting.callback(service.end, process)
+        yield
         try:
             wait_until_up(process, url)
         except TarmacError as error:

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flows.operate import environment
@@ -24,9 +25,8 @@ if TYPE_CHECKING:  # imports Prefect, whose environment must stand before
 def flow(path: str, runs: Path, **parameters: Any) -> Stages:
     """Run the flow at `path`, such as `flows.build:build_flow`; returns its stages' results. Where Ctrl-C
     ends it, the trainings in `runs` that go on are named."""
-    _prepare()
     module, _, function = path.partition(":")
-    call = getattr(importlib.import_module(module), function)
+    call = getattr(_prepare(module), function)
     return _watched(lambda: call(**parameters), runs)
 
 
@@ -34,26 +34,27 @@ def evaluation(run: RunFolder, again: Sequence[Key]) -> Stages:
     """Run the evaluate flow on a run's folder, doing the evaluations `again` even if they have a result."""
     from tasks.supervision.evaluation_jobs import request
 
-    _prepare()
+    call = _prepare("flows.evaluate").evaluate_flow
     for step, task in again:
         request(run, step, task)
-    call = importlib.import_module("flows.evaluate").evaluate_flow
     return _watched(lambda: call(str(run.path), run.path.parent), run.path.parent)
 
 
-def _prepare() -> None:
-    """Set Prefect's environment, then make sure that a server answers: the one that is named, or a temporary
-    one."""
+def _prepare(flow_module: str) -> ModuleType:
+    """Set Prefect's environment, make sure that a server answers, and import the flow's module.
+
+    The server is the one that is named, or a temporary one, which comes up while the module is imported.
+    """
     screen.passing("starting Prefect")
     environment.prepare(quiet=True)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # a home that cannot be written
         server = importlib.import_module("flows.operate.server")
     if server.address() is None:
-        server.start_temporary()
-        return
+        with server.started_temporarily():
+            return importlib.import_module(flow_module)
     advice = f"start it with `tarmac up`, or `{server.how_to_forget()}` to do without one"
     with server.asked(advice):
-        pass
+        return importlib.import_module(flow_module)
 
 
 def _watched(call: Callable[[], Any], runs: Path) -> Stages:
