@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, RunName, RunsFolder
 from flows.commands.output import print_result, say
+from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.units import counted, duration
 
@@ -130,9 +132,14 @@ def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
 
     folder = find(runs, run)
     holder = holder_of(folder.lease)
-    if look(folder).state == "planned" and holder is not None and holder.is_alive():
+    before = look(folder)
+    if before.state == "planned" and holder is not None and holder.is_alive():
         raise TarmacError(f"{folder.name} is still being prepared by {holder}; end that command with Ctrl-C")
-    stopped = stopping.end(folder, "cancelled by the user")
+    if before.agent_is_alive:
+        patience = f"what has not ended after {duration(stopping.STOP_S)} is ended by force"
+        sys.stderr.write(f"{folder.name} is asked to stop at its next step, with a checkpoint; {patience}\n")
+    with screen.running("cancel"):
+        stopped = stopping.end(folder, "cancelled by the user")
     after = look(folder)
     if as_json:
         print_result(

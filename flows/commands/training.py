@@ -42,16 +42,21 @@ def run(
     from flows.operate import start
     from flows.parameters import Overrides, configured
     from tasks.core.files import require_writable
+    from tasks.dataset.building.freshness import is_up_to_date
+    from tasks.evaluation.fit import require_fit
 
     overrides = Overrides(set=changes or [])
     settings = configured(config, overrides)
     if settings.train is None:
         raise UsageError(f"{config}: train: is required and missing; for data alone: tarmac build")
     began = time.monotonic()
-    done = None if fresh else finished_pipeline(settings)
-    if done is not None:
-        return show_up_to_date(done, began, as_json)
     require_writable(settings.runs, "runs")
+    version = is_up_to_date(settings, for_build=True)
+    if version is not None:
+        require_fit(settings, version)  # before Prefect starts, which takes longer than a refusal may
+        done = None if fresh else finished_pipeline(settings, version)
+        if done is not None:
+            return show_up_to_date(done, began, as_json)
     stages = start.flow(
         "flows.pipeline:pipeline", settings.runs, config=config, overrides=overrides, fresh=fresh
     )
@@ -71,12 +76,15 @@ def train(
     from flows.operate import start
     from flows.parameters import Overrides, configured
     from tasks.core.files import require_writable
+    from tasks.dataset.versions import resolve
+    from tasks.evaluation.fit import require_fit
 
     overrides = Overrides(set=changes or [])
     settings = configured(config, overrides)
     if settings.train is None:
         raise UsageError(f"{config}: train: is required and missing")
     require_writable(settings.runs, "runs")
+    require_fit(settings, resolve(settings.dataset.output))
     began = time.monotonic()
     stages = start.flow(
         "flows.train:train_flow", settings.runs, config=config, overrides=overrides, fresh=fresh
@@ -101,10 +109,12 @@ def evaluate(
     """
     from flows.operate import start
     from tasks.runs.folder import find
+    from tasks.supervision import launch
     from tasks.supervision.status import look
 
     folder = find(runs, run)
-    asked = look(folder).evaluations
+    status = look(folder)
+    asked = status.evaluations
     if not asked:
         raise UsageError(
             f"evaluate: the config of {folder.name} asks for none; add an evaluate block and run it again"
@@ -115,6 +125,12 @@ def evaluate(
         raise UsageError(f"--step, --task: {folder.name} has no such evaluation; it has {there}")
     again = [] if step is None and task is None else chosen
     began = time.monotonic()
+    is_idle = not again and not status.agent_is_alive
+    if is_idle and launch.is_done(status, "evaluate") and _is_reported(folder):
+        if not as_json:
+            summary = f"up to date: {counted(len(asked), 'evaluation')}, each with its result"
+            screen.finished("evaluate", summary, time.monotonic() - began)
+        return show_run(folder, [], began, as_json)
     stages = start.evaluation(folder, [(one.step, one.task) for one in again])
     return show_run(folder, stages, began, as_json)
 
@@ -194,27 +210,29 @@ class FinishedPipeline:
     run: RunFolder
 
 
-def finished_pipeline(settings: Config) -> FinishedPipeline | None:
-    """The finished pipeline of a config, found on disk alone; None when any stage has something to do."""
+def finished_pipeline(settings: Config, version: Path) -> FinishedPipeline | None:
+    """The finished pipeline of a config on the version that its build would make, found on disk alone; None
+    when any stage after the build has something to do."""
     from tasks.core.config import dump
-    from tasks.dataset.building.freshness import is_up_to_date
-    from tasks.reporting.report import is_current
     from tasks.runs.plan import locate, resolve
     from tasks.supervision.status import look
-    from tasks.supervision.tracking import gathering
 
-    version = is_up_to_date(settings, for_build=True)
-    if version is None:
-        return None
     run = locate(settings, version)
     if not all(path.exists() for path in (run.record, run.loader, run.config)):
         return None
     if run.config.read_text(encoding="utf-8") != dump(resolve(settings, version)):
         return None  # what does not shape the weights has changed, such as the evaluations asked for
-    if not look(run).is_complete:
-        return None
-    is_gathered = settings.track.mode == "disabled" or gathering.is_complete(run)
-    return FinishedPipeline(version, run) if is_gathered and is_current(run) else None
+    return FinishedPipeline(version, run) if look(run).is_complete and _is_reported(run) else None
+
+
+def _is_reported(run: RunFolder) -> bool:
+    """Whether the wandb run and the report hold all that the run's folder has."""
+    from tasks.reporting.report import is_current
+    from tasks.supervision.status import config_of
+    from tasks.supervision.tracking import gathering
+
+    is_gathered = config_of(run).track.mode == "disabled" or gathering.is_complete(run)
+    return is_gathered and is_current(run)
 
 
 def show_up_to_date(done: FinishedPipeline, began: float, as_json: bool) -> int:

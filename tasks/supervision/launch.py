@@ -136,15 +136,20 @@ def _start(run: RunFolder, goal: Goal) -> Started:
     job = _job_of(run, state)
     if job is not None and job.is_alive():
         return Started(True, False, job)
-    done = status.is_complete if goal == "train" else status.evaluations_done == len(status.evaluations)
-    done = done and not has_requests(run) and not is_due(run, config_of(run))
-    if done:
+    if is_done(status, goal):
         return Started(False, True, None)
     trains = goal == "train" and state.state != "succeeded"
     submitted = _submit(run, len(state.attempts) + 1, trains)
     changes = {"state": "queued", "reason": ""} if trains else {}
     record.save(run, state.having(job=submitted.to_json(run.path), goal=goal, **changes))
     return Started(False, False, submitted, tuple(_changes(state)))
+
+
+def is_done(status: RunStatus, goal: Goal) -> bool:
+    """Whether an agent would find nothing to do: every result is there, and the best checkpoint is chosen."""
+    run = status.run
+    done = status.is_complete if goal == "train" else status.evaluations_done == len(status.evaluations)
+    return done and not has_requests(run) and not is_due(run, config_of(run))
 
 
 def _submit(run: RunFolder, number: int, trains: bool) -> Job:

@@ -80,14 +80,22 @@ def test_wandb_holds_every_row_once(demo: Finished) -> None:
 
 
 def test_again_nothing_is_redone_and_prefect_is_not_started(demo: Finished) -> None:
-    """A server that does not answer would be complained about, if anybody asked for one."""
+    """The command would complain about a server that does not answer, if it asked for one."""
     project, _ = demo
     before = {path: path.stat().st_mtime_ns for path in project.path.rglob("*") if path.is_file()}
     project.env["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
-    again = project.tarmac("run", "configs/digits-clip.yaml", *FEWER_STEPS, "--json")
+    again = [
+        project.tarmac("run", "configs/digits-clip.yaml", *FEWER_STEPS, "--json"),
+        project.tarmac("evaluate", "digits", "--json"),
+    ]
+    no_such_split = ("--set", "evaluate.tasks=[{kind: zero_shot, split: vla}]")
+    refused = [project.tarmac(name, "configs/digits-clip.yaml", *no_such_split) for name in ("run", "train")]
     del project.env["PREFECT_API_URL"]
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["stages"] == []
+    for done in again:
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["stages"] == []
+    for done in refused:
+        assert done.returncode == 2 and "has no 'vla'; there are: train, val" in done.stderr, done.stderr
     assert {path: path.stat().st_mtime_ns for path in project.path.rglob("*") if path.is_file()} == before
 
 

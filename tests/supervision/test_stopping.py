@@ -126,7 +126,9 @@ def test_cancel_ends_training_and_evaluations_and_proves_it(
     wait_for(lambda: (run.path / "evaluated").exists())
     pids = {process.pid for process in processes_of(tmp_path)}
     assert cli.main(["cancel", str(run.path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert f"{run.name} is asked to stop at its next step" in shown.err
     assert processes_of(tmp_path) == []
     assert told["state"] == "cancelled" and told["left"] == [] and told["elsewhere"] is None
     ended = {one["what"]: one["pid"] for one in told["ended"]}
