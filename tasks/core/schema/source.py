@@ -180,9 +180,9 @@ class ChatSource(Block):
     """Column with a row's images, a list or a single one: bytes, `{bytes, path}`, or paths relative to the
     file. Null where no conversation has images."""
     texts: str = "texts"
-    """Column with the turns, a list of `{user, assistant}`. Ratings of them, which `filter` may use, are read
-    from `relevance_ratings` and the like. All other columns go into the sample's `json`, except columns named
-    `messages` or `ratings`, which the sample has itself."""
+    """Column with the turns, a list of `{user, assistant}`; further fields of a turn stay with it. Ratings of
+    turns, which `filter` may use, are read from `relevance_ratings` and the like. All other columns go into
+    the sample's `json`, except columns named `messages` or `ratings`, which the sample has itself."""
     key: str | None = None
     """Column with the row's key within its subset; unless given, a digest of the row's content, so that a
     changed row counts as one removed and one added."""

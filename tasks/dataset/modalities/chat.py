@@ -1,5 +1,8 @@
 """Conversations about images: turns that alternate and say something, with an image for each placeholder.
 
+A turn is `{user, assistant}` and may say more of itself, such as the `source` of every turn of The Cauldron;
+its further fields stay in the sample's `json`, where training passes over them.
+
 nanoVLM puts a conversation's images before its first turn. A text may instead mark their places with
 `<image>` (or `<image: 1>`), as other datasets do; then there must be a mark for each image, or the trainer
 would show the wrong one. The model's own tokens, such as `<|image|>`, are no marks: nanoVLM strips them.
@@ -7,6 +10,7 @@ would show the wrong one. The model's own tokens, such as `<|image|>`, are no ma
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,13 +33,13 @@ MOST_IMAGES = 1000
 PLACEHOLDER = re.compile(r"<image(?:: ?(\d+))?>")
 _IMAGE = re.compile(r"(\d{3})(?:\.(jpg|png|webp))?")
 
-Turn = Mapping[str, str]
+Turn = Mapping[str, Any]
 Rating = int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns as `{user, assistant}`, and for each kind of rating one per turn (None: not rated)."""
+    """Turns as `{user, assistant, …}`, and for each kind of rating one per turn (None: not rated)."""
 
     turns: tuple[Turn, ...]
     ratings: Mapping[str, tuple[Rating, ...]]
@@ -116,16 +120,6 @@ def parse(texts: Any, ratings: Mapping[str, Any]) -> Conversation:
     return Conversation(turns, {name: _ratings(name, given[name], len(turns)) for name in given})
 
 
-def require_pairs(texts: Any) -> None:
-    """Reject when a turn holds more than user and assistant, which `parse` would leave out."""
-    for number, entry in enumerate(texts if isinstance(texts, list) else (), 1):
-        given = entry.items() if isinstance(entry, dict) else ()
-        others = sorted(str(name) for name, value in given if name not in ROLES and value is not None)
-        if others:
-            has = f"turn {number} has {', '.join(others)[:80]}"
-            raise Reject("chat.turns", f"{has}, where a turn is a pair of user and assistant")
-
-
 def _turn(number: int, entry: Any) -> Turn:
     if not isinstance(entry, dict):
         raise Reject("chat.turns", f"turn {number} is no pair of user and assistant")
@@ -137,7 +131,10 @@ def _turn(number: int, entry: Any) -> Turn:
             text.encode()
         except UnicodeEncodeError:
             raise Reject("chat.turns", f"turn {number}: what the {role} says is not UTF-8") from None
-    return {role: entry[role] for role in ROLES}
+    further = {name: value for name, value in entry.items() if name not in ROLES and value is not None}
+    if further:
+        further = json.loads(json.dumps(further, default=str))
+    return {**further, **{role: entry[role] for role in ROLES}}
 
 
 def _ratings(name: str, values: Any, turns: int) -> tuple[Rating, ...]:

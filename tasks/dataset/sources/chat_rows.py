@@ -30,7 +30,6 @@ from tasks.dataset.modalities.chat import (
     Conversation,
     check_images,
     parse,
-    require_pairs,
     select,
 )
 from tasks.dataset.rejects import TRANSIENT, Reason, Reject
@@ -240,7 +239,6 @@ class ChatRows:
     def _turns_left(self, row: Mapping[str, Any], images: int) -> Conversation | None:
         """The turns that the filter's rules on ratings leave; None when there is none. Reject."""
         texts = row.get(self._config.texts)
-        require_pairs(texts)
         conversation = parse(texts, {name: row.get(column) for name, column in RATED.items()})
         check_images(conversation, images)
         rules = self._filter

@@ -15,11 +15,9 @@ from tasks.core.schema import Config
 from tests.dataset.raw import png
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-TURN = pa.struct([("user", pa.string()), ("assistant", pa.string())])
 RATINGS = pa.list_(pa.int64())
 SCHEMA = {
     "images": pa.list_(IMAGE),
-    "texts": pa.list_(TURN),
     "relevance_ratings": RATINGS,
     "formatting_ratings": RATINGS,
 }

@@ -157,18 +157,16 @@ def test_what_breaks_the_format_is_rejected(write: Any, fields: dict[str, Any], 
     assert second.fault is None
 
 
-def test_what_is_wrong_with_a_turn_is_named(tmp_path: Path) -> None:
-    for further, names in (
-        ({"role": "user", "content": "What?"}, "content, role"),
-        ({"system": "s"}, "system"),
-    ):
-        texts = [{**turn("What?"), **further, "note": None}, turn("And?")]
-        path = write_jsonl(tmp_path / "raw" / "vqa.jsonl", [row(0, texts=texts)])
-        fault = items_of(chat.config(path, tmp_path / "out"))[0].fault
-        assert fault is not None and f"turn 1 has {names}, where a turn is a pair" in fault[1]
+def test_what_is_wrong_with_the_turns_is_named() -> None:
     for texts, says in (("[]", "a str where a list"), ({"user": "What?"}, "a dict where a list")):
         with pytest.raises(Reject, match=says):
             conversations.parse(texts, {})
+
+
+def test_further_fields_of_a_turn_stay_with_it(write: Any) -> None:
+    texts = [{**turn("What?"), "source": "TQA", "note": None}, {**turn("And?"), "score": 0.5}]
+    messages = document_of(taken_of(config := write([row(0, texts=texts)]), items_of(config)[0]))["messages"]
+    assert messages == [{**turn("What?"), "source": "TQA"}, {**turn("And?"), "score": 0.5}]
 
 
 def test_placeholders_name_each_image_once() -> None:
