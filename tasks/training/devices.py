@@ -1,16 +1,17 @@
 """Where a rank computes: the GPU when there is one, else the CPU with a fixed number of threads.
 
 Unless `train.deterministic` is off, everything is set to give the same bits again, because a resumed run must
-end where an undisturbed one does. That costs some speed on a GPU; an operation that has no deterministic form
-warns in the log and goes on.
+end where an undisturbed one does. That costs some speed on a GPU, and an operation without a deterministic
+form ends the training: torch's mode that only warns leaves the backward pass of attention as it is. No GPU
+has kept the promise yet; `tests/benchmarks/bench_cuda.py` measures it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tasks.core.errors import UsageError
 from tasks.core.process import keep_freed_memory
 from tasks.core.schema import Train
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 """Where a driver shows, on Linux and in WSL."""
+MODE = "torch.use_deterministic_algorithms(True)"
+"""What every refusal of torch's deterministic mode names."""
 logger = logging.getLogger(__name__)
 
 
@@ -55,7 +59,8 @@ class Device:
 
 
 def choose(train: Train) -> Device:
-    """The device of this process, with threads and determinism set for it.
+    """The device of this process, with threads and determinism set for it, before it joins other ranks: NCCL
+    keeps from sums by NVLS, which differ from run to run, if determinism is on when its group is made.
 
     Of several ranks on one machine each has the GPU of its LOCAL_RANK.
     """
@@ -73,6 +78,21 @@ def choose(train: Train) -> Device:
     return Device(torch.device("cpu"), train.precision)
 
 
+@contextmanager
+def forms_demanded() -> Iterator[None]:
+    """UsageError that names `train.deterministic` for an operation that has no deterministic form here."""
+    try:
+        yield
+    except RuntimeError as error:
+        if MODE not in str(error):
+            raise
+        problem = str(error).partition(", but you set")[0].partition(". ")[0]
+        raise UsageError(
+            f"train.deterministic: {problem}; set train.deterministic: false, with which a resumed training "
+            "does not end in the bits of an undisturbed one"
+        ) from error
+
+
 def _set_determinism(is_deterministic: bool) -> None:
     """Off, as open_clip's trainer has it: TensorFloat-32 in the place of fp32 products, and the convolution
     that cuDNN measures to be the fastest."""
@@ -80,7 +100,7 @@ def _set_determinism(is_deterministic: bool) -> None:
         os.environ.setdefault(
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
         )  # read when CUDA starts; see torch's notes
-    torch.use_deterministic_algorithms(is_deterministic, warn_only=True)
+    torch.use_deterministic_algorithms(is_deterministic)
     torch.backends.cuda.matmul.allow_tf32 = not is_deterministic
     torch.backends.cudnn.allow_tf32 = not is_deterministic
     torch.backends.cudnn.benchmark = not is_deterministic

@@ -33,8 +33,8 @@ from tasks.runs.data import left_out_by, version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
-from tasks.training import devices
 from tasks.training.aside import Aside
+from tasks.training.devices import Device
 from tasks.training.finite import check_losses, check_weights
 from tasks.training.meter import Meter
 from tasks.training.ranks import ALONE, Order, Ranks
@@ -51,6 +51,7 @@ def train(
     version: Path,
     settings: LoaderSettings,
     phases: PhaseWriter,
+    device: Device,
     ranks: Ranks = ALONE,
 ) -> int:
     """Train from the newest sound checkpoint to the last step, in one piece because it is read as one.
@@ -58,13 +59,10 @@ def train(
     Ends earlier, at the next step, once `run.stop` is there. Returns the step reached, of which there is a
     checkpoint. TarmacError for whatever a person can mend.
     """
-    options = config.train
-    if options is None or options.steps is None:
-        raise UsageError(f"{run.config}: needs a train block with its steps; plan the run again")
+    options = options_of(run, config)
     metrics = MetricsWriter(run.metrics_of(ranks.rank))
     kind, recipe, manifest = recipes.check(options), recipes.load(options), read_manifest(version)
     datasets = _datasets(run, options, kind)
-    device = devices.choose(options)
     worker_state.clear(run.workers, ranks.rank)
     own = {"workers": settings.workers, "prefetch": settings.prefetch, "pin_memory": device.is_cuda}
     feed = Feed.of(
@@ -126,6 +124,13 @@ def train(
             aside.wait()
     phases.set("end", step)
     return step
+
+
+def options_of(run: RunFolder, config: Config) -> Train:
+    """The train block of a planned run; UsageError where it is missing, or counts no steps yet."""
+    if config.train is None or config.train.steps is None:
+        raise UsageError(f"{run.config}: needs a train block with its steps; plan the run again")
+    return config.train
 
 
 def measure_lengths(run: Path, progress: Progress = no_progress) -> None:

@@ -64,12 +64,14 @@ def run_rank(run: RunFolder, rank: int = 0) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if config.train is not None and settings.workers:
         forkserver.fork(recipes.module_of(config.train))
-    from tasks.training.loop import train
+    from tasks.training import devices
+    from tasks.training.loop import options_of, train
     from tasks.training.ranks import joined
 
     version = version_path(record.load(run).data[0])
-    with joined() as ranks:
-        train(run, config, version, settings, phases, ranks)
+    device = devices.choose(options_of(run, config))
+    with joined() as ranks, devices.forms_demanded():
+        train(run, config, version, settings, phases, device, ranks)
 
 
 def leave_with_starter(last_act: Callable[[], None] = lambda: None) -> None:

@@ -20,6 +20,7 @@ from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.meeting import VARIABLE, Meeting
 from tasks.runs.plan import plan
+from tasks.training import devices
 from tasks.training.loop import train
 from tests.conftest import ROOT, digits_config
 
@@ -54,7 +55,10 @@ def train_here(run: RunFolder) -> int:
     writer = phases.PhaseWriter(run)
     writer.set("start", 0)
     version = version_path(record.load(run).data[0])
-    return train(run, configs.reload(run.config), version, read_settings(run.loader), writer)
+    config = configs.reload(run.config)
+    assert config.train is not None
+    device = devices.choose(config.train)
+    return train(run, config, version, read_settings(run.loader), writer, device)
 
 
 def start_rank(run: RunFolder) -> subprocess.Popen[bytes]:

@@ -35,6 +35,7 @@ def restored() -> Iterator[None]:
 def test_determinism_is_one_key(is_deterministic: bool) -> None:
     devices.choose(Train.model_validate({**BLOCK, "deterministic": is_deterministic}))
     assert torch.are_deterministic_algorithms_enabled() == is_deterministic
+    assert not torch.is_deterministic_algorithms_warn_only_enabled(), "attention's backward only warns then"
     fast = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
     assert fast == (not is_deterministic,) * 2
     assert torch.backends.cudnn.benchmark == (not is_deterministic)

@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError, OtherRankError, UsageError
 from tasks.core.files import read_json, write_json
 from tasks.core.schema.recipes import RECIPES, Recipe
 from tasks.dataset import versions
 from tasks.models.clip.clip import ClipTask
-from tasks.models.task import Loss
+from tasks.models.task import Features, Loss
 from tasks.runs import phases
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder
@@ -252,6 +252,48 @@ def test_a_wrong_model_is_a_usage_error(
     run = make_run(digits_dataset, tmp_path, *FEW, "train.model.name=tarmac/digit")
     assert rank.main([str(run.path)]) == 2
     assert "did you mean tarmac/digits?" in capsys.readouterr().err
+
+
+def test_determinism_is_set_before_ranks_join(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL decides as its group is made whether it may reduce by NVLS, whose sums differ from run to run."""
+    at_start: list[bool] = []
+
+    def refuse(*arguments: Any, **named: Any) -> None:
+        at_start.append(torch.are_deterministic_algorithms_enabled())
+        raise RuntimeError("no group in this test")
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    run = make_run(digits_dataset, tmp_path, *FEW)
+    torch.use_deterministic_algorithms(False)
+    with pytest.raises(OtherRankError, match="no group in this test"):
+        rank.run_rank(run)
+    assert at_start == [True]
+
+
+def test_an_operation_without_a_deterministic_form_names_the_key(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contrast = ClipTask.contrast
+
+    def scattered(task: ClipTask, features: Features) -> Loss:
+        places = torch.zeros(2, dtype=torch.int64)
+        torch.zeros(2).put_(places, torch.ones(2))
+        return contrast(task, features)
+
+    monkeypatch.setattr(ClipTask, "contrast", scattered)
+    monkeypatch.setattr(rank, "leave_with_starter", lambda: None)
+    run = make_run(digits_dataset, tmp_path, *FEW)
+    assert rank.main([str(run.path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Traceback" not in error
+    assert "put_ does not have a deterministic implementation" in error
+    assert "train.deterministic: false" in error
+    other = make_run(digits_dataset, tmp_path, *FEW, "train.deterministic=false")
+    assert rank.main([str(other.path)]) == 0
 
 
 def test_a_second_recipe_is_one_file_and_one_line(

@@ -124,8 +124,9 @@ class Train(Block):
     """Of the arithmetic; weights stay in fp32. `fp16` scales the loss, and skips steps that overflow, each of
     which is a row with `train/skipped` in the metrics."""
     deterministic: bool = True
-    """Whether a resumed training ends in the very bits of an undisturbed one. `false` is faster on a GPU:
-    TensorFloat-32 for products in fp32, and cuDNN's fastest convolutions."""
+    """Whether a resumed training ends in the very bits of an undisturbed one, as is shown on the CPU; an
+    operation without a deterministic form is refused. `false` is faster on a GPU: TensorFloat-32 for products
+    in fp32, and cuDNN's fastest convolutions."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)]
     threads: Annotated[int, Field(ge=1)] = 2
