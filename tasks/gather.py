@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tasks import control
+from tasks.core import screen
 from tasks.core.units import counted
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
@@ -20,6 +21,8 @@ def gather(run: RunFolder) -> StageResult[None]:
             return stage.result("tracking is disabled (track.mode)", None, "unchanged")
         was_complete = gathering.is_complete(run)
         gathering.complete(run)
+        for line in gathering.faults(run):
+            screen.warn(f"{run.name}: not gathered: {line}")
         evaluations = counted(len(gathering.results_of(run)), "evaluation")
         wandb_id = record.load(run).wandb_id or run.id
         upload = gathering.upload(run) if track.mode == "online" else None

@@ -210,13 +210,17 @@ def gather(
         gathering.sync(folder)
     evaluations = counted(len(gathering.results_of(folder)), "evaluation")
     upload = gathering.upload(folder)
+    skipped = gathering.faults(folder)
     if as_json:
         return print_result(
             run=folder.name,
             wandb=str(folder.wandb),
             going_on=is_going_on,
             uploaded=upload is None and not is_going_on,
+            skipped=skipped,
         )
+    for line in skipped:
+        screen.warn(f"not gathered: {line}")
     if is_going_on:
         return say(
             f"{folder.name} goes on, and its own gatherer is at work: {evaluations} so far, {folder.wandb}"

@@ -7,9 +7,10 @@ where a result stands, they do too.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
@@ -22,11 +23,17 @@ VERSION = "1"
 SPEAK_FOR_THEMSELVES = "lmms_eval"
 """The task whose metrics are known by the benchmark's name that they begin with, such as `mmstar_average`."""
 
+ASIDE = ".unusable"
+"""The end of the name of a file that was no result and was moved aside."""
+
 KEPT_PREDICTIONS = 24
 """Of how many of the first samples what was said of them is kept."""
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """What is not finite stands as null in the file, as JSON has no word for it, and is read as NaN."""
+
+
+Read = TypeVar("Read", bound=BaseModel)
 
 
 class EvaluationResult(BaseModel):
@@ -43,8 +50,8 @@ class EvaluationResult(BaseModel):
     """95 % confidence interval by metric, where one is known."""
     chance: dict[str, Number] = {}
     """By metric, what guessing would give."""
-    split: str
-    """What it was evaluated on."""
+    split: str = ""
+    """What it was evaluated on; empty where another program did not say."""
     samples: int
     notes: list[str] = []
     """What a reader has to know beside the figures, a sentence each."""
@@ -52,6 +59,16 @@ class EvaluationResult(BaseModel):
     versions: dict[str, str]
     question: str = ""
     """What the run's agent asked, in a word of its own; empty when somebody else did."""
+
+
+class Summary(BaseModel):
+    """The content of `eval_results/step_<N>.json`: a step's results, as nanoVLM's trainer reads them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    global_step: int
+    results: dict[str, Number]
+    """By full name."""
 
 
 class Prediction(BaseModel):
@@ -104,11 +121,55 @@ def write(
 
 
 def read(path: Path) -> EvaluationResult | None:
-    """The result in a file; None when it is not there or does not parse: either way there is none."""
+    """The result in a file; None when it is not there or is none: either way there is none."""
+    found = examine(path)
+    return found if isinstance(found, EvaluationResult) else None
+
+
+def examine(path: Path) -> EvaluationResult | str:
+    """The result in a file, or in words why there is none. OSError where that cannot be found out now."""
+    result = _examine(path, EvaluationResult)
+    if isinstance(result, str):
+        return result
+    if not result.metrics:
+        return "metrics: is empty"
+    if (path.parent.name, path.stem) != (f"step_{result.step}", result.task):
+        return f"it is about {result.task} of step {result.step}, which its path is not"
+    return result
+
+
+def examine_summary(path: Path) -> Summary | str:
+    """The same of a file of `eval_results/`."""
+    summary = _examine(path, Summary)
+    if isinstance(summary, Summary) and path.name != f"step_{summary.global_step}.json":
+        return f"it is about step {summary.global_step}, which its name is not"
+    return summary
+
+
+def _examine(path: Path, kind: type[Read]) -> Read | str:
     try:
-        return EvaluationResult.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return "it is missing"
+    except (PermissionError, IsADirectoryError) as error:
+        return f"it cannot be read: {error.strerror}"
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return f"{where}: {first['msg']}" if where else f"it is torn or no JSON: {first['msg']}"
+
+
+def set_aside(path: Path) -> Path:
+    """Move a file out of the way of all who read results, beside where it was."""
+    aside = path.with_name(path.name + ASIDE)
+    os.replace(path, aside)
+    return aside
+
+
+def files_of(run: RunFolder) -> list[Path]:
+    """The files of `evaluations/` that should hold a result, whoever wrote them."""
+    found = run.evaluations.glob("step_*/*.json")
+    return sorted(path for path in found if not path.name.endswith(".predictions.json"))
 
 
 def read_predictions(run: RunFolder, step: int, task: str) -> dict[str, list[Prediction]]:

@@ -74,7 +74,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
             return None
 
     settings = attempt(run.config, config.reload)
-    read_results = [attempt(path, _read_result) for path in _result_files(run)]
+    read_results = [attempt(path, _read_result) for path in results.files_of(run)]
     steps = [_step_of(path.name) for path in run.checkpoints.glob("step_*")]
     return Evidence(
         run=run,
@@ -84,7 +84,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
         rows=(attempt(run.metrics, lambda path: metrics.read(path)[0]) or []) if metrics_too else [],
         loader=attempt(run.loader, read_settings),
         results=[result for result in read_results if result is not None],
-        ledger=ledger.fold(filter(_is_entry, attempt(run.ledger, ledger.read) or [])),
+        ledger=ledger.fold(attempt(run.ledger, ledger.read) or []),
         findings=attempt(run.findings, _lines) or [],
         replaced=[line for path in run.all_replaced() for line in attempt(path, _lines) or []],
         quarantined=attempt(run.quarantine, quarantine_file.read) or [],
@@ -107,21 +107,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return read_lines(path)[0]
 
 
-def _result_files(run: RunFolder) -> list[Path]:
-    files = run.evaluations.glob("step_*/*.json")
-    return sorted(path for path in files if not path.name.endswith(".predictions.json"))
-
-
 def _read_result(path: Path) -> EvaluationResult:
-    result = results.read(path)
-    if result is None:
-        raise ValueError("it is torn or no evaluation result")
+    result = results.examine(path)
+    if isinstance(result, str):
+        raise ValueError(result)
     return result
-
-
-def _is_entry(entry: ledger.Entry) -> bool:
-    """Whether the line names an evaluation; the ledger's reader takes any value."""
-    return isinstance(entry.step, int) and isinstance(entry.task, str)
 
 
 def _step_of(name: str) -> int | None:

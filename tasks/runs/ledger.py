@@ -63,8 +63,7 @@ class Entry:
 
 def append(path: Path, entry: Entry) -> None:
     """Add one line; a line torn by a crash before it stays a line of its own."""
-    torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-    append_line(path, ("\n" if torn else "") + json.dumps(vars(entry), ensure_ascii=False))
+    append_line(path, json.dumps(vars(entry), ensure_ascii=False))
 
 
 def read(path: Path) -> list[Entry]:
@@ -72,9 +71,11 @@ def read(path: Path) -> list[Entry]:
     entries = []
     for row in read_lines(path)[0]:
         try:
-            entries.append(Entry(**row))
+            entry = Entry(**row)
         except TypeError:
             continue
+        if isinstance(entry.step, int) and isinstance(entry.task, str) and isinstance(entry.at, int | float):
+            entries.append(entry)
     return entries
 
 

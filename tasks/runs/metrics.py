@@ -11,16 +11,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks.core.files import append_line, fsync_path, read_lines
+from tasks.core.units import shorten
 
 TRAIN_AXIS = "train/step"
 EVAL_AXIS = "eval/step"
 TAIL_BYTES = 1 << 16
+UID = re.compile(r"([^:]+):(\d+):.+")
 
 
 def uid(axis: str, step: int, kind: str) -> str:
@@ -86,9 +89,63 @@ def _close_torn_line(path: Path) -> None:
 
 
 def read(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The whole rows from byte `offset` on, one a uid, and the offset to go on from."""
+    """The whole rows from byte `offset` on, one a uid, and the offset to go on from.
+
+    A row with a fault, which only a foreign writer leaves, is skipped; `faults` names it.
+    """
     rows, end = read_lines(path, offset)
-    return list({row["uid"]: row for row in rows if "uid" in row}.values()), end
+    return _one_a_uid(row for row in rows if fault_of(row) is None), end
+
+
+def _one_a_uid(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first row of each uid, or the first without a null; what JSON's own NaN says is null as well."""
+    kept: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if not all(value is None or isinstance(value, str) or math.isfinite(value) for value in row.values()):
+            row = finite(row)
+        known = kept.get(row["uid"])
+        if known is None or (None in known.values() and None not in row.values()):
+            kept[row["uid"]] = row
+    return list(kept.values())
+
+
+def fault_of(row: Mapping[str, Any]) -> str | None:
+    """What makes a row unusable, in words; None for a sound one."""
+    uid = row.get("uid")
+    if not isinstance(uid, str) or not uid:
+        return f"its uid is {_brief(uid)}, which is no text" if "uid" in row else "it has no uid"
+    for key, value in row.items():
+        if key != "uid" and value is not None and not isinstance(value, int | float):
+            return f"{key} is {_brief(value)}, which is no number"
+    named = UID.fullmatch(uid)
+    if named is not None and row.get(named[1]) != int(named[2]):
+        return f"{named[1]} is {row.get(named[1])!r}, but its uid is {uid!r}"
+    return None
+
+
+def _brief(value: Any) -> str:
+    return shorten(json.dumps(value, ensure_ascii=False))
+
+
+def faults(path: Path) -> list[str]:
+    """A line for each row that no reader takes: its number in the file, and why."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]  # a last line without an end is still being written
+    except FileNotFoundError:
+        return []
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError:
+            fault: str | None = "it is torn"
+        else:
+            fault = (
+                fault_of(row) if isinstance(row, dict) else None if row is None else "it is no JSON object"
+            )
+        if fault is not None:
+            found.append(f"{path.name} line {number}: {fault}")
+    return found
 
 
 def tail(path: Path, size_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
@@ -101,10 +158,10 @@ def tail(path: Path, size_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
 
 
 def rows_of(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """The rows of one kind, in the order they came."""
-    return [row for row in rows if str(row["uid"]).endswith(f":{kind}")]
+    """The rows of one kind on the axis of the training, in the order they came."""
+    return [row for row in rows if row["uid"] == f"{TRAIN_AXIS}:{row.get(TRAIN_AXIS)}:{kind}"]
 
 
 def last_step(path: Path, kind: str = "train") -> int:
     """The highest step that has a row of `kind`; 0 when there is none."""
-    return max((int(row["uid"].split(":")[1]) for row in rows_of(read(path)[0], kind)), default=0)
+    return max((int(row[TRAIN_AXIS]) for row in rows_of(read(path)[0], kind)), default=0)

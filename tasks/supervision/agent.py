@@ -10,6 +10,7 @@ writing. It is light: no torch, no Prefect, no wandb.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -34,6 +35,7 @@ from tasks.runs.checkpoints import CheckpointMeta, Listing, newest_sound, read_m
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
 from tasks.supervision import gpus, trainer, tuning
+from tasks.supervision.chores import Chores
 from tasks.supervision.ends import RankEnd, causes_of, stood_still, tail_of
 from tasks.supervision.evaluation_jobs import Evaluations
 from tasks.supervision.evaluations import Training
@@ -72,6 +74,7 @@ class Agent:
         self._journal = Journal(run, lease)
         self._config = configs.reload(run.config)
         self._gatherer = gathering.Keeper(run, self._config.track.mode != "disabled")
+        self._chores = Chores()
         self._asked_to_stop: str | None = None
         self._signal: str | None = None
         self._restarts = 0
@@ -97,8 +100,14 @@ class Agent:
         try:
             with disk_full_as_error(self._run.path):
                 self._attend()
-        except TarmacError as error:
-            self._journal.give_up(str(error))
+        except Exception as error:
+            if self._ranks is not None:
+                self._ranks.kill()
+            self._journal.give_up(
+                str(error)
+                if isinstance(error, TarmacError)
+                else f"its agent failed ({type(error).__name__}: {error}); start the run again: it resumes"
+            )
             raise
         self._journal.end(self.is_to_be_queued_again)
 
@@ -112,13 +121,22 @@ class Agent:
             with self._gpus() as held:
                 trains = held is not None and self._is_tuned()
                 training = self._train_to_the_end(evaluations, held or ()) if trains else "broken"
-        while (reason := self._stop_reason()) is None and evaluations.advance(training):
-            self._point_best(evaluations)
-            self._gatherer.keep()
+        while (reason := self._stop_reason()) is None and self._keep(evaluations, training):
             time.sleep(self._pause_s())
         self._point_best(evaluations)
         if reason is not None:
             self._leave(evaluations, training, reason)
+
+    def _keep(self, evaluations: Evaluations, training: Training, *, submitting: bool = True) -> bool:
+        """Look after the evaluations and what follows from them; True while some are still to come."""
+        self._chores.trains = training == "going"
+        is_to_come = self._chores.do(
+            "the evaluations", lambda: evaluations.advance(training, submitting=submitting), True
+        )
+        self._chores.do("checkpoints/best", lambda: self._point_best(evaluations), None)
+        self._chores.do("the gatherer", self._gatherer.keep, None)
+        self._chores.do("findings.jsonl", lambda: self._journal.find(evaluations.unusable.take()), None)
+        return is_to_come
 
     def _pause_s(self) -> float:
         return pause_after(time.monotonic() - self._began, POLL_S)
@@ -252,15 +270,13 @@ class Agent:
             if deadline is not None and time.monotonic() > deadline:
                 self._is_forced = True
                 ranks.end()
-            news = watch.look(pids, len(pids))
-            self._tell(news)
+            news = self._chores.do("the watch", lambda: watch.look(pids, len(pids)), None)
+            self._chores.do("the news of the watch", functools.partial(self._tell, news), None)
             acts = reason is None and self._on_stall != "report"
             if acts and isinstance(news, Stalled) and not news.is_paused:
                 stalled = news.reason
                 ranks.end()
-            evaluations.advance("going", submitting=reason is None)
-            self._point_best(evaluations)
-            self._gatherer.keep()
+            self._keep(evaluations, "going", submitting=reason is None)
         return ends, stalled if any(end.was_ended for end in ends) else None
 
     def _tell(self, news: Stalled | GoesOn | None) -> None:
@@ -275,11 +291,14 @@ class Agent:
 
     def _stop_reason(self) -> str | None:
         """Why the run is to stop, which a signal to this process also writes; None where it may go on."""
+        asked = self._chores.do("the order to stop", self._order, None)
+        return None if asked is None else asked.reason
+
+    def _order(self) -> stop.Stop | None:
         if self._asked_to_stop is not None and not self._run.stop.exists():
             stop.ask(self._run, "signal", self._asked_to_stop)
             self._obeyed = self._signal
-        asked = stop.read(self._run)
-        return None if asked is None else asked.reason
+        return stop.read(self._run)
 
     def _judge(
         self,

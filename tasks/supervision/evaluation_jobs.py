@@ -37,6 +37,7 @@ from tasks.supervision.evaluations import (
     unfinished,
     wanted_of,
 )
+from tasks.supervision.unusable import UnusableResults
 
 EVALUATE = "tasks.evaluation.job:evaluate_checkpoint"
 JOB = "tasks.supervision.evaluation_jobs:run_job"
@@ -75,6 +76,7 @@ class Evaluations:
         self._entries = reopened(ledger.fold(history))
         self._answered = {entry.key: entry.uid for entry in history if entry.state == "done"}
         self._parsed: dict[Path, tuple[tuple[int, int], EvaluationResult | None]] = {}
+        self.unusable = UnusableResults(run)
         self._stale_summaries = True
         self.summaries_written = 0
         """How often `eval_results/` has changed by this agent."""
@@ -107,6 +109,7 @@ class Evaluations:
     def _do(self, training: Training, is_full: bool, submitting: bool) -> bool:
         """One look, at everything where `is_full`, and what follows from it; whether anything is to come."""
         if is_full:
+            self.unusable.look()
             self._take_up_requests()
         seen = self._look(training, is_full)
         for action in next_actions(self._wanted, self._entries, seen, self._engine.jobs):
@@ -252,7 +255,7 @@ class Evaluations:
                     }
             summary = {"global_step": step, "results": metrics.finite(values)}
             path = self._run.eval_result(step)
-            if not path.exists() or read_json(path) != summary:
+            if not self.unusable.is_summary(path) or read_json(path) != summary:
                 write_json(path, summary)
                 self.summaries_written += 1
 

@@ -90,3 +90,32 @@ def test_the_tail_is_whole_rows_and_reading_goes_on_where_it_ended(tmp_path: Pat
     more, _ = metrics.read(path, offset)
     assert (len(rows), [row["train/step"] for row in more]) == (100, [101])
     assert metrics.tail(tmp_path / "none.jsonl") == []
+
+
+def test_rows_of_other_programs_are_taken_or_named(tmp_path: Path) -> None:
+    """Of two rows with one uid in one read the first stands, and JSON's NaN is null."""
+    path = tmp_path / "metrics.jsonl"
+    lines = [
+        '{"uid": "train/step:1:train", "train/step": 1, "train/loss": 0.5}',
+        '{"uid": "train/step:1:train", "train/step": 1, "train/loss": 0.7}',
+        '{"uid": "train/step:2:train", "train/step": 2, "train/loss": NaN}',
+        '{"uid": 7, "train/step": 3, "train/loss": 0.1}',
+        '{"train/step": 4, "train/loss": 0.1}',
+        '{"uid": "train/step:5:train", "train/loss": 0.1}',
+        '{"uid": "train/step:6:train", "train/step": 6, "train/loss": "high"}',
+        '{"uid": "train/step:7:train", "tra',
+        "[8]",
+        '{"uid": "mine", "train/step": 9, "custom": 1}',
+    ]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    rows, _ = metrics.read(path)
+    assert [(row["train/step"], row.get("train/loss")) for row in rows] == [(1, 0.5), (2, None), (9, None)]
+    assert metrics.last_step(path) == 2 and len(metrics.rows_of(rows, "train")) == 2
+    assert metrics.faults(path) == [
+        "metrics.jsonl line 4: its uid is 7, which is no text",
+        "metrics.jsonl line 5: it has no uid",
+        "metrics.jsonl line 6: train/step is None, but its uid is 'train/step:5:train'",
+        'metrics.jsonl line 7: train/loss is "high", which is no number',
+        "metrics.jsonl line 8: it is torn",
+        "metrics.jsonl line 9: it is no JSON object",
+    ]

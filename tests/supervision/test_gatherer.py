@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 import subprocess
@@ -16,9 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.commands import runs as run_commands
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.files import link_atomic, read_json, write_atomic, write_json
+from tasks.core.files import append_line, link_atomic, read_json, write_atomic, write_json
 from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.runs import metrics, record
@@ -360,6 +362,22 @@ def test_an_evaluation_that_is_done_again_is_gathered_again(tmp_path: Path) -> N
     rows = wandb_file.rows_of(run.wandb)
     assert [row["eval/zero_shot/top1"] for row in rows] == [0.2, 0.3]
     assert len({row["uid"] for row in rows}) == 2
+
+
+def test_a_foreign_row_does_not_stop_the_gathering(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, track={"mode": "offline"})
+    write_rows(run, 1, 2)
+    append_line(run.metrics, '{"uid": 7, "train/step": 3, "train/loss": 0.5}')
+    fakes.evaluate(run.path, 40, "zero_shot")
+    write_atomic(run.eval_result(700), '{"global_step": 700, "results": {"mmstar_average": 0.41}}')
+    assert run_commands.gather(run.name, runs=run.path.parent, as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["skipped"] == ["metrics.jsonl line 3: its uid is 7, which is no text"]
+    assert gathering.is_complete(run)
+    rows = wandb_file.rows_of(run.wandb)
+    assert len(rows) == 4 and rows[-1]["eval/mmstar_average"] == 0.41 and rows[-1]["eval/step"] == 700
 
 
 def test_a_run_that_starts_anew_has_a_wandb_run_of_its_own(tmp_path: Path) -> None:

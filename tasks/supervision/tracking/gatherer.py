@@ -54,6 +54,9 @@ def evaluation_rows(run: RunFolder) -> list[dict[str, Any]]:
         kind = f"eval/{task}"
         values = {f"{kind}/{name}": value for name, value in metrics.finite(found.result.metrics).items()}
         rows.append(metrics.make_row(metrics.EVAL_AXIS, step, f"{kind}:{found.digest}", values))
+    for other in gathering.summaries_of_others(run):
+        values = {f"eval/{name}": value for name, value in other.metrics.items()}
+        rows.append(metrics.make_row(metrics.EVAL_AXIS, other.step, f"eval:{other.digest}", values))
     return rows
 
 

@@ -23,9 +23,12 @@ from tasks.core.lock import Lease, holder_of
 from tasks.core.process import Identity, child_environment, kill_tree
 from tasks.evaluation import results
 from tasks.evaluation.best import Best, standing
+from tasks.evaluation.expected import expected
 from tasks.evaluation.results import EvaluationResult
+from tasks.runs import metrics
 from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import Key
+from tasks.runs.metrics import finite
 from tasks.supervision.status import config_of
 from tasks.supervision.tracking import wandb_file
 from tasks.supervision.tracking.tracker import end_old_core
@@ -100,29 +103,65 @@ class Found(NamedTuple):
 
 
 def results_of(run: RunFolder) -> dict[Key, Found]:
-    """Every evaluation result by step and task, in that order; one that does not parse is none."""
+    """Every evaluation result by step and task, in that order; `faults` names the files that hold none."""
     found = {}
-    for path in run.evaluations.glob("step_*/*.json"):
-        step = path.parent.name.removeprefix("step_")
-        if step.isdigit() and not path.name.endswith(".predictions.json"):
-            one = _found(path, path.stat().st_mtime_ns)
-            if one is not None:
-                found[int(step), path.stem] = one
+    for path in results.files_of(run):
+        one = _found(path, path.stat().st_mtime_ns)
+        if isinstance(one, Found):
+            found[one.result.step, one.result.task] = one
     return dict(sorted(found.items()))
 
 
 @lru_cache(maxsize=4096)
-def _found(path: Path, modified_ns: int) -> Found | None:
-    result = results.read(path)
-    if result is None:
-        return None
-    return Found(blake3(result.model_dump_json().encode()).hexdigest()[:DIGEST_DIGITS], result)
+def _found(path: Path, modified_ns: int) -> Found | str:
+    result = results.examine(path)
+    return result if isinstance(result, str) else Found(_short(result.model_dump_json()), result)
+
+
+def _short(text: str) -> str:
+    return blake3(text.encode()).hexdigest()[:DIGEST_DIGITS]
+
+
+class Summary(NamedTuple):
+    """What another program says of a step that the run's own evaluations leave out, in nanoVLM's form."""
+
+    step: int
+    digest: str
+    metrics: Mapping[str, float | None]
+
+
+def summaries_of_others(run: RunFolder) -> list[Summary]:
+    """Every sound `eval_results/step_N.json` of a step at which the config has nothing evaluated."""
+    ours = {step for step, _ in expected(config_of(run))}
+    found = []
+    for path in sorted(run.eval_results.glob("step_*.json")):
+        summary = results.examine_summary(path)
+        if not isinstance(summary, str) and summary.global_step not in ours and summary.results:
+            values = {name: finite(value) for name, value in summary.results.items()}
+            found.append(Summary(summary.global_step, _short(summary.model_dump_json()), values))
+    return found
+
+
+def faults(run: RunFolder) -> list[str]:
+    """A line for each file and each row in the run's folder that is not gathered, and why."""
+    summaries = sorted(run.eval_results.glob("step_*.json"))
+    found = [
+        *((path, results.examine(path)) for path in results.files_of(run)),
+        *((path, results.examine_summary(path)) for path in summaries),
+        *(
+            (path, "it was no result and is moved aside")
+            for path in run.path.glob(f"eval*/**/*{results.ASIDE}")
+        ),
+    ]
+    bad = [f"{path.relative_to(run.path)}: {why}" for path, why in found if isinstance(why, str)]
+    return [*bad, *metrics.faults(run.metrics)]
 
 
 def inputs(run: RunFolder) -> dict[str, object]:
     """What there is to gather, as the marker of a complete gathering names it."""
     size = run.metrics.stat().st_size if run.metrics.exists() else 0
     evaluations = [[step, task, found.digest] for (step, task), found in results_of(run).items()]
+    evaluations += [[other.step, run.eval_results.name, other.digest] for other in summaries_of_others(run)]
     chosen = chosen_by_metric(run)
     best = {} if chosen is None else {"best": [chosen.step, chosen.metric, chosen.value]}
     return {"metrics_bytes": size, "evaluations": evaluations, **best}

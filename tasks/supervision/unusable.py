@@ -1,0 +1,94 @@
+"""Files among a run's results that are none: torn, of another form, or named for something else.
+
+Anybody may leave one there, so nobody who reads results may fail over it. The agent moves it aside once it
+has stayed the same for a while, because another program may still be writing it, and reports a finding.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.core.findings import Finding
+from tasks.core.lock import Held, Lease
+from tasks.evaluation import results
+from tasks.runs.folder import RunFolder
+
+SETTLED_S = 30.0
+logger = logging.getLogger(__name__)
+Version = tuple[int, int, int]
+
+
+class UnusableResults:
+    """The unusable files of one run, in the hands of its agent."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._sound: dict[Path, Version] = {}
+        self._since: dict[Path, tuple[Version, float]] = {}
+        self._findings: list[Finding] = []
+
+    def look(self) -> None:
+        """Move aside what has been unusable for SETTLED_S, unless the job that may write it is at work."""
+        found = dict(self._all())
+        self._since = {path: since for path, since in self._since.items() if path in found}
+        for path, why in found.items():
+            version = _version(path)
+            seen, since = self._since.setdefault(path, (version, time.monotonic()))
+            if seen != version:
+                self._since[path] = (version, time.monotonic())
+            elif time.monotonic() - since >= SETTLED_S:
+                self._set_aside(path, why)
+
+    def is_summary(self, path: Path) -> bool:
+        """Whether the agent's own file of `eval_results/` is sound; one that is not is moved aside."""
+        if not path.exists():
+            return False
+        found = results.examine_summary(path)
+        if isinstance(found, str):
+            self._set_aside(path, found)
+        return not isinstance(found, str)
+
+    def take(self) -> list[Finding]:
+        """What was moved aside since the last call."""
+        taken, self._findings = self._findings, []
+        return taken
+
+    def _all(self) -> Iterator[tuple[Path, str]]:
+        """The unusable files and why they are; a sound one is read once a version of it."""
+        summaries = self._run.eval_results.glob("step_*.json")
+        for path in [*results.files_of(self._run), *summaries]:
+            version = _version(path)
+            if self._sound.get(path) == version:
+                continue
+            is_summary = path.parent == self._run.eval_results
+            found = results.examine_summary(path) if is_summary else results.examine(path)
+            if isinstance(found, str):
+                yield path, found
+            else:
+                self._sound[path] = version
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        try:
+            with Lease(path.with_name(f".{path.stem}.lease")):  # of the job that may write it
+                aside = results.set_aside(path)
+        except Held:
+            return
+        except OSError as error:
+            logger.warning("%s is no result (%s) and cannot be moved aside: %s", path, why, error)
+            return
+        logger.warning("%s is no result (%s); moved aside to %s", path, why, aside.name)
+        where = {"file": str(path.relative_to(self._run.path))}
+        evidence = {"what": why, "moved_to": aside.name}
+        remedy = "have whoever wrote it write it again, whole and by rename"
+        self._findings.append(Finding("result.invalid", "warning", remedy, where, evidence))
+
+
+def _version(path: Path) -> Version:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return 0, 0, 0
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
