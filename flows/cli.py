@@ -28,7 +28,7 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from tasks.core.errors import TarmacError, UsageError
+from tasks.core.errors import TarmacError, UsageError, instead
 
 INTERRUPTED = 130
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -226,8 +226,7 @@ def _problem(error: CycloptsError) -> tuple[str, str | None]:
         case UnknownCommandError(unused_tokens=[word, *_]) if word.startswith("-"):
             return f"unknown option {word}; options come after the command", None
         case UnknownCommandError(unused_tokens=[word, *_]):
-            near = _nearest(word, (*NAMES, "--help"))
-            return f"no command is named {word!r}", near or f"there are: {', '.join(NAMES)}"
+            return f"no command is named {word!r}", instead(word, NAMES)
         case UnknownOptionError():
             option = (error.token.keyword or error.token.value).partition("=")[0]
             known = [name for argument in error.argument_collection for name in argument.names]

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema
 
-from tasks.core.config import FAST_LOADER, load
+from tasks.core.config import FAST_LOADER, PAIR, load
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.evaluation import evaluators
@@ -72,7 +72,7 @@ TrainedConfigFile = Annotated[Path, _OneOf(trained_choices)]
 """One of those that train."""
 
 
-Change = Annotated[str, StringConstraints(pattern=r"^[^=\s]+=")]
+Change = Annotated[str, StringConstraints(pattern=f"^{PAIR.pattern}")]
 """A key of the config and its value."""
 Named = Annotated[str, StringConstraints(min_length=1)]
 """A field that must be filled in."""

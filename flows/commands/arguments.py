@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -13,12 +13,22 @@ Level = Literal["quick", "default", "full"]
 """How closely a dataset is examined."""
 
 AsJson = Annotated[bool, Parameter("--json", help="Print one JSON object instead of text.")]
+
+
+def _require_pairs(_: Any, changes: list[str] | None) -> None:
+    from tasks.core.config import require_pair  # here, because the help needs none of it
+
+    for change in changes or ():
+        require_pair(change)
+
+
 Changes = Annotated[
     list[str] | None,
     Parameter(
         "--set",
         metavar="KEY=VALUE",
         help="Change a key of the config for this call, as in --set train.lr=1e-4. May be repeated.",
+        validator=_require_pairs,
     ),
 ]
 ConfigFile = Annotated[Path, Parameter(help="The config file, such as configs/digits-clip.yaml.")]

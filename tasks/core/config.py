@@ -7,7 +7,7 @@ OmegaConf reads the YAML, resolves interpolations and applies `--set` overrides;
 from __future__ import annotations
 
 import contextlib
-import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +20,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from tasks.core.errors import UsageError
+from tasks.core.errors import UsageError, instead, listed
 from tasks.core.schema import Config
 from tasks.core.schema.dataset import MODALITIES_OF
 from tasks.core.schema.source import TABLES
 
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+PAIR = re.compile(r"[^=\s]+=")
+"""What an override begins with: a key of the config, and what assigns its value."""
 LONGEST_KEY = 60
 """Characters of a key that an error shows."""
 UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found")
@@ -146,27 +148,35 @@ def _yaml_errors(path: Path) -> Iterator[None]:
 def _override(tree: Any, override: str) -> None:
     """Replace one key's value; a block given as a value replaces the whole block."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise UsageError(f"--set {override}: needs KEY=VALUE, such as --set train.lr=1e-4")
+    require_pair(override)
+    key, _, text = override.partition("=")
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
-        assert isinstance(value, dict)
-        OmegaConf.update(tree, key.strip(), value["value"], merge=False, force_add=True)
-    except (IndexError, KeyError, TypeError, ValueError, yaml.YAMLError):
+    except (ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UsageError(f"--set {override}: what follows the = is no valid YAML: {problem}") from None
+    assert isinstance(value, dict)
+    try:
+        OmegaConf.update(tree, key, value["value"], merge=False, force_add=True)
+    except (IndexError, KeyError, TypeError, ValueError):
         raise UsageError(f"--set {override}: is no KEY=VALUE, such as --set train.lr=1e-4") from None
 
 
+def require_pair(override: str) -> None:
+    """UsageError for an override that is not KEY=VALUE."""
+    if not PAIR.match(override):
+        raise UsageError(f"--set {override}: needs KEY=VALUE, such as --set train.lr=1e-4")
+
+
 def _worded(error: ValidationError, origin: str) -> str:
-    """The first wrong key with its reasons in one line, and the names of the other wrong keys."""
+    """Each wrong key with its reasons, in one line."""
     reasons: dict[str, list[str]] = {}
     for mistake in error.errors(include_url=False):
         reasons.setdefault(_key(mistake), []).append(_reason(mistake))
-    key, why = next(iter(reasons.items()))
-    others = [name for name in reasons if name != key]
-    more = f" (and {', '.join(others[:5])}{', …' if len(others) > 5 else ''})" if others else ""
-    return f"{origin}: " + (f"{key}: " if key else "") + " or ".join(dict.fromkeys(why)) + more
+    lines = [(f"{key}: " if key else "") + " or ".join(dict.fromkeys(why)) for key, why in reasons.items()]
+    return f"{origin}: {listed(lines)}"
 
 
 def _key(mistake: Any) -> str:
@@ -189,24 +199,19 @@ def _is_branch(part: Any) -> bool:
 
 def _reason(mistake: Any) -> str:
     if mistake["type"] == "extra_forbidden":
-        return "unknown key" + _did_you_mean(str(mistake["loc"][-1]), _known_keys(mistake["loc"]))
+        return f"unknown key; {instead(str(mistake['loc'][-1]), _known_keys(mistake['loc']))}"
     if mistake["type"] == "missing":
         return "is required and missing"
     if mistake["type"] in UNKNOWN_KIND:
         given = str(mistake["ctx"].get("tag", ""))
-        shown = f", not {given!r}" if given else ""
-        return f"must be one of {', '.join(MODALITIES_OF)}{shown}{_did_you_mean(given, list(MODALITIES_OF))}"
+        shown = f"no source is of kind {given!r}" if given else "is required and missing"
+        return f"{shown}; {instead(given, list(MODALITIES_OF))}"
     if mistake["type"] == "model_type":
         return "must be a block of keys"
     message = str(mistake["msg"]).removeprefix("Value error, ")
     message = message.replace("Input should", "should").replace("String should", "should")
     value = mistake["input"]
     return message + (f", not {value!r}" if isinstance(value, str | int | float) else "")
-
-
-def _did_you_mean(given: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _known_keys(location: Sequence[Any]) -> list[str]:

@@ -3,7 +3,11 @@
 Anything else that escapes is a defect of Tarmac and keeps its traceback.
 """
 
+import difflib
+from collections.abc import Sequence
 from typing import Any, Literal
+
+MOST_NAMED = 30
 
 
 class TarmacError(Exception):
@@ -71,3 +75,17 @@ KINDS = {kind.__name__: kind for kind in (TarmacError, UsageError, DataError, Ne
 def kind_of(error: TarmacError) -> str:
     """The name of the nearest of KINDS."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS)
+
+
+def instead(word: str, known: Sequence[str]) -> str:
+    """The rest of a message about a name that nobody knows: the one that was meant, or those there are."""
+    near = difflib.get_close_matches(word, known, n=1) or [name for name in known if word and word in name]
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"there are: {', '.join(known[:MOST_NAMED]) or 'none'}{', …' if len(known) > MOST_NAMED else ''}"
+
+
+def listed(mistakes: Sequence[str]) -> str:
+    """Several mistakes in the one line that a usage error is."""
+    more = len(mistakes) - MOST_NAMED
+    return " | ".join([*mistakes[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])

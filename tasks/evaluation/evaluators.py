@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.core.errors import UsageError
+from tasks.core.errors import UsageError, instead, listed
 from tasks.core.schema import Config, TaskSpec
 from tasks.evaluation.command import Command
 from tasks.evaluation.contract import Evaluator, Members
@@ -64,8 +64,8 @@ def require_best(config: Config, names: Sequence[str]) -> None:
     """UsageError where `evaluate.best` is none of the metrics of these `names`."""
     best = config.evaluate.best if config.evaluate is not None else None
     if best is not None and not any(_stands_for(name, best.metric) for name in names):
-        instead = recipes.instead(best.metric, names)
-        raise UsageError(f"evaluate.best: no task of evaluate.tasks gives {best.metric!r}; {instead}")
+        meant = instead(best.metric, names)
+        raise UsageError(f"evaluate.best: no task of evaluate.tasks gives {best.metric!r}; {meant}")
 
 
 def is_better_low(tasks: Sequence[TaskSpec], metric: str) -> bool:
@@ -93,19 +93,19 @@ def load(task: TaskSpec) -> Evaluator:
     kind = EVALUATORS.get(task.kind)
     if kind is None:
         raise UsageError(
-            f"evaluate.tasks: unknown kind {task.kind!r}; {recipes.instead(task.kind, list(EVALUATORS))}"
+            f"evaluate.tasks: unknown kind {task.kind!r}; {instead(task.kind, list(EVALUATORS))}"
         )
     try:
         return kind(**task.arguments)
     except ValidationError as error:
-        mistake = error.errors(include_url=False)[0]
-        raise UsageError(f"evaluate.tasks: {task.name}: {_worded(mistake, kind.model_fields)}") from None
+        wrong = listed([_worded(one, kind.model_fields) for one in error.errors(include_url=False)])
+        raise UsageError(f"evaluate.tasks: {task.name}: {wrong}") from None
 
 
 def _worded(mistake: Any, known: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in mistake["loc"])
     if mistake["type"] == "extra_forbidden":
-        return f"{key}: unknown argument; {recipes.instead(key, list(known))}"
+        return f"{key}: unknown argument; {instead(key, list(known))}"
     if mistake["type"] == "value_error":
         return f"{key}: {mistake['ctx']['error']}"
     return f"{key}: {mistake['msg']}, not {mistake['input']!r}"

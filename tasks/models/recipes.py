@@ -7,14 +7,13 @@ The recipe itself makes of them all that training and evaluation have to know of
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import ValidationError
 
-from tasks.core.errors import UsageError
+from tasks.core.errors import UsageError, instead, listed
 from tasks.core.schema import Train
 from tasks.core.schema.block import Block
 from tasks.core.schema.recipes import RECIPES
@@ -31,7 +30,6 @@ Capability = Literal["loss", "embed", "generate"]
 """What a trained model gives: the loss of held-out samples, embeddings (`task.Embedder`), texts."""
 MORE_THAN: Mapping[str, Sequence[str]] = {"image_text": ("reinforced",)}
 """Modalities whose samples have all the members of another one, and more."""
-MOST_NAMED = 10
 
 
 class Options(Block):
@@ -121,8 +119,8 @@ def check(train: Train) -> Options:
     try:
         options = kind.model_validate(train.model)
     except ValidationError as error:
-        mistake = error.errors(include_url=False)[0]
-        raise UsageError(f"train.model{_worded(mistake, kind)}") from None
+        mistakes = [f"train.model{_worded(one, kind)}" for one in error.errors(include_url=False)]
+        raise UsageError(listed(mistakes)) from None
     _check_parts(train, kind.parts)
     if train.pack is not None and not kind.packs:
         raise UsageError(f"train.pack: has no effect with recipe {train.recipe}; take it out")
@@ -138,14 +136,6 @@ def load(train: Train) -> Recipe:
     options = check(train)
     recipe: Recipe = _imported(RECIPES[train.recipe].recipe)(options)
     return recipe
-
-
-def instead(word: str, known: Sequence[str]) -> str:
-    """The name that was meant, or the first of those there are."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"there are: {', '.join(known[:MOST_NAMED]) or 'none'}{', …' if len(known) > MOST_NAMED else ''}"
 
 
 def _check_parts(train: Train, parts: Sequence[str]) -> None:

@@ -145,6 +145,15 @@ def test_a_wrong_command_is_one_line(
     assert told.out == "" and told.err.count("\n") == 1 and says in told.err, told
 
 
+CONFIGURED = ("run", "build", "train", "bench", "plan", "preflight", "fetch", "reinforce")
+
+
+@pytest.mark.parametrize("command", CONFIGURED)
+def test_a_change_without_a_value_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, str(ROOT / "configs/digits-clip.yaml"), "--set", "train.lr"]) == 2
+    assert capsys.readouterr().err == "✗ --set train.lr: needs KEY=VALUE, such as --set train.lr=1e-4\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -180,8 +180,13 @@ class Train(Block):
 
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> Self:
-        if (self.steps is None) == (self.epochs is None):
+        if self.steps is None and self.epochs is None:
             raise ValueError("needs either steps or epochs")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(
+                f"steps ({self.steps}) and epochs ({self.epochs}) are both given; take one out, "
+                "such as by --set train.steps=null"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import difflib
 import io
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, TextIO
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError, UsageError, instead
 from tasks.core.folders import open_store
 from tasks.core.stores import Unreachable, redact, split_location, without_query
 from tasks.dataset.rejects import Reject
@@ -98,13 +97,9 @@ def open_table(
 
 
 def require(config_key: str, name: str, columns: Sequence[str], where: str) -> None:
-    """UsageError that names the nearest column when `name` is none of `columns`."""
-    if name in columns:
-        return
-    nearest = difflib.get_close_matches(name, columns, n=1, cutoff=0)
-    meant = f"did you mean {nearest[0]!r}?" if nearest else "there are none"
-    listed = ", ".join(columns[:12]) + (", …" if len(columns) > 12 else "")
-    raise UsageError(f"{config_key}: {where} has no column {name!r}; {meant} (columns: {listed})")
+    """UsageError that names the column that was meant, or all, when `name` is none of `columns`."""
+    if name not in columns:
+        raise UsageError(f"{config_key}: {where} has no column {name!r}; {instead(name, columns)}")
 
 
 Open = Callable[[], BinaryIO]

@@ -24,14 +24,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError, UsageError, instead
 from tasks.loader.collate import Collate, stack
 from tasks.loader.decoders import decode_text, image_of
 from tasks.loader.workers import Transform
 from tasks.models.clip.clip_options import DIGITS, DIGITS_FILE, SIGMOID, ClipOptions
 from tasks.models.clip.openclip import open_clip
 from tasks.models.clip.pictures import Crop, RandomCrop, normalised
-from tasks.models.recipes import instead
 from tasks.models.task import Contrastive, Embedder, Features, Loss
 
 open_clip.add_model_config(DIGITS_FILE)

@@ -18,10 +18,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
+from tasks.core.errors import instead
 from tasks.core.files import digest, read_json
 from tasks.core.schema.block import Block
 from tasks.models.needs import HubNeed, Need, PathNeed, UnknownNeed, of_open_clip_text, open_clip_weights
-from tasks.models.recipes import Capability, Options, instead
+from tasks.models.recipes import Capability, Options
 
 DIGITS = "tarmac/digits"
 """2 M parameters, most of them the token table; learns the digits in half a minute."""

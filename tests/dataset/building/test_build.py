@@ -381,7 +381,7 @@ def test_a_build_waits_for_the_one_that_holds_the_dataset(
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ({"filter": {"lable": "x"}}, r"dataset\.filter.*did you mean 'label'"),
+        ({"filter": {"lable": "x"}}, r"dataset\.filter.*did you mean label\?"),
         ({"splits": {"val": 0.1, "group_by": "patient"}}, r"dataset\.splits\.group_by"),
         ({"splits": {"from": "labels"}}, r"dataset\.splits\.from.*'label'"),
     ],

@@ -587,7 +587,7 @@ def test_a_table_without_the_key_or_with_it_twice(tmp_path: Path) -> None:
     join = {"path": str(table), "key": "id"}
     found = faults(items(tmp_path, source={"join": [join]}))
     assert found == [None, "key.duplicate"] + ["member.missing"] * 4
-    with pytest.raises(UsageError, match=r"dataset\.source\.join\[0\]\.key.*did you mean 'id'"):
+    with pytest.raises(UsageError, match=r"dataset\.source\.join\[0\]\.key.*did you mean id\?"):
         source(tmp_path, source={"join": [{**join, "key": "ids"}]}).columns()
     with pytest.raises(UsageError, match=r"needs key"):
         source(tmp_path, source={"join": [{"path": str(table)}]})
