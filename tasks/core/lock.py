@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tasks.core.errors import TarmacError
-from tasks.core.files import write_atomic, write_json
+from tasks.core.files import digest, write_atomic, write_json
 from tasks.core.process import Identity
 
 logger = logging.getLogger(__name__)
@@ -263,11 +263,26 @@ class Lease:
 
 
 def pin(dataset: Path, run: str, version: str, folder: Path) -> None:
-    """Keep the version from being pruned while the run's folder exists; OSError."""
+    """Keep the version from being pruned while the run's folder exists; OSError.
+
+    Where another folder's run of the same id has a pin, this one's name has a part of its own behind it.
+    """
+    place = f"{folder}\n{socket.gethostname()}\n"
+    content = os.fsencode(f"{version}\n{place}")
     path = dataset / PINS / run
-    content = os.fsencode(f"{version}\n{folder}\n{socket.gethostname()}\n")
+    if _is_anothers(path, place):
+        path = dataset / PINS / f"{run}-{digest(place)[:8]}"
     if not path.exists() or path.read_bytes() != content:
         write_atomic(path, content)
+
+
+def _is_anothers(path: Path, place: str) -> bool:
+    """Whether the pin is that of a run in another folder, which may be there still."""
+    try:
+        _, *rest = os.fsdecode(path.read_bytes()).splitlines()
+    except (OSError, ValueError):
+        return False
+    return len(rest) == 2 and rest != place.splitlines() and not _is_gone(Path(rest[0]), rest[1])
 
 
 def pinned(dataset: Path) -> dict[str, list[str]]:

@@ -37,9 +37,10 @@ class RunFolder:
 
     @property
     def handle(self) -> str:
-        """How a command in this working directory names the run: by its id, or by its path elsewhere."""
+        """How a command in this working directory names the run: by its folder's name, or by its path
+        elsewhere. The id alone may fit several runs, which differ in name only."""
         is_default = self.path.parent.resolve() == Path("runs").resolve()
-        return self.id if is_default else os.path.relpath(self.path)
+        return self.name if is_default else os.path.relpath(self.path)
 
     @property
     def record(self) -> Path:

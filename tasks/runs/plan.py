@@ -7,6 +7,7 @@ that the processes of a run need nothing but the folder, wherever they start.
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,7 @@ def _write(
             identity=fields,
             data=data,
             state="planned",
-            wandb_id=_wandb_id(run),
+            wandb_id=f"{run_id(fields)}-{secrets.token_hex(4)}",
         )
         record.save(run, planned)
 
@@ -190,12 +191,6 @@ def _leave_alone(run: RunFolder, config: Config, held: Held) -> None:
     if changed:
         keys = ", ".join(changed)
         screen.warn(f"{run.name} is at work without these changes: {keys}; run it again when it has ended")
-
-
-def _wandb_id(run: RunFolder) -> str:
-    """The run's id, and when its predecessor was archived, into whose wandb run it must not write."""
-    archived = sorted(path.name for path in (run.path.parent / ARCHIVE).glob(f"{run.name}-*"))
-    return run.id + archived[-1].removeprefix(run.name) if archived else run.id
 
 
 def _archive(run: RunFolder) -> None:

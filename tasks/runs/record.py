@@ -68,7 +68,8 @@ class RunRecord(BaseModel):
     job: dict[str, Any] | None = None
     goal: Literal["train", "evaluate"] = "train"
     wandb_id: str | None = None
-    """Of the wandb run; None in a record from before it was kept, whose wandb run has the run's id."""
+    """Of the wandb run: the run's id and a part drawn at random when the folder is made, because runs that
+    differ in name or place only have one id. None in an older record, whose wandb run has the run's id."""
 
     @property
     def trained(self) -> int:

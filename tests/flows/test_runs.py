@@ -14,6 +14,7 @@ from flows.commands import training
 from tasks import gather, stage
 from tasks.core.errors import UsageError
 from tasks.core.lock import Lease, holder_of
+from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.supervision.tracking import gathering, wandb_file
 from tests.supervision import fakes
@@ -41,7 +42,7 @@ def test_the_last_screen_names_the_upload_until_it_is_done(
         training.show_run(run, [], time.monotonic(), False)
         return capsys.readouterr().out
 
-    says = f"metrics and 1 evaluation in wandb run {run.id}"
+    says = f"metrics and 1 evaluation in wandb run {record.load(run).wandb_id}"
     assert gather.gather.fn(run).summary == f"{says} (offline)"
     assert f"  wandb   {command}\n" in last_screen()
     set_mode(run, "online")

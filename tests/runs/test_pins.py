@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.dataset import versions
 from tasks.runs.plan import plan
-from tests.runs.test_plan import make_version
+from tests.runs.test_plan import changed, make_version
 from tests.supervision.fakes import make_config
 
 
@@ -20,3 +20,17 @@ def test_a_pin_tells_the_folder_of_its_run(tmp_path: Path) -> None:
     assert versions.pinned(tmp_path / "data") == held
     shutil.rmtree(run.path)
     assert versions.pinned(tmp_path / "data") == {}
+
+
+def test_two_runs_that_differ_in_name_only_have_a_pin_each(tmp_path: Path) -> None:
+    version, config = make_version(tmp_path), make_config(tmp_path)
+    first = plan(config, version)
+    second = plan(changed(config, "name", "twin"), version)
+    elsewhere = plan(changed(config, "runs", tmp_path / "others"), version)
+    assert first.id == second.id == elsewhere.id
+    assert len(versions.pinned(tmp_path / "data")[version.name]) == 3
+    assert plan(config, version) == first
+    assert len(versions.pinned(tmp_path / "data")[version.name]) == 3, "planning again adds none"
+    for run in (second, elsewhere):
+        shutil.rmtree(run.path)
+    assert versions.pinned(tmp_path / "data") == {version.name: [first.id]}

@@ -29,7 +29,7 @@ from tasks.runs.plan import plan
 from tasks.supervision.tracking import gatherer, gathering, wandb_file
 from tests.supervision import fakes
 from tests.supervision.conftest import processes_of
-from tests.supervision.fakes import make_run
+from tests.supervision.fakes import make_config, make_run
 from tests.supervision.test_agent import wait_for
 from tests.supervision.wandb_server import Server, serving
 
@@ -69,7 +69,7 @@ def assert_reached(run: RunFolder, server: Server) -> None:
     """The server, which keeps one row a `_step`, has every row and every evaluation once."""
     evaluations = [row["uid"] for row in gatherer.evaluation_rows(run)]
     wanted = [*(row["uid"] for row in metrics.read(run.metrics)[0]), *evaluations]
-    assert Counter(server.uids(run.id)) == Counter(wanted)
+    assert Counter(server.uids(wandb_id(run))) == Counter(wanted)
 
 
 def gather_quickly(run: RunFolder) -> None:
@@ -114,7 +114,7 @@ def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
     assert_gathered(run)
     (path,) = wandb_file.files_of(run.wandb)
     found = wandb_file.read(path)
-    assert found.run_id == run.id and found.is_finished
+    assert found.run_id == wandb_id(run) and found.is_finished
     assert found.axes == {
         "train/step": "",
         "eval/step": "",
@@ -220,7 +220,7 @@ def test_a_row_with_a_null_that_is_mended_later_reaches_wandb(tmp_path: Path, se
         gathering.complete(run)
     gathering.start(run).wait(timeout=120)
     gathering.sync(run)
-    rows = [row for _, row in sorted(server.rows[run.id].items())]
+    rows = [row for _, row in sorted(server.rows[wandb_id(run)].items())]
     assert [row["train/loss"] for row in rows] == [1.0, 0.5, None, 0.25]
     assert rows[2]["uid"] == rows[3]["uid"]
 
@@ -298,8 +298,8 @@ def test_what_reaches_the_server_needs_no_upload(tmp_path: Path, server: Server)
     write_rows(run, 1, 5)
     gathering.complete(run)
     assert gathering.upload(run) is None
-    assert server.uids(run.id) == [f"train/step:{step}:train" for step in range(1, 6)]
-    assert run.id in server.ended and gathering.sync(run) == 0
+    assert server.uids(wandb_id(run)) == [f"train/step:{step}:train" for step in range(1, 6)]
+    assert wandb_id(run) in server.ended and gathering.sync(run) == 0
 
 
 @pytest.mark.parametrize(("status", "why"), [(401, "401 Unauthorized"), (500, "did not confirm the upload")])
@@ -311,14 +311,14 @@ def test_rows_that_the_server_did_not_take_are_told_of_and_uploaded_later(
     server.status = status
     gather_quickly(run)
     assert_gathered(run)
-    assert server.uids(run.id) == []
+    assert server.uids(wandb_id(run)) == []
     assert why in (gathering.upload(run) or "")
     if status == 401:  # the client tries again for long after another
         with pytest.raises(TarmacError, match="was not uploaded"):
             gathering.sync(run)
     server.status = 200
     assert gathering.sync(run) == 1
-    assert len(server.uids(run.id)) == 5 and run.id in server.ended
+    assert len(server.uids(wandb_id(run))) == 5 and wandb_id(run) in server.ended
     assert gathering.upload(run) is None
 
 
@@ -383,14 +383,40 @@ def test_a_foreign_row_does_not_stop_the_gathering(
 def test_a_run_that_starts_anew_has_a_wandb_run_of_its_own(tmp_path: Path) -> None:
     run = make_run(tmp_path, track={"mode": "offline"})
     (version,) = (tmp_path / "data" / "versions").iterdir()
-    assert record.load(run).wandb_id == run.id
+    before = wandb_id(run)
     plan(configs.reload(run.config), version, fresh=True)
-    (archived,) = (run.path.parent / "archive").iterdir()
     write_rows(run, 1, 1)
     gathering.complete(run)
     (path,) = wandb_file.files_of(run.wandb)
-    wandb_id = wandb_file.read(path).run_id
-    assert wandb_id == record.load(run).wandb_id == run.id + archived.name.removeprefix(run.name)
+    assert wandb_file.read(path).run_id == wandb_id(run) != before
+
+
+def test_two_runs_that_differ_in_name_only_are_two_everywhere(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also in two folders of runs, as two colleagues have them, in one project."""
+    monkeypatch.chdir(tmp_path)
+    first = make_run(tmp_path, track={"mode": "online"})
+    (version,) = (tmp_path / "data" / "versions").iterdir()
+    others = [
+        plan(make_config(tmp_path, track={"mode": "online"}, name="twin"), version),
+        plan(make_config(tmp_path, track={"mode": "online"}, runs=str(tmp_path / "theirs")), version),
+    ]
+    runs = [first, *others]
+    assert len({run.id for run in runs}) == 1
+    for run in runs:
+        write_rows(run, 1, 2)
+        gathering.complete(run)
+    assert [len(server.uids(wandb_id(run))) for run in runs] == [2, 2, 2]
+    for run in runs:
+        assert run_commands.cancel(run.handle) == 0, "the handle that messages give fits one run"
+        assert f"{run.name} is not running" in capsys.readouterr().out
+
+
+def wandb_id(run: RunFolder) -> str:
+    found = record.load(run).wandb_id
+    assert found is not None and found.startswith(run.id)
+    return found
 
 
 def test_a_damaged_file_is_gathered_anew_and_not_in_the_way(
