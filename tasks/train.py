@@ -12,6 +12,7 @@ from tasks import control
 from tasks.core import screen
 from tasks.core.units import number
 from tasks.diagnosis.run_doctor import findings_of
+from tasks.evaluation.fit import doubtful_classes
 from tasks.reporting.left_out import left_out
 from tasks.reporting.plots import summarize
 from tasks.runs import metrics, record
@@ -66,7 +67,8 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[Trained]:
 
         if skipped := left_out(run):
             screen.warn(skipped)
-        for doubt in doubts(config_of(run), version_path(record.load(run).data[0])):
+        config, version = config_of(run), version_path(record.load(run).data[0])
+        for doubt in (*doubts(config, version), *doubtful_classes(config, version)):
             screen.warn(doubt)
         started = begun or launch.start_or_adopt(run, "train", control.check)
         if started.changes:

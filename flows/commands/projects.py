@@ -82,10 +82,11 @@ def init(
     """
     from tasks.dataset.init import config_text, survey
     from tasks.dataset.init.evidence import shown
+    from tasks.runs.jobs import gpus_here
 
     seen = survey(path)
     config = out or Path(f"configs/{seen.name}.yaml")
-    text = config_text(seen)
+    text = config_text(seen, has_gpu=gpus_here() > 0)
     try:
         config.parent.mkdir(parents=True, exist_ok=True)
         with config.open("x", encoding="utf-8") as file:
@@ -115,7 +116,7 @@ def _survey_lines(seen: Survey, config: Path) -> Iterator[str]:
         yield f"  {'or':<{width}} {other.kind}: {other.what}, {counted(other.samples, 'sample')}"
     yield f"✓ {config}: {seen.best.what}"
     yield f"  {'next':<{width}} tarmac plan {shlex.quote(str(config))}"
-    yield f"  {'':<{width}} tarmac build {shlex.quote(str(config))}"
+    yield f"  {'':<{width}} tarmac run {shlex.quote(str(config))}"
 
 
 def schema(*, as_json: AsJson = False) -> int:
@@ -251,6 +252,7 @@ def training_left(settings: Config, version: str | None) -> TrainingLeft | None:
     that the version or the checkpoints cannot serve."""
     from tasks.core.config import dump
     from tasks.core.files import require_writable
+    from tasks.evaluation.fit import doubtful_classes, require_fit
     from tasks.runs.doubts import doubts, doubts_of
 
     if settings.train is None:
@@ -258,15 +260,14 @@ def training_left(settings: Config, version: str | None) -> TrainingLeft | None:
     if version is None:
         require_writable(settings.runs, "runs")
         summary = f"{settings.train.recipe}, after the build{_place(settings)}"
-        return TrainingLeft(summary, doubts=tuple(doubts_of(settings)))
-    from tasks.evaluation.fit import require_fit
+        return TrainingLeft(summary, doubts=(*doubts_of(settings), *doubtful_classes(settings, None)))
     from tasks.runs.plan import locate, require_checkpoints, resolve
     from tasks.supervision.status import look
 
     folder = _version_folder(settings, version)
     require_fit(settings, folder)
     run, resolved = locate(settings, folder), resolve(settings, folder)
-    doubted = tuple(doubts(resolved, folder))
+    doubted = (*doubts(resolved, folder), *doubtful_classes(resolved, folder))
     if not run.record.exists():
         require_writable(settings.runs, "runs")
         return TrainingLeft(f"a new run, {run.name}{_place(settings)}", doubts=doubted)

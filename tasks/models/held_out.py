@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+VALIDATION = ("val", "validation", "valid", "dev")
+
 
 def held_out(splits: Iterable[str]) -> str | None:
-    """`val`, or else the only split beside `train`; None when there is none, or no telling which."""
+    """The split for validation by its usual names, or else the only split beside `train`; None when there is
+    none, or no telling which."""
     others = [name for name in splits if name != "train"]
-    if "val" in others:
-        return "val"
-    return others[0] if len(others) == 1 else None
+    usual = next((name for name in VALIDATION if name in others), None)
+    return usual or (others[0] if len(others) == 1 else None)
 
 
 def nothing_held_out(version: Path, splits: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ load what draws one (pyarrow, Pillow, Jinja).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tasks.core.pages import render
 from tasks.core.quarantine_file import NAME
 from tasks.core.units import count, counted
 from tasks.evaluation import results
+from tasks.evaluation.fit import doubtful_classes
 from tasks.reporting.accounts import Account, read_account
 from tasks.reporting.evidence import Evidence
 from tasks.reporting.gallery import Item, read_items
@@ -23,6 +24,8 @@ from tasks.reporting.notes import Note, first_of, notes
 from tasks.reporting.plots import summarize, training_charts
 from tasks.reporting.portrait import portrait
 from tasks.reporting.scores import Headline, headline_of, task_views
+from tasks.runs.data import version_path
+from tasks.runs.identity import DataRef
 
 CAPTIONS: Mapping[str, str] = {"volume_report": "reports", "chat": "questions"}
 """What the texts of a modality's samples are called."""
@@ -57,7 +60,13 @@ def _values(evidence: Evidence) -> dict[str, Any]:
         "training": summarize(evidence.rows),
         "charts": training_charts(evidence.rows),
         "notes": notes(
-            evidence, [*_left_out(evidence, accounts), *_broken_data(accounts), *_broken_samples(gallery)]
+            evidence,
+            [
+                *_left_out(evidence, accounts),
+                *_broken_data(accounts),
+                *_broken_samples(gallery),
+                *_doubtful_classes(evidence, data),
+            ],
         ),
         "tasks": task_views(evidence.results, evidence.best_step),
         "best": evidence.best,
@@ -73,6 +82,13 @@ def _values(evidence: Evidence) -> dict[str, Any]:
         "config_text": evidence.config_text,
         "gather": f"tarmac gather {evidence.run.handle} --sync" if _is_tracked(evidence) else None,
     }
+
+
+def _doubtful_classes(evidence: Evidence, data: Sequence[DataRef]) -> Iterator[Note]:
+    config = evidence.config
+    if config is not None and data and version_path(data[0]).is_dir() and not evidence.private:
+        for sentence in doubtful_classes(config, version_path(data[0])):
+            yield Note("warn", "The classes are numbers", (sentence,))
 
 
 def _is_chosen_by(first: Headline | None, evidence: Evidence) -> bool:

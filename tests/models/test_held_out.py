@@ -12,7 +12,8 @@ from tasks.models.held_out import held_out
         (["test", "train", "val"], "val"),
         (["test", "train"], "test"),
         (["train"], None),
-        (["dev", "test", "train"], None),
+        (["test", "train", "validation"], "validation"),
+        (["a", "b", "train"], None),
     ],
 )
 def test_val_or_the_only_other_split(splits: list[str], chosen: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +12,24 @@ from tasks.core.schema.block import Block, Location
 
 PLACE = "place"
 """The `key` of tars that is made of the tar's name and the sample's own key."""
+
+
+def require_places(templates: Sequence[str]) -> None:
+    """ValueError for a template that has no place for the class."""
+    for template in templates:
+        if "{}" not in template:
+            raise ValueError(f"templates: {template!r} has no {{}} for the class to stand in")
+
+
+def require_groups(fields: Mapping[str, str]) -> None:
+    """ValueError for a regular expression that is none, or has no group to be the field's value."""
+    for name, pattern in fields.items():
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"fields.{name} is no regular expression: {error}") from None
+        if groups < 1:
+            raise ValueError(f"fields.{name} needs a group in parentheses, its first is the value")
 
 
 class ImageFolderSource(Block):
@@ -35,9 +54,7 @@ class ImageFolderSource(Block):
             raise ValueError("captions: json needs field, the name of the caption's field")
         if self.captions != "json" and self.field is not None:
             raise ValueError("field belongs to captions: json")
-        for template in self.templates:
-            if "{}" not in template:
-                raise ValueError(f"templates: {template!r} has no {{}} for the class to stand in")
+        require_places(self.templates)
         return self
 
 
@@ -52,6 +69,12 @@ class TableSource(Block):
     Hugging Face's `{bytes, path}`)."""
     caption: str
     """Column with the caption. All other columns except those of bytes go into the sample's `json`."""
+    templates: Annotated[list[str], Field(min_length=1)] | None = None
+    """Where the caption's column names a class, such as Hugging Face's `label`: the captions, with `{}` for
+    the class. Each sample draws one by its row, and the column goes into the `json` too."""
+    fields: dict[str, str] = {}
+    """Regular expressions on the table's path by field name, such as `{split: '(train|test)-'}` for
+    `splits: {from: split}`; the first group is the field's value in each of its rows."""
     key: str | Annotated[list[str], Field(min_length=1)] | None = None
     """Column with the sample's key; unless given, the image's path, or for images as bytes a digest of image
     and caption. `key: IMAGE_COLUMN` takes Hugging Face's path, if no two are equal. A list of columns makes
@@ -62,6 +85,8 @@ class TableSource(Block):
     def _columns_differ(self) -> Self:
         if self.image == self.caption:
             raise ValueError(f"caption: column {self.caption!r} is the image's; name the one with the text")
+        require_places(self.templates or ())
+        require_groups(self.fields)
         return self
 
 
@@ -128,15 +153,10 @@ class VolumeSource(Block):
 
     @model_validator(mode="after")
     def _expressions_have_a_group(self) -> Self:
-        for name, pattern in self.fields.items():
+        for name in self.fields:
             if name in FACTS:
                 raise ValueError(f"fields.{name}: every volume has a {name} of its own; rename the field")
-            try:
-                groups = re.compile(pattern).groups
-            except re.error as error:
-                raise ValueError(f"fields.{name} is no regular expression: {error}") from None
-            if groups < 1:
-                raise ValueError(f"fields.{name} needs a group in parentheses, its first is the value")
+        require_groups(self.fields)
         return self
 
 

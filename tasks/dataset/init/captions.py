@@ -25,6 +25,7 @@ from tasks.dataset.init.columns import (
     Tables,
     add_row,
     caption_columns,
+    class_column,
     image_column,
     label_column,
 )
@@ -53,6 +54,8 @@ SPLIT_FOLDERS = {"train", "val", "valid", "validation", "test"}
 FEWEST = 0.1
 """Captions for a smaller share of the images are files of something else."""
 LARGEST_TEXT = 1 << 20
+USUAL_BYTES = 100_000
+"""Of a photo that lies elsewhere."""
 
 
 def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
@@ -95,8 +98,11 @@ def unused_table(inventory: Inventory, table: Table) -> str:
 def _of_table(inventory: Inventory, table: Table) -> Reading | None:
     image = image_column(table)
     captions = caption_columns(table.columns, image) if image is not None else []
-    if image is None or not captions:
+    classes = class_column(table, image) if image is not None and not captions else None
+    if image is None or not (captions or classes):
         return None
+    if classes is not None:
+        return _of_classes(inventory, table, image, classes)
     caption = captions[0]
     where, fix, grade = _where_images_are(inventory, table, image)
     words = f"{shown(caption.name)} holds single words rather than captions"
@@ -113,24 +119,76 @@ def _of_table(inventory: Inventory, table: Table) -> Reading | None:
         values = f"{len(label.values)} values{table.among}, {listed(list(label.values))}"
         seen.append(("label", f"{shown(label.name)}: {values}"))
     source = [
-        Key("kind", "table"),
-        Key("path", table.path, table.size),
-        Key("image", image.name, where),
+        *_source(table, image, where),
         Key("caption", caption.name, f"such as {_quoted(caption, table.among)}"),
         *(Key("caption", one.name, "would do as well", is_alternative=True) for one in captions[1:3]),
         *_key(table, image, caption),
     ]
-    dataset = [
-        _image_rules({suffix_of(name) for name in image.values} if not image.is_binary else ()),
-        *_splits(table, image),
-        shard_key(table.rows),
-    ]
     grade = min(grade, 1) if warnings else grade
-    warnings += _split_files(table)
     what, name = "a table of images and captions", None if label is None else label.name
+    dataset = _dataset(inventory, table, image)
     return Reading(
         "table", what, "image_text", table.rows, grade, seen, warnings, source, dataset, label=name
     )
+
+
+def _of_classes(inventory: Inventory, table: Table, image: Column, classes: Column) -> Reading:
+    """A table without captions whose label names the classes, as Hugging Face's `ClassLabel` does."""
+    where, fix, grade = _where_images_are(inventory, table, image)
+    warnings = [*filter(None, [_header_doubt(inventory, table), fix])]
+    names = f"{len(classes.values)} classes{table.among}, {listed(list(classes.values))}"
+    if classes.is_numeric:
+        numbers = f"{shown(classes.name)} holds numbers ({listed(list(classes.values))})"
+        warnings.append(f"{numbers}, which mean nothing to a model of texts: put the classes' names there")
+    seen = [
+        ("table", f"{table.name}: {table.size}; columns {listed(list(table.columns), 8)}"),
+        ("image", f"{shown(image.name)}: {where}"),
+        ("label", f"{shown(classes.name)}: {names}"),
+    ]
+    source = [
+        *_source(table, image, where),
+        Key("caption", classes.name, f"no column holds captions; {names}"),
+        Key(
+            "templates",
+            ["a photo of a {}"],
+            "the captions, with {} for the class; write what fits your images",
+        ),
+    ]
+    grade = min(grade, 1) if warnings else grade
+    return Reading(
+        "table",
+        "a table of images and classes",
+        "image_text",
+        table.rows,
+        grade,
+        seen,
+        warnings,
+        source,
+        _dataset(inventory, table, image),
+        label=classes.name,
+    )
+
+
+def _source(table: Table, image: Column, where: str) -> Iterator[Key]:
+    yield Key("kind", "table")
+    yield Key("path", table.path, table.size)
+    if pattern := _split_pattern(table):
+        yield Key("fields", {"split": pattern}, "the tables are named after splits")
+    yield Key("image", image.name, where)
+
+
+def _dataset(inventory: Inventory, table: Table, image: Column) -> list[Key]:
+    return [
+        _image_rules({suffix_of(name) for name in image.values} if not image.is_binary else ()),
+        *_splits(table, image),
+        shard_key(table.rows, _bytes_of_a_sample(inventory, table, image)),
+    ]
+
+
+def _bytes_of_a_sample(inventory: Inventory, table: Table, image: Column) -> float:
+    if image.is_binary:
+        return sum(map(inventory.size, table.files)) / max(table.rows, 1)
+    return inventory.mean_size(inventory.of(IMAGES)) or USUAL_BYTES
 
 
 def _header_doubt(inventory: Inventory, table: Table) -> str:
@@ -198,7 +256,10 @@ def _image_rules(suffixes: Iterable[str]) -> Key:
 
 
 def _splits(table: Table, image: Column) -> Iterator[Key]:
-    """By the column that names splits where there is one, else by key; alternatives after it."""
+    """By the column or the files that name splits, else by key; alternatives after it."""
+    if _split_pattern(table):
+        yield Key("splits", {"from": "split"}, "as the tables' names say: what is held out stays so")
+        return
     named = next((one for one in table.columns.values() if one.split_names), None)
     names = named.split_names if named is not None else []
     is_usable = "train" in names and not set(names) & set(FOLDERS)
@@ -216,12 +277,12 @@ def _splits(table: Table, image: Column) -> Iterator[Key]:
         yield Key("splits", {"val": 0.05, "group_by": group.name}, why, is_alternative=True)
 
 
-def _split_files(table: Table) -> list[str]:
-    """Files named after splits, which only a column can be."""
-    names = {re.split(r"[-_.]", posixpath.basename(file))[0].lower() for file in table.files}
-    if not names <= SPLIT_NAMES or len(names) < 2:
-        return []
-    return [f"the tables are named {listed(sorted(names))}: splits draws anew; for one alone give its path"]
+def _split_pattern(table: Table) -> str:
+    """The expression that finds the split in the names of tables such as `train-00000-of-00002.parquet`; ""
+    where they are not named after splits, `train` among them, or hold a column of that name."""
+    names = {re.split(r"[-_.]", posixpath.basename(file))[0] for file in table.files}
+    is_named = "train" in names and len(names) > 1 and {name.lower() for name in names} <= SPLIT_NAMES
+    return f"(?:^|/)({'|'.join(sorted(names))})[-_.]" if is_named and "split" not in table.columns else ""
 
 
 def _quoted(column: Column, among: str) -> str:
@@ -304,7 +365,11 @@ def _of_files(
     splits = splits_key(len(images))
     if "train" in folders and len(folders) > 1 and folders <= SPLIT_FOLDERS:
         splits = Key("splits", {"from": "folder"}, f"the first folder names it: {listed(sorted(folders))}")
-    dataset = [_image_rules(map(suffix_of, images)), splits, shard_key(len(images))]
+    dataset = [
+        _image_rules(map(suffix_of, images)),
+        splits,
+        shard_key(len(images), inventory.mean_size(images)),
+    ]
     return Reading("image_folder", what, "image_text", len(images), grade, seen, warnings, source, dataset)
 
 

@@ -301,6 +301,21 @@ def label_column(table: Table, image: Column, caption: Column) -> Column | None:
     return None
 
 
+def class_column(table: Table, image: Column) -> Column | None:
+    """A column of a label's name with few names that come again and again, for a table without captions."""
+    return next(
+        (
+            column
+            for column in table.columns.values()
+            if column is not image
+            and column.name.lower() in LABEL_NAMES
+            and not column.counts["nested"]
+            and 2 <= len(column.values) <= min(MOST_CLASSES, max(2, column.filled // 3))
+        ),
+        None,
+    )
+
+
 def _is_number(cell: Any) -> bool:
     try:
         float(cell)

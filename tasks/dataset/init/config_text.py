@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,18 @@ import yaml
 from tasks.core.errors import UsageError
 from tasks.core.stores import is_remote
 from tasks.dataset.building.check import beside, lies_inside
-from tasks.dataset.init.evidence import Key, Reading, shown
-from tasks.dataset.init.run import Survey, training_note
+from tasks.dataset.init.evidence import Key, shown
+from tasks.dataset.init.run import Survey
+from tasks.dataset.init.train_block import train_keys
 
 WIDTH = 110
 COLUMN = 36
 """Where comments begin, unless the value is longer."""
-FEW = 40
-"""Samples; of fewer, the share that is held out may hold one class, one sample or none."""
 _PLAIN = re.compile(r"(?:(?:s3|gs|https?)://|[A-Za-z_/]|\.\./)[\w/. -]*(?<! )|\d+[kMGT]?B")
 
 
-def config_text(survey: Survey) -> str:
-    """The config of the best reading."""
+def config_text(survey: Survey, has_gpu: bool = False) -> str:
+    """The config of the best reading, with a model that this machine can train."""
     best = survey.best
     private = (
         "no sample or key on any page, counts only" if best.is_private else "true: counts only on every page"
@@ -40,7 +39,7 @@ def config_text(survey: Survey) -> str:
     ]
     lines = [f"# {line}" for line in _head(survey)]
     lines += _lines([Key("name", survey.name), Key("dataset", dataset)])
-    lines += _training(best)
+    lines += _lines(train_keys(best, has_gpu))
     return "\n".join(lines) + "\n"
 
 
@@ -68,42 +67,7 @@ def _head(survey: Survey) -> Iterator[str]:
         yield from (f"  ! {shown(warning, 200)}" for warning in best.warnings)
     for other in survey.readings[1:4]:
         yield f"  or {other.what}: source {{kind: {other.kind}, path: {shown(other.path, 80)}, …}}"
-    yield "Next: tarmac plan FILE, then tarmac build FILE."
-
-
-def _training(best: Reading) -> Iterator[str]:
-    if note := training_note(best.modality):
-        yield f"# train: {note}"
-        return
-    train, every = _clip(best.samples)
-    yield from _lines([Key("train", train)])
-    task: str | dict[str, str]
-    task, why = "retrieval", "R@K among held-out captions; zero_shot needs a field label"
-    if best.label is not None:
-        task, why = {"kind": "zero_shot", "label": best.label}, "classes from the label's values"
-    is_few = best.samples < FEW
-    why = "so few samples may leave none to evaluate on" if is_few else why
-    yield from _lines([Key("evaluate", {"every": every, "tasks": [task]}, why, is_alternative=is_few)])
-
-
-def _clip(samples: int) -> tuple[Sequence[Key], int]:
-    """CLIP as open_clip trains it by default, in steps that fit the number of samples."""
-    train = max(int(samples * 0.85), 2)
-    batch = 2
-    while batch < 256 and batch * 8 <= train:
-        batch *= 2
-    steps = max(100, -(-train * 32 // batch))
-    every = max(1, steps // 10)
-    return [
-        Key("recipe", "clip"),
-        Key("model", {"name": "ViT-B-32"}, "any of open_clip; tarmac/digits is small enough for a CPU"),
-        Key("batch_size", batch, "samples a step, over all ranks"),
-        Key("steps", every * 10, "about 32 epochs"),
-        Key("lr", 5.0e-4),
-        Key("warmup", 0.05, "share of the steps"),
-        Key("precision", "fp32", "bf16 on a GPU"),
-        Key("checkpoint_every", every, "steps"),
-    ], every
+    yield "Next: tarmac plan FILE, then tarmac run FILE."
 
 
 def _lines(keys: Iterable[Key], indent: int = 0, is_alternative: bool = False) -> Iterator[str]:
@@ -138,6 +102,8 @@ def flow(value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
+    if isinstance(value, float):  # YAML reads 5e-05 as a text
+        return re.sub(r"^(-?\d+)e", r"\1.0e", json.dumps(value))
     if not isinstance(value, str):
         return json.dumps(value)
     try:

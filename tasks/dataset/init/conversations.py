@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.core.units import count, counted, percent
 from tasks.dataset.init.columns import Table, Tables
-from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key
+from tasks.dataset.init.evidence import Key, Reading, listed, shard_key, shown, splits_key
 from tasks.dataset.init.inventory import Inventory, suffix_of
 from tasks.dataset.modalities.chat import RATINGS
 from tasks.dataset.sources.chat_rows import RATED, SUFFIXES
@@ -25,8 +25,8 @@ def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
     readable = [file for file in inventory.files if suffix_of(file) in SUFFIXES]
     is_all = inventory.is_folder and not inventory.datasets
     if is_all and sum(len(one.files) for one in found) == len(readable):
-        return [_reading(found, inventory.given)]
-    return [_reading([one], one.path) for one in found]
+        return [_reading(inventory, found, inventory.given)]
+    return [_reading(inventory, [one], one.path) for one in found]
 
 
 def other_conversations(tables: Tables) -> str:
@@ -42,7 +42,7 @@ def other_conversations(tables: Tables) -> str:
     return ""
 
 
-def _reading(joined: Sequence[Table], path: str) -> Reading:
+def _reading(inventory: Inventory, joined: Sequence[Table], path: str) -> Reading:
     first = joined[0]
     texts, images = str(_texts_column(first)), _images_column(first)
     rows, files = sum(one.rows for one in joined), sum(len(one.files) for one in joined)
@@ -59,7 +59,8 @@ def _reading(joined: Sequence[Table], path: str) -> Reading:
         ("turns", f"{mean:.1f} per conversation in {count(len(turns))} looked at"),
         ("images", f"{shown(images)}: {held}" if images else "none: the conversations are about text"),
     ]
-    dataset = [splits_key(rows), Key("shard", {"bytes": "512MB"}, "a maximum")]
+    each = sum(inventory.size(file) for one in joined for file in one.files) / max(rows, 1)
+    dataset = [splits_key(rows), shard_key(rows, each, "512MB")]
     if rated:
         seen.append(("rated", f"{listed(list(rated))} of the turns"))
         shares = ", ".join(f"{name} keeps {share}" for name, share in rated.items())

@@ -9,12 +9,14 @@ from typing import Any, Literal, TypeVar
 
 from tasks.core.errors import TarmacError
 from tasks.core.stores import Unreachable
-from tasks.core.units import shorten
+from tasks.core.units import parse_size, shorten
 from tasks.dataset.rejects import Reject
 
 LOOKED_AT = 20
 """Files, or cells, of a kind that are looked at where looking costs little."""
 
+SHARDS = 8
+"""As many as a dataset should have, where there are samples enough."""
 LONGEST = 1000
 """Characters of a path, and of a message."""
 Grade = Literal[0, 1, 2]
@@ -57,6 +59,10 @@ class Reading:
     is_private: bool = False
     is_guess: bool = False
     label: str | None = None
+    teacher_width: int | None = None
+    """Numbers of a reinforced sample's embeddings, where they could be read."""
+    volume_shape: Sequence[int] | None = None
+    """The smallest (D, H, W) of the volumes looked at."""
 
     @property
     def path(self) -> str:
@@ -120,7 +126,10 @@ def splits_key(samples: int, group_by: str | None = None, why: str = "") -> Key:
     return Key("splits", {"val": share, **grouped}, why)
 
 
-def shard_key(samples: int) -> Key:
-    if samples < 20_000:
-        return Key("shard", {"samples": 256}, "a maximum; or {bytes: 256MB}")
-    return Key("shard", {"bytes": "256MB"}, "a maximum; or {samples: 10000}")
+def shard_key(samples: int, each_bytes: float, most: str = "256MB") -> Key:
+    """Shards of at most `most` bytes; where these would be fewer than eight, about eight, so that every
+    worker of every rank has one to read."""
+    if samples * each_bytes >= SHARDS * parse_size(most):
+        return Key("shard", {"bytes": most}, "a maximum; or {samples: 10000}")
+    each = max(SHARDS, -(-samples // SHARDS))
+    return Key("shard", {"samples": each}, f"a maximum; or {{bytes: {most}}}")

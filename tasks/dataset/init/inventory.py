@@ -18,7 +18,7 @@ from tasks.core.schema.source import TABLES
 from tasks.core.stores import ABSENT, Store, Unreachable, is_hidden, is_remote, split_location
 from tasks.core.units import count, counted
 from tasks.dataset.formats import images
-from tasks.dataset.init.evidence import LONGEST, shown
+from tasks.dataset.init.evidence import LONGEST, LOOKED_AT, shown, spread
 from tasks.dataset.sources.raw_files import COMPRESSED
 
 MOST_FILES = 200_000
@@ -59,6 +59,11 @@ class Inventory:
 
     def size(self, file: str) -> int:
         return max(self.store.stat(file).size, 0)
+
+    def mean_size(self, files: Sequence[str]) -> float:
+        """Bytes of a file on average, seen from some of them."""
+        chosen = spread(files, LOOKED_AT)
+        return sum(map(self.size, chosen)) / max(len(chosen), 1)
 
     @property
     def described(self) -> str:

@@ -24,10 +24,6 @@ from tasks.dataset.init.inventory import IMAGES, READ, Inventory, take_inventory
 
 ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
 """Of readings that are as good and as large as each other, the one that says more comes first."""
-RECIPES = {"image_text": "clip", "reinforced": "clip_reinforced", "volume_report": "ct_clip", "chat": "vlm"}
-"""The recipe that trains on each modality."""
-WRITTEN = "clip"
-"""The recipe that a train block is written for."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +64,8 @@ def survey(location: str) -> Survey:
 
 
 def _with_notes(reading: Reading, tables: Tables) -> Reading:
-    """The reading with what holds for all: tables that cannot be read, and training that is not there yet."""
-    warnings = list(dict.fromkeys([*reading.warnings, *tables.warnings()]))
-    note = training_note(reading.modality)
-    seen = [*reading.seen, ("training", note)] if note else reading.seen
-    return replace(reading, seen=seen, warnings=warnings)
-
-
-def training_note(modality: str) -> str:
-    """Which recipe trains on the data where `init` writes no train block; "" where it writes one."""
-    recipe = RECIPES[modality]
-    if recipe == WRITTEN:
-        return ""
-    return f"recipe: {recipe} trains on it; tarmac schema has the keys of its train block"
+    """The reading with what holds for all: tables that cannot be read."""
+    return replace(reading, warnings=list(dict.fromkeys([*reading.warnings, *tables.warnings()])))
 
 
 def name_of(location: str) -> str:

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 
 from tasks.core.stores import Unreachable, is_remote
 from tasks.core.units import counted, percent
+from tasks.dataset.formats import Unjudged
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.init.columns import Column, add_row, caption_columns
-from tasks.dataset.init.evidence import Key, Reading, listed, shown, splits_key, spread
+from tasks.dataset.init.evidence import Key, Reading, listed, shard_key, shown, splits_key, spread
 from tasks.dataset.init.inventory import Inventory, config_path
+from tasks.dataset.modalities import reinforced
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import object_of
 from tasks.dataset.sources.raw_files import COMPRESSED
@@ -66,6 +68,8 @@ class TarFolder:
     broken: list[str] = field(default_factory=list)
     samples: int = 0
     is_estimate: bool = False
+    teacher_width: int | None = None
+    """Numbers of the embeddings in the first sample that has any; None where they cannot be read."""
 
     def share(self, suffix: str) -> float:
         return self.suffixes[suffix] / max(self.looked_at, 1)
@@ -209,7 +213,8 @@ def _look_at_tar(inventory: Inventory, file: str, found: TarFolder) -> float:
     looked_at = 0
 
     def is_wanted(member: Member) -> bool:
-        return member.suffix == "json" and member.size <= LARGEST_JSON
+        is_first = found.teacher_width is None and member.suffix in (reinforced.NPZ, reinforced.PTH)
+        return (member.suffix == "json" or is_first) and member.size <= LARGEST_JSON
 
     try:
         with inventory.store.open(file) as opened:
@@ -236,7 +241,11 @@ def _add(sample: StoredSample, found: TarFolder) -> None:
     found.looked_at += 1
     found.keys.add(posixpath.basename(sample.key))
     found.suffixes.update(sample.suffixes)
-    content = next((one.content for one in sample.members if one.suffix == "json"), None)
+    contents = {one.suffix: one.content for one in sample.members if one.content is not None}
+    if contents.keys() & {reinforced.NPZ, reinforced.PTH}:
+        with suppress(Reject, Unjudged):
+            found.teacher_width = int(reinforced.embeddings(contents)["image_emb"].shape[1])
+    content = contents.get("json")
     if content is not None:
         with suppress(Reject):  # the build says what is wrong with it
             add_row(found.columns, object_of(content))
@@ -272,10 +281,24 @@ def _reading(
     group = "patient" if is_private and first.has_field("patient") else None
     each = first.bytes / max(first.looked_at, 1)
     most = "2GB" if is_private else "512MB" if each > LARGE else "256MB"
-    shard = Key("shard", {"bytes": most}, "a maximum; or {samples: 10000}")
-    dataset = [splits_key(samples, group), shard]
+    dataset = [splits_key(samples, group), shard_key(samples, each, most)]
     what = WHAT[modality]
-    return Reading("shards", what, modality, samples, 2, seen, warnings, source, dataset, is_private)
+    width = next(
+        (one.teacher_width for one in (first, joined) if one is not None and one.teacher_width), None
+    )
+    return Reading(
+        "shards",
+        what,
+        modality,
+        samples,
+        2,
+        seen,
+        warnings,
+        source,
+        dataset,
+        is_private,
+        teacher_width=width,
+    )
 
 
 def _origin(first: TarFolder, origin: str) -> str:

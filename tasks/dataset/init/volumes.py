@@ -22,7 +22,17 @@ from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.hounsfield import implausible
 from tasks.dataset.formats.volumes.stored import require_package
 from tasks.dataset.init.columns import FEW_ROWS, MOST_TABLES, Column, Table, Tables, look_at_table
-from tasks.dataset.init.evidence import Grade, Key, Reading, listed, look_at_each, shown, splits_key, spread
+from tasks.dataset.init.evidence import (
+    Grade,
+    Key,
+    Reading,
+    listed,
+    look_at_each,
+    shard_key,
+    shown,
+    splits_key,
+    spread,
+)
 from tasks.dataset.init.inventory import NIFTI, NPZ, Inventory, suffix_of
 from tasks.dataset.keys import stem
 from tasks.dataset.sources import npz
@@ -120,10 +130,17 @@ class Voxels:
 
     looked_at: int = 0
     shapes: list[tuple[int, ...]] = field(default_factory=list)
+    axes: str = "zxy"
+    """The order of the body's axes in the shapes."""
     spacings: list[tuple[float, ...]] = field(default_factory=list)
     seen: list[tuple[str, str]] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def smallest(self) -> tuple[int, ...]:
+        """The least (D, H, W)."""
+        return tuple(min(shape[self.axes.index(axis)] for shape in self.shapes) for axis in "zyx")
 
     def line(self, files: Sequence[str]) -> str:
         line = f"{count(len(files))} {suffix_of(files[0])}; {self.looked_at} looked at"
@@ -209,11 +226,23 @@ def _reading(inventory: Inventory, kind: str, files: Sequence[str], all_tables: 
         Key("volume", {"encode": "blosc2"}, "spacing, window and shape stay as they are; or as CT-CLIP:"),
         Key("volume", ct_clip, is_alternative=True),
         splits,
-        Key("shard", {"bytes": "2GB"}, "a maximum"),
+        shard_key(len(files), inventory.mean_size(files), "2GB"),
     ]
     grade: Grade = 2 if 2 * len(tables["reports"].names) >= len(files) else 1
     what, warnings = "CT volumes with reports", [*voxels.warnings, *warnings]
-    return Reading(kind, what, "volume_report", len(files), grade, seen, warnings, source, dataset, True)
+    return Reading(
+        kind,
+        what,
+        "volume_report",
+        len(files),
+        grade,
+        seen,
+        warnings,
+        source,
+        dataset,
+        is_private=True,
+        volume_shape=voxels.smallest if voxels.shapes else None,
+    )
 
 
 def _patients(files: Sequence[str]) -> tuple[Key, Key, list[tuple[str, str]]]:
@@ -282,9 +311,9 @@ def _look_at_npz(inventory: Inventory, files: Sequence[str], metadata: VolumeTab
     besides = f"; besides {listed(others)}" if others else ""
     found.keys.append(Key("array", array, f"three-dimensional, {headers[0][1].dtype}{besides}"))
 
-    axes, why = axes_of(found.shapes)
-    found.seen.append(("axes", f"{axes}: {why}"))
-    found.keys.append(Key("axes", axes, why))
+    found.axes, why = axes_of(found.shapes)
+    found.seen.append(("axes", f"{found.axes}: {why}"))
+    found.keys.append(Key("axes", found.axes, why))
 
     small = [file for file, header in headers if header.size_bytes <= LARGEST_BYTES]
     _add_scale(found, store, spread(small, VOXELS), array)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from tasks.dataset.rejects import Reject
@@ -60,6 +61,14 @@ def text_of(value: Any) -> bytes:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise Reject("caption.missing", f"a {type(value).__name__} where a text belongs")
     return _encoded(str(value))
+
+
+def filled(templates: Sequence[str], label: str, sample: str) -> str:
+    """The template that a sample draws by what it is, with its class."""
+    drawn = blake2b(
+        sample.encode("utf-8", "surrogatepass"), digest_size=8, person=b"tarmac-sentence"
+    ).digest()
+    return templates[int.from_bytes(drawn, "big") % len(templates)].replace("{}", label)
 
 
 def to_json(value: Any) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from hashlib import blake2b
 from itertools import groupby
 from pathlib import PurePath
 from posixpath import splitext
@@ -26,7 +25,7 @@ from tasks.dataset.formats.checks import json_object
 from tasks.dataset.keys import key_of
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.contract import Container, Item
-from tasks.dataset.sources.fields import text_of, to_json
+from tasks.dataset.sources.fields import filled, text_of, to_json
 from tasks.dataset.sources.raw_files import SourceCheck, read_file, read_start, stats_of
 from tasks.dataset.tar.format import Members, span_bytes
 
@@ -151,14 +150,9 @@ class ImageFolder:
         elif not folder:
             return _faulty(image, folder, ("caption.missing", "lies in no folder that names its class"))
         else:
-            content = {"label": fields["label"], "caption": self._sentence(image, fields["label"])}
+            caption_of_class = filled(self._config.templates, fields["label"], key_of(image))
+            content = {"label": fields["label"], "caption": caption_of_class}
         return Item(image, image, image, fields, json.dumps(content), stat)
-
-    def _sentence(self, image: str, label: str) -> str:
-        """The template that the sample draws by its key, filled."""
-        drawn = blake2b(key_of(image).encode(), digest_size=8, person=b"tarmac-sentence").digest()
-        templates = self._config.templates
-        return templates[int.from_bytes(drawn, "big") % len(templates)].replace("{}", label)
 
     def _from_file(self, file: str) -> dict[str, bytes]:
         content = self._text(file)

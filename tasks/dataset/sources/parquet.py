@@ -4,12 +4,14 @@ A row group may hold gigabytes, so its columns are read page by page through buf
 many rows as fit a budget. What a file holds once and its rows repeat (a dictionary) is held once here too,
 and becomes a row's value when that row is handed out. What must fit into memory, two or three times, is the
 largest page. Columns of bytes are not read, but for the image's, and for those that are used as texts: some
-writers (Spark, Impala) do not say that a column's bytes are UTF-8.
+writers (Spark, Impala) do not say that a column's bytes are UTF-8. A number of Hugging Face's `ClassLabel`
+becomes the name of its class, which the schema holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -65,6 +67,7 @@ class ParquetRows:
         asked = frozenset(used or ()) - {image}
         self._texts = {field.name for field in schema if field.name in asked and _is_plain_bytes(field.type)}
         self.binary = frozenset(field.name for field in schema if _holds_bytes(field.type)) - self._texts
+        self._classes = class_names(schema.metadata)
         self._wanted = [name for name in self.columns if name not in self.binary or name == image]
 
     def __iter__(self) -> Iterator[Row]:
@@ -86,9 +89,25 @@ class ParquetRows:
 
     def _cells(self, name: str, column: Any) -> Iterator[Any]:
         values = _values(column)
+        if name in self._classes:
+            return map(self._classes[name].get, values)
         if name not in self._texts:
             return values
         return (_text(value) if isinstance(value, bytes) else value for value in values)
+
+
+def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, dict[int, str]]:
+    """The names of each `ClassLabel` column's classes by number, from the `huggingface` entry of a schema's
+    metadata, as `datasets` writes it; -1 stands for no label there."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        return {
+            column: dict(enumerate(map(str, feature["names"])))
+            for column, feature in features.items()
+            if feature.get("_type") == "ClassLabel"
+        }
+    except (KeyError, TypeError, ValueError, AttributeError):  # no metadata, or in another form
+        return {}
 
 
 def _failure(error: Exception, place: str, problem: str, message: str) -> DataError:

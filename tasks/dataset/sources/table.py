@@ -9,13 +9,15 @@ page shows; everywhere else, keys included, it stands without (`tasks.core.store
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import compress, islice
 from typing import Any
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from tasks.core.patterns import base_folder
 from tasks.core.schema import Dataset, TableSource
 from tasks.core.stores import ABSENT, Stat, address_key, is_remote
@@ -24,7 +26,7 @@ from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.contract import Container, Item, fault_of
-from tasks.dataset.sources.fields import Row, is_nothing, row_text, text_of, to_json
+from tasks.dataset.sources.fields import Row, filled, is_nothing, row_text, text_of, to_json
 from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
 from tasks.dataset.sources.tabular import SUFFIXES, Table, open_table, require
 from tasks.dataset.tar.format import Members, span_bytes
@@ -117,7 +119,27 @@ class TableImages:
 
     def _open(self, name: str) -> Table:
         location = self._files.location(name)
-        return open_table(location, f"{self._config_key}.path", self._wanted, self._config.image)
+        table = open_table(location, f"{self._config_key}.path", self._wanted, self._config.image)
+        fields = self._fields_of(name, table)
+        if not fields:
+            return table
+        rows = (row._replace(fields={**row.fields, **fields}) for row in table.rows)
+        return replace(table, columns=[*table.columns, *fields], rows=rows)
+
+    def _fields_of(self, name: str, table: Table) -> dict[str, str]:
+        """What the table's path says of each of its rows; UsageError where it does not say it."""
+        found = {}
+        for field, pattern in self._config.fields.items():
+            key = f"{self._config_key}.fields.{field}"
+            match = re.search(pattern, name)
+            if match is None or match[1] is None:
+                raise UsageError(
+                    f"{key}: {pattern!r} does not fit {table.location}; leave it out of path, or mend it"
+                )
+            if field in table.columns:
+                raise UsageError(f"{key}: {table.location} has a column {field!r} itself; rename the field")
+            found[field] = match[1]
+        return found
 
     def _opened(self, name: str, stat: Stat) -> Table:
         """The table, its rows not read yet; the first one is not opened twice unless it has changed."""
@@ -193,7 +215,12 @@ class TableImages:
 
     def _beside(self, row: dict[str, Any]) -> dict[str, bytes]:
         """The members but the image; Reject."""
-        members = {"txt": text_of(row.pop(self._config.caption, None))}
+        caption, templates = text_of(row.get(self._config.caption)), self._config.templates
+        if templates is not None:
+            caption = filled(templates, caption.decode(), row_text(row)).encode()
+        else:
+            row.pop(self._config.caption, None)
+        members = {"txt": caption}
         row.pop(self._config.image)
         if row:
             members["json"] = to_json(row)

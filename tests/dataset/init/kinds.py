@@ -179,9 +179,9 @@ KINDS: dict[str, tuple[Callable[[Path], None], str, str]] = {
 SCHEMA = jsonschema.Draft202012Validator(Config.model_json_schema())
 
 
-def config_of(seen: Survey, tmp_path: Path) -> Config:
+def config_of(seen: Survey, tmp_path: Path, has_gpu: bool = False) -> Config:
     """The config that is written, which both editors and the loader accept."""
-    text = config_text(seen)
+    text = config_text(seen, has_gpu)
     SCHEMA.validate(yaml.safe_load(text))
     path = tmp_path / "written.yaml"
     path.write_text(text, encoding="utf-8")

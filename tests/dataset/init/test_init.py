@@ -15,17 +15,16 @@ from tasks.core.config import json_schema, load
 from tasks.core.errors import UsageError
 from tasks.core.schema.recipes import RECIPES
 from tasks.dataset.building.run import build
-from tasks.dataset.init import config_text, inventory, run, survey
+from tasks.dataset.init import config_text, inventory, survey
 from tasks.dataset.init.config_text import flow
+from tasks.dataset.manifest import read_manifest
 from tests import s3
 from tests.dataset import raw
 from tests.dataset.init.kinds import (
     KINDS,
     captions_beside,
-    chat,
     classes,
     config_of,
-    evidence,
     img2dataset,
     npz,
     pngs,
@@ -48,22 +47,33 @@ def test_what_it_writes_builds(name: str, tmp_path: Path) -> None:
     assert (built.accepted, built.read) == (6, 6)
 
 
+RECIPE_OF = {"image_text": "clip", "reinforced": "clip_reinforced", "volume_report": "ct_clip", "chat": "vlm"}
+
+
 @pytest.mark.parametrize("name", ["captions beside", "npz", "chat", "reinforced"])
-def test_it_writes_a_train_block_only_where_a_recipe_trains_on_the_data(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_train_block_is_of_the_recipe_and_of_a_model_that_this_machine_can_train(
+    name: str, tmp_path: Path
 ) -> None:
     make, _, modality = KINDS[name]
     make(tmp_path / "raw")
     seen = survey("raw")
-    recipe = run.RECIPES[modality]
-    is_trained = recipe in RECIPES
-    assert (config_of(seen, tmp_path).train is not None) == (recipe == run.WRITTEN)
-    assert ("does not train on them" in evidence(seen).get("training", "")) != is_trained
-    assert ("\n# train: not yet" in config_text(seen)) != is_trained
-    assert (f"recipe: {recipe}" in config_text(seen)) == is_trained
-    for arrived in ("ct_clip", "vlm", "clip_reinforced"):
-        monkeypatch.setitem(RECIPES, arrived, RECIPES["clip"])
-    assert "does not train" not in config_text(survey("raw"))
+    models = {}
+    for has_gpu in (False, True):
+        train = config_of(seen, tmp_path, has_gpu).train
+        assert train is not None and train.recipe == RECIPE_OF[modality]
+        models[has_gpu] = str(train.model)
+        assert ("tarmac/" in models[has_gpu]) is not has_gpu
+        assert train.precision == ("bf16" if has_gpu else "fp32")
+    if name == "reinforced":
+        assert "[{'width': 8}]" in models[False], "the data's teachers are 8 wide"
+
+
+def test_there_are_eight_shards_where_there_are_samples_enough(tmp_path: Path) -> None:
+    pngs(tmp_path / "raw", 100)
+    for path in sorted((tmp_path / "raw").iterdir()):
+        path.with_suffix(".txt").write_text(path.stem)
+    built = build(config_of(survey("raw"), tmp_path))
+    assert sum(split.shards for split in read_manifest(built.version).splits.values()) >= 8
 
 
 def test_the_schema_knows_every_recipe_that_there_is() -> None:
@@ -211,21 +221,13 @@ def test_the_command_writes_the_config_and_says_what_comes_next(
     table(tmp_path / "raw" / "digits")
     assert cli.main(["init", "raw/digits"]) == 0
     output = capsys.readouterr().out
-    assert "✓ configs/digits.yaml" in output and "tarmac build configs/digits.yaml" in output
+    assert "✓ configs/digits.yaml" in output and "tarmac run configs/digits.yaml" in output
     assert load(Path("configs/digits.yaml")).dataset.output == Path("data/digits")
     assert cli.main(["init", "raw/digits", "--json", "--out", "other.yaml"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] and answer["config"] == "other.yaml"
     assert answer["readings"][0]["kind"] == "table"
     assert answer["files"] == {".csv": 1, ".png": 6}
-
-
-def test_the_command_names_the_recipe_that_it_writes_no_train_block_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chat.make(tmp_path / "raw")
-    assert cli.main(["init", "raw"]) == 0
-    assert "recipe: vlm trains on it" in capsys.readouterr().out
 
 
 def test_the_command_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
