@@ -16,6 +16,7 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.evaluation import evaluators
 from tasks.models import recipes
+from tasks.training.external_command import require_ranks
 
 
 def _as_number(schema: dict[str, Any]) -> None:
@@ -116,6 +117,7 @@ def configured(path: Path, overrides: Overrides | None) -> Config:
     settings = load(path, overrides.as_pairs() if overrides is not None else ())
     if settings.train is not None:
         recipes.check(settings.train)
+        require_ranks(settings)
     evaluators.check(settings)
     if settings.train is not None and settings.track.mode != "disabled" and find_spec("wandb") is None:
         raise UsageError(

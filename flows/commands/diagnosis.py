@@ -40,7 +40,7 @@ def preflight(
       tarmac preflight configs/digits-clip.yaml
       tarmac preflight -- python -m open_clip_train.main --train-data 't-{00..17}.tar'
     """
-    from tasks.core.config import load
+    from flows.parameters import Overrides, configured
     from tasks.diagnosis.preflight import preflight_command, preflight_config
     from tasks.evaluation import evaluators
     from tasks.models.recipes import options_type
@@ -49,7 +49,7 @@ def preflight(
         raise UsageError("tarmac preflight: give a config file, or -- and the command of a training")
     with screen.running("preflight") as progress:
         if len(words) == 1 and words[0].endswith(CONFIGS):
-            config = load(Path(words[0]), changes or [])
+            config = configured(Path(words[0]), Overrides(set=changes or []))
             found = preflight_config(config, deep, evaluators.needs(config))
             if config.train is not None and options_type(config.train.recipe).is_external:
                 found = _external(config, found, deep, progress)
@@ -70,7 +70,7 @@ def _external(config: Config, own: Preflight, deep: bool, progress: screen.Progr
     from tasks.diagnosis.preflight import preflight_external
     from tasks.runs import plan
     from tasks.supervision.tuning import left_to_trainer
-    from tasks.training.external import command_of
+    from tasks.training.external_command import command_of
 
     version = resolve(config.dataset.output)
     workers = left_to_trainer(config.loader).workers

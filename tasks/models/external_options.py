@@ -50,7 +50,8 @@ class ExternalOptions(ClipOptions):
 
     command: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = list(OPEN_CLIP)
     """The words that start the training; options that they give win over those filled in. `python`
-    at the start is Tarmac's own interpreter; paths are absolute."""
+    at the start is Tarmac's own interpreter, and `torchrun`, which starts several ranks, is its own too;
+    paths are absolute."""
     trainer: Literal["open_clip", "mobileclip", "nano_vlm", "lightning", "generic"] | None = None
     """Whose options and log lines these are, where the command does not show it, such as a script's."""
 

@@ -131,7 +131,8 @@ class Ranks:
 def start(run: RunFolder, number: int, config: Config, held: Sequence[int] = ()) -> Ranks:
     """Start the training of attempt `number`, whose ranks inherit the descriptors `held`."""
     assert config.train is not None
-    meeting, count = Meeting(run.meeting(number)), config.engine.train.processes
+    meeting = Meeting(run.meeting(number))
+    count = 1 if options_type(config.train.recipe).is_external else config.engine.train.processes
     if count > 1:
         meeting.prepare()
     environment = rank_environment(config.train)

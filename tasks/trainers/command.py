@@ -24,6 +24,7 @@ _NODES = ("--nnodes", "--num_machines", "--num-machines")
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed")
 _OPTIONS_WITHOUT_VALUE = frozenset({"--standalone", "--no_python", "--no-python", "--multi_gpu", "--use_env"})
+SEPARATOR = "--"
 LARGEST_SCRIPT = 1 << 20
 
 
@@ -31,8 +32,10 @@ LARGEST_SCRIPT = 1 << 20
 class Command:
     """A training's command. `module` or `script` is what Python runs, where Python runs it.
 
-    `ranks` is the number of training processes that the launcher starts on all nodes. `words` are all words
-    of the command, `arguments` those behind the module or script.
+    `ranks` is the number of training processes that the launcher starts on all nodes, as far as the command
+    says (`is_counted`) and does not leave it to the launcher, as by `--nproc_per_node gpu`. `words` are all
+    words of the command, `arguments` those behind the module or script, without the `--` that keeps a
+    launcher from reading them.
     """
 
     words: tuple[str, ...]
@@ -42,6 +45,8 @@ class Command:
     script: str = ""
     arguments: tuple[str, ...] = ()
     ranks: int = 1
+    is_launched: bool = False
+    is_counted: bool = True
 
     @classmethod
     def of(cls, words: Sequence[str], folder: Path | None = None) -> Command:
@@ -66,10 +71,21 @@ class Command:
 
     def _launched(self, python: str, words: Sequence[str]) -> Command:
         """The command with what a launcher starts, by the words behind the launcher's name."""
-        ranks, rest = _behind_launcher(words)
+        ranks, is_counted, rest = _behind_launcher(words)
         starts_python = bool(rest) and _PYTHON.fullmatch(os.path.basename(rest[0])) is not None
         inner = Command.of(rest if starts_python else [python, *rest], self.folder)
-        return replace(inner, words=self.words, ranks=ranks)
+        behind = 1 if inner.arguments[:1] == (SEPARATOR,) else 0
+        arguments = inner.arguments[behind:]
+        launched = replace(inner, ranks=ranks, is_launched=True, is_counted=is_counted)
+        return replace(launched, words=self.words, arguments=arguments)
+
+    def having(self, options: Sequence[str]) -> list[str]:
+        """All words, with these options at the end. A launcher gets a `--` before the first of the program's
+        own: it would take `--logs` for its own `--logs-specs`, cut short."""
+        given = len(self.words) - len(self.arguments)
+        if not self.is_launched or self.words[given - 1] == SEPARATOR:
+            return [*self.words, *options]
+        return [*self.words[:given], SEPARATOR, *self.arguments, *options]
 
     @property
     def program(self) -> str:
@@ -161,9 +177,10 @@ def _program(words: Sequence[str]) -> tuple[bool, str, list[str]]:
     return False, "", []
 
 
-def _behind_launcher(words: Sequence[str]) -> tuple[int, list[str]]:
-    """The ranks on all nodes by a launcher's options, and the words of what it launches."""
-    counts = dict.fromkeys((_RANKS, _NODES), 1)
+def _behind_launcher(words: Sequence[str]) -> tuple[int, bool, list[str]]:
+    """The ranks on all nodes by a launcher's options, whether these give numbers, and the words of what it
+    launches."""
+    counts, is_counted = dict.fromkeys((_RANKS, _NODES), 1), True
     place = 1 if words[:1] == ["launch"] else 0
     while place < len(words) and words[place].startswith("-") and words[place] not in ("-m", "--module"):
         name, sign, value = words[place].partition("=")
@@ -172,8 +189,10 @@ def _behind_launcher(words: Sequence[str]) -> tuple[int, list[str]]:
         for names in counts:
             if name in names and value.isdigit():
                 counts[names] = int(value)
+            elif name in names:
+                is_counted = False
         place += 1
     launched = list(words[place:])
     if launched[:1] == ["--module"]:
         launched[0] = "-m"
-    return counts[_RANKS] * counts[_NODES], launched
+    return counts[_RANKS] * counts[_NODES], is_counted, launched

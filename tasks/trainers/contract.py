@@ -112,7 +112,7 @@ class Assignment:
 
     `tars` are brace patterns; `samples` are per epoch, after each of which the trainer saves. `model` is the
     name of one of its models, or the folder of a description, and `model_options` what changes it.
-    `betas` and `eps` are Adam's.
+    `betas` and `eps` are Adam's. `batch_size` is over all of `ranks`.
     """
 
     tars: str
@@ -121,6 +121,7 @@ class Assignment:
     held_out_samples: int
     epochs: int
     batch_size: int
+    ranks: int
     accumulation: int
     workers: int
     model: str

@@ -67,7 +67,7 @@ def options(given: Assignment) -> Mapping[str, str]:
         "--dataset-type": "webdataset",
         "--train-num-samples": str(given.samples),
         "--epochs": str(given.epochs),
-        "--batch-size": str(given.batch_size // given.accumulation),
+        "--batch-size": str(given.batch_size // given.ranks // given.accumulation),
         "--accum-freq": str(given.accumulation),
         "--workers": str(given.workers),
         "--model": given.model,

@@ -20,31 +20,23 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError, UsageError
-from tasks.core.files import read_lines, write_json
+from tasks.core.files import read_lines
 from tasks.core.process import Identity, kill_tree
-from tasks.core.schema import Config, Train
-from tasks.dataset.versions import Manifest, read_manifest
 from tasks.loader.settings import read_settings
-from tasks.models import recipes
-from tasks.models.clip.clip_options import DIGITS
-from tasks.models.external_options import ExternalOptions
-from tasks.models.held_out import held_out
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
-from tasks.trainers import recognise
-from tasks.trainers.command import Command
-from tasks.trainers.contract import Assignment, Progress, Trainer
+from tasks.trainers.contract import Progress, Trainer
+from tasks.training.external_command import command_of
 from tasks.training.rank import leave_with_starter
 
 POLL_S = 0.5
@@ -237,99 +229,6 @@ def _train(run: RunFolder) -> int:
     if code == 0:
         phases.set("end", place.step)
     return code if code >= 0 else 128 - code
-
-
-def command_of(config: Config, version: Path, workers: int, output: Path) -> tuple[list[str], Trainer]:
-    """The words of the command with what the trainer has to be told filled in, and the trainer.
-
-    `config` is a resolved one, `workers` are as many as wanted, `output` is the folder of the trainer's
-    files, which gets the model's description. UsageError for a config that no command can be made of.
-    """
-    assert config.train is not None
-    options = recipes.check(config.train)
-    assert isinstance(options, ExternalOptions)
-    words = (
-        [sys.executable, *options.command[1:]] if options.command[0] == "python" else list(options.command)
-    )
-    command = Command.of(words)
-    trainer = recognise(command, options.trainer)
-    if trainer.options is None:
-        return words, trainer
-    if not options.gives and not command.has("--model"):
-        raise UsageError(f"train.model: {trainer.name} has to be told which model; give name or config")
-    told = trainer.options(_assignment(config, options, version, workers, output))
-    for option, value in told.items():
-        if not command.has(option):
-            words += [option, value] if value else [option]
-    return words, trainer
-
-
-def _assignment(
-    config: Config, options: ExternalOptions, version: Path, workers: int, output: Path
-) -> Assignment:
-    train = config.train
-    assert train is not None and train.steps is not None
-    options.require(train)
-    manifest = read_manifest(version)
-    split = held_out(manifest.splits)
-    recipe: Any = recipes.load(train)
-    return Assignment(
-        tars=_tars(version, manifest, "train"),
-        samples=train.checkpoint_every * train.batch_size,
-        held_out=None if split is None else _tars(version, manifest, split),
-        held_out_samples=0 if split is None else manifest.splits[split].samples,
-        epochs=train.steps // train.checkpoint_every,
-        batch_size=train.batch_size,
-        accumulation=train.batch_size // (train.micro_batch or train.batch_size),
-        workers=_workers(workers, manifest.splits["train"].shards, train),
-        model=_model(options, output),
-        model_options=_model_options(options),
-        learning_rate=train.peak("model"),
-        warmup_steps=train.warmup_steps,
-        schedule=train.schedule,
-        weight_decay=train.weight_decay,
-        grad_clip=train.grad_clip,
-        betas=recipe.adam["betas"],
-        eps=recipe.adam["eps"],
-        precision=train.precision,
-        seed=train.seed,
-        log_every=train.log_every,
-        folder=output,
-    )
-
-
-def _tars(version: Path, manifest: Manifest, split: str) -> str:
-    last = manifest.splits[split].shards - 1
-    return f"{version}/{split}/" + ("000000.tar" if not last else f"{{000000..{last:06d}}}.tar")
-
-
-def _workers(wanted: int, shards: int, train: Train) -> int:
-    """As many as have a shard each, and make no batch more than an epoch has: each yields equally many."""
-    most = min(wanted, shards)
-    return next((count for count in range(most, 0, -1) if train.checkpoint_every % count == 0), 0)
-
-
-def _model(options: ExternalOptions, output: Path) -> str:
-    """The trainer's name of the model; of one that it has no name for, the folder of its description."""
-    if options.name is not None and options.name != DIGITS:
-        return options.name
-    folder = output / "model"
-    folder.mkdir(exist_ok=True)
-    write_json(folder / "open_clip_config.json", {"model_cfg": options.described, "preprocess_cfg": {}})
-    return f"local-dir:{folder}"
-
-
-def _model_options(options: ExternalOptions) -> Mapping[str, str]:
-    told: dict[str, str] = {}
-    if options.pretrained is not None:
-        told["--pretrained"] = options.pretrained
-    if options.is_sigmoid:
-        told["--siglip"] = ""
-    if options.image_size is not None:
-        told["--force-image-size"] = str(options.image_size)
-    if options.patch_dropout is not None:
-        told["--force-patch-dropout"] = f"{options.patch_dropout:g}"
-    return told
 
 
 if __name__ == "__main__":

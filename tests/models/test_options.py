@@ -27,7 +27,7 @@ from tasks.models.clip import clip_options
 from tasks.models.clip.openclip import open_clip
 from tasks.models.ct.ct_clip import CODEBOOK
 from tasks.models.recipes import options_type
-from tasks.training.external import command_of
+from tasks.training.external_command import command_of
 from tests.conftest import ROOT
 from tests.diagnosis.test_preflight_config import write_version
 from tests.models.examples import MODELS, SAMPLES, scan, train_block

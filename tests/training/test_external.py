@@ -16,7 +16,9 @@ import pytest
 import torch
 from open_clip_train.params import parse_args
 from safetensors.torch import load_file
+from torch.distributed.run import get_args_parser
 
+from flows.cli import main
 from tasks.core import config as configs
 from tasks.core.errors import UsageError
 from tasks.core.schema import Train
@@ -32,7 +34,7 @@ from tasks.runs.metrics import last_step
 from tasks.runs.plan import plan
 from tasks.trainers import recognise
 from tasks.trainers.command import Command
-from tasks.training import external
+from tasks.training import external, external_command
 from tests.conftest import ROOT, digits_config
 from tests.training.helpers import PATIENCE_S, rows, set_workers, train_here
 from tests.training.helpers import make_run as plan_own
@@ -92,7 +94,7 @@ def words_of(run: RunFolder) -> tuple[list[str], str]:
     output = run.path / "trainer"
     output.mkdir(exist_ok=True)
     version = version_path(record.load(run).data[0])
-    words, trainer = external.command_of(config, version, read_settings(run.loader).workers, output)
+    words, trainer = external_command.command_of(config, version, read_settings(run.loader).workers, output)
     return words, trainer.name
 
 
@@ -159,6 +161,94 @@ def test_an_option_of_the_command_wins(digits_dataset: Path, tmp_path: Path) -> 
     command = ["python", "-m", "open_clip_train.main", "--lr", "0.25", "--grad-checkpointing"]
     args = told(make_run(digits_dataset, tmp_path, model={"name": "ViT-B-32", "command": command}))
     assert args.lr == 0.25 and args.grad_checkpointing and args.model == "ViT-B-32"
+
+
+ON_CPU = """
+import sys, torch
+class Spread(torch.nn.parallel.DistributedDataParallel):
+    def __init__(self, model, device_ids=None, **others):  # it names the CPU, which DDP refuses
+        super().__init__(model, **others)
+torch.nn.parallel.DistributedDataParallel = Spread
+from open_clip_train.main import main
+main(sys.argv[1:])
+"""
+TORCHRUN = ["torchrun", "--standalone", "--nproc_per_node=2", "-m", "open_clip_train.main"]
+
+
+def test_ranks_that_a_launcher_starts_share_a_batch(digits_dataset: Path, tmp_path: Path) -> None:
+    """The trainer takes a batch per rank, and a launcher the options of its program for its own."""
+    model = {"name": "tarmac/digits", "command": [*TORCHRUN, "--grad-checkpointing"]}
+    run = make_run(digits_dataset, tmp_path, "train.micro_batch=4", model=model)
+    words, name = words_of(run)
+    behind = words.index("open_clip_train.main") + 1
+    assert name == "open_clip" and words[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert words[behind] == "--", "or torchrun refuses --logs as short for its --logs-specs"
+    assert get_args_parser().parse_args(words[3:]).training_script == "open_clip_train.main"
+    args = parse_args(words[behind + 1 :])
+    assert args.grad_checkpointing and (args.batch_size, args.accum_freq) == (4, 2)
+    assert args.train_num_samples == 64 and args.epochs == 2, "4 steps of 16 samples over both ranks"
+    set_workers(run, 8)
+    words, _ = words_of(run)
+    assert parse_args(words[behind + 1 :]).workers == 4, "8 shards for two ranks"
+
+
+@pytest.mark.parametrize(
+    ("command", "keys", "says"),
+    [
+        (
+            TORCHRUN[3:],
+            ["engine={train: {gpus: 2}}"],
+            "engine.train.gpus: asks for 2 ranks, and train.model.command, which recipe external starts once, "
+            "makes 1; have a launcher in it start them, such as command: [torchrun, --standalone, "
+            "--nproc_per_node=2, -m, open_clip_train.main]",
+        ),
+        (TORCHRUN, ["engine={train: {ranks: 4}}", "train.batch_size=16"], "engine.train.ranks: asks for 4"),
+        (TORCHRUN, ["train.batch_size=15"], "train.batch_size: 15 samples do not go evenly to 2 ranks"),
+        (
+            [*TORCHRUN, "--batch-size", "16"],
+            [],
+            "train.batch_size: a step has 16 samples, and the command's --batch-size 16, which is per rank and "
+            "pass, makes 32",
+        ),
+        (
+            ["torchrun", "--nproc_per_node=gpu", "t.py"],
+            [],
+            "how many ranks it starts is left to the launcher",
+        ),
+    ],
+)
+def test_ranks_that_nobody_starts_are_refused_by_plan(
+    command: list[str],
+    keys: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "digits.yaml"
+    config = digits_config(tmp_path / "raw", tmp_path, "train.recipe=external", *SHORT, "evaluate.every=4")
+    path.write_text(configs.dump(config))
+    model = json.dumps({"name": "tarmac/digits", "command": command})
+    sets = [word for key in (f"train.model={model}", *keys) for word in ("--set", key)]
+    assert main(["plan", str(path), *sets]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and says in said
+
+
+@pytest.mark.system
+def test_open_clips_trainer_on_two_ranks(digits_dataset: Path, tmp_path: Path) -> None:
+    """By torchrun, on the CPU: it takes the steps that the config counts, of the samples that it counts."""
+    script = tmp_path / "on_cpu.py"
+    script.write_text(ON_CPU)
+    model = {"name": "tarmac/digits", "trainer": "open_clip", "command": [*TORCHRUN[:3], str(script)]}
+    run = make_run(
+        digits_dataset, tmp_path, "train.micro_batch=null", "engine={train: {ranks: 2}}", model=model
+    )
+    assert finish(run) == 0, log_of(run)
+    assert "world_size: 2" in log_of(run) and "batch_size: 8" in log_of(run)
+    assert list(rows(run, "train")) == list(range(1, 9)), "each step once, and no step of an epoch skipped"
+    assert [one.step for one in list_checkpoints(run)] == [4, 8] and last_step(run.metrics) == 8
 
 
 def test_mobileclips_fork_is_known_by_its_option_or_by_name(digits_dataset: Path, tmp_path: Path) -> None:

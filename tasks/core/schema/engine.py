@@ -90,7 +90,7 @@ class TrainEngine(SlurmDefaults):
     gpus: Annotated[int, Field(ge=1)] | None = None
     """Ranks that train together, each on a GPU of its own. On this machine they wait until so many are free;
     a Slurm job asks for them (`--gres=gpu:N`; `extra: {gres: 'gpu:a100:4'}` names their type), and has none
-    without this key."""
+    without this key. A command of recipe external is started once, and has to start as many ranks itself."""
     ranks: Annotated[int, Field(ge=1)] | None = None
     """Ranks that train together on the CPU, each with `train.threads` threads."""
     time: Duration | None = None

@@ -1,0 +1,181 @@
+"""The command of recipe external: what the trainer has to be told is filled in as options of its own.
+
+A trainer counts a batch per rank, while a config counts it over all of them, so how many ranks the command
+starts decides what it is told. Nothing is run to find out: a launcher's own options say it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.core.errors import UsageError
+from tasks.core.files import write_json
+from tasks.core.schema import Config, Train
+from tasks.core.units import counted
+from tasks.dataset.versions import Manifest, read_manifest
+from tasks.models import recipes
+from tasks.models.clip.clip_options import DIGITS
+from tasks.models.external_options import OPEN_CLIP, ExternalOptions
+from tasks.models.held_out import held_out
+from tasks.trainers import recognise
+from tasks.trainers.command import Command
+from tasks.trainers.contract import Assignment, Trainer
+
+
+def command_of(config: Config, version: Path, workers: int, output: Path) -> tuple[list[str], Trainer]:
+    """The words of the command with what the trainer has to be told filled in, and the trainer.
+
+    `config` is a resolved one, `workers` are as many as wanted, `output` is the folder of the trainer's
+    files, which gets the model's description. UsageError for a config that no command can be made of.
+    """
+    require_ranks(config)
+    assert config.train is not None
+    options = recipes.check(config.train)
+    assert isinstance(options, ExternalOptions)
+    command = _command(options)
+    trainer = recognise(command, options.trainer)
+    if trainer.options is None:
+        return list(command.words), trainer
+    if not options.gives and not command.has("--model"):
+        raise UsageError(f"train.model: {trainer.name} has to be told which model; give name or config")
+    told = trainer.options(_assignment(config, options, version, workers, output, command.ranks))
+    lacking = [(option, value) for option, value in told.items() if not command.has(option)]
+    return command.having([word for pair in lacking for word in pair if word]), trainer
+
+
+def require_ranks(config: Config) -> None:
+    """UsageError where the processes that the command starts are not those that `engine.train` counts, or a
+    batch does not go evenly to them. Of another recipe nothing is asked."""
+    train, engine = config.train, config.engine.train
+    options = None if train is None else recipes.check(train)
+    if train is None or not isinstance(options, ExternalOptions):
+        return
+    command, key = _command(options), "gpus" if engine.gpus is not None else "ranks"
+    if not command.is_counted:
+        raise UsageError(
+            "train.model.command: how many ranks it starts is left to the launcher, and a step has "
+            "train.batch_size samples over all of them; give --nproc_per_node a number"
+        )
+    ranks, is_asked = command.ranks, (engine.gpus or engine.ranks) is not None
+    if is_asked and engine.processes != ranks:
+        launched = ["torchrun", "--standalone", f"--nproc_per_node={engine.processes}", *OPEN_CLIP[1:]]
+        raise UsageError(
+            f"engine.train.{key}: asks for {engine.processes} ranks, and train.model.command, which recipe "
+            f"external starts once, makes {ranks}; have a launcher in it start them, such as "
+            f"command: [{', '.join(launched)}]"
+        )
+    try:
+        train.require_even(ranks)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    share = train.batch_size // ranks
+    if train.micro_batch is not None and share % train.micro_batch:
+        raise UsageError(f"train.micro_batch: does not go evenly into a rank's part of a batch ({share})")
+    _require_given_batch(train, command, recognise(command, options.trainer))
+
+
+def _require_given_batch(train: Train, command: Command, trainer: Trainer) -> None:
+    """UsageError for a batch size that the command gives and that makes other steps than the config's."""
+    data = trainer.data(command) if trainer.options is not None and command.has("--batch-size") else None
+    if data is None:
+        return
+    passes = data.accumulation if command.has("--accum-freq") else _accumulation(train, command.ranks)
+    made = data.batch_size * passes * command.ranks
+    if made != train.batch_size:
+        raise UsageError(
+            f"train.batch_size: a step has {train.batch_size} samples, and the command's --batch-size "
+            f"{data.batch_size}, which is per rank and pass, makes {made}; leave the option out"
+        )
+
+
+def _command(options: ExternalOptions) -> Command:
+    """The command, with `python` and `torchrun` as those of Tarmac's own environment."""
+    first, *others = options.command
+    if first == "torchrun":
+        return Command.of([sys.executable, "-m", "torch.distributed.run", *others])
+    return Command.of([sys.executable, *others] if first == "python" else [first, *others])
+
+
+def _assignment(
+    config: Config, options: ExternalOptions, version: Path, workers: int, output: Path, ranks: int
+) -> Assignment:
+    train = config.train
+    assert train is not None and train.steps is not None
+    options.require(train)
+    manifest = read_manifest(version)
+    split = held_out(manifest.splits)
+    shards = manifest.splits["train"].shards
+    if shards < ranks:
+        raise UsageError(
+            f"train.model.command: {ranks} ranks, each of which reads shards of its own, and "
+            f"{counted(shards, 'shard')} to train on; build smaller ones by dataset.shard"
+        )
+    recipe: Any = recipes.load(train)
+    return Assignment(
+        tars=_tars(version, manifest, "train"),
+        samples=train.checkpoint_every * train.batch_size,
+        held_out=None if split is None else _tars(version, manifest, split),
+        held_out_samples=0 if split is None else manifest.splits[split].samples,
+        epochs=train.steps // train.checkpoint_every,
+        batch_size=train.batch_size,
+        ranks=ranks,
+        accumulation=_accumulation(train, ranks),
+        workers=_workers(workers, shards // ranks, train),
+        model=_model(options, output),
+        model_options=_model_options(options),
+        learning_rate=train.peak("model"),
+        warmup_steps=train.warmup_steps,
+        schedule=train.schedule,
+        weight_decay=train.weight_decay,
+        grad_clip=train.grad_clip,
+        betas=recipe.adam["betas"],
+        eps=recipe.adam["eps"],
+        precision=train.precision,
+        seed=train.seed,
+        log_every=train.log_every,
+        folder=output,
+    )
+
+
+def _tars(version: Path, manifest: Manifest, split: str) -> str:
+    last = manifest.splits[split].shards - 1
+    return f"{version}/{split}/" + ("000000.tar" if not last else f"{{000000..{last:06d}}}.tar")
+
+
+def _accumulation(train: Train, ranks: int) -> int:
+    """How many passes a rank's share of a batch takes."""
+    share = train.batch_size // ranks
+    return share // (train.micro_batch or share)
+
+
+def _workers(wanted: int, shards: int, train: Train) -> int:
+    """Of a rank, which reads so many shards: as many as have one each, and make no batch more than an epoch
+    has, as each yields equally many."""
+    most = min(wanted, shards)
+    return next((count for count in range(most, 0, -1) if train.checkpoint_every % count == 0), 0)
+
+
+def _model(options: ExternalOptions, output: Path) -> str:
+    """The trainer's name of the model; of one that it has no name for, the folder of its description."""
+    if options.name is not None and options.name != DIGITS:
+        return options.name
+    folder = output / "model"
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "open_clip_config.json", {"model_cfg": options.described, "preprocess_cfg": {}})
+    return f"local-dir:{folder}"
+
+
+def _model_options(options: ExternalOptions) -> Mapping[str, str]:
+    told: dict[str, str] = {}
+    if options.pretrained is not None:
+        told["--pretrained"] = options.pretrained
+    if options.is_sigmoid:
+        told["--siglip"] = ""
+    if options.image_size is not None:
+        told["--force-image-size"] = str(options.image_size)
+    if options.patch_dropout is not None:
+        told["--force-patch-dropout"] = f"{options.patch_dropout:g}"
+    return told
