@@ -41,7 +41,9 @@ class ImageRules(Block):
     max_pixels: Annotated[int, Field(ge=1, le=MOST_PIXELS)] = 100_000_000
     """Images with more pixels are rejected as `image.too_large` before they are decoded."""
     encode: Literal["keep", "jpg", "png", "webp"] = "keep"
-    """`keep` stores the source's bytes, unless `max_side` makes the image smaller."""
+    """The format of images that cannot be stored as they are, because shards hold only jpg, png and webp or
+    because they are longer than `max_side`. All others keep their bytes. `keep` takes an image's own format,
+    and rejects one that shards do not hold."""
     check: Literal["decode", "header"] = "decode"
     """`decode` decodes every image whole. `header` checks only its header and its end: several times faster,
     but a torn middle is found only by `tarmac verify --full`."""
@@ -72,7 +74,8 @@ class ShardRules(Block):
     samples: Annotated[int, Field(ge=1)] | None = None
     """Most samples per shard; 256 unless `bytes` is given."""
     bytes: Size | None = None
-    """Most bytes per shard, in the place of `samples`."""
+    """Most bytes per shard, in the place of `samples`. An image that is turned upright may take a little more
+    than it came with."""
     order: Literal["hash", "source"] = "hash"
     """`hash` shuffles once and for all, and changes rewrite few shards; `source` keeps the source's order."""
 

@@ -23,7 +23,7 @@ PLACES = {"output", "mirror", "keep", "private", "source", "sources"}
 """Keys of the dataset block that say where things lie or who may see them."""
 AT_ONCE = 1000
 """Samples between two updates of a digest."""
-CONVERTER = 6
+CONVERTER = 7
 """Raise it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
 

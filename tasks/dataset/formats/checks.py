@@ -30,7 +30,7 @@ LARGEST_TEXT = 32 << 20
 """JSON of more bytes is not judged: parsed, it may take thirty times as many."""
 LONGEST = 200
 """Letters of what a decoder says."""
-KINDS = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tif": "tiff"}
+KINDS = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "mpo": "jpg", "tif": "tiff"}
 """What the format of an image is called where its suffix has another name for it."""
 
 

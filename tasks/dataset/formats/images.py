@@ -4,20 +4,24 @@ The format is known by the first bytes, and the file is handed to that format's 
 `Image.open`: it is never tried as PostScript or the like, the pixel count is checked before anything is
 decoded, and Pillow's process-wide limits and warnings stay untouched.
 
-What is kept is kept to the byte, EXIF rotation included, which the loader applies. Of a file with several
-frames or pictures (animated WebP and PNG, MPO) the first is the image, as it is for whoever opens it to
-train; the others are neither decoded nor removed.
+What is kept is kept to the byte, except for a picture that its EXIF turns or mirrors: that is stored upright
+and without EXIF, because most programs that read shards do not look at it. PNG and lossless WebP lose nothing
+by that. JPEG and other WebP are encoded anew, JPEG by its own quantisation tables: a picture whose sides are
+multiples of 16, as a camera's are, then loses little more than rounding (55 dB).
+
+Of a file with several frames or pictures (animated WebP and PNG, MPO) the first is the image, as it is for
+whoever opens it to train; the others are neither decoded nor, where the file is kept, removed.
 """
 
 from __future__ import annotations
 
-import codecs
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from PIL import Image, ImageOps
+from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.ImageFile import ImageFile
@@ -29,16 +33,17 @@ from PIL.WebPImagePlugin import WebPImageFile
 from tasks.core.schema import ImageRules
 from tasks.core.schema.dataset import MOST_PIXELS
 from tasks.dataset.formats import jpeg, png
+from tasks.dataset.formats.signatures import described, image_kind, is_lossless_webp
 from tasks.dataset.rejects import Reject
 
 logger = logging.getLogger(__name__)
 
 MEMBERS = ("jpg", "png", "webp")
 """Suffixes that an image may have in a shard; other formats are only read, to be re-encoded."""
-SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff")
+SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "avif", "bmp", "gif", "tif", "tiff")
 """Of files in the formats that are read, in lower case."""
 UNREAD = (
-    *("heic", "heif", "hif", "avif", "jxl", "jp2", "j2k", "jpf", "jpx", "jxr"),
+    *("heic", "heif", "hif", "jxl", "jp2", "j2k", "jpf", "jpx", "jxr"),
     *("svg", "svgz", "eps", "psd", "xcf", "ico", "icns", "tga", "pcx", "dds"),
     *("ppm", "pgm", "pbm", "pnm", "pfm", "exr", "hdr"),
     *("dng", "raw", "cr2", "cr3", "crw", "nef", "arw", "orf", "rw2", "raf", "pef", "srw"),
@@ -52,6 +57,7 @@ DECODERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "jpg": JpegImageFile,
     "png": PngImageFile,
     "webp": WebPImageFile,
+    "avif": AvifImageFile,
     "bmp": BmpImageFile,
     "gif": GifImageFile,
     "tiff": TiffImageFile,
@@ -66,25 +72,9 @@ RANGELESS = ("I", "F")
 """Modes of pixels that may mean anything: only their author knows which value is white."""
 RANGE_UNKNOWN = "float or 32-bit grey, whose range is not known"
 
-START = 512
-"""Bytes from a file's start by which its kind is described."""
-BEGINNINGS = {
-    b"%PDF-": "a PDF file",
-    b"PK\x03\x04": "a zip archive",
-    b"\x1f\x8b": "gzip",
-    b"\xff\x0a": "a JPEG XL image",
-    b"\0\0\0\x0cJXL ": "a JPEG XL image",
-    b"\0\0\0\x0cjP  ": "a JPEG 2000 image",
-}
-BRANDS = {
-    **dict.fromkeys((b"heic", b"heix", b"hevc", b"mif1"), "a HEIC image"),
-    **dict.fromkeys((b"avif", b"avis"), "an AVIF image"),
-}
-"""Of the container that holds MP4 videos too."""
-MARKUP = {"<!doctype html": "HTML", "<html": "HTML", "<svg": "SVG", "<": "XML", "{": "JSON", "[": "JSON"}
-
-ORIENTATION, LYING = 0x0112, range(5, 9)
-"""EXIF's tag of how a picture is to be turned, and its values that swap width and height."""
+ORIENTATION, UPRIGHT, MOVED, LYING = 0x0112, 1, range(2, 9), range(5, 9)
+"""EXIF's tag of how a picture is to be turned or mirrored: its value for one that is not, its values for
+those that are, and those of them that swap width and height."""
 
 Reduce = Callable[[tuple[int, int]], int]
 """From an upright image's (width, height) to how many times smaller it may be decoded: 1, 2, 4 or 8."""
@@ -95,21 +85,6 @@ Stored = tuple[str, bytes, tuple[int, int]]
 def largest_bytes(rules: ImageRules) -> int:
     """What an image file has at most, without any compression; a larger one cannot be within the limits."""
     return rules.max_pixels * BYTES_PER_PIXEL + SLACK
-
-
-def kind_of(data: bytes) -> str | None:
-    """The format's name by its signature; None when it is no known image."""
-    if data.startswith(jpeg.SIGNATURE):
-        return "jpg"
-    if data.startswith(png.SIGNATURE):
-        return "png"
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "webp"
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return "gif"
-    if data.startswith((b"II*\0", b"MM\0*")):
-        return "tiff"
-    return "bmp" if data.startswith(b"BM") else None
 
 
 def decode(data: bytes, rules: ImageRules, reduce: Reduce | None = None) -> tuple[str, ImageFile]:
@@ -136,26 +111,28 @@ def size_of(data: bytes, rules: ImageRules) -> tuple[int, int]:
     return _inspect(data, rules)[1]
 
 
-def store(data: bytes, rules: ImageRules) -> Stored:
-    """The image as the rules want it stored; Reject as `decode`.
+def store(data: bytes, rules: ImageRules, *, turns: bool = True) -> Stored:
+    """The image as the rules want it stored; Reject as `decode`. `turns` False leaves it as it lies.
 
     A PNG that only its texts or colour profile keep from being decoded is stored without them.
     """
     try:
-        return _store(data, rules)
+        return _store(data, rules, turns)
     except Reject as reject:
         if reject.reason != "image.undecodable" or not data.startswith(png.SIGNATURE):
             raise
         plain = png.without_texts(data)
         if plain == data:
             raise
-    return _store(plain, rules)
+    return _store(plain, rules, turns)
 
 
-def _store(data: bytes, rules: ImageRules) -> Stored:
+def _store(data: bytes, rules: ImageRules, turns: bool) -> Stored:
     kind, size, image, frame = _inspect(data, rules)
     fits = rules.max_side is None or max(size) <= rules.max_side
-    if fits and kind in MEMBERS and rules.encode in ("keep", kind):
+    if fits and kind in MEMBERS:
+        if turns and (orientation := _orientation(kind, data, image)) != UPRIGHT:
+            return _turned(data, rules, orientation)
         if rules.check == "decode" or not _is_whole(kind, data, image, frame):
             _prove(data, rules, kind, image, frame)
         return kind, data, size
@@ -183,9 +160,9 @@ def _parse(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
     """The image's format and its header by Pillow's parser, nothing decoded."""
     if not data:
         raise Reject("image.empty", "0 bytes")
-    kind = kind_of(data)
+    kind = image_kind(data)
     if kind is None:
-        raise Reject("image.not_an_image", f"it is {_described(data)}")
+        raise Reject("image.not_an_image", f"it is {described(data)}")
     try:
         image = DECODERS[kind](io.BytesIO(data))
     except MemoryError:
@@ -245,25 +222,6 @@ def _check_size(size: tuple[int, int], rules: ImageRules) -> None:
         raise Reject("image.too_small", f"{width} x {height}, shorter than {rules.min_side}")
 
 
-def _described(data: bytes) -> str:
-    """What a file is that is no image, by its kind alone: its bytes may be anything, such as a password file
-    that a row named by mistake, and reports of rejects are read by many."""
-    start = data[:START]
-    for beginning, name in BEGINNINGS.items():
-        if start.startswith(beginning):
-            return name
-    if start[4:8] == b"ftyp":
-        return BRANDS.get(start[8:12], "a video")
-    try:
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)  # the last character may be cut
-    except UnicodeDecodeError:
-        return "no known kind of file"
-    if any(char < " " and not char.isspace() for char in text):
-        return "no known kind of file"
-    written = text.lstrip().lower()
-    return next((name for beginning, name in MARKUP.items() if written.startswith(beginning)), "text")
-
-
 def _encode(image: Image.Image, suffix: str, max_side: int | None) -> Stored:
     """Upright, scaled down to `max_side` and encoded, as `to_rgb` shows what is not plain grey or RGB(A)."""
     image = upright(image)
@@ -274,11 +232,39 @@ def _encode(image: Image.Image, suffix: str, max_side: int | None) -> Stored:
         image = to_rgb(image)
     if max_side is not None:
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
+    return _saved(image, suffix, ENCODERS.get(suffix, {}))
+
+
+def _saved(image: Image.Image, suffix: str, options: Mapping[str, object]) -> Stored:
+    """With its colour profile, without its EXIF."""
     if suffix == "png":
         return "png", png.encode(image), image.size
     file = io.BytesIO()
-    image.save(file, **ENCODERS[suffix])  # type: ignore[arg-type]
+    image.save(file, **options, icc_profile=image.info.get("icc_profile"))  # type: ignore[arg-type]
     return suffix, file.getvalue(), image.size
+
+
+def _turned(data: bytes, rules: ImageRules, orientation: int) -> Stored:
+    """In its own format, upright, with as little lost as that allows."""
+    kind, image = decode(data, rules)
+    options = ENCODERS.get(kind, {})
+    if isinstance(image, JpegImageFile):
+        if image.mode not in ("L", "RGB"):
+            return _encode(image, kind, None)
+        options = {"format": "JPEG", **jpeg.as_encoded(image, is_turned=orientation in LYING)}
+    elif kind == "webp" and is_lossless_webp(data):
+        options = {**options, "lossless": True, "exact": True}
+    return _saved(upright(image), kind, options)
+
+
+def _orientation(kind: str, data: bytes, image: ImageFile | None) -> int:
+    """How EXIF, or XMP in its place, says that the picture lies; `image` is its parsed header."""
+    if image is None or (kind == "png" and not png.may_turn(data)):
+        return UPRIGHT  # a plain JPEG has neither
+    if kind == "png":
+        image = PngImageFile(io.BytesIO(data))  # looking into it decodes it
+    found = _exif_orientation(image)
+    return found if isinstance(found, int) and found in MOVED else UPRIGHT
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -295,14 +281,18 @@ def upright(image: Image.Image) -> Image.Image:
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
     """Width and height of what `upright` gives, by the header alone."""
+    return (image.height, image.width) if _exif_orientation(image) in LYING else image.size
+
+
+def _exif_orientation(image: Image.Image) -> object:
+    """The tag's value, whatever it holds; None where there is none, or the EXIF is torn."""
     try:
-        lies = image.getexif().get(ORIENTATION) in LYING
+        return image.getexif().get(ORIENTATION)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - as above
         logger.debug("EXIF passed over: %s", error)
-        lies = False
-    return (image.height, image.width) if lies else image.size
+        return None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
 SIGNATURE = b"\xff\xd8\xff"
 END = b"\xff\xd9"
@@ -46,8 +47,8 @@ _TABLE = 65
 """Bytes of a quantisation table of 8 bits a value."""
 _SHORT = 4096
 """Bytes of a header that holds neither previews nor profiles."""
-_DOUBTFUL = (b"Exif\0\0", b"Photoshop 3.0\0")
-"""Application segments that Pillow takes apart, and may refuse."""
+_DOUBTFUL = (b"Exif\0\0", b"Photoshop 3.0\0", b"http://ns.adobe.com/xap/1.0/\0")
+"""Application segments that Pillow takes apart, and may refuse, or that may turn the picture."""
 _marker_and_length = struct.Struct(">HH").unpack_from
 _bits_and_size = struct.Struct(">BHHB").unpack_from
 
@@ -135,3 +136,17 @@ def surely_decodes(data: bytes, found: Frame) -> bool:
     except Exception:  # noqa: BLE001 - the caller decodes it whole, and reports why that fails
         return False
     return True
+
+
+def as_encoded(image: JpegImageFile, *, is_turned: bool) -> dict[str, object]:
+    """Options by which Pillow encodes a picture of mode L or RGB with the tables it came with.
+
+    In the tables of a picture that `is_turned` by a quarter since then, rows are columns. A halved width
+    becomes a halved height, by which Pillow cannot sample, so such a picture keeps all of its colours.
+    """
+    tables = [image.quantization[number] for number in sorted(image.quantization)]
+    sampling = max(get_sampling(image), 0)
+    if is_turned:
+        tables = [[table[8 * column + row] for row in range(8) for column in range(8)] for table in tables]
+        sampling = 0 if sampling == 1 else sampling
+    return {"qtables": tables, "subsampling": sampling}

@@ -20,6 +20,8 @@ TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 """Texts and the colour profile: chunks that decoders inflate beside the pixels, and refuse when large."""
 TAIL = 4096
 """Bytes at a file's end in which its end mark is looked for."""
+TURNING = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+"""Names of the chunks, and of the texts, that may say how the picture is to be turned."""
 LEVEL = 6
 _GZIP_HEADER = 10
 _GZIP_TRAILER = 8
@@ -28,6 +30,11 @@ _GZIP_TRAILER = 8
 def has_end(data: bytes) -> bool:
     """Whether the mark of the end is near the end; a file may hold something after it."""
     return data.rfind(END, -TAIL) >= 0
+
+
+def may_turn(data: bytes) -> bool:
+    """False where nothing in the file says how the picture is to be turned; it need not be parsed then."""
+    return any(name in data for name in TURNING)
 
 
 def chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:

@@ -178,11 +178,9 @@ def _source(table: Table, image: Column, where: str) -> Iterator[Key]:
 
 
 def _dataset(inventory: Inventory, table: Table, image: Column) -> list[Key]:
-    return [
-        _image_rules({suffix_of(name) for name in image.values} if not image.is_binary else ()),
-        *_splits(table, image),
-        shard_key(table.rows, _bytes_of_a_sample(inventory, table, image)),
-    ]
+    rules = _image_rules({suffix_of(name) for name in image.values} if not image.is_binary else ())
+    each = _bytes_of_a_sample(inventory, table, image)
+    return [rules, *_splits(table, image), shard_key(table.rows, each, is_kept=rules.is_alternative)]
 
 
 def _bytes_of_a_sample(inventory: Inventory, table: Table, image: Column) -> float:
@@ -251,7 +249,8 @@ def _key(table: Table, image: Column, caption: Column) -> Iterator[Key]:
 def _image_rules(suffixes: Iterable[str]) -> Key:
     unstorable = sorted(suffix[1:] for suffix in UNSTORABLE & set(suffixes))
     if unstorable:
-        return Key("image", {"encode": "jpg"}, f"shards hold jpg, png and webp, not {listed(unstorable)}")
+        why = f"for {listed(unstorable)}, which shards cannot hold; jpg, png and webp stay as they are"
+        return Key("image", {"encode": "jpg"}, why)
     return Key("image", {"max_side": 1024}, "scales larger images down, once", is_alternative=True)
 
 
@@ -365,11 +364,9 @@ def _of_files(
     splits = splits_key(len(images))
     if "train" in folders and len(folders) > 1 and folders <= SPLIT_FOLDERS:
         splits = Key("splits", {"from": "folder"}, f"the first folder names it: {listed(sorted(folders))}")
-    dataset = [
-        _image_rules(map(suffix_of, images)),
-        splits,
-        shard_key(len(images), inventory.mean_size(images)),
-    ]
+    rules = _image_rules(map(suffix_of, images))
+    shard = shard_key(len(images), inventory.mean_size(images), is_kept=rules.is_alternative)
+    dataset = [rules, splits, shard]
     return Reading("image_folder", what, "image_text", len(images), grade, seen, warnings, source, dataset)
 
 

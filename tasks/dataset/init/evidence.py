@@ -126,10 +126,13 @@ def splits_key(samples: int, group_by: str | None = None, why: str = "") -> Key:
     return Key("splits", {"val": share, **grouped}, why)
 
 
-def shard_key(samples: int, each_bytes: float, most: str = "256MB") -> Key:
+def shard_key(samples: int, each_bytes: float, most: str = "256MB", *, is_kept: bool = True) -> Key:
     """Shards of at most `most` bytes; where these would be fewer than eight, about eight, so that every
-    worker of every rank has one to read."""
-    if samples * each_bytes >= SHARDS * parse_size(most):
-        return Key("shard", {"bytes": most}, "a maximum; or {samples: 10000}")
+    worker of every rank has one to read. Of samples that are not kept as they are, a build does not know the
+    bytes beforehand, so it takes their number alone."""
     each = max(SHARDS, -(-samples // SHARDS))
-    return Key("shard", {"samples": each}, f"a maximum; or {{bytes: {most}}}")
+    if samples * each_bytes < SHARDS * parse_size(most):
+        return Key("shard", {"samples": each}, f"a maximum; or {{bytes: {most}}}" if is_kept else "a maximum")
+    if not is_kept:
+        return Key("shard", {"samples": max(1, round(parse_size(most) / each_bytes))}, "a maximum")
+    return Key("shard", {"bytes": most}, "a maximum; or {samples: 10000}")

@@ -16,11 +16,16 @@ from tasks.dataset.tar.format import Members
 
 
 def take(raw: Members, dataset: Dataset) -> Taken:
+    return take_pair(raw, dataset)
+
+
+def take_pair(raw: Members, dataset: Dataset, *, turns: bool = True) -> Taken:
+    """`turns` False stores the image as it lies, however its EXIF turns it."""
     text = bytes(raw["txt"]).decode()
     caption = text.strip()
     if is_blank(caption):
         raise Reject("caption.empty", "the caption is blank" if text else "the caption is empty")
-    suffix, image, (width, height) = images.store(bytes(raw["image"]), dataset.image)
+    suffix, image, (width, height) = images.store(bytes(raw["image"]), dataset.image, turns=turns)
     members = {suffix: image, "txt": caption.encode()}
     if "json" in raw:
         members["json"] = raw["json"]

@@ -5,9 +5,10 @@ augmentations that the teacher saw, `syn.json` the synthetic captions, `npz` (or
 row of `image_emb` per augmentation and a row of `text_emb` per caption, the real one first. A version 2 file
 may hold further lists of captions, each with an array `<list>_emb` of its own.
 
-Members are stored as they came. A crop counts pixels of the image that the teacher saw, so the image may
-neither be scaled nor turned on its way into a shard. A `sha256` in `json` is not compared: DataCompDR's and
-img2dataset's are of the file as downloaded, before img2dataset encoded it anew, so sound images differ.
+Members are stored as they came. A crop counts pixels of the image that the teacher saw, which MobileCLIP
+loads without regard to its EXIF, so the image may neither be scaled nor turned on its way into a shard. A
+`sha256` in `json` is not compared: DataCompDR's and img2dataset's are of the file as downloaded, before
+img2dataset encoded it anew, so sound images differ.
 Without torch nothing can tell whether a `pth.gz` is sound: the sample is taken, its `embedding_width` stays
 empty, and verify says that such members were not judged.
 """
@@ -75,7 +76,7 @@ def check(dataset: Dataset) -> None:
 
 
 def take(raw: Members, dataset: Dataset) -> Taken:
-    pair = image_text.take(raw, dataset)
+    pair = image_text.take_pair(raw, dataset, turns=False)
     added = {suffix: raw[suffix] for suffix in ADDED if suffix in raw}
     counts = check_added(added, int(pair.statistics["width"]), int(pair.statistics["height"]))
     return Taken({**pair.members, **added}, {**pair.statistics, **counts})

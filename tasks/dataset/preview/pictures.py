@@ -18,6 +18,7 @@ from PIL import Image
 from tasks.core.errors import DataError, UsageError
 from tasks.core.pages import image_uri
 from tasks.dataset.formats import images
+from tasks.dataset.formats.signatures import image_kind
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import Spacing
 from tasks.dataset.formats.volumes.stored import StoredVolume
@@ -65,7 +66,7 @@ def thumbnail(data: bytes, alt: str, crops: tuple[Box, ...] = ()) -> Picture:
 
     A picture with crops is left as it lies in the file, because that is what crops are counted in.
     """
-    kind = images.kind_of(data)
+    kind = image_kind(data)
     if kind is None:
         raise DataError("the image has the signature of no image format")
     try:

@@ -31,7 +31,7 @@ from tasks.dataset.tar.format import Members, span_bytes
 
 IMAGES = frozenset(f".{suffix}" for suffix in images.SUFFIXES)
 UNREAD = frozenset(f".{suffix}" for suffix in images.UNREAD)
-UNSTORABLE = frozenset({".gif", ".bmp", ".tif", ".tiff"})
+UNSTORABLE = frozenset({".avif", ".gif", ".bmp", ".tif", ".tiff"})
 """Of formats that are read but that shards do not hold: `encode` has to name one that they do."""
 LARGEST_CAPTION = 16 << 20
 JSON_GROWTH = 5

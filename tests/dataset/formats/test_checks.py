@@ -51,6 +51,8 @@ SOUND: dict[str, list[Callable[[], bytes]]] = {
     "000.jpeg": [lambda: raw.png(0, kind="JPEG")],
     "seg.png": [lambda: raw.png(0)],
     "webp": [lambda: raw.png(0, kind="WEBP")],
+    "mpo": [lambda: raw.png(0, kind="MPO")],
+    "avif": [lambda: raw.png(0, kind="AVIF")],
     "gif": [lambda: GIF],
     "bmp": [lambda: raw.png(0, kind="BMP")],
     "tif": [lambda: raw.png(0, kind="TIFF")],

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
 from tasks.core.schema import ImageRules
 from tasks.dataset.formats import images
@@ -50,7 +51,10 @@ def giant(width: int, height: int) -> bytes:
         (gzip.compress(b"secret", mtime=0), "gzip"),
         (b"%PDF-1.7 secret", "a PDF file"),
         (b"\0\0\0\x18ftypheic\0\0\0\0secret", "a HEIC image"),
-        (b"\0\0\0\x18ftypavif\0\0\0\0secret", "an AVIF image"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+            "a Git LFS pointer, not the file itself; run git lfs pull where it was cloned",
+        ),
         (b"secret\0\x01\x02", "no known kind of file"),
         ("gêheim".encode("latin-1"), "no known kind of file"),
         (("é" * 400).encode()[1:], "no known kind of file"),
@@ -88,7 +92,7 @@ def test_limits_are_checked_before_decoding() -> None:
     assert Image.MAX_IMAGE_PIXELS is not None
 
 
-@pytest.mark.parametrize("kind", ["BMP", "GIF", "TIFF"])
+@pytest.mark.parametrize("kind", ["BMP", "GIF", "TIFF", "AVIF"])
 def test_other_formats_are_stored_re_encoded_only(kind: str) -> None:
     data = png(1, 20, kind)
     assert reason(data) == "image.undecodable"
@@ -105,12 +109,72 @@ def test_max_side_scales_down_and_keeps_small_images_untouched() -> None:
     assert images.store(data, ImageRules(max_side=10))[1] == data
 
 
-def test_encode_turns_the_image_upright() -> None:
-    file = io.BytesIO()
+@pytest.mark.parametrize("encode", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_encode_leaves_alone_what_shards_can_hold(kind: str, encode: Any) -> None:
+    data = png(1, 20, kind)
+    assert images.store(data, ImageRules(encode=encode, max_side=20))[1] == data
+    assert images.store(data, ImageRules(encode=encode, max_side=19))[0] == encode
+
+
+def seen(data: bytes) -> np.ndarray[Any, Any]:
+    """The pixels as a reader gets them that does not look at EXIF."""
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("encode", ["keep", "png"])
+@pytest.mark.parametrize(
+    ("kind", "options", "most"),
+    [
+        ("PNG", {}, 0),
+        ("WEBP", {"lossless": True}, 0),
+        ("WEBP", {"quality": 80}, 12),
+        ("JPEG", {"quality": 80}, 3),
+        ("JPEG", {"quality": 80, "subsampling": 1}, 3),
+        ("JPEG", {"quality": 80, "progressive": True}, 3),
+        ("AVIF", {}, 0),
+    ],
+)
+def test_a_picture_is_stored_as_its_exif_turns_it(
+    kind: str, options: dict[str, Any], most: int, encode: Any, orientation: int
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    waves = np.add.outer(np.arange(48), np.arange(96))[..., None] * [1, 2, 1] % 256
+    photo = Image.fromarray(waves.astype(np.uint8)).resize((97, 51))
+    data = encoded(photo, kind, exif=exif, **options)
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")).astype(int)
+    suffix, stored, size = images.store(data, ImageRules(encode="png" if kind == "AVIF" else encode))
+    assert suffix == {"JPEG": "jpg", "AVIF": "png"}.get(kind, kind.lower())
+    assert size == ((51, 97) if orientation > 4 else (97, 51))
+    assert np.abs(seen(stored) - upright).mean() <= most
+    assert np.array_equal(np.asarray(decode_image(stored)), seen(stored))  # which is not turned twice
+    assert (stored == data) == (orientation == 1 and kind != "AVIF")
+
+
+@pytest.mark.parametrize(("subsampling", "after"), [(0, 0), (1, 0), (2, 2)])
+def test_a_turned_jpeg_is_quantised_as_it_was(subsampling: int, after: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    Image.new("RGB", (30, 10), "red").save(file, "JPEG", exif=exif)
-    assert images.store(file.getvalue(), ImageRules(encode="png"))[2] == (10, 30)
+    profile = b"profile " * 40
+    data = encoded(noise("RGB"), "JPEG", quality=83, subsampling=subsampling, exif=exif, icc_profile=profile)
+    stored = Image.open(io.BytesIO(images.store(data, RULES)[1]))
+    before = Image.open(io.BytesIO(data))
+    assert isinstance(stored, JpegImageFile) and isinstance(before, JpegImageFile)
+    tables = {
+        number: np.reshape(table, (8, 8)).T.ravel().tolist() for number, table in before.quantization.items()
+    }
+    assert stored.quantization == tables != before.quantization
+    assert get_sampling(stored) == after and stored.info["icc_profile"] == profile
+
+
+def test_xmp_turns_a_picture_as_exif_does() -> None:
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    for kind in ("JPEG", "WEBP"):
+        data = encoded(Image.new("RGB", (30, 10), "red"), kind, xmp=xmp)
+        assert images.store(data, RULES)[2] == (10, 30)
+        assert images.store(data, RULES, turns=False)[1:] == (data, (30, 10))
 
 
 def test_the_same_image_is_encoded_to_the_same_bytes() -> None:
@@ -122,7 +186,7 @@ def test_the_same_image_is_encoded_to_the_same_bytes() -> None:
 def test_sixteen_bit_grey_is_scaled_and_not_clipped(encode: str) -> None:
     file = io.BytesIO()
     Image.fromarray(np.full((9, 9), 0x8000, np.uint16)).save(file, "PNG")
-    _, stored, _ = images.store(file.getvalue(), ImageRules(encode=encode))
+    _, stored, _ = images.store(file.getvalue(), ImageRules(encode=encode, max_side=8))
     level = Image.open(io.BytesIO(stored)).convert("RGB").getpixel((4, 4))
     assert isinstance(level, tuple) and abs(level[0] - 128) <= 2
 
@@ -141,9 +205,9 @@ def test_grey_of_no_known_range_is_rejected_rather_than_black(dtype: Any) -> Non
 def test_what_is_transparent_lies_on_white(mode: str, hidden: tuple[int, ...]) -> None:
     file = io.BytesIO()
     Image.new(mode, (9, 9), hidden).save(file, "PNG")
-    _, stored, _ = images.store(file.getvalue(), ImageRules(encode="jpg"))
+    _, stored, _ = images.store(file.getvalue(), ImageRules(encode="jpg", max_side=8))
     assert Image.open(io.BytesIO(stored)).convert("RGB").getpixel((4, 4)) == (255, 255, 255)
-    _, stored, _ = images.store(file.getvalue(), ImageRules(encode="png"))
+    _, stored, _ = images.store(file.getvalue(), ImageRules(encode="png", max_side=8))
     assert images.to_rgb(Image.open(io.BytesIO(stored))).getpixel((4, 4)) == (255, 255, 255)
 
 
@@ -224,7 +288,6 @@ FINE: dict[str, tuple[bytes, str]] = {
     "grey JPEG": (encoded(noise("L"), "JPEG"), "jpg"),
     "CMYK JPEG": (encoded(noise("CMYK"), "JPEG"), "jpg"),
     "progressive JPEG": (encoded(noise("RGB"), "JPEG", progressive=True), "jpg"),
-    "rotated JPEG": (turned("JPEG"), "jpg"),
     "JPEG with 10 kB after its end": (encoded(noise("RGB"), "JPEG") + b"junk" * 2500, "jpg"),
     "two pictures in one": (two_pictures(), "jpg"),
     "torn EXIF in PNG": (turned("PNG", b"Exif\0\0garbage garbage"), "png"),
@@ -244,8 +307,10 @@ def test_odd_but_fine_images_are_kept_to_the_byte(name: str, check: Any) -> None
 @pytest.mark.parametrize("encode", ["jpg", "png", "webp"])
 @pytest.mark.parametrize("name", FINE)
 def test_odd_but_fine_images_can_be_encoded(name: str, encode: Any) -> None:
-    suffix, stored, size = images.store(FINE[name][0], ImageRules(encode=encode, max_side=20))
-    assert suffix == encode and max(size) <= 20
+    data, kind = FINE[name]
+    is_small = max(Image.open(io.BytesIO(data)).size) <= 2
+    suffix, stored, size = images.store(data, ImageRules(encode=encode, max_side=20))
+    assert suffix == (kind if is_small else encode) and max(size) <= 20
     assert Image.open(io.BytesIO(stored)).size == size
     assert images.store(stored, RULES)[:2] == (suffix, stored)
 
@@ -353,7 +418,7 @@ def test_a_large_colour_profile_is_left_out() -> None:
 
 def test_an_ink_profile_does_not_go_with_rgb_pixels() -> None:
     data = encoded(noise("CMYK"), "JPEG", icc_profile=b"ink" * 50)
-    _, stored, _ = images.store(data, ImageRules(encode="png"))
+    _, stored, _ = images.store(data, ImageRules(encode="png", max_side=20))
     assert "icc_profile" not in Image.open(io.BytesIO(stored)).info
 
 

@@ -246,7 +246,7 @@ def test_a_header_that_pillow_takes_apart_is_left_to_pillow() -> None:
     data = picture("RGB", 30, 10, exif=turned.tobytes())
     found = jpeg.frame(data)
     assert found is not None and not found.is_plain
-    assert images.store(data, ImageRules(check="header")) == ("jpg", data, (30, 10))
+    assert images.store(data, ImageRules(check="header"))[::2] == ("jpg", (10, 30))
 
 
 TORN = [SOUND["4:2:0"][: int(len(SOUND["4:2:0"]) * share)] for share in (0.3, 0.6, 0.9)]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tasks.dataset.building.check import check
+from tasks.dataset.building.run import build
 from tasks.dataset.init import survey
 from tests.dataset.init.kinds import (
     captions_beside,
@@ -78,4 +82,34 @@ def test_formats_that_shards_do_not_hold_are_encoded(tmp_path: Path) -> None:
     (tmp_path / "raw" / "0.bmp").write_bytes(png(1, kind="BMP"))
     config = config_of(survey("raw"), tmp_path)
     assert config.dataset.image.encode == "jpg"
-    assert taken(config) == 6
+    built = build(config)
+    assert built.accepted == 6
+    stored = members(built.version)
+    assert [name for name in stored if name.endswith(".jpg")] == ["0.jpg"]
+    for number in range(1, 6):
+        assert stored[f"{number}.png"] == png(number), "what shards can hold is not touched"
+
+
+@pytest.mark.parametrize(("suffix", "shard"), [("gif", {"samples": 5}), ("png", {"bytes": "256MB"})])
+def test_what_is_proposed_for_large_images_can_be_built(suffix: str, shard: object, tmp_path: Path) -> None:
+    captions_beside(tmp_path / "raw")
+    (tmp_path / "raw" / "0.png").rename(tmp_path / "raw" / f"0.{suffix}")
+    for number in range(6, 60):
+        (tmp_path / "raw" / f"{number}.png").touch()
+        (tmp_path / "raw" / f"{number}.txt").write_text("a picture")
+        os.truncate(tmp_path / "raw" / f"{number}.png", 60_000_000)
+    seen = survey("raw")
+    assert next(key.value for key in seen.best.dataset if key.name == "shard") == shard
+    check(config_of(seen, tmp_path).dataset)
+
+
+def members(version: Path) -> dict[str, bytes]:
+    """Every member of the version's tars."""
+    found = {}
+    for path in version.rglob("*.tar"):
+        with tarfile.open(path) as tar:
+            for one in tar:
+                file = tar.extractfile(one)
+                assert file is not None
+                found[one.name] = file.read()
+    return found

@@ -1,0 +1,79 @@
+"""What a file is by its first bytes, whatever its name says."""
+
+from __future__ import annotations
+
+import codecs
+
+from tasks.dataset.formats import jpeg, png
+
+START = 512
+"""Bytes from a file's start by which its kind is told."""
+BEGINNINGS = {
+    b"%PDF-": "a PDF file",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "gzip",
+    b"\xff\x0a": "a JPEG XL image",
+    b"\0\0\0\x0cJXL ": "a JPEG XL image",
+    b"\0\0\0\x0cjP  ": "a JPEG 2000 image",
+}
+AVIF = (b"avif", b"avis")
+HEIC = (b"heic", b"heix", b"hevc", b"mif1")
+"""Brands of the container that holds MP4 videos too."""
+MARKUP = {"<!doctype html": "HTML", "<html": "HTML", "<svg": "SVG", "<": "XML", "{": "JSON", "[": "JSON"}
+LFS = b"version https://git-lfs.github.com/spec/"
+LFS_POINTER = "a Git LFS pointer, not the file itself; run git lfs pull where it was cloned"
+
+
+def image_kind(data: bytes) -> str | None:
+    """The name of the image's format; None when it is no known image."""
+    if data.startswith(jpeg.SIGNATURE):
+        return "jpg"
+    if data.startswith(png.SIGNATURE):
+        return "png"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    if data.startswith((b"II*\0", b"MM\0*")):
+        return "tiff"
+    if data[4:8] == b"ftyp" and any(brand in _brands(data) for brand in AVIF):
+        return "avif"
+    return "bmp" if data.startswith(b"BM") else None
+
+
+def _brands(data: bytes) -> list[bytes]:
+    """The main brand of an ISO base media file, and those that it is compatible with."""
+    end = min(int.from_bytes(data[:4]), START)
+    return [data[8:12], *(data[place : place + 4] for place in range(16, end, 4))]
+
+
+def is_lossless_webp(data: bytes) -> bool:
+    """By the first chunk that holds a picture."""
+    start = 12
+    while start + 8 <= len(data):
+        name = data[start : start + 4]
+        if name in (b"VP8L", b"VP8 ", b"ANMF"):
+            return name == b"VP8L"
+        start += 8 + (int.from_bytes(data[start + 4 : start + 8], "little") + 1) // 2 * 2
+    return False
+
+
+def described(data: bytes) -> str:
+    """What a file is that is no image, by its kind alone: its bytes may be anything, such as a password file
+    that a row named by mistake, and reports of rejects are read by many."""
+    start = data[:START]
+    if start.startswith(LFS):
+        return LFS_POINTER
+    for beginning, name in BEGINNINGS.items():
+        if start.startswith(beginning):
+            return name
+    if start[4:8] == b"ftyp":
+        return "a HEIC image" if start[8:12] in HEIC else "a video"
+    try:
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)  # the last character may be cut
+    except UnicodeDecodeError:
+        return "no known kind of file"
+    if any(char < " " and not char.isspace() for char in text):
+        return "no known kind of file"
+    written = text.lstrip().lower()
+    return next((name for beginning, name in MARKUP.items() if written.startswith(beginning)), "text")
