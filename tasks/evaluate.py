@@ -12,7 +12,7 @@ from tasks.core.units import counted
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
-from tasks.supervision.status import RunStatus, config_of
+from tasks.supervision.status import EvaluationStatus, RunStatus, config_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def evaluate(run: RunFolder) -> StageResult[Evaluated]:
         steps = {evaluation.step for evaluation in status.evaluations}
         done = f"{status.evaluations_done} of {len(status.evaluations)} results"
         summary = f"{counted(len(steps), 'checkpoint')}, {done}"
-        missing = [_lost(run, status, one.step, one.task) for one in status.evaluations_missing]
+        missing = [_lost(run, one) for one in status.evaluations_missing]
         return stage.result(
             f"up to date: {summary}" if started.is_up_to_date else summary,
             Evaluated(run.path, missing),
@@ -53,10 +53,8 @@ def require(evaluated: Evaluated) -> None:
         raise DataError("\n  ".join([f"{have} no result", *evaluated.missing]))
 
 
-def _lost(run: RunFolder, status: RunStatus, step: int, task_name: str) -> str:
-    entry = next(e.entry for e in status.evaluations if (e.step, e.task) == (step, task_name))
-    reason = entry.reason if entry is not None and entry.reason else "no job of it was started"
-    if config_of(run).dataset.private:
-        reason = f"the reason is in {run.ledger}, because the dataset is private"
-    again = f"tarmac evaluate {run.handle} --step {step} --task {task_name}"
-    return f"step {step} {task_name}: {reason}; again: {again}"
+def _lost(run: RunFolder, one: EvaluationStatus) -> str:
+    is_private = config_of(run).dataset.private
+    hidden = f"step {one.step} {one.task}: the reason is in {run.ledger}, because the dataset is private"
+    again = f"tarmac evaluate {run.handle} --step {one.step} --task {one.task}"
+    return f"{hidden if is_private else one}; again: {again}"

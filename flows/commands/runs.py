@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tasks.supervision.status import EvaluationStatus, RunStatus
     from tasks.supervision.stopping import Stopped
 
+GONE = "its agent is gone; start the run again: it resumes"
 RUNS = Path("runs")
 """Where runs lie unless another folder is given; before the first run it does not exist."""
 
@@ -84,13 +85,15 @@ def _need_lines(one: RunStatus) -> Iterator[str]:
         yield f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {one.reason}"
         yield f"    log {one.log}"
     for missing in _lost(one):
-        reason = missing.entry.reason if missing.entry is not None else "never started"
-        yield f"✗ {one.run.name}  evaluation without a result: step {missing.step} {missing.task}: {reason}"
+        yield f"✗ {one.run.name}  evaluation without a result: {missing}"
         yield f"    tarmac evaluate {one.run.handle} --step {missing.step} --task {missing.task}"
 
 
 def _lost(one: RunStatus) -> list[EvaluationStatus]:
-    """Evaluations without a result that had their chance: tries used up, or the training succeeded."""
+    """Evaluations without a result that had their chance: tries used up, or the training succeeded. What a
+    person cancelled with its run is none."""
+    if one.state == "cancelled" and one.signal is None:
+        return [missing for missing in one.evaluations_missing if missing.state in ("failed", "lost")]
     return [
         missing
         for missing in one.evaluations_missing
@@ -103,8 +106,8 @@ def _row(one: RunStatus) -> dict[str, Any]:
     return {
         "run": one.run.name,
         "id": one.run.id,
-        "state": one.state,
-        "reason": one.reason,
+        "state": "failed" if one.is_abandoned else one.state,
+        "reason": GONE if one.is_abandoned else one.reason,
         "evaluations_cancelled": one.stopped,
         "step": one.step,
         "steps": one.steps,

@@ -123,7 +123,14 @@ def evaluate(
     if not chosen:
         there = ", ".join(f"step {one.step} {one.task}" for one in asked)
         raise UsageError(f"--step, --task: {folder.name} has no such evaluation; it has {there}")
-    again = [] if step is None and task is None else chosen
+    is_again = step is not None or task is not None
+    again = [one for one in chosen if is_again and one.step in status.checkpoints]
+    if is_again and not again:
+        there = ", ".join(f"{one:,}" for one in status.checkpoints) or "none"
+        raise UsageError(
+            f"--step, --task: {folder.name} has no checkpoint to evaluate again for it (it has: {there}); "
+            "results that are there stay"
+        )
     began = time.monotonic()
     is_idle = not again and not status.agent_is_alive
     if is_idle and launch.is_done(status, "evaluate") and _is_reported(folder):

@@ -5,12 +5,17 @@ Pure: from what the agent saw of each process, and from which rank said first th
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 LOG_TAIL = 40
+TRACKER = re.compile(
+    r"(?m)^.*resource_tracker: There appear to be .*\n(?:[ \t]+warnings\.warn\(.*(?:\n|\Z))?"
+)
+"""What multiprocessing prints about semaphores after the end of a process that was killed."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,10 @@ def stood_still(end: RankEnd, ends: Sequence[RankEnd]) -> str | None:
     return None
 
 
-def tail_of(log: Path) -> list[str]:
-    """The log's last lines; empty without a log."""
-    return log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL:] if log.exists() else []
+def tail_of(log: Path, lines: int = LOG_TAIL) -> list[str]:
+    """The log's last lines, without those that Python's own resource tracker adds after the end of a process;
+    empty without a log."""
+    if not log.exists():
+        return []
+    text = TRACKER.sub("", log.read_text(encoding="utf-8", errors="replace"))
+    return text.splitlines()[-lines:]

@@ -143,7 +143,9 @@ class Evaluations:
             if not asked.exists():
                 continue
             entry = self._entries.get(want.key)
-            if entry is None or entry.is_final:
+            if not self._run.checkpoint(want.step).exists():
+                logger.warning("%s of step %d: not done again, its checkpoint is gone", want.task, want.step)
+            elif entry is None or entry.is_final:
                 self._record(_first_entry(want))
             asked.unlink()
 

@@ -22,6 +22,7 @@ from tasks.runs import jobs, provenance, record, stop
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
 from tasks.runs.record import RunRecord
+from tasks.supervision.ends import tail_of
 from tasks.supervision.evaluation_jobs import has_requests
 from tasks.supervision.status import RunStatus, config_of, look, pause_after
 
@@ -220,7 +221,7 @@ def _end_of(status: RunStatus, log: Path, said: str = "") -> str:
         return f"  log: {log} (not quoted here, because the dataset is private)"
     if not log.exists():
         return f"  log: {log} was not begun; see {log.parent}"
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+    lines = tail_of(log, LAST_LINES)
     if lines and said.endswith(f"({lines[-1].strip()})"):
         lines.pop()
     return "\n".join([*(f"  {line}" for line in lines), f"  log: {log}"])

@@ -6,7 +6,6 @@ few small files and the end of `metrics.jsonl`, whatever the run's length.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +29,7 @@ from tasks.supervision.evaluations import Wanted, wanted_of
 
 LONGEST_PAUSE_S = 2.0
 SILENT_S = 60.0
-"""A training that has said nothing for longer is told to be silent."""
+"""A training that has logged nothing for longer is reported as silent."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,11 @@ class EvaluationStatus:
     def state(self) -> str:
         """`pending`, or a state of the ledger."""
         return "pending" if self.entry is None else self.entry.state
+
+    def __str__(self) -> str:
+        """`step 200 zero_shot: why it has no result`."""
+        reason = "no job of it was started" if self.entry is None else self.entry.reason
+        return f"step {self.step} {self.task}: {reason or f'it was {self.state}, and its job is gone'}"
 
     @property
     def is_done(self) -> bool:
@@ -68,6 +72,8 @@ class RunStatus:
     agent_is_alive: bool
     best: Best | None
     """What `checkpoints/best` points at."""
+    silent_s: float = 0.0
+    """Seconds since the training last wrote what it is doing; 0 where that is not long, or none runs."""
     queue: str = ""
     """That the agent waits in Slurm's queue, and why in Slurm's words; empty where it does not."""
 
@@ -110,16 +116,6 @@ class RunStatus:
     def loss(self) -> float | None:
         value = self.row.get("train/loss")
         return float(value) if isinstance(value, int | float) else None
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the training last said what it is doing; 0 where that is not long, or none runs. What
-        the attempt before has said is not waited on."""
-        if self.state != "running" or not self.agent_is_alive or self.phase is None:
-            return 0.0
-        attempts = self.record.attempts
-        silent_s = time.time() - max(self.phase.at, attempts[-1].started if attempts else 0.0)
-        return silent_s if silent_s > SILENT_S else 0.0
 
     @property
     def replaced(self) -> int:
@@ -178,6 +174,7 @@ def look(run: RunFolder) -> RunStatus:
         checkpoints=checkpoints,
         agent_is_alive=alive,
         best=standing(run, config_of(run)),
+        silent_s=_silent_s(run, state) if alive and state.state == "running" else 0.0,
         queue=_waiting(run, state) if alive else "",
     )
 
@@ -216,6 +213,19 @@ def _waiting(run: RunFolder, state: RunRecord) -> str:
     slurm = None if state.job is None else Job.from_json(state.job).slurm
     holder = None if slurm is None else holder_of(run.lease)
     return "" if slurm is None or (holder is not None and holder.is_alive()) else slurm.waiting
+
+
+def _silent_s(run: RunFolder, state: RunRecord) -> float:
+    """How long the training's sign of life, or the start of its ranks, is older than the agent's. They are
+    files, stamped by one clock, so that it does not matter how far the clock of this machine is off."""
+    holder = holder_of(run.lease)
+    started = [run.rank_identity(len(state.attempts))] if state.attempts else []
+    try:
+        newest = max(path.stat().st_mtime for path in (run.phase(), *started))
+    except OSError:
+        return 0.0
+    silent_s = 0.0 if holder is None else holder.heartbeat - newest
+    return silent_s if silent_s > SILENT_S else 0.0
 
 
 def config_of(run: RunFolder) -> Config:

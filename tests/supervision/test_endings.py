@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tasks.core.errors import DataError, Withdrawn
 from tasks.core.files import read_json
 from tasks.runs import phases, record
 from tasks.supervision import launch, stopping
+from tasks.supervision.ends import tail_of
 from tasks.supervision.status import look
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, rank_of, wait_for
@@ -80,3 +83,20 @@ def test_a_loss_that_is_not_finite_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="loss was not finite at step 7"):
         launch.wait_for_training(run)
     assert "loss.nonfinite" in run.findings.read_text()
+
+
+KILLED = """
+import multiprocessing, os
+held = multiprocessing.get_context("spawn").Semaphore()
+print("the last words", flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_python_says_of_semaphores_is_not_the_last_word(tmp_path: Path) -> None:
+    log = tmp_path / "rank_0.log"
+    with log.open("w") as output:
+        rank = subprocess.Popen([sys.executable, "-c", KILLED], stdout=output, stderr=output)
+        rank.wait()
+    wait_for(lambda: "leaked semaphore objects" in log.read_text() and log.read_text().endswith("\n"))
+    assert tail_of(log) == ["the last words"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from flows.commands import training
 from tasks.core import config as configs
-from tasks.core.errors import TarmacError
+from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import read_json
 from tasks.core.process import Identity
 from tasks.runs import jobs, ledger
@@ -220,3 +222,13 @@ def test_an_error_of_ours_is_told_without_its_class(tmp_path: Path, run: RunFold
     )
     job: Any = SimpleNamespace(log=log, said_goodbye=True)
     assert _last_words(drive(run), job) == ("failed", f"val: no sample has a label (log: {log})")
+
+
+def test_a_result_outlives_its_checkpoint(run: RunFolder) -> None:
+    """Asking for it again, which cannot be done any more, does not take it away."""
+    assert drive(run).state == "done"
+    shutil.rmtree(run.checkpoint(STEP))
+    request(run, STEP, TASK)
+    assert drive(run).state == "done" and not has_requests(run)
+    with pytest.raises(UsageError, match="has no checkpoint to evaluate again"):
+        training.evaluate(run.name, step=STEP, runs=run.path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,12 +18,14 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import link_atomic, read_json, write_json
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Lease
 from tasks.core.process import Identity
-from tasks.runs import provenance, record
+from tasks.runs import ledger, provenance, record
+from tasks.runs.ledger import Entry
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.record import Attempt
 from tasks.supervision import launch, stopping
-from tasks.supervision.status import list_status, look
+from tasks.supervision.evaluations import wanted_of
+from tasks.supervision.status import config_of, list_status, look
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, wait_for
 
@@ -164,12 +167,42 @@ def test_status_tells_a_silent_training(tmp_path: Path, capsys: pytest.CaptureFi
     with Lease(run.lease):
         assert look(run).silent_s == 0
         said = read_json(run.phase())
-        write_json(run.phase(), {**said, "at": said["at"] - 90})
+        write_json(run.phase(), {**said, "at": said["at"] - 600})
+        assert look(run).silent_s == 0, "the clock of its machine is 10 minutes behind"
+        then = run.lease.stat().st_mtime - 95
+        os.utime(run.phase(), (then, then))
         run_commands.status(runs=run.path.parent)
         record.save(run, record.load(run).having(attempts=[attempt_of(Identity.mine())]))
         assert look(run).silent_s == 0, "that was said by the attempt before"
     told = capsys.readouterr().out
     assert "3/40" in told and "! it has said nothing for 9" in told and "in phase first_batch" in told
+
+
+def test_a_run_that_a_person_cancelled_needs_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    mine = attempt_of(Identity.mine()).model_copy(update={"ended": 2.0, "outcome": "cancelled"})
+    record.save(run, record.load(run).having(state="cancelled", attempts=[mine]))
+    (want,) = wanted_of(run.id, config_of(run))
+    ledger.append(run.ledger, Entry(want.uid, want.step, want.task, "submitted", None, 1, at=1.0))
+    run_commands.status(runs=run.path.parent)
+    assert "NEEDS YOU" not in capsys.readouterr().out
+    ledger.append(run.ledger, Entry(want.uid, want.step, want.task, "lost", None, 3, at=1.0))
+    run_commands.status(runs=run.path.parent)
+    told = capsys.readouterr().out
+    assert "evaluation without a result: step 40 zero_shot: it was lost, and its job is gone" in told
+
+
+def test_the_json_of_a_dead_run_says_that_it_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    record.save(run, record.load(run).having(state="running"))
+    run_commands.status(runs=run.path.parent, as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (row["state"], row["agent_is_alive"]) == ("failed", False)
+    assert row["reason"].startswith("its agent is gone")
 
 
 def test_where_a_run_stands_is_told_by_its_newest_training(tmp_path: Path) -> None:
