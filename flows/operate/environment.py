@@ -24,6 +24,8 @@ SERVER = {
     "PREFECT_SERVER_UI_API_URL": "/api",
     # In memory, the leases of concurrency limits end with the server, and two minutes later the runs.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    # A running flow has a pulse every few seconds, which says nothing later; a week of them fills a disk.
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": '{"tarmac.flow-run.pulse": 3600}',
 }
 """For a server that Tarmac starts."""
 

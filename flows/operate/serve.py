@@ -27,6 +27,7 @@ import uvicorn
 from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.database.dependencies import MODELS_DEPENDENCIES
 from prefect.settings import get_current_settings
+from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 GRACE_S = 3
@@ -72,7 +73,11 @@ def main(descriptor: int) -> None:
     server = get_current_settings().server
     url = get_current_settings().server.database.connection_url
     address = "" if url is None else url.get_secret_value()
+    os.umask(0o077)  # the database has logs, parameters and the secrets of blocks
     if address.startswith("sqlite"):
+        file = make_url(address).database
+        if file and os.path.exists(file) and os.stat(file).st_uid == os.getuid():
+            os.chmod(file, 0o600)
         MODELS_DEPENDENCIES["database_config"] = QueuingSqlite(connection_url=address)
     if not server.ui.v2_enabled:  # Prefect offers them all the same, and they ask a host of another company
         prefect.__ui_v2_static_path__ = Path(os.devnull) / "none"
