@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -58,6 +60,8 @@ SETTLED = timedelta(minutes=1)
 """So long after its end nothing that a flow run has reported is still on its way."""
 RUN_LABEL = "tarmac.run"
 """The flow run's label with the absolute folder of the run that it works on."""
+GENERATED = re.compile("[a-z]+-[a-z]+")
+"""The names that Prefect and its form make up, such as brave-otter."""
 SHORT = 6
 """Digits of a run's id in the name of a flow run."""
 P = ParamSpec("P")
@@ -82,6 +86,8 @@ class _Subject:
 
     config: Config | None = None
     run: RunFolder | None = None
+    failure: Exception | None = None
+    """What has failed it, once that is in its log and in its last state."""
 
 
 _subject = _Subject()
@@ -89,7 +95,7 @@ _subject = _Subject()
 
 def looks_at(dataset: str) -> None:
     """Say which dataset this flow run only looks at: `digits · verify`."""
-    _call_it([Path(redact(dataset)).name or dataset], [])
+    _call_it([_called(dataset)], [])
 
 
 def concerns(config: Config) -> None:
@@ -123,11 +129,25 @@ def _first_name() -> str:
     its config is called `digits-clip · build`, too."""
     context = FlowRunContext.get()
     assert context is not None and context.flow is not None and context.parameters is not None
-    required = context.flow.parameters.required
+    flow_run, required = context.flow_run, context.flow.parameters.required
+    if flow_run is not None and _is_given(flow_run.name, context.flow.name):
+        return flow_run.name
     if not required:
         return context.flow.name
-    given = str(context.parameters[required[0]])
-    return f"{Path(redact(given)).name.removesuffix('.yaml') or given} · {context.flow.name}"
+    return f"{_called(str(context.parameters[required[0]]))} · {context.flow.name}"
+
+
+def _called(given: str) -> str:
+    """What a file or folder is called in the name of a flow run; a dataset's version by the dataset, too."""
+    path = Path(redact(given))
+    if path.parent.name == "versions":
+        return f"{path.parent.parent.name} · {path.name}"
+    return path.name.removesuffix(".yaml") or given
+
+
+def _is_given(name: str, flow_name: str) -> bool:
+    """Whether a person has typed the flow run's name: neither Prefect nor its form, nor we, have made it."""
+    return not GENERATED.fullmatch(name) and not name.endswith(f" · {flow_name}")
 
 
 def _own() -> FlowRun | None:
@@ -137,11 +157,12 @@ def _own() -> FlowRun | None:
 
 
 def _call_it(parts: list[str], tags: list[str]) -> None:
-    """Name the flow run by these parts and its flow, and add the tags."""
+    """Name the flow run by these parts and its flow, unless a person has named it, and add the tags."""
     flow_run, context = _own(), FlowRunContext.get()
     if flow_run is None or context is None or context.flow is None:
         return
-    flow_run.name = " · ".join([*parts, context.flow.name])
+    if not _is_given(flow_run.name, context.flow.name):
+        flow_run.name = " · ".join([*parts, context.flow.name])
     flow_run.tags = sorted({*flow_run.tags, TAG, *tags})
     with get_client(sync_client=True) as client:
         tell(client.update_flow_run, flow_run.id, name=flow_run.name, tags=flow_run.tags)
@@ -205,10 +226,13 @@ def _with_endings(dag: Callable[P, R]) -> Callable[P, R]:
         global _subject
         _subject = _Subject()
         listen()
+        logging.getLogger("prefect.flow_runs").addFilter(_is_news)
         _have_guarded()
         _close_left_over()
         with control.watching(), recorded() as journal:
             try:
+                if (due := control.due_again()) is not None:
+                    return _superseded(due)
                 return _completed(dag(*arguments, **named), journal)
             except Withdrawn as withdrawn:
                 raise _ending(withdrawn) from None
@@ -229,10 +253,21 @@ def _with_endings(dag: Callable[P, R]) -> Callable[P, R]:
     return watched
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for the traceback that Prefect's engine logs of a failure that is reported already."""
+    return record.exc_info is None or record.exc_info[1] is None or record.exc_info[1] is not _subject.failure
+
+
 def _have_guarded() -> None:
     """Have the end of this process noticed, by whom the flow run starts again."""
     if (flow_run := control.deployed()) is not None:
         guard.start(flow_run)
+
+
+def _superseded(due: datetime) -> State:
+    """Completed, without having done anything."""
+    message = f"its schedule was due again at {due:%Y-%m-%d %H:%M} {due.tzname()}; that run does the work"
+    return Completed(name="Superseded", message=message)
 
 
 def _completed(result: Any, journal: Journal) -> State:
@@ -269,6 +304,7 @@ def _failed(text: str, error: Exception, journal: Journal) -> State:
     reason, *rest = text.splitlines() or [type(error).__name__]
     message = "\n".join([f"{journal.under_way or 'start'} failed: {reason}{fix}", *rest])
     get_run_logger().error("%s", message)
+    _subject.failure = error
     _publish(journal, message.splitlines()[0], failure=message)
     return Failed(message=message, data=error)
 

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -24,6 +25,11 @@ import httpx
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterExpectedStartTime,
+)
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, PrefectException
@@ -68,6 +74,26 @@ def label(labels: dict[str, str]) -> None:
     """Have the flow run of this process carry these labels, as soon as the server takes them."""
     if _watch is not None:
         _watch.labels = labels
+
+
+def due_again() -> datetime | None:
+    """When the schedule that has started the flow run of this process was due last, if that is later: another
+    run was planned for then. While no worker listens, one after another becomes due."""
+    flow_run = deployed()
+    if flow_run is None or not flow_run.auto_scheduled or flow_run.run_count > 1:
+        return None
+    assert flow_run.deployment_id is not None
+    due = {"after_": flow_run.expected_start_time, "before_": datetime.now(UTC)}
+    chosen = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[flow_run.deployment_id]),
+        expected_start_time=FlowRunFilterExpectedStartTime.model_validate(due),
+    )
+    found: list[FlowRun] = []
+    with contextlib.suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
+        found = client.read_flow_runs(flow_run_filter=chosen)
+    alike = [one for one in found if one.auto_scheduled and one.parameters == flow_run.parameters]
+    times = [one.expected_start_time for one in alike if one.expected_start_time and one.id != flow_run.id]
+    return max(times, default=None)
 
 
 @contextmanager

@@ -213,6 +213,19 @@ def end_all_in(folder: Path) -> None:
             continue
 
 
+def engines_of(flow_run: str) -> list[int]:
+    """The processes that run this flow run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            runs = process.environ().get("PREFECT__FLOW_RUN_ID", "")
+            if runs == flow_run and "prefect.engine" in " ".join(process.cmdline()):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
 class Api:
     """What the tests ask of the server, over HTTP, as its pages do."""
 
@@ -292,6 +305,11 @@ class Api:
 
     def logs(self, run_id: str) -> str:
         return "\n".join(line for _, line in self.log_levels(run_id))
+
+    def whole_log(self, run_id: str) -> str:
+        """The run's log once its process has ended, after which no line comes."""
+        until("the end of its process", lambda: not engines_of(run_id), 60)
+        return self.logs(run_id)
 
     def log_levels(self, run_id: str) -> list[tuple[int, str]]:
         """Level and text of each line of the run's log."""

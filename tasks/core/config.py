@@ -124,9 +124,8 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be read ({error.strerror}); give the path of a config file"
-        ) from None
+        fix = "give the path of a config file"
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); {fix}", field="config") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path}: is not UTF-8 text; give the path of a YAML config") from None
 

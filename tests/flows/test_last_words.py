@@ -85,6 +85,7 @@ def test_a_failure_in_a_terminal_names_no_form() -> None:
     [
         ("configs/digits-clip.yaml", "digits-clip · build"),
         ("data/digits", "digits · build"),
+        ("data/digits/versions/303b88922a05", "digits · 303b88922a05 · build"),
         ("3f9a", "3f9a · build"),
         ("s3://key:secret@bucket/digits", "digits · build"),
     ],
@@ -93,9 +94,12 @@ def test_a_flow_run_that_fails_at_once_is_called_by_what_it_was_given(
     monkeypatch: pytest.MonkeyPatch, given: str, name: str
 ) -> None:
     flow = SimpleNamespace(name="build", parameters=ParameterSchema(required=["subject"]))
-    context = SimpleNamespace(flow=flow, parameters={"subject": given})
+    flow_run = SimpleNamespace(name="brave-otter")
+    context = SimpleNamespace(flow=flow, flow_run=flow_run, parameters={"subject": given})
     monkeypatch.setattr(lifecycle.FlowRunContext, "get", lambda: context)
     assert lifecycle._first_name() == name
+    flow_run.name = "before the move"
+    assert lifecycle._first_name() == "before the move", "a person has typed it"
 
 
 def test_a_defect_over_private_data_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def config_of(project: Path, run: Run, name: str, text: str) -> Iterator[None]:
         assert run("tarmac", "deploy").returncode == 0
         yield
     finally:
-        path.unlink()
+        path.unlink(missing_ok=True)
         assert run("tarmac", "deploy").returncode == 0
 
 

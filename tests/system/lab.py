@@ -16,7 +16,17 @@ from typing import Any
 import psutil
 
 from tests.conftest import ROOT
-from tests.services import BIN, ENDS, Api, end_all_in, environment, free_port, server_command, until
+from tests.services import (
+    BIN,
+    ENDS,
+    Api,
+    end_all_in,
+    engines_of,
+    environment,
+    free_port,
+    server_command,
+    until,
+)
 from tests.system.browser import Page
 
 SHORT = ("train.checkpoint_every=4", "evaluate.every=4", "train.batch_size=8", "loader.workers=0")
@@ -27,6 +37,8 @@ UNTRACKED = "track.mode=disabled"
 class Lab:
     """Each service is a session of its own. The worker sees one GPU of a name that nobody else has; torch
     without CUDA trains on the CPU all the same."""
+
+    engines_of = staticmethod(engines_of)
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
@@ -215,18 +227,6 @@ class Lab:
             try:
                 if str(text) in " ".join(process.cmdline()) and process.cwd() == str(self.project):
                     found.append(process)
-            except psutil.Error:
-                continue
-        return found
-
-    def engines_of(self, flow_run: str) -> list[int]:
-        """The processes that run this flow run."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                runs = process.environ().get("PREFECT__FLOW_RUN_ID", "")
-                if runs == flow_run and "prefect.engine" in " ".join(process.cmdline()):
-                    found.append(process.pid)
             except psutil.Error:
                 continue
         return found

@@ -92,7 +92,7 @@ def test_a_run_has_a_page_with_picture_tables_and_links(page: Page, one_click: W
 
 def test_the_doctor_examines_a_run_at_a_click(one_click: Watched, api: Api) -> None:
     identity = _record(one_click)["id"]
-    done = api.completed(api.start("doctor/run", run=identity[:6]).json()["id"], 120)
+    done = api.completed(api.start("doctor/project", run=identity[:6]).json()["id"], 120)
     assert done["name"] == f"digits-clip · {identity[:6]} · doctor"
     assert done["state"]["message"] == "doctor: succeeded; nothing is wrong"
     entry = api.page_of(done["id"])
@@ -102,6 +102,38 @@ def test_the_doctor_examines_a_run_at_a_click(one_click: Watched, api: Api) -> N
 
 def test_nothing_to_do_is_called_unchanged(losing: Path, api: Api) -> None:
     assert api.completed(api.start("build/losing").json()["id"], 120)["state_name"] == "Unchanged"
+
+
+def test_of_the_starts_that_were_missed_only_the_newest_does_anything(losing: Path, api: Api) -> None:
+    found = api.deployment("build/losing")
+    queue = f"/work_queues/{found['work_queue_id']}"
+    api.ask("PATCH", queue, {"is_paused": True}).raise_for_status()
+    often = {"schedule": {"interval": 5}, "active": True, "parameters": {"rehash": True}}
+    [made] = api.ask("POST", f"/deployments/{found['id']}/schedules", [often]).raise_for_status().json()
+
+    def missed() -> bool:
+        return [one["state_name"] for one in api.planned_runs("build/losing")[:4]] == ["Late"] * 4
+
+    try:
+        until("missed starts", missed, 180)
+    finally:
+        schedule = f"/deployments/{found['id']}/schedules/{made['id']}"
+        api.ask("DELETE", schedule).raise_for_status()
+        api.ask("PATCH", queue, {"is_paused": False}).raise_for_status()
+    *older, newest = [api.completed(one["id"], 240) for one in api.planned_runs("build/losing")]
+    assert len(older) >= 3
+    assert {one["state_name"] for one in older} == {"Superseded"}
+    assert newest["state_name"] == "Unchanged"
+    assert newest["expected_start_time"][:16].replace("T", " ") in older[0]["state"]["message"]
+
+
+def test_a_name_that_a_person_types_stays(losing: Path, api: Api) -> None:
+    found = api.deployment("build/losing")
+    body = {"parameters": found["parameters"], "name": "before the move"}
+    answer = api.ask("POST", f"/deployments/{found['id']}/create_flow_run", body)
+    done = api.completed(answer.raise_for_status().json()["id"], 120)
+    assert done["name"] == "before the move"
+    assert {"tarmac", "losing"} <= set(done["tags"])
 
 
 def test_shards_cost_no_tasks(losing: Path, api: Api, project: Path) -> None:
@@ -167,6 +199,8 @@ def test_a_declined_loss_fails_and_names_the_field(losing: Path, api: Api, proje
     entry = api.page_of(run_id)
     assert entry["key"] == "dataset-losing" and entry["description"] == first
     assert "build failed: the loss was declined" in entry["data"]
+    log = api.whole_log(run_id)
+    assert first in log and "Traceback" not in log
     _cut(losing, 200)
 
 
@@ -209,19 +243,28 @@ def test_a_defect_of_a_child_is_in_the_log_with_its_last_lines(
     api.logged(run_id, done["state"]["message"], level=logging.ERROR)
 
 
-def test_a_mistake_in_the_form_fails_at_its_start_and_names_the_field(losing: Path, api: Api) -> None:
-    """Of what the form itself cannot know."""
+def test_a_mistake_in_the_form_fails_at_its_start_and_names_the_field(
+    losing: Path, api: Api, project: Path, run: Run
+) -> None:
+    """A mistake that the form itself cannot know of."""
     unknown = {"set": ["dataset.shrad.samples=2"]}
+    with config_of(project, run, "gone", LOSING.replace("losing", "gone")):
+        (project / "configs/gone.yaml").unlink()
+        gone = api.start("build/gone")
+        api.finished(gone.raise_for_status().json()["id"], 240)
     begun = {
+        ("config", "gone · build"): gone,
         ("overrides.set", "losing · build"): api.start("build/losing", overrides=unknown),
-        ("run", "nobody-knows-it · evaluate"): api.start("evaluate/run", run="nobody-knows-it"),
-        ("dataset", "nowhere · verify"): api.start("verify/dataset", dataset="data/nowhere"),
+        ("run", "nobody-knows-it · evaluate"): api.start("evaluate/project", run="nobody-knows-it"),
+        ("dataset", "nowhere · verify"): api.start("verify/project", dataset="data/nowhere"),
     }
     for (field, name), answer in begun.items():
         ended = api.finished(answer.raise_for_status().json()["id"], 240)
         assert (ended["state_type"], ended["name"]) == ("FAILED", name)
         first = ended["state"]["message"].splitlines()[0]
         assert first.startswith(("start failed: ", "verify failed: ")) and first.endswith(f"form: {field}")
+        log = api.whole_log(ended["id"])
+        assert first in log and "Traceback" not in log
 
 
 def test_retry_redoes_only_what_is_missing(one_click: Watched, api: Api, run: Run) -> None:
