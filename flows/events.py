@@ -21,8 +21,8 @@ DATASET = "tarmac.dataset."
 def rebuilt(config: Config, built: BuildResult, flow: Literal["build", "pipeline"]) -> None:
     """Tell that a rebuild has changed a dataset; nothing where the version is still the one before.
 
-    The event's resource has the folder of the dataset and the flow that has built it, its payload the
-    version, the version's folder and how many samples came and went.
+    The event's resource has the project's folder, that of the dataset and the flow that has built it, its
+    payload the version, the version's folder and how many samples came and went.
     """
     if built.version.name == built.previous:
         return
@@ -31,6 +31,7 @@ def rebuilt(config: Config, built: BuildResult, flow: Literal["build", "pipeline
         resource={
             "prefect.resource.id": f"{DATASET}{config.name}",
             "prefect.resource.name": config.name,
+            "tarmac.folder": os.getcwd(),
             "tarmac.dataset": os.path.abspath(config.dataset.output),
             "tarmac.flow": flow,
         },

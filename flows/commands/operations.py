@@ -77,7 +77,7 @@ def _show(state: Running) -> None:
     if state.pages is not None:
         say(f"✓ pages    {state.pages}")
         say(f"✓ deployed {', '.join(state.deployments)}")
-        say(f"✓ worker   starts runs in {Path.cwd()}")
+        say(f"✓ worker   runs what belongs to {Path.cwd()}")
     say(f"Open {state.server}/deployments   Ctrl-C ends what runs here; trainings go on")
 
 
@@ -105,9 +105,11 @@ def deploy(
     """Register a project's flows and schedules with a Prefect server.
 
     A config gives build/NAME and, where it trains, pipeline/NAME; the project
-    gives verify/dataset, evaluate/run and doctor/run, and automations that look
-    after the runs. Deployments of this folder whose config is gone are removed. The
-    server is the one that PREFECT_API_URL names.
+    gives verify/PROJECT, evaluate/PROJECT and doctor/PROJECT, by the name of its
+    folder, and automations that look after the runs. Workers of this folder run
+    them, and no others. Tags, limits and pauses that are set on a page stay;
+    deployments whose config is gone are removed. The server is the one that
+    PREFECT_API_URL names.
 
     For example:
       tarmac deploy

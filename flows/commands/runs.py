@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from tasks.supervision.status import EvaluationStatus, RunStatus
     from tasks.supervision.stopping import Stopped
 
-LONGEST_REASON = 160
-RESUME = "start it again, it resumes: "
+GONE = "its agent is gone; start the run again: it resumes"
 RUNS = Path("runs")
 """Where runs lie unless another folder is given; before the first run it does not exist."""
 
@@ -31,10 +29,6 @@ def status(*, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
     """List all runs: those that need you, those at work, and the rest.
 
     The exit code is always 0, because looking is not judging.
-
-    For example:
-      tarmac status
-      tarmac status --runs /scratch/ada/runs --json
     """
     from tasks.runs.folder import list_runs
 
@@ -79,28 +73,20 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
 
 
 def _need_lines(one: RunStatus) -> Iterator[str]:
-    from tasks.runs.plan import command_to_resume
-
     if one.is_abandoned:
         yield (
             f"✗ {one.run.name}  was {one.state}, but its agent is gone at step {one.step:,} of {one.steps:,}"
         )
-        yield f"    {RESUME}{command_to_resume(one.run)}"
+        yield "    start it again, it resumes: tarmac run CONFIG"
     elif one.state == "stalled":
-        yield f"✗ {one.run.name}  {_brief(one.reason)}"
+        yield f"✗ {one.run.name}  {one.reason}"
         yield f"    tarmac doctor --run {one.run.handle} | tarmac cancel {one.run.handle}"
     elif one.state == "failed":
-        yield f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {_brief(one.reason)}"
+        yield f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {one.reason}"
         yield f"    log {one.log}"
-        yield f"    once that is mended, it resumes: {command_to_resume(one.run)}"
     for missing in _lost(one):
-        yield f"✗ {one.run.name}  evaluation without a result: {_brief(str(missing))}"
+        yield f"✗ {one.run.name}  evaluation without a result: {missing}"
         yield f"    tarmac evaluate {one.run.handle} --step {missing.step} --task {missing.task}"
-
-
-def _brief(reason: str) -> str:
-    """The beginning of a reason, in two lines at most; the log has the whole."""
-    return shorten(reason, LONGEST_REASON, placeholder=" …")
 
 
 def _lost(one: RunStatus) -> list[EvaluationStatus]:
@@ -117,14 +103,11 @@ def _lost(one: RunStatus) -> list[EvaluationStatus]:
 
 
 def _row(one: RunStatus) -> dict[str, Any]:
-    from tasks.runs.plan import command_to_resume
-
-    gone = f"its agent is gone; {RESUME}{command_to_resume(one.run)}" if one.is_abandoned else None
     return {
         "run": one.run.name,
         "id": one.run.id,
         "state": "failed" if one.is_abandoned else one.state,
-        "reason": gone or one.reason,
+        "reason": GONE if one.is_abandoned else one.reason,
         "evaluations_cancelled": one.stopped,
         "step": one.step,
         "steps": one.steps,
@@ -142,12 +125,8 @@ def _row(one: RunStatus) -> dict[str, Any]:
 def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
     """Stop a run at its next step, with a checkpoint, and end all that belongs to it.
 
-    It waits until no process of the run lives, kills what does not obey, and
-    lists what it ended. The last line is the command that resumes the run.
-
-    For example:
-      tarmac cancel 2e94
-      tarmac cancel runs/digits-clip-2e94c1b07d55
+    It waits until no process of the run lives, kills what does not obey, and lists what it ended.
+    tarmac run with the same config resumes the run.
     """
     from tasks.core.lock import holder_of
     from tasks.runs.folder import find
@@ -181,18 +160,10 @@ def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
 
 
 def _cancel_lines(after: RunStatus, stopped: Stopped) -> Iterator[str]:
-    """What became of the run, which processes were ended, that none is left, and how to resume it."""
-    from tasks.runs.plan import command_to_resume
-
+    """What became of the run, which processes were ended, and that none is left."""
     if not stopped.ended and not stopped.left and stopped.elsewhere is None:
         yield f"{after.run.name} is not running: no process of it lives here"
-    else:
-        yield from _stopped_lines(after, stopped)
-    if after.state in ("cancelled", "failed"):
-        yield f"  again  {command_to_resume(after.run)}"
-
-
-def _stopped_lines(after: RunStatus, stopped: Stopped) -> Iterator[str]:
+        return
     if after.state == "succeeded":
         again = f"tarmac evaluate {after.run.handle} does what is missing"
         yield f"{after.run.name} stopped evaluating{'' if after.is_complete else f'; {again}'}"
@@ -227,7 +198,7 @@ def gather(
       tarmac gather 2e94 --sync
     """
     from tasks.runs.folder import find
-    from tasks.runs.job import agent_is_alive
+    from tasks.supervision.status import agent_is_alive
     from tasks.supervision.tracking import gathering
 
     folder = find(runs, run)
@@ -262,11 +233,7 @@ def gather(
 
 
 def report(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
-    """Write a run's report again.
-
-    For example:
-      tarmac report 2e94
-    """
+    """Write a run's report again."""
     from tasks.reporting.report import write_report
     from tasks.runs.folder import find
 

@@ -132,20 +132,22 @@ def give_up() -> AutomationCore:
             ChangeFlowRunState(
                 state=StateType.FAILED,
                 name="Failed",
-                message=f"It crashed, and {TAKEN_UP} times more before it could begin; see the worker's log.",
+                message=f"It crashed, and {TAKEN_UP} times more before it could begin; see its log.",
                 force=False,
             )
         ],
     )
 
 
-def verify_rebuilt(deployment: UUID) -> AutomationCore:
-    """Has each version that a rebuild has made verified by this deployment."""
+def verify_rebuilt(project: str, deployment: UUID) -> AutomationCore:
+    """Has each version that a rebuild in this folder has made verified by this deployment."""
     return AutomationCore(
-        name="tarmac-verify",
-        description="Verifies each new version of a dataset that Tarmac has built.",
+        name=f"tarmac-verify-{project}",
+        description=f"Verifies each new version of a dataset that was built in {Path.cwd()}.",
         trigger=EventTrigger(
-            posture=Posture.Reactive, match={"prefect.resource.id": f"{DATASET}*"}, expect={REBUILT}
+            posture=Posture.Reactive,
+            match={"prefect.resource.id": f"{DATASET}*", "tarmac.folder": escape(str(Path.cwd()))},
+            expect={REBUILT},
         ),
         actions=[_run(deployment, {"dataset": "{{ event.payload.folder }}"})],
         owner_resource=f"prefect.deployment.{deployment}",

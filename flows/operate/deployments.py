@@ -1,22 +1,25 @@
 """Registers what a project offers with a Prefect server; what `tarmac deploy` does.
 
 What the server has is compared first and left alone where it is the same, while Prefect's own registration
-writes it anew each time and drops the runs that were planned. The folder that it is called in becomes the
-working directory of the runs, and owns its deployments: those of another folder are not taken over by
-accident, and those whose config is gone are removed.
+writes it anew each time and drops the runs that were planned. What an operator has set on a page stays: more
+tags, a concurrency limit, further job variables, other schedules, a pause.
+
+The folder that it is called in becomes the working directory of the runs, and owns its deployments: those of
+another folder are not taken over by accident, and those that it offers no more are removed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
@@ -25,7 +28,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.urls import url_for
 from prefect.workers.process import ProcessWorker
 
-from flows.operate import automations, server
+from flows.operate import automations, folder, server
 from flows.operate.automations import Registered, State
 from flows.operate.offers import (
     FLOWS,
@@ -33,7 +36,6 @@ from flows.operate.offers import (
     POOL,
     SCHEDULE_SLUG,
     Offer,
-    of_all,
     of_config,
     of_project,
 )
@@ -41,7 +43,8 @@ from tasks.core.config import differing_keys, load
 from tasks.core.errors import UsageError
 from tasks.pulse import TAG
 
-WORKING_DIRECTORY = "prefect.deployments.steps.set_working_directory"
+STEPS = (folder.ENTER, "prefect.deployments.steps.set_working_directory")
+"""The pull steps that name a deployment's folder: ours, and that of a prefect.yaml without any."""
 UNKNOWN = UUID(int=0)
 """Of a deployment that a dry run does not make."""
 PAGE = 200
@@ -87,52 +90,56 @@ def deploy(
     if server.address() is None:
         raise UsageError(f"PREFECT_API_URL is not set: deployments need a Prefect server; {advice}")
     with server.asked(advice) as client:
-        before = {offer.full_name: _read(client, offer.full_name) for offer in project.offers}
-        offers, kept = _ours(project.offers, before, take_over)
+        found = _ours(client, project.offers, take_over)
+        offers = [offer for offer, _ in found]
         gone = _gone(client, offers, project.left_out)
         block = None if notify is None else automations.block_of(client, notify)
         if not dry_run:
             _ensure_pool(client)
-        changes = [_register(client, offer, before[offer.full_name], dry_run) for offer in offers]
-        removed = [_remove(client, name, found, dry_run) for name, found in gone.items()]
+        changes = [_register(client, offer, before, dry_run) for offer, before in found]
         ids = {offer.full_name: identity for offer, (_, identity) in zip(offers, changes, strict=True)}
         acts = [automations.put(client, one, dry_run) for one in _automations(client, offers, ids, block)]
         trained = {offer.name for offer in offers if offer.trains_after is not None}
         for name in {name.partition("/")[2] for name in [*ids, *gone]} - trained:
             acts += automations.remove(client, automations.train_name(name), dry_run)
-    return Deployed([change for change, _ in changes] + removed, acts, {**project.left_out, **kept})
+        removed = [_remove(client, name, one, dry_run) for name, one in gone.items()]
+    return Deployed([change for change, _ in changes] + removed, acts, project.left_out)
 
 
 def _ours(
-    offers: Sequence[Offer], before: Mapping[str, DeploymentResponse | None], take_over: bool
-) -> tuple[list[Offer], dict[str, str]]:
-    """The offers that this folder may register, and why not the others. What another project has registered
-    for all serves this one, too; UsageError where it has a deployment of the same name as a config here."""
-    ours, kept = [], {}
-    everybodys = {offer.full_name for offer in of_all()}
-    for offer in offers:
-        found = before[offer.full_name]
-        folder = None if found is None else _folder(found)
-        if found is None or take_over or folder == str(Path.cwd()):
-            ours.append(offer)
-            continue
-        whose = f"belongs to {folder}" if folder is not None else "was not registered by Tarmac"
-        if offer.full_name not in everybodys:
+    client: SyncPrefectClient, offers: Sequence[Offer], take_over: bool
+) -> list[tuple[Offer, DeploymentResponse | None]]:
+    """The offers, by the names that this folder may give them, with what the server has of each.
+
+    Where another folder has the project's name, the queue's name takes its place. UsageError where another
+    folder has a deployment of the same name as a config here.
+    """
+    found = [(offer, _read(client, offer.full_name)) for offer in offers]
+    strangers = [
+        (offer, _folder(before))
+        for offer, before in found
+        if before is not None and _folder(before) != str(Path.cwd())
+    ]
+    if take_over or not strangers:
+        return found
+    for offer, owner in strangers:
+        if not offer.is_of_project:
+            whose = f"belongs to {owner}" if owner is not None else "was not registered by Tarmac"
             raise UsageError(f"{offer.full_name} {whose}; rename the config, or take it with --take-over")
-        kept[offer.full_name] = f"{whose}, and does for this folder, too; --take-over takes it"
-    return ours, kept
+    renamed = [replace(one, name=folder.queue_name()) if one.is_of_project else one for one in offers]
+    return [(offer, _read(client, offer.full_name)) for offer in renamed]
 
 
 def _folder(deployment: DeploymentResponse) -> str | None:
     """The working directory of its runs."""
-    steps = [step[WORKING_DIRECTORY] for step in deployment.pull_steps or [] if WORKING_DIRECTORY in step]
+    steps = [inputs for step in deployment.pull_steps or [] for name, inputs in step.items() if name in STEPS]
     return str(steps[-1]["directory"]) if steps else None
 
 
 def _gone(
     client: SyncPrefectClient, offers: Sequence[Offer], left_out: Mapping[str, str]
 ) -> dict[str, DeploymentResponse]:
-    """The deployments of this folder that none of its configs offers any more, by name."""
+    """The deployments of this folder that it offers no more, by name."""
     names = {entrypoint: flow for flow, entrypoint in FLOWS.items()}
     offered = {offer.full_name for offer in offers}
     found: dict[str, DeploymentResponse] = {}
@@ -149,7 +156,7 @@ def _is_offered(name: str, deployment: DeploymentResponse, left_out: Mapping[str
     """Whether its config still offers it; a config with a mistake in it may do so again."""
     config = deployment.parameters.get("config")
     if config is None:
-        return name in {offer.full_name for offer in of_all()}
+        return False
     path = Path(config)
     if not path.exists() or config in left_out:
         return path.exists()
@@ -186,35 +193,42 @@ def _ensure_pool(client: SyncPrefectClient) -> None:
 def _register(
     client: SyncPrefectClient, offer: Offer, before: DeploymentResponse | None, dry_run: bool
 ) -> tuple[Change, UUID]:
-    wanted = _wanted(offer)
+    wanted = _wanted(offer, before)
     fields = _differences(offer, wanted, before)
     state: State = "new" if before is None else "changed" if fields else "unchanged"
     identity = UNKNOWN if before is None else before.id
-    if state != "unchanged" and not dry_run:
-        identity = client.create_deployment(
-            flow_id=client.create_flow_from_name(offer.flow),
-            name=offer.name,
-            schedules=_schedules(offer, before),
-            concurrency_limit=None,
-            **wanted,
-        )
+    if before is None and not dry_run:
+        flow_id = client.create_flow_from_name(offer.flow)
+        identity = client.create_deployment(flow_id=flow_id, name=offer.name, **wanted)
+    elif before is not None and fields and not dry_run:
+        client.update_deployment(before.id, DeploymentUpdate.model_validate(wanted))
+    if not dry_run:
+        _schedule(client, offer, identity, before)
     schedule = None if offer.cron is None else f"{offer.cron.cron} {offer.cron.timezone}"
     url = "" if identity == UNKNOWN else url_for("deployment", obj_id=identity) or ""
     return Change(offer.full_name, state, fields, schedule, url), identity
 
 
-def _wanted(offer: Offer) -> dict[str, Any]:
-    """The deployment's fields but for its schedules, as the server's API names them."""
+def _wanted(offer: Offer, before: DeploymentResponse | None) -> dict[str, Any]:
+    """The fields of the deployment that are ours, as the server's API names them, with what an operator has
+    added to them."""
+    tags = [] if before is None else before.tags
+    variables = {} if before is None else before.job_variables
     return {
         "description": offer.description,
         "entrypoint": offer.entrypoint,
-        "tags": offer.tags,
+        "tags": list(dict.fromkeys([*tags, *offer.tags])),
         "parameters": offer.parameters,
         "parameter_openapi_schema": form(offer),
         "enforce_parameter_schema": True,
         "work_pool_name": POOL,
-        "job_variables": JOB_VARIABLES,
-        "pull_steps": [{WORKING_DIRECTORY: {"directory": str(Path.cwd())}}],
+        "work_queue_name": folder.queue_name(),
+        "job_variables": {
+            **variables,
+            **JOB_VARIABLES,
+            "env": {**(variables.get("env") or {}), **JOB_VARIABLES["env"]},
+        },
+        "pull_steps": [{folder.ENTER: {"directory": str(Path.cwd())}}],
     }
 
 
@@ -232,17 +246,13 @@ def form(offer: Offer) -> dict[str, Any]:
 def _differences(
     offer: Offer, wanted: Mapping[str, Any], before: DeploymentResponse | None
 ) -> dict[str, tuple[Any, Any]]:
-    """The old and the new value of all that differs; everything of a deployment that is new."""
-    new = {**wanted, "schedule": _shown(offer.cron), "concurrency_limit": None}
+    """The old and the new value of all that differs; none of a deployment that is new."""
     if before is None:
         return {}
-    limit = before.global_concurrency_limit
-    ours = [entry.schedule for entry in before.schedules if entry.slug == SCHEDULE_SLUG]
+    ours = _ours_of(before)
+    new = {**wanted, "schedule": _shown(offer.cron)}
     old = {name: getattr(before, name) for name in wanted}
-    old |= {
-        "schedule": _shown(ours[0]) if ours else None,
-        "concurrency_limit": None if limit is None else limit.limit,
-    }
+    old["schedule"] = None if ours is None else _shown(ours.schedule)
     return {key: (_at(old, key), _at(new, key)) for key in differing_keys(old, new)}
 
 
@@ -260,24 +270,30 @@ def _at(values: Any, dotted: str) -> Any:
     return None
 
 
-def _schedules(offer: Offer, before: DeploymentResponse | None) -> list[DeploymentScheduleCreate]:
-    """The offered schedule, and those that somebody has made on the page; what is paused there stays so."""
-    there = before.schedules if before is not None else []
-    kept = [
-        DeploymentScheduleCreate(
-            schedule=entry.schedule, active=entry.active, slug=entry.slug, parameters=entry.parameters
-        )
-        for entry in there
-        if entry.slug != SCHEDULE_SLUG
-    ]
+def _schedule(
+    client: SyncPrefectClient, offer: Offer, deployment: UUID, before: DeploymentResponse | None
+) -> None:
+    """Have the deployment run by the offered schedule. One that is paused stays so, and those that somebody
+    has made on the page stay as they are."""
+    ours = None if before is None else _ours_of(before)
     if offer.cron is None:
-        return kept
-    is_active = all(entry.active for entry in there if entry.slug == SCHEDULE_SLUG)
-    return [DeploymentScheduleCreate(schedule=offer.cron, slug=SCHEDULE_SLUG, active=is_active), *kept]
+        if ours is not None:
+            client.delete_deployment_schedule(deployment, ours.id)
+    elif ours is None:
+        made = DeploymentScheduleCreate(schedule=offer.cron, slug=SCHEDULE_SLUG, active=True)
+        client.create_deployment_schedules(deployment, [made])
+    elif _shown(ours.schedule) != _shown(offer.cron):
+        client.update_deployment_schedule(deployment, ours.id, schedule=offer.cron)
+
+
+def _ours_of(deployment: DeploymentResponse) -> DeploymentSchedule | None:
+    """The schedule of its config, if it has one."""
+    return next((one for one in deployment.schedules if one.slug == SCHEDULE_SLUG), None)
 
 
 def _remove(client: SyncPrefectClient, name: str, found: DeploymentResponse, dry_run: bool) -> Change:
     if not dry_run:
+        client.delete_resource_owned_automations(f"prefect.deployment.{found.id}")
         client.delete_deployment(found.id)
     return Change(name, "removed")
 
@@ -295,7 +311,7 @@ def _automations(
     for offer in offers:
         identity = ids[offer.full_name]
         if offer.flow == "verify":
-            wanted.append(automations.verify_rebuilt(identity))
+            wanted.append(automations.verify_rebuilt(offer.name, identity))
         if offer.trains_after is not None:
             wanted.append(automations.train_rebuilt(offer.name, offer.trains_after, identity))
     return wanted

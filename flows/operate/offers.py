@@ -1,9 +1,9 @@
 """What a project offers on a Prefect server: the deployments of its configs, and three for the whole project.
 
 Each config gives `build/NAME`, with its schedule, and `pipeline/NAME` where it trains; each project gives
-`verify/dataset`, `evaluate/run` and `doctor/run`. `tarmac deploy` registers them, and the same values are
-written as the prefect.yaml that `prefect deploy` reads. Flows are named by module path, so that they run from
-any folder and from an installed wheel.
+`verify/PROJECT`, `evaluate/PROJECT` and `doctor/PROJECT`, by the name of its folder. `tarmac deploy`
+registers them, and the same values are written as the prefect.yaml that `prefect deploy` reads. Flows are
+named by module path, so that they run from any folder and from an installed wheel.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from prefect.client.schemas.schedules import CronSchedule
 
+from flows.operate import folder
 from flows.operate.automations import TAKE_UP
 from flows.operate.environment import DEFAULTS
 from flows.parameters import choices, configured
@@ -84,6 +85,11 @@ class Offer:
         return FLOWS[self.flow]
 
     @property
+    def is_of_project(self) -> bool:
+        """Whether it is offered once per project, and not for a config."""
+        return "config" not in self.parameters
+
+    @property
     def tags(self) -> list[str]:
         return [TAG, TAKE_UP]
 
@@ -115,21 +121,17 @@ def of_project(named: Sequence[Path] = ()) -> Project:
             if named:
                 raise
             left_out[str(path)] = str(error)
-    return Project((*offers, *of_all()), left_out)
+    return Project((*offers, *_of_all()), left_out)
 
 
-def of_all() -> list[Offer]:
+def _of_all() -> list[Offer]:
     """What is offered once per project."""
-    return [
-        Offer(
-            "verify",
-            "dataset",
-            "Checks a dataset, one of its versions, or anybody's WebDataset tars for damage.",
-            {},
-        ),
-        Offer("evaluate", "run", "Does the evaluations of a run that have no result yet.", {}),
-        Offer("doctor", "run", "Says why a run hangs or is slow, with evidence; it is not disturbed.", {}),
-    ]
+    described = {
+        "verify": "Checks a dataset, one of its versions, or anybody's WebDataset tars for damage.",
+        "evaluate": "Does the evaluations of a run that have no result yet.",
+        "doctor": "Says why a run hangs or is slow, with evidence; it is not disturbed.",
+    }
+    return [Offer(flow, folder.project_name(), text, {}) for flow, text in described.items()]
 
 
 def of_config(config: Config, path: Path) -> list[Offer]:
@@ -179,11 +181,18 @@ def from_here(path: Path) -> str:
 
 
 def prefect_file(offers: Sequence[Offer]) -> str:
-    """The text of a prefect.yaml with these deployments."""
-    pool = {"name": POOL, "job_variables": JOB_VARIABLES}  # one object, which YAML refers to
+    """The text of a prefect.yaml with these deployments, which is the same in every folder: what depends on
+    the folder comes from a build step."""
+    step = "folder"
+    queue = f"{{{{ {step}.queue }}}}"
+    pool = {
+        "name": POOL,
+        "work_queue_name": queue,
+        "job_variables": JOB_VARIABLES,
+    }  # one, which YAML refers to
     deployments = [
         {
-            "name": offer.name,
+            "name": f"{{{{ {step}.project }}}}" if offer.is_of_project else offer.name,
             "entrypoint": offer.entrypoint,
             "description": offer.description,
             "tags": offer.tags,
@@ -193,9 +202,12 @@ def prefect_file(offers: Sequence[Offer]) -> str:
         }
         for offer in offers
     ]
-    return HEAD + yaml.dump(
-        {"name": TAG, "deployments": deployments}, Dumper=_Readable, sort_keys=False, width=110
-    )
+    steps = {
+        "build": [{folder.NAMES: {"id": step}}],
+        "pull": [{folder.ENTER: {"directory": f"{{{{ {step}.path }}}}"}}],
+    }
+    whole = {"name": TAG, **steps, "deployments": deployments}
+    return HEAD + yaml.dump(whole, Dumper=_Readable, sort_keys=False, width=110)
 
 
 def _schedules(offer: Offer) -> list[dict[str, str]]:

@@ -10,13 +10,9 @@ A worker is known by its name, which tells apart machines of one host name and f
 
 from __future__ import annotations
 
-import hashlib
-import os
-import socket
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import httpx
 import psutil
@@ -43,25 +39,12 @@ FORGOTTEN = timedelta(days=7)
 """What crashed so long ago is left to a person."""
 MISSED = timedelta(seconds=60)
 """What crashed so long ago would have been started again, had the server's automation seen it."""
-MACHINE_ID = Path("/etc/machine-id")
-"""systemd's; a container may have none."""
 PAGE = 200
 """Flow runs that the server lists at once."""
 TIMEOUT_S = 10.0
 ENDED = "Its worker and its process ended; what was done is kept."
 AGAIN = "Its worker had ended, and starts it again; what was done is kept."
 PASSED_OVER = "It crashed while the server was away; its worker starts it again, and what was done is kept."
-
-
-def worker_name(machine_id: Path = MACHINE_ID) -> str:
-    """The name of this folder's worker on this machine, the same after each start, without characters that
-    Prefect refuses: host, folder, and a mark of the machine's id and the folder's whole path."""
-    try:
-        machine = machine_id.read_bytes().strip()
-    except OSError:
-        machine = b""
-    mark = hashlib.sha256(machine + b"\n" + os.fsencode(Path.cwd())).hexdigest()[:6]
-    return f"{socket.gethostname()} {Path.cwd().name} {mark}".replace("/", "-").replace("%", "-")
 
 
 def mark_lost(worker: str) -> None:

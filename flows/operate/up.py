@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import psutil
 from prefect.settings import get_current_settings
 
-from flows.operate import pages, recovery, server
+from flows.operate import folder, pages, recovery, server
 from flows.operate.offers import POOL
 from flows.operate.service import END_S, Service, end, start
 from tasks import guard
@@ -72,7 +72,7 @@ class Running:
                     service.look()
                 if self.pages is not None and time.monotonic() - looked > MISSED_S:
                     looked = time.monotonic()
-                    for name in recovery.take_up_missed(recovery.worker_name()):
+                    for name in recovery.take_up_missed(folder.worker_name()):
                         screen.warn(f"{name} crashed while the server was away; it starts again")
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
@@ -257,7 +257,7 @@ def _deploy() -> list[str]:
 def _take_up_lost() -> None:
     """Start what this folder's worker has left behind when it ended, or its machine."""
     with server.told_of_refusals():
-        for name in recovery.take_up_lost(recovery.worker_name()):
+        for name in recovery.take_up_lost(folder.worker_name()):
             screen.warn(f"{name} was lost when its worker ended; it starts again")
 
 
@@ -271,9 +271,9 @@ def _start_worker(place: _Place, pages_at: str, stack: ExitStack) -> Service:
         MARK: mark,
     }
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
-    command += ["--pool", POOL, "--name", recovery.worker_name()]
+    command += ["--pool", POOL, "--work-queue", folder.queue_name(), "--name", folder.worker_name()]
     service = Service("worker", lambda: start(command, settings, subprocess.PIPE))
-    stack.callback(recovery.mark_lost, recovery.worker_name())
+    stack.callback(recovery.mark_lost, folder.worker_name())
     stack.callback(_end_flow_runs, mark)
     stack.callback(lambda: end(service.process, WORKER_END_S))
     return service

@@ -24,13 +24,14 @@ TRAINED = (
     DATA_ONLY
     + "train: {{recipe: clip, model: {{name: tarmac/digits}}, batch_size: 8, steps: 10, lr: 1.0e-3, checkpoint_every: 5}}\n"
 )
-SHARED = ["verify/dataset", "evaluate/run", "doctor/run"]
+SHARED = ["verify/project", "evaluate/project", "doctor/project"]
 
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Writes a config into the working directory and returns its path."""
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
 
     def write(text: str, name: str = "one", file: str = "one.yaml") -> Path:
         path = Path(file)
@@ -69,7 +70,7 @@ def test_the_schedule_rebuilds_and_then_trains_where_it_says_so(
         "Europe/Berlin",
     )
     assert pipeline.cron is None, "the rebuild starts it, and only when something changed"
-    assert pipeline.trains_after == (None if trains_after is None else tmp_path / trains_after)
+    assert pipeline.trains_after == (None if trains_after is None else tmp_path / "project" / trains_after)
 
 
 def test_without_names_all_configs_that_can_be_deployed_are(write) -> None:
@@ -86,11 +87,11 @@ def test_without_names_all_configs_that_can_be_deployed_are(write) -> None:
 
 
 def test_a_path_outside_the_working_directory_stays_absolute(write, tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / write(DATA_ONLY)
+    path = tmp_path / "project" / write(DATA_ONLY)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert of_project([path]).offers[0].parameters["config"] == str(path)
-    assert of_project([Path("../one.yaml")]).offers[0].parameters["config"] == str(path)
+    assert of_project([Path("../project/one.yaml")]).offers[0].parameters["config"] == str(path)
 
 
 @pytest.mark.parametrize("cron", ["99 2 * * *", "nightly", "0 2 * *"])
@@ -124,7 +125,7 @@ def test_the_form_offers_the_projects_configs_and_takes_no_other_parameter(write
     trained = forms["pipeline/mine"]
     assert trained["properties"]["config"]["enum"] == ["configs/c.yaml", "one.yaml"], "a.yaml trains nothing"
     assert {"overrides", "accept_loss", "rehash", "fresh"} < set(trained["properties"])
-    assert forms["verify/dataset"]["properties"]["level"]["enum"] == ["quick", "default", "full"]
+    assert forms["verify/project"]["properties"]["level"]["enum"] == ["quick", "default", "full"]
     assert all(schema["additionalProperties"] is False for schema in forms.values())
     fields = [field for schema in forms.values() for field in schema["properties"].values()]
     assert all(field["description"] for field in fields)
@@ -140,5 +141,6 @@ def test_the_file_of_this_repository_is_the_generated_one(monkeypatch: pytest.Mo
     text = prefect_file(project.offers)
     assert Path("deploy/prefect.yaml").read_text() == text, "tarmac deploy --write deploy/prefect.yaml"
     for entry in yaml.safe_load(text)["deployments"]:
-        assert entry["work_pool"] == {"name": POOL, "job_variables": JOB_VARIABLES}
+        queue = "{{ folder.queue }}"
+        assert entry["work_pool"] == {"name": POOL, "work_queue_name": queue, "job_variables": JOB_VARIABLES}
         assert entry["entrypoint"] in FLOWS.values()

@@ -23,7 +23,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed, Pending, Running
 
-from flows.operate import automations, recovery
+from flows.operate import automations, folder, recovery
 from tasks import guard
 from tests.services import until
 
@@ -200,10 +200,10 @@ def test_a_worker_is_of_one_machine_and_one_folder(tmp_path: Path, monkeypatch: 
     here.write_text("3f0c\n")
     there.write_text("9a1e\n")
     names = []
-    for folder in (tmp_path / "a" / "project", tmp_path / "b" / "project"):
-        folder.mkdir(parents=True)
-        monkeypatch.chdir(folder)
-        assert recovery.worker_name(here) == recovery.worker_name(here)
-        names += [recovery.worker_name(one) for one in (here, there, tmp_path / "none")]
+    for place in (tmp_path / "a" / "project", tmp_path / "b" / "project"):
+        place.mkdir(parents=True)
+        monkeypatch.chdir(place)
+        assert folder.worker_name(here) == folder.worker_name(here)
+        names += [folder.worker_name(one) for one in (here, there, tmp_path / "none")]
     assert len(set(names)) == len(names)
     assert all(" project " in name for name in names)

@@ -4,6 +4,7 @@ was rebuilt is verified and trained on; failures reach a person."""
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from tests.services import Api, until
+from tests.services import BIN, Api, until
 from tests.system.conftest import Run
 from tests.system.sleeper import sleeper
 
@@ -132,6 +133,26 @@ def test_a_run_that_cannot_begin_again_is_given_up(api: Api, dying: dict[str, st
     assert "before it could begin" in api.get(f"/flow_runs/{lost}")["state"]["message"]
 
 
+def test_a_run_whose_folder_is_gone_fails_and_names_it(
+    api: Api, worker: int, project: Path, env: dict[str, str], tmp_path: Path
+) -> None:
+    """It would begin in vain four times otherwise."""
+    folder = tmp_path / "folder"
+    (folder / "configs").mkdir(parents=True)
+    text = (project / "configs/digits-chat.yaml").read_text().replace("name: digits-chat", "name: moved")
+    (folder / "configs/moved.yaml").write_text(text)
+    subprocess.run([BIN / "tarmac", "deploy"], cwd=folder, env=env, check=True, timeout=120)
+    folder.rename(tmp_path / "elsewhere")
+    started = api.start("build/moved").raise_for_status().json()["id"]
+    ended = api.finished(started, 120)
+    assert (ended["state_type"], ended["run_count"]) == ("FAILED", 0)
+    says = f"start failed: the folder {folder} is not on {socket.gethostname()} (No such file or directory)"
+    assert ended["state"]["message"].startswith(says)
+    api.logged(started, says)
+    assert "Traceback" not in api.whole_log(started)
+    assert "Crashed" not in states(api, started)
+
+
 def test_failures_reach_the_block_that_was_named(api: Api, worker: int, run: Run) -> None:
     kind = api.get("/block_types/slug/custom-webhook")["id"]
     [schema] = api.filter("block_schemas", block_schemas={"block_type_id": {"any_": [kind]}})[:1]
@@ -144,7 +165,7 @@ def test_failures_reach_the_block_that_was_named(api: Api, worker: int, run: Run
         assert run("tarmac", "deploy", "--notify", "custom-webhook/team").returncode == 0
         again = json.loads(run("tarmac", "deploy", "--json").stdout)["automations"]
         assert {"name": "tarmac-failure", "state": "unchanged"} in again, "it forgot the block"
-        failed = api.start("evaluate/run", run="nobody-knows-it").json()["id"]
+        failed = api.start("evaluate/project", run="nobody-knows-it").json()["id"]
         assert api.finished(failed, 240)["state_type"] == "FAILED"
         [text] = until("the message", lambda: [one for one in heard if "nobody-knows-it" in one], 120)
         assert "Failed" in text and f"/runs/flow-run/{failed}" in text
@@ -226,22 +247,22 @@ def rebuild(api: Api) -> dict[str, Any]:
 def test_a_rebuild_that_changed_something_is_verified_and_trained_on(
     api: Api, small: Path, project: Path
 ) -> None:
-    until("the verification of the first version", lambda: len(_of_small(api, "verify/dataset")) == 1, 240)
+    until("the verification of the first version", lambda: len(_of_small(api, "verify/project")) == 1, 240)
     small.write_text("\n".join(small.read_text().splitlines()[:-3]) + "\n")
     rebuild(api)
-    until("another verification", lambda: len(_of_small(api, "verify/dataset")) == 2, 240)
+    until("another verification", lambda: len(_of_small(api, "verify/project")) == 2, 240)
     [trained] = until("a training", lambda: api.runs_of("pipeline/small"), 240)
-    [_, verified] = _of_small(api, "verify/dataset")
+    [_, verified] = _of_small(api, "verify/project")
     current = (project / "data/small/current").resolve()
     assert verified["parameters"]["dataset"] == str(current)
-    assert api.completed(verified["id"], 300)["name"] == f"{current.name} · verify"
+    assert api.completed(verified["id"], 300)["name"] == f"small · {current.name} · verify"
     api.completed(trained["id"], 300)
     [record] = [json.loads(path.read_text()) for path in project.glob("runs/small-*/run.json")]
     assert record["state"] == "succeeded" and record["data"][0]["version"] == current.name
 
     rebuild(api)
     assert len(api.runs_of("pipeline/small")) == 1, "nothing had changed"
-    assert len(_of_small(api, "verify/dataset")) == 2
+    assert len(_of_small(api, "verify/project")) == 2
 
 
 def _of_small(api: Api, name: str) -> list[dict[str, Any]]:
@@ -251,7 +272,7 @@ def _of_small(api: Api, name: str) -> list[dict[str, Any]]:
 
 def test_a_run_is_evaluated_by_the_start_of_its_id(api: Api, small: Path, project: Path) -> None:
     [first, *_] = [json.loads(path.read_text()) for path in project.glob("runs/small-*/run.json")]
-    started = api.start("evaluate/run", run=first["id"][:6]).json()["id"]
+    started = api.start("evaluate/project", run=first["id"][:6]).json()["id"]
     api.completed(started, 300)
     api.logged(started, "1 of 1 results")
 
@@ -264,7 +285,7 @@ def test_what_is_not_sound_fails_with_its_findings_in_log_and_table(
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-2048])
     try:
-        started = api.start("verify/dataset", dataset="data/small", level="quick").json()["id"]
+        started = api.start("verify/project", dataset="data/small", level="quick").json()["id"]
         ended = api.finished(started, 240)
     finally:
         shard.write_bytes(whole)
@@ -273,7 +294,7 @@ def test_what_is_not_sound_fails_with_its_findings_in_log_and_table(
     api.logged(started, "shard.truncated", "train/000000.tar")
     [table] = [entry for entry in api.artifacts(started) if entry["type"] == "table"]
     assert "shard.truncated" in table["data"]
-    completed = api.start("verify/dataset", dataset="data/small", level="full").json()["id"]
+    completed = api.start("verify/project", dataset="data/small", level="full").json()["id"]
     api.completed(completed, 240)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ from tests.system.conftest import NIGHTLY, ONE_CLICK, Run
 
 pytestmark = pytest.mark.system
 
-EVERYBODYS = ["verify/dataset", "evaluate/run", "doctor/run"]
+EVERYBODYS = ["verify/project", "evaluate/project", "doctor/project"]
 CONFIGS = ["digits-chat", "digits-clip", "open-clip-external", "phantoms-ct", "reinforced-clip"]
 ALL = [*(f"{flow}/{name}" for name in CONFIGS for flow in ("build", "pipeline")), *EVERYBODYS]
-STANDING = ["tarmac-zombies", "tarmac-take-up", "tarmac-give-up", "tarmac-verify"]
+STANDING = ["tarmac-zombies", "tarmac-take-up", "tarmac-give-up", "tarmac-verify-project"]
 
 
 def states(done: Any, kind: str = "deployments") -> dict[str, str]:
@@ -51,6 +52,7 @@ def test_tarmac_deploy_makes_the_pool_and_all_deployments(
         assert found["enforce_parameter_schema"]
         [step] = found["pull_steps"]
         assert list(step.values()) == [{"directory": str(project)}]
+        assert re.fullmatch("project-[0-9a-f]{6}", found["work_queue_name"])
     assert api.deployment(ONE_CLICK)["parameters"] == {"config": "configs/digits-clip.yaml", "overrides": {}}
     [schedule] = api.deployment(NIGHTLY)["schedules"]
     assert schedule["schedule"]["cron"] == "0 2 * * *"
@@ -98,13 +100,13 @@ BAD: dict[str, list[dict[str, Any]]] = {
         {"frsh": True},
     ],
     NIGHTLY: [{"config": "configs/nowhere.yaml"}, {"reash": True}],
-    "verify/dataset": [
+    "verify/project": [
         {},
         {"dataset": ""},
         {"dataset": "data/digits", "level": "deep"},
         {"dataset": "data/digits", "levl": "full"},
     ],
-    "evaluate/run": [{}, {"run": 5}, {"run": ""}, {"run": "3f9a", "step": 20}],
+    "evaluate/project": [{}, {"run": 5}, {"run": ""}, {"run": "3f9a", "step": 20}],
 }
 
 
@@ -238,9 +240,9 @@ def test_another_folder_takes_nothing_over_by_accident(
     text = (tmp_path / "configs/digits-chat.yaml").read_text().replace("name: digits-chat", "name: own")
     own.write_text(text[: text.index("\ntrain:")] + "\n")
     mine = deploy("configs/own.yaml", "--json")
-    assert states(mine) == {"build/own": "new"}
-    assert set(json.loads(mine.stdout)["left_out"]) == set(EVERYBODYS)
-    assert str(project) in json.loads(mine.stdout)["left_out"]["verify/dataset"]
+    of_folder = dict.fromkeys((f"{flow}/{tmp_path.name}" for flow in ("verify", "evaluate", "doctor")), "new")
+    assert states(mine) == {"build/own": "new", **of_folder}
+    assert api.deployment("build/own")["work_queue_name"] != api.deployment(NIGHTLY)["work_queue_name"]
 
     taken = deploy("configs/digits-clip.yaml", "--take-over", "--json")
     assert states(taken)[NIGHTLY] == "changed"
@@ -249,6 +251,73 @@ def test_another_folder_takes_nothing_over_by_accident(
     assert states(run("tarmac", "deploy", "--take-over", "--json"))[NIGHTLY] == "changed"
     own.unlink()
     assert states(deploy("--take-over", "--dry-run", "--json"))["build/own"] == "removed"
+
+
+def test_what_an_operator_has_set_on_a_page_stays(api: Api, deployed: object, run: Run) -> None:
+    found = api.deployment(NIGHTLY)
+    path = f"/deployments/{found['id']}"
+    options = {"collision_strategy": "CANCEL_NEW"}
+    variables = {
+        **found["job_variables"],
+        "env": {**found["job_variables"]["env"], "TEAM": "a"},
+        "label": "a",
+    }
+    change = {"tags": ["team-a", "tarmac"], "job_variables": variables, "work_pool_name": "tarmac"}
+    change |= {"concurrency_limit": 1, "concurrency_options": options, "work_queue_name": "default"}
+    api.ask("PATCH", path, change).raise_for_status()
+    more = {"schedule": {"interval": 86400}, "active": False}
+    api.ask("POST", f"{path}/schedules", [more]).raise_for_status()
+    try:
+        assert states(run("tarmac", "deploy", "--json"))[NIGHTLY] == "changed"
+        kept = api.deployment(NIGHTLY)
+        assert set(kept["tags"]) == {"team-a", "tarmac", "take-up"}
+        assert kept["global_concurrency_limit"]["limit"] == 1
+        assert kept["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+        assert kept["job_variables"] == variables
+        assert kept["work_queue_name"] == found["work_queue_name"], "what is ours is mended"
+        assert len(kept["schedules"]) == 2
+        assert states(run("tarmac", "deploy", "--json"))[NIGHTLY] == "unchanged"
+    finally:
+        [made] = [one for one in api.deployment(NIGHTLY)["schedules"] if one["slug"] is None]
+        api.ask("DELETE", f"{path}/schedules/{made['id']}").raise_for_status()
+        own = {name: found[name] for name in ("tags", "job_variables", "work_pool_name", "work_queue_name")}
+        api.ask(
+            "PATCH", path, {**own, "concurrency_limit": None, "concurrency_options": None}
+        ).raise_for_status()
+
+
+def test_two_folders_of_one_name_have_deployments_of_their_own(
+    api: Api, deployed: object, project: Path, run: Run, env: dict[str, str], tmp_path: Path
+) -> None:
+    """And what was registered under other names for this folder goes at the next deploy."""
+    twin = tmp_path / "project"
+    (twin / "configs").mkdir(parents=True)
+    text = (project / "configs/digits-chat.yaml").read_text().replace("name: digits-chat", "name: twin")
+    (twin / "configs/twin.yaml").write_text(text[: text.index("\ntrain:")] + "\n")
+    step = {"prefect.deployments.steps.set_working_directory": {"directory": str(twin)}}
+    body = {
+        "name": "dataset",
+        "flow_id": api.deployment("verify/project")["flow_id"],
+        "entrypoint": "flows.verify.verify_flow",
+        "tags": ["tarmac"],
+        "pull_steps": [step],
+    }
+    api.ask("POST", "/deployments/", body).raise_for_status()
+
+    def deploy() -> Any:
+        command = [BIN / "tarmac", "deploy", "--json"]
+        return subprocess.run(command, cwd=twin, env=env, capture_output=True, text=True, timeout=120)
+
+    first = states(deploy())
+    [name] = [name for name, state in first.items() if name.startswith("verify/") and state == "new"]
+    assert re.fullmatch("verify/project-[0-9a-f]{6}", name)
+    assert first["verify/dataset"] == "removed"
+    assert api.ask("GET", "/deployments/name/verify/dataset").status_code == 404
+    assert [api.deployment(one)["work_queue_name"] for one in (name, "build/twin")] == [
+        name.partition("/")[2]
+    ] * 2
+    assert set(states(deploy()).values()) == {"unchanged"}
+    assert states(run("tarmac", "deploy", "--json")) == dict.fromkeys(ALL, "unchanged")
 
 
 @contextmanager

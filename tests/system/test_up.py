@@ -132,9 +132,13 @@ def test_the_server_is_well_and_has_tarmacs_settings(up: Up) -> None:
     settings = up.api.get("/admin/settings")["server"]
     assert settings["concurrency"]["lease_storage"].endswith("lease_storage.filesystem")
     assert not settings["analytics_enabled"]
+    kept_s = settings["services"]["db_vacuum"]["event_retention_overrides"]
+    assert kept_s == {"tarmac.flow-run.pulse": 3600}, "a week of pulses is 0.6 GB per running flow"
     offered = httpx.get(f"{up.api.ui}/ui-settings", trust_env=False, auth=up.api.http.auth).json()
     assert offered["available_uis"] == ["v1"], "the other pages ask a host outside"
-    is_sqlite = (Path(up.env["PREFECT_HOME"]) / "prefect.db").exists()
+    database = Path(up.env["PREFECT_HOME"]) / "prefect.db"
+    if is_sqlite := database.exists():
+        assert database.stat().st_mode & 0o077 == 0, "others can read it"
     assert is_sqlite == ("PREFECT_SERVER_DATABASE_CONNECTION_URL" not in up.env)
     if up.secret is not None:
         assert httpx.get(f"{up.api.url}/flows/count", trust_env=False).status_code == 401
@@ -198,28 +202,58 @@ def test_what_is_killed_is_started_again(up: Up) -> None:
     up.api.completed(started.json()["id"], 240)
 
 
-def test_another_project_uses_the_server_that_is_there(up: Up, tmp_path: Path) -> None:
+def test_two_projects_on_one_server_run_their_own(up: Up, tmp_path: Path) -> None:
+    """Each on its own worker and its own data, also what has the same name; the end of one ends nothing of the
+    other's."""
     config = (up.project / "configs/digits-clip.yaml").read_text()
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs/other.yaml").write_text(config.replace("name: digits-clip", "name: other"))
+    other = tmp_path / "other"
+    (other / "configs").mkdir(parents=True)
+    (other / "configs/other.yaml").write_text(config.replace("name: digits-clip", "name: other"))
+    shutil.copytree(up.project / "data/raw", other / "data/raw")
     command = [str(BIN / "tarmac"), "up", "--json", "--port", up.api.ui.rpartition(":")[2]]
-    with service(command, tmp_path / "up.json", up.env) as process:
+    with service(command, other / "up.json", up.env) as process:
 
         def is_up() -> bool:
-            said = (tmp_path / "up.json").read_text()
+            said = (other / "up.json").read_text()
             assert process.poll() is None, said
             return '"ok": true' in said
 
         until("the other project", is_up, 120)
-        lines = (tmp_path / "up.json").read_text().splitlines()
+        lines = (other / "up.json").read_text().splitlines()
         facts = json.loads(next(line for line in lines if line.startswith("{")))
         assert list(facts["processes"]) == ["worker"]
         assert facts["pages"] != up.pages
-        assert "build/other" in facts["deployments"]
+        assert {"build/other", "verify/other", "evaluate/other", "doctor/other"} <= set(facts["deployments"])
+        builds = {"up": BUILD, "other": "build/other"}
+        started = [(folder, up.api.start(build)) for folder, build in [*builds.items()] * 3]
+        for folder, answer in started:
+            assert f" {folder} " in _worker_of(up.api, answer)
+        for folder in builds:
+            checked = up.api.start(f"verify/{folder}", dataset="data/digits", level="quick")
+            assert f" {folder} " in _worker_of(up.api, checked)
+        assert (other / "data/digits/current/manifest.json").exists()
+
+        changes = ["train.checkpoint_every=5000", "evaluate.every=5000", "loader.workers=0"]
+        training = up.api.start(PIPELINE, overrides={"steps": 100_000, "set": changes}).json()["id"]
+        until("the training", lambda: _processes(up.project, "tasks.training.rank"), 240)
         worker = psutil.Process(facts["processes"]["worker"])
-        process.kill()  # nothing of it is left to end what it has started
+        if up.secret is None:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        else:
+            process.kill()  # nothing of it is left to end what it has started
         assert not psutil.wait_procs([worker], timeout=30)[1], "the worker outlives its starter"
+        run = up.api.get(f"/flow_runs/{training}")
+        assert (run["state_type"], run["run_count"]) == ("RUNNING", 1)
+        up.api.ask("POST", f"/flow_runs/{training}/set_state", {"state": {"type": "CANCELLING"}})
+        assert up.api.finished(training, 120)["state_type"] == "CANCELLED"
     assert up.api.is_up()
+
+
+def _worker_of(api: Api, started: httpx.Response) -> str:
+    """The name of the worker that has run what was started to a good end."""
+    done = api.completed(started.raise_for_status().json()["id"], 240)
+    return str(done["labels"]["prefect.worker.name"])
 
 
 def test_a_second_server_at_the_same_place_is_refused(up: Up, tmp_path: Path) -> None:
