@@ -29,7 +29,11 @@ def evaluate(run: RunFolder) -> StageResult[Evaluated]:
     with shown("evaluate") as stage:
 
         def progress(status: RunStatus) -> None:
-            stage.progress(status.evaluations_done, len(status.evaluations), "evaluations")
+            waiting = next(iter(status.evaluations_waiting), None)
+            why = "" if waiting is None else f"step {waiting.step:,} {waiting.task}: {waiting.waiting}"
+            if config_of(run).dataset.private and waiting is not None:
+                why = f"step {waiting.step:,} {waiting.task} waits"
+            stage.progress(status.evaluations_done, len(status.evaluations), "evaluations", why)
 
         started = launch.start_or_adopt(run, "evaluate", control.check)
         status = launch.wait_for_evaluations(run, progress)

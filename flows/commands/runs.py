@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tasks.supervision.status import EvaluationStatus, RunStatus
     from tasks.supervision.stopping import Stopped
 
+SHOWN = 5
+"""So many evaluations that wait are listed for a run."""
 GONE = "its agent is gone; start the run again: it resumes"
 RUNS = Path("runs")
 """Where runs lie unless another folder is given; before the first run it does not exist."""
@@ -67,6 +69,10 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
     yield f"{mark} {one.run.name}  {one.state}{stopped}  {standing}"
     if one.state in ("queued", "running") and one.reason:
         yield f"    {one.reason}"
+    for waiting in one.evaluations_waiting[:SHOWN]:
+        yield f"    step {waiting.step:,} {waiting.task}: {waiting.waiting}"
+    if (further := len(one.evaluations_waiting) - SHOWN) > 0:
+        yield f"    {counted(further, 'further evaluation')} {'waits' if further == 1 else 'wait'}"
     if one.silent_s and one.phase is not None:
         silent = f"it has said nothing for {duration(one.silent_s)}, in phase {one.phase.phase}"
         yield f"  ! {silent}; log {one.log}"
@@ -118,6 +124,10 @@ def _row(one: RunStatus) -> dict[str, Any]:
         "silent_s": round(one.silent_s, 1),
         "evaluations": len(one.evaluations),
         "evaluations_done": one.evaluations_done,
+        "evaluations_waiting": [
+            {"step": waiting.step, "task": waiting.task, "reason": waiting.waiting}
+            for waiting in one.evaluations_waiting
+        ],
         "agent_is_alive": one.agent_is_alive,
     }
 

@@ -27,7 +27,7 @@ class Entry:
     `job` is the job as `tasks.runs.job.Job` writes itself, its folder from the run's on; None when none was
     started. `at` is when the entry was written, `since` when the question was put, which with `uid` makes the
     question that a result repeats. `refusals` counts the submissions in a row that were refused, which are no
-    tries, since `refused_since`.
+    tries, since `refused_since`. `tried` holds the reason of each try that ended without a result.
     """
 
     uid: str
@@ -41,6 +41,7 @@ class Entry:
     reason: str = ""
     refusals: int = 0
     refused_since: float = 0.0
+    tried: tuple[str, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -52,6 +53,10 @@ class Entry:
 
     def having(self, **changes: Any) -> Entry:
         return replace(self, **changes)
+
+    @property
+    def waits_to_be_tried_again(self) -> bool:
+        return bool(self.tried) and len(self.tried) == self.attempt and not self.is_final
 
     def having_been_refused(self, reason: str) -> Entry:
         """The try is given back."""
@@ -71,7 +76,7 @@ def read(path: Path) -> list[Entry]:
     entries = []
     for row in read_lines(path)[0]:
         try:
-            entry = Entry(**row)
+            entry = Entry(**{**row, "tried": tuple(row.get("tried", ()))})
         except TypeError:
             continue
         if isinstance(entry.step, int) and isinstance(entry.task, str) and isinstance(entry.at, int | float):

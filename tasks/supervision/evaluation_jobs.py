@@ -11,10 +11,10 @@ import logging
 import os
 import re
 import time
+from collections.abc import Collection
 from pathlib import Path
-from typing import Literal
 
-from tasks.core.engines.slurm_queue import ending
+from tasks.core.engines.slurm_queue import CANCELLED, ending
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_json, write_atomic, write_json
 from tasks.core.lock import Lease, holder_of
@@ -27,7 +27,9 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
 from tasks.runs.ledger import Entry, Key
 from tasks.supervision.evaluations import (
+    Failure,
     Mark,
+    Pause,
     Seen,
     Submit,
     Training,
@@ -42,6 +44,9 @@ from tasks.supervision.unusable import UnusableResults
 EVALUATE = "tasks.evaluation.job:evaluate_checkpoint"
 JOB = "tasks.supervision.evaluation_jobs:run_job"
 FULL_LOOK_S = 30.0
+STUCK_S = 300.0
+"""How long a job may be held in Slurm's queue before it is given up: a person may hold it for a moment."""
+ENDED = "its job was ended with the run"
 SUBMITIT = re.compile(r"([A-Z]+:)?submitit[ :]")
 """How a line of submitit's own begins, by its logger or by the root's."""
 
@@ -66,14 +71,20 @@ def has_requests(run: RunFolder) -> bool:
 class Evaluations:
     """The evaluations of one run, in the hands of its agent."""
 
-    def __init__(self, run: RunFolder, config: Config, number: int) -> None:
-        """`number` is the attempt's, under which new jobs leave their logs."""
+    def __init__(self, run: RunFolder, config: Config, number: int, is_continued: bool = False) -> None:
+        """`number` is the attempt's, under which new jobs leave their logs. `is_continued` where this agent
+        goes on for another one, without a person's wish to try again what has failed."""
         self._run = run
         self._engine = config.engine.for_evaluate()
         self._number = number
         self._wanted = wanted_of(run.id, config)
         history = ledger.read(run.ledger)
-        self._entries = reopened(ledger.fold(history))
+        self._entries = ledger.fold(history)
+        if not is_continued:
+            alive = {key for key, entry in self._entries.items() if self._job_lives(entry)}
+            self._entries = reopened(self._entries, alive)
+        self._known_alive: set[Key] = set()
+        self._stuck_since: dict[Key, float] = {}
         self._answered = {entry.key: entry.uid for entry in history if entry.state == "done"}
         self._parsed: dict[Path, tuple[tuple[int, int], EvaluationResult | None]] = {}
         self.unusable = UnusableResults(run)
@@ -115,6 +126,10 @@ class Evaluations:
         for action in next_actions(self._wanted, self._entries, seen, self._engine.jobs):
             if isinstance(action, Mark):
                 self._mark(action)
+            elif isinstance(action, Pause):
+                entry = self._entries[action.wanted.key]
+                tried = (*entry.tried, action.cause)
+                self._record(entry.having(state="submitted", job=None, reason=action.reason, tried=tried))
             elif submitting:
                 self._submit(action)
         if self._stale_summaries:
@@ -125,10 +140,13 @@ class Evaluations:
     def end_jobs(self, *, here_only: bool = False) -> None:
         """End the jobs that live, or those on this machine; the run's next agent takes up the others. The
         questions of those that are ended stay open for it."""
-        for entry in self._entries.values():
+        for entry in list(self._entries.values()):
             job = self._job_of(entry)
             if job is not None and not entry.is_final and not (here_only and job.slurm is not None):
                 job.end()
+                self._record(
+                    entry.having(state="submitted", job=None, attempt=len(entry.tried), reason=ENDED)
+                )
 
     def _take_up_requests(self) -> None:
         """Ask anew for an evaluation that somebody wants again, unless its job is still at it.
@@ -156,6 +174,7 @@ class Evaluations:
         running = {key for key in watched if self._is_leased(key)}
         self._running = running
         alive = running | {key for key in open_ones if self._job_lives(self._entries[key])}
+        self._known_alive |= alive
         checkpoints = {checkpoint.step for checkpoint in self._checkpoints()}
         looked_at = self._entries.keys() if is_full else open_ones
         kept = self._results - looked_at
@@ -165,13 +184,33 @@ class Evaluations:
             alive=alive,
             running=running,
             results=self._results,
-            failures={
-                key: _last_words(self._entries[key], self._job_of(self._entries[key]))
-                for key in open_ones - alive
-            },
+            failures={key: self._failure(self._entries[key]) for key in open_ones - alive},
             training=training,
+            stuck=self._stuck(open_ones & alive - running),
             now=time.time(),
         )
+
+    def _failure(self, entry: Entry) -> Failure:
+        job, result = self._job_of(entry), self._run.evaluation(*entry.key)
+        if job is not None and job.said_goodbye and result.exists():
+            found = results.examine(result)
+            if isinstance(found, str):
+                return Failure("failed", f"{result.relative_to(self._run.path)}: {found} (log: {job.log})")
+        return _last_words(entry, job, entry.key in self._known_alive)
+
+    def _stuck(self, waiting: Collection[Key]) -> dict[Key, str]:
+        """Why Slurm does not start jobs of these, where that has been so for STUCK_S."""
+        found: dict[Key, str] = {}
+        since: dict[Key, float] = {}
+        for key in waiting:
+            job = self._job_of(self._entries[key])
+            words = "" if job is None or job.slurm is None else job.slurm.never_starts
+            if words:
+                since[key] = self._stuck_since.get(key, time.monotonic())
+                if time.monotonic() - since[key] >= STUCK_S:
+                    found[key] = f"Slurm does not start its job: {words}; the job was cancelled"
+        self._stuck_since = since
+        return found
 
     def _is_leased(self, key: Key) -> bool:
         holder = holder_of(self._run.evaluation_lease(*key))
@@ -205,6 +244,9 @@ class Evaluations:
         entry = self._entries.get(mark.wanted.key)
         if entry is None or entry.uid != mark.wanted.uid:
             entry = _first_entry(mark.wanted)
+        job = self._job_of(entry)
+        if mark.state == "failed" and job is not None and job.slurm is not None and job.is_alive():
+            job.end()
         self._record(entry.having(state=mark.state, reason=mark.reason))
         self._stale_summaries |= mark.state != "running"
 
@@ -279,18 +321,22 @@ def _question(entry: Entry) -> str:
     return f"{entry.uid[:12]}-{entry.since}"
 
 
-def _last_words(entry: Entry, job: Job | None) -> tuple[Literal["failed", "lost"], str]:
-    """How a dead job ended: it failed with an error, or it is gone without one."""
+def _last_words(entry: Entry, job: Job | None, was_alive: bool) -> Failure:
+    """How a dead job ended: it failed with an error, or it is gone without one. One that `was_alive` for this
+    agent, and that Slurm calls cancelled, was cancelled by a person, who does not want it back."""
     if job is None:
-        return "failed", entry.reason or "its job was not submitted"
+        return Failure("failed", entry.reason or "its job was not submitted")
     lines = job.log.read_text(errors="replace").splitlines() if job.log.exists() else []
     last = next((line for line in reversed(lines) if line.strip() and not SUBMITIT.match(line)), "")
     last = OURS.sub("", last)
     if job.said_goodbye:
-        return "failed", f"{last} (log: {job.log})"
+        return Failure("failed", f"{last} (log: {job.log})")
     how = "" if job.slurm is None else ending(job.id)
+    if how == CANCELLED and was_alive:
+        return Failure("failed", f"{job.slurm} was cancelled in Slurm, so it is not tried again", True)
     how = f" ({how})" if how else ""
-    return "lost", f"job {job.id} ended without a result{how}{f': {last}' if last else ''} (log: {job.log})"
+    words = f"job {job.id} ended without a result{how}{f': {last}' if last else ''} (log: {job.log})"
+    return Failure("lost", words)
 
 
 def run_job(run_folder: str, step: str, task: str, question: str) -> None:

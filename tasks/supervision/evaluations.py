@@ -1,14 +1,16 @@
 """What to do next about a run's evaluations: pure, from what is wanted and what is seen to a list of actions.
 
 An evaluation is done when its result file parses, whatever its job said. A job that is gone without a result
-is submitted again, TRIES times in all; then it is final, with the reason. A submission that was refused is no
-try: it is repeated after pauses that double, for REFUSED_S in all.
+is submitted again after a pause that grows, TRIES times in all; then it is final, with each try's reason.
+What a person has cancelled in Slurm, and what Slurm does not start, is final at once. A submission that was
+refused is no try: it is repeated after pauses that double, for REFUSED_S in all.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tasks.core.files import digest
@@ -18,9 +20,13 @@ from tasks.evaluation.expected import expected
 from tasks.runs.ledger import Entry, EvaluationState, Key
 
 TRIES = 3
+RETRY_S, TIMES = 30.0, 4.0
+"""The pause after the first try that failed, and how much longer it is after each further one."""
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Before a refused submission is repeated, at first and at most."""
 REFUSED_S = 1800.0
+LOG = re.compile(r" \(log: \S+\)$")
+"""The end of a reason, which names the log of one try."""
 Training = Literal["going", "complete", "broken"]
 """`broken`: it ended before its last step, so checkpoints that are not there are not expected now."""
 
@@ -39,20 +45,31 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """How a job ended without a result; `is_final` where trying again would be against somebody's will."""
+
+    state: Literal["failed", "lost"]
+    reason: str
+    is_final: bool = False
+
+
+@dataclass(frozen=True)
 class Seen:
     """What the disk and the process table show.
 
     `alive` holds the evaluations whose job lives, seen before the `results` that parse, so that a job which
     ends in between is not taken for a lost one; a result counts when it is of the question in the ledger.
-    `failures` says how dead jobs ended. `now` is in Unix seconds.
+    `failures` says how dead jobs ended, and `stuck` why Slurm does not start one that waits. `now` is in Unix
+    seconds.
     """
 
     checkpoints: Collection[int]
     alive: Collection[Key]
     running: Collection[Key]
     results: Collection[Key]
-    failures: Mapping[Key, tuple[Literal["failed", "lost"], str]]
+    failures: Mapping[Key, Failure]
     training: Training
+    stuck: Mapping[Key, str] = field(default_factory=dict)
     now: float = 0.0
 
 
@@ -66,11 +83,20 @@ class Submit:
 
 @dataclass(frozen=True)
 class Mark:
-    """Write its new state into the ledger."""
+    """Write its new state into the ledger; a job of it that waits is cancelled where that is final."""
 
     wanted: Wanted
     state: EvaluationState
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Write down why a try gave no result, and that there will be another one."""
+
+    wanted: Wanted
+    cause: str
+    reason: str
 
 
 def wanted_of(run_id: str, config: Config) -> list[Wanted]:
@@ -86,9 +112,9 @@ def wanted_of(run_id: str, config: Config) -> list[Wanted]:
 
 def next_actions(
     wanted: Sequence[Wanted], entries: Mapping[Key, Entry], seen: Seen, jobs: int
-) -> list[Submit | Mark]:
+) -> list[Submit | Mark | Pause]:
     """What to do now, with at most `jobs` jobs alive at once; empty when there is only waiting left to do."""
-    actions: list[Submit | Mark] = []
+    actions: list[Submit | Mark | Pause] = []
     free = jobs - len(set(seen.alive))
     for want in wanted:
         action = _next(want, _current(want, entries, seen), seen)
@@ -112,12 +138,13 @@ def unfinished(wanted: Sequence[Wanted], entries: Mapping[Key, Entry], seen: See
     return left
 
 
-def reopened(entries: Mapping[Key, Entry]) -> dict[Key, Entry]:
-    """The ledger as a new agent takes it up: what has no result has all its tries again."""
-    open_again = {key: entry for key, entry in entries.items() if entry.state not in ("failed", "lost")}
+def reopened(entries: Mapping[Key, Entry], alive: Collection[Key]) -> dict[Key, Entry]:
+    """The ledger as an agent takes it up that a person has started: what has no result is tried anew. Tries
+    that are spent on an open question stay spent, but for one that ended with the agent before."""
     return {
-        key: entry if entry.is_final else entry.having(attempt=0, refusals=0)
-        for key, entry in open_again.items()
+        key: entry if entry.is_final or key in alive else entry.having(attempt=len(entry.tried))
+        for key, entry in entries.items()
+        if entry.state not in ("failed", "lost")
     }
 
 
@@ -129,10 +156,12 @@ def _current(want: Wanted, entries: Mapping[Key, Entry], seen: Seen) -> Entry | 
     return None if entry.state == "done" and want.key not in seen.results else entry
 
 
-def _next(want: Wanted, entry: Entry | None, seen: Seen) -> Submit | Mark | None:
+def _next(want: Wanted, entry: Entry | None, seen: Seen) -> Submit | Mark | Pause | None:
     if entry is not None and entry.is_final:
         return None
     if want.key in seen.alive:
+        if want.key in seen.stuck:
+            return Mark(want, "failed", seen.stuck[want.key])
         begun = entry is not None and entry.state == "submitted" and want.key in seen.running
         return Mark(want, "running") if begun else None
     if entry is not None and want.key in seen.results:
@@ -142,15 +171,37 @@ def _next(want: Wanted, entry: Entry | None, seen: Seen) -> Submit | Mark | None
         return Mark(want, "lost", missing) if seen.training == "complete" else None
     if entry is not None and entry.refusals > 0:
         return _after_refusal(want, entry, seen.now)
-    attempt = 0 if entry is None else entry.attempt
-    if attempt < TRIES:
-        return Submit(want, attempt + 1)
-    state, reason = seen.failures.get(want.key, ("lost", "its job left no trace"))
-    return Mark(want, state, f"{TRIES} of {TRIES} tries used; {reason}")
+    if entry is None or entry.attempt == 0:
+        return Submit(want, 1)
+    if entry.waits_to_be_tried_again:
+        is_due = _is_over(_pause_s(entry.attempt), entry.at, seen.now)
+        return Submit(want, entry.attempt + 1) if is_due else None
+    return _after_failure(want, entry, seen)
+
+
+def _after_failure(want: Wanted, entry: Entry, seen: Seen) -> Mark | Pause:
+    failure = seen.failures.get(want.key, Failure("lost", "its job left no trace"))
+    if failure.is_final:
+        return Mark(want, failure.state, failure.reason)
+    if entry.attempt < TRIES:
+        again = f"try {entry.attempt + 1} of {TRIES} in {_pause_s(entry.attempt):.0f} s"
+        return Pause(want, failure.reason, f"{failure.reason}; {again}")
+    reason = f"{TRIES} of {TRIES} tries used; {failure.reason}"
+    _, *earlier = dict.fromkeys(LOG.sub("", cause) for cause in (failure.reason, *reversed(entry.tried)))
+    return Mark(want, failure.state, "; before: ".join([reason, *earlier]))
+
+
+def _pause_s(attempt: int) -> float:
+    return min(RETRY_S * TIMES ** (attempt - 1), LONGEST_PAUSE_S)
+
+
+def _is_over(pause_s: float, since: float, now: float) -> bool:
+    """Whether a pause is over; one that lies ahead was written by a clock that differs from ours."""
+    return not 0 <= now - since < pause_s
 
 
 def _after_refusal(want: Wanted, entry: Entry, now: float) -> Submit | Mark | None:
     if now - entry.refused_since >= REFUSED_S:
         return Mark(want, "failed", f"no job could be submitted for {REFUSED_S / 60:.0f} min; {entry.reason}")
     pause_s = min(PAUSE_S * 2.0 ** (entry.refusals - 1), LONGEST_PAUSE_S)
-    return Submit(want, entry.attempt + 1) if now - entry.at >= pause_s else None
+    return Submit(want, entry.attempt + 1) if _is_over(pause_s, entry.at, now) else None

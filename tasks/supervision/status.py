@@ -40,6 +40,8 @@ class EvaluationStatus:
     task: str
     entry: Entry | None
     has_result: bool
+    waiting: str = ""
+    """Why its job does not run yet: Slurm's reason, or when it is tried again; empty where none waits."""
 
     @property
     def state(self) -> str:
@@ -124,6 +126,11 @@ class RunStatus:
         return int(value) if isinstance(value, int | float) else 0
 
     @property
+    def evaluations_waiting(self) -> list[EvaluationStatus]:
+        """Those whose job waits in a queue, or to be tried again."""
+        return [evaluation for evaluation in self.evaluations if evaluation.waiting]
+
+    @property
     def evaluations_done(self) -> int:
         return sum(evaluation.is_done for evaluation in self.evaluations)
 
@@ -170,7 +177,7 @@ def look(run: RunFolder) -> RunStatus:
         steps=int(state.identity["steps"]),
         row=row,
         phase=phase,
-        evaluations=[_evaluation(run, want, entries.get(want.key)) for want in wanted],
+        evaluations=[_evaluation(run, want, entries.get(want.key), alive) for want in wanted],
         checkpoints=checkpoints,
         agent_is_alive=alive,
         best=standing(run, config_of(run)),
@@ -275,10 +282,18 @@ def _standing(
     return max(checkpoints, default=0) if phase.phase == "start" else phase.step
 
 
-def _evaluation(run: RunFolder, want: Wanted, entry: Entry | None) -> EvaluationStatus:
+def _evaluation(run: RunFolder, want: Wanted, entry: Entry | None, alive: bool) -> EvaluationStatus:
     current = entry if entry is not None and entry.uid == want.uid else None
     has_result = _has_result(run.evaluation(*want.key))
-    return EvaluationStatus(want.step, want.task, current, has_result)
+    waiting = "" if current is None or not alive else _why_it_waits(run, current)
+    return EvaluationStatus(want.step, want.task, current, has_result, waiting)
+
+
+def _why_it_waits(run: RunFolder, entry: Entry) -> str:
+    if entry.state != "submitted":
+        return ""
+    slurm = None if entry.job is None else Job.from_json(entry.job, run.path).slurm
+    return entry.reason if slurm is None else slurm.waiting
 
 
 @lru_cache(maxsize=64)

@@ -229,6 +229,7 @@ def agent_main(folder: str) -> None:
     tuning.MEASURE = "tests.supervision.fakes:measure"
     evaluation_jobs.JOB = "tests.supervision.fakes:evaluation_job"
     evaluations.TRIES = behaviour_of(RunFolder(Path(folder))).get("tries", evaluations.TRIES)
+    evaluations.RETRY_S = behaviour_of(RunFolder(Path(folder))).get("retry_s", 0.0)
     agent.STOP_GRACE_S = behaviour_of(RunFolder(Path(folder))).get("stop_grace_s", agent.STOP_GRACE_S)
     agent.RESTARTS = behaviour_of(RunFolder(Path(folder))).get("restarts", agent.RESTARTS)
     least_s = behaviour_of(RunFolder(Path(folder))).get("silence_s")

@@ -25,6 +25,7 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
 from tasks.supervision import evaluation_jobs, evaluations
 from tasks.supervision.evaluation_jobs import Evaluations, _last_words, has_requests, request
+from tasks.supervision.evaluations import Failure
 from tasks.supervision.status import look
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run
@@ -45,6 +46,7 @@ def jobs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is over, with its log, when it has been submitted."""
     monkeypatch.setattr(evaluation_jobs, "EVALUATE", "tests.supervision.fakes:evaluate")
     monkeypatch.setattr(jobs, "submit", submit)
+    monkeypatch.setattr(evaluations, "RETRY_S", 0.0)
 
 
 def submit(target: str, arguments: list[str], folder: Path, *, name: str, **options: Any) -> Job:
@@ -83,6 +85,7 @@ def test_what_was_asked_for_again_in_vain_keeps_its_result(run: RunFolder) -> No
     failed = drive(run, evaluation_fails_at=STEP)
     assert (failed.state, failed.attempt) == ("failed", 3)
     assert "3 of 3 tries used; ValueError: the weights do not fit (log: " in failed.reason
+    assert "before" not in failed.reason, "each try ended for the same reason"
     assert run.evaluation(STEP, TASK).read_bytes() == result
     assert run.eval_result(STEP).read_bytes() == summary
     assert not has_requests(run)
@@ -221,7 +224,21 @@ def test_an_error_of_ours_is_told_without_its_class(tmp_path: Path, run: RunFold
         "Traceback (most recent call last):\ntasks.core.errors.DataError: val: no sample has a label\n"
     )
     job: Any = SimpleNamespace(log=log, said_goodbye=True)
-    assert _last_words(drive(run), job) == ("failed", f"val: no sample has a label (log: {log})")
+    told = _last_words(drive(run), job, was_alive=False)
+    assert told == Failure("failed", f"val: no sample has a label (log: {log})")
+
+
+def test_a_torn_result_is_named_as_the_reason(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tear(folder: Path, step: int, task: str, question: str = "") -> None:
+        path = RunFolder(folder).evaluation(step, task)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"task": "zero_sh')
+
+    monkeypatch.setattr(fakes, "evaluate", tear)
+    failed = drive(run)
+    assert (failed.state, len(failed.tried)) == ("failed", 2)
+    assert "3 of 3 tries used; evaluations/step_40/zero_shot.json: it is torn" in failed.reason
+    assert run.evaluation(STEP, TASK).exists(), "it has not settled"
 
 
 def test_a_result_outlives_its_checkpoint(run: RunFolder) -> None:

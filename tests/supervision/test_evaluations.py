@@ -9,7 +9,9 @@ import pytest
 
 from tasks.runs.ledger import Entry
 from tasks.supervision.evaluations import (
+    Failure,
     Mark,
+    Pause,
     Seen,
     Submit,
     Wanted,
@@ -49,13 +51,39 @@ def test_a_job_that_works_is_running_and_a_result_is_done() -> None:
 
 
 @pytest.mark.parametrize("state", ["failed", "lost"])
-def test_three_tries_then_the_reason(state: str) -> None:
-    dead = replace(NOTHING, checkpoints=(200,), failures={A.key: (state, "it said why")})  # type: ignore[dict-item]
-    assert next_actions([A], {A.key: entry(A, "running", 1)}, dead, jobs=1) == [Submit(A, 2)]
-    assert next_actions([A], {A.key: entry(A, "running", 2)}, dead, jobs=1) == [Submit(A, 3)]
-    (mark,) = next_actions([A], {A.key: entry(A, "running", 3)}, dead, jobs=1)
-    assert mark == Mark(A, state, "3 of 3 tries used; it said why")  # type: ignore[arg-type]
-    assert next_actions([A], {A.key: entry(A, state, 3)}, dead, jobs=1) == []
+def test_three_tries_with_pauses_then_the_reasons(state: str) -> None:
+    """The pauses stand in the ledger, so another agent keeps them."""
+    now, asked, pauses = 1000.0, entry(A, "running"), []
+    for attempt, why in enumerate(("it had no memory", "it said why", "it said why"), 1):
+        seen = replace(TWO, failures={A.key: Failure(state, why)}, now=now)  # type: ignore[arg-type]
+        (ended,) = next_actions([A], {A.key: asked}, seen, jobs=1)
+        if attempt == 3:
+            break
+        again = f"{why}; try {attempt + 1} of 3 in {30 * 4 ** (attempt - 1)} s"
+        assert ended == Pause(A, why, again)
+        asked = replace(asked, state="submitted", tried=(*asked.tried, why), at=now)
+        asked = reopened({A.key: asked}, ())[A.key]
+        while not (actions := next_actions([A], {A.key: asked}, replace(TWO, now=now), jobs=1)):
+            now += 1.0
+        pauses.append(now - asked.at)
+        assert actions == [Submit(A, attempt + 1)]
+        asked = replace(asked, state="running", attempt=attempt + 1)
+    assert pauses == [30.0, 120.0]
+    assert ended == Mark(A, state, "3 of 3 tries used; it said why; before: it had no memory")  # type: ignore[arg-type]
+    final = {A.key: replace(asked, state=state)}  # type: ignore[arg-type]
+    assert next_actions([A], final, replace(TWO, now=now), jobs=1) == []
+    ahead = replace(asked, attempt=1, tried=("x",), at=now + 3600)
+    assert next_actions([A], {A.key: ahead}, replace(TWO, now=now), jobs=1) == [Submit(A, 2)], "another clock"
+
+
+def test_what_a_person_cancelled_and_what_slurm_does_not_start_is_final() -> None:
+    cancelled = replace(TWO, failures={A.key: Failure("failed", "cancelled in Slurm", True)})
+    assert next_actions([A], {A.key: entry(A, "running")}, cancelled, jobs=1) == [
+        Mark(A, "failed", "cancelled in Slurm")
+    ]
+    stuck = replace(TWO, alive=(A.key,), stuck={A.key: "JobHeldUser"})
+    asked = {A.key: entry(A, "submitted")}
+    assert next_actions([A, B], asked, stuck, jobs=1) == [Mark(A, "failed", "JobHeldUser")]
 
 
 def test_a_refused_submission_is_no_try_and_is_repeated_after_longer_and_longer_pauses() -> None:
@@ -74,12 +102,14 @@ def test_a_refused_submission_is_no_try_and_is_repeated_after_longer_and_longer_
     assert now == 1000.0 + 1800.0
 
 
-def test_a_new_agent_gives_new_tries_to_what_has_no_result() -> None:
-    found = reopened({A.key: entry(A, "lost", 3), B.key: entry(B, "running", 3), C.key: entry(C, "done", 2)})
+def test_a_new_agent_tries_anew_what_has_no_result_and_keeps_the_tries_of_the_rest() -> None:
+    tried = replace(entry(B, "running", 3), tried=("it said why",))
+    found = reopened({A.key: entry(A, "lost", 3), B.key: tried, C.key: entry(C, "done", 2)}, ())
     assert {key: (one.state, one.attempt) for key, one in found.items()} == {
-        B.key: ("running", 0),
+        B.key: ("running", 1),
         C.key: ("done", 2),
     }
+    assert reopened({B.key: tried}, {B.key})[B.key].attempt == 3, "its job lives"
 
 
 def test_another_question_is_another_evaluation() -> None:

@@ -194,6 +194,22 @@ def test_a_run_that_a_person_cancelled_needs_nobody(
     assert "evaluation without a result: step 40 zero_shot: it was lost, and its job is gone" in told
 
 
+def test_an_evaluation_that_waits_to_be_tried_again_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    (want,) = wanted_of(run.id, config_of(run))
+    why = "job 7 ended without a result; try 2 of 3 in 30 s"
+    asked = Entry(want.uid, want.step, want.task, "submitted", None, 1, at=time.time(), reason=why)
+    ledger.append(run.ledger, asked)
+    with Lease(run.lease):
+        run_commands.status(runs=run.path.parent)
+        assert f"    step 40 zero_shot: {why}\n" in capsys.readouterr().out
+        run_commands.status(runs=run.path.parent, as_json=True)
+        (row,) = json.loads(capsys.readouterr().out)["runs"]
+        assert row["evaluations_waiting"] == [{"step": 40, "task": "zero_shot", "reason": why}]
+
+
 def test_the_json_of_a_dead_run_says_that_it_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,12 @@ SEEN_S = 10.0
 UNKNOWN_S = 600.0
 """How long squeue may go unanswered before a job counts as gone."""
 
+CANCELLED = "CANCELLED"
+NEVER = re.compile(
+    r"held|HoldMaxRequeue|BadConstraints|NeverSatisfied|Invalid(Account|QOS)|NotAllowed|Partition\w+Limit",
+    re.IGNORECASE,
+)
+"""Why a job waits that nothing but a person can start, as squeue names it."""
 UNWARNED = """sh -c 'trap "" USR2; exec "$@"' sh"""
 """Starts a program that ignores the warning until it takes it over: Slurm may send it a minute early, which
 would end a job of a short time limit while Python still imports."""
@@ -163,6 +169,12 @@ class SlurmJob:
             return f"{self}: squeue does not answer"
         why = f" ({reason})" if reason != "None" else ""
         return f"waiting in the queue as {self}{why}" if state == "PENDING" else ""
+
+    @property
+    def never_starts(self) -> str:
+        """That it waits for what does not come by itself, in Slurm's words; empty when it does not."""
+        state, reason = _watch.look(self) or ("", "")
+        return f"{self} ({reason})" if state == "PENDING" and NEVER.search(reason) else ""
 
     def cancel(self, *, if_pending: bool = False) -> None:
         """Take it out of the queue, or end it and wait until it is gone; `if_pending`: unless it runs."""
