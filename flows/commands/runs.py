@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """So many evaluations that wait are listed for a run."""
-GONE = "its agent is gone; start the run again: it resumes"
 RUNS = Path("runs")
 """Where runs lie unless another folder is given; before the first run it does not exist."""
 
