@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, Changes, ConfigFile
-from flows.commands.output import near, print_result, say
+from flows.commands.output import print_result, say
 from tasks.core.errors import DataError, UsageError
-from tasks.core.units import count, counted, size, when
+from tasks.core.units import count, counted, near, size, when
 
 if TYPE_CHECKING:
     from tasks.core.schema import Config

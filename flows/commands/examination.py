@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, RunsFolder
-from flows.commands.output import near, print_json, say
+from flows.commands.output import print_json, say
 from tasks.core.errors import UsageError
-from tasks.core.units import counted, format_duration
+from tasks.core.units import counted, format_duration, near
 
 if TYPE_CHECKING:
     from tasks.diagnosis.watch import Watched
@@ -82,7 +82,8 @@ def watch(
     """Run any training, and say why when it stalls.
 
     Its output passes through unchanged, and so do signals and its exit code,
-    which becomes 1 where it ended with 0 without having trained.
+    which becomes 1 where it ended with 0 without having trained, or was
+    stopped by --stop.
 
     For example:
       tarmac watch -- python -m open_clip_train.main --train-data 't-{00..17}.tar'
@@ -106,6 +107,7 @@ def _facts(done: Watched) -> dict[str, object]:
         **done.report.to_json(),
         "ok": done.exit_code == 0,
         "exit_code": done.exit_code,
+        "stopped": done.was_stopped,
         "trainer": done.trainer,
         "steps": done.steps,
         "seconds": round(done.seconds, 2),
@@ -115,7 +117,10 @@ def _facts(done: Watched) -> dict[str, object]:
 
 
 def _ended(done: Watched) -> list[str]:
-    """What became of the training, in lines that go to standard error."""
+    """What became of the training, in lines that go to standard error; of one that was stopped the verdict
+    again, which has scrolled away above what the training printed while it ended."""
+    from tasks.diagnosis.doctor import verdict_of
+
     took = format_duration(done.seconds)
     problems = [one for one in done.report.findings if one.code not in _codes(done)]
     lines = []
@@ -124,7 +129,10 @@ def _ended(done: Watched) -> list[str]:
         lines += [f"{mark} {one.code:<17} {one.evidence['what']}", f"    fix    {one.remedy}"]
     saved = f", {near(Path(done.checkpoint))} written" if done.checkpoint is not None else ""
     steps = f"{counted(done.steps, 'line')} of progress" if done.steps else "no line of progress"
-    if done.exit_code == 0:
+    if done.was_stopped:
+        lines.append(f"✗ watch: it stopped the training: {steps}{saved}, {took}")
+        lines += verdict_of(done.stalls[-1])
+    elif done.exit_code == 0:
         lines.append(f"✓ watch: it ended well: exit code 0, {steps}{saved}, {took}")
     else:
         lines.append(f"✗ watch: exit code {done.exit_code}, {steps}{saved}, {took}")

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, get_args
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, RunsFolder
-from flows.commands.output import near, print_result, say
+from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
+from tasks.core.units import near
 from tasks.export import Target
 
 if TYPE_CHECKING:

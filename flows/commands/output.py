@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
 
@@ -23,9 +21,3 @@ def print_json(value: Any) -> int:
 def print_result(**facts: Any) -> int:
     """Print the JSON object of a command that succeeded and judged nothing; returns its exit code."""
     return print_json({"ok": True, "findings": [], **facts})
-
-
-def near(path: Path) -> str:
-    """The path as a person in the working directory would type it."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

@@ -275,7 +275,8 @@ def training_left(settings: Config, version: str | None) -> TrainingLeft | None:
     seen = look(run)
     if seen.is_complete and run.config.read_text(encoding="utf-8") == dump(resolved):
         return TrainingLeft(f"up to date: {run.name}", is_left=False)
-    return TrainingLeft(f"goes on: {run.name}, {seen.state}{_place(settings)}", doubts=doubted)
+    at = f"whose agent is gone at step {seen.step:,} of {seen.steps:,}" if seen.is_abandoned else seen.state
+    return TrainingLeft(f"goes on: {run.name}, {at}{_place(settings)}", doubts=doubted)
 
 
 def _place(settings: Config) -> str:

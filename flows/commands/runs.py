@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """So many evaluations that wait are listed for a run."""
+LONGEST_REASON = 160
+RESUME = "start it again, it resumes: "
 RUNS = Path("runs")
 """Where runs lie unless another folder is given; before the first run it does not exist."""
 
@@ -30,6 +33,10 @@ def status(*, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
     """List all runs: those that need you, those at work, and the rest.
 
     The exit code is always 0, because looking is not judging.
+
+    For example:
+      tarmac status
+      tarmac status --runs /scratch/ada/runs --json
     """
     from tasks.runs.folder import list_runs
 
@@ -78,20 +85,28 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
 
 
 def _need_lines(one: RunStatus) -> Iterator[str]:
+    from tasks.runs.plan import command_to_resume
+
     if one.is_abandoned:
         yield (
             f"✗ {one.run.name}  was {one.state}, but its agent is gone at step {one.step:,} of {one.steps:,}"
         )
-        yield "    start it again, it resumes: tarmac run CONFIG"
+        yield f"    {RESUME}{command_to_resume(one.run)}"
     elif one.state == "stalled":
-        yield f"✗ {one.run.name}  {one.reason}"
+        yield f"✗ {one.run.name}  {_brief(one.reason)}"
         yield f"    tarmac doctor --run {one.run.handle} | tarmac cancel {one.run.handle}"
     elif one.state == "failed":
-        yield f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {one.reason}"
+        yield f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {_brief(one.reason)}"
         yield f"    log {one.log}"
+        yield f"    once that is mended, it resumes: {command_to_resume(one.run)}"
     for missing in _lost(one):
-        yield f"✗ {one.run.name}  evaluation without a result: {missing}"
+        yield f"✗ {one.run.name}  evaluation without a result: {_brief(str(missing))}"
         yield f"    tarmac evaluate {one.run.handle} --step {missing.step} --task {missing.task}"
+
+
+def _brief(reason: str) -> str:
+    """The beginning of a reason, in two lines at most; the log has the whole."""
+    return shorten(reason, LONGEST_REASON, placeholder=" …")
 
 
 def _lost(one: RunStatus) -> list[EvaluationStatus]:
@@ -108,11 +123,15 @@ def _lost(one: RunStatus) -> list[EvaluationStatus]:
 
 
 def _row(one: RunStatus) -> dict[str, Any]:
+    from tasks.runs.plan import command_to_resume
+
     return {
         "run": one.run.name,
         "id": one.run.id,
         "state": "failed" if one.is_abandoned else one.state,
-        "reason": GONE if one.is_abandoned else one.reason,
+        "reason": f"its agent is gone; {RESUME}{command_to_resume(one.run)}"
+        if one.is_abandoned
+        else one.reason,
         "evaluations_cancelled": one.stopped,
         "step": one.step,
         "steps": one.steps,
@@ -134,8 +153,12 @@ def _row(one: RunStatus) -> dict[str, Any]:
 def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
     """Stop a run at its next step, with a checkpoint, and end all that belongs to it.
 
-    It waits until no process of the run lives, kills what does not obey, and lists what it ended.
-    tarmac run with the same config resumes the run.
+    It waits until no process of the run lives, kills what does not obey, and
+    lists what it ended. The last line is the command that resumes the run.
+
+    For example:
+      tarmac cancel 2e94
+      tarmac cancel runs/digits-clip-2e94c1b07d55
     """
     from tasks.core.lock import holder_of
     from tasks.runs.folder import find
@@ -169,10 +192,18 @@ def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
 
 
 def _cancel_lines(after: RunStatus, stopped: Stopped) -> Iterator[str]:
-    """What became of the run, which processes were ended, and that none is left."""
+    """What became of the run, which processes were ended, that none is left, and how to resume it."""
+    from tasks.runs.plan import command_to_resume
+
     if not stopped.ended and not stopped.left and stopped.elsewhere is None:
         yield f"{after.run.name} is not running: no process of it lives here"
-        return
+    else:
+        yield from _stopped_lines(after, stopped)
+    if after.state in ("cancelled", "failed"):
+        yield f"  again  {command_to_resume(after.run)}"
+
+
+def _stopped_lines(after: RunStatus, stopped: Stopped) -> Iterator[str]:
     if after.state == "succeeded":
         again = f"tarmac evaluate {after.run.handle} does what is missing"
         yield f"{after.run.name} stopped evaluating{'' if after.is_complete else f'; {again}'}"
@@ -207,7 +238,7 @@ def gather(
       tarmac gather 2e94 --sync
     """
     from tasks.runs.folder import find
-    from tasks.supervision.status import agent_is_alive
+    from tasks.runs.job import agent_is_alive
     from tasks.supervision.tracking import gathering
 
     folder = find(runs, run)
@@ -242,7 +273,11 @@ def gather(
 
 
 def report(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
-    """Write a run's report again."""
+    """Write a run's report again.
+
+    For example:
+      tarmac report 2e94
+    """
     from tasks.reporting.report import write_report
     from tasks.runs.folder import find
 

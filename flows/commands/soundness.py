@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, DatasetFolder, Full, Level, Quick, level_of
-from flows.commands.output import near, print_json, say
+from flows.commands.output import print_json, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding, Report
-from tasks.core.units import counted, format_duration
+from tasks.core.units import counted, format_duration, near
 
 if TYPE_CHECKING:
     from tasks.dataset.repair.run import Repaired

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, Changes, ConfigFile, Fresh, RunName, RunsFolder
-from flows.commands.output import near, print_result, say
+from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
-from tasks.core.units import counted, size
+from tasks.core.units import counted, near, size
 
 if TYPE_CHECKING:
     from flows.stages import Stages

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, Changes, ConfigFile
-from flows.commands.output import near, print_json, say
+from flows.commands.output import print_json, say
 from tasks.core import screen
-from tasks.core.units import counted, format_duration, size
+from tasks.core.units import counted, format_duration, near, size
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""Figures as people write and read them: `256MB` and `48h` in a config, `1.26 MB` and `71 s` on a page.
+"""Figures and paths as people write and read them: `256MB` in a config, `1.26 MB` and `71 s` on a page.
 
 A bare number in a config is refused, because nobody can tell which unit was meant. Each function of FILTERS
 is also a filter of the page templates; what is unknown (None, not finite) shows as a dash.
@@ -7,8 +7,10 @@ is also a filter of the page templates; what is unknown (None, not finite) shows
 from __future__ import annotations
 
 import math
+import os
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -106,3 +108,9 @@ def shorten(text: str, limit: int = 160) -> str:
 
 
 FILTERS = (count, counted, number, percent, size, duration, when, shorten)
+
+
+def near(path: Path) -> str:
+    """The path as a person in the working directory would type it: relative only where it lies below."""
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith("..") else relative

@@ -89,8 +89,10 @@ def _is_of(trainer: Trainer, line: str) -> bool:
 def text_of(done: Examination) -> Iterator[str]:
     """The examination as the terminal shows it, without where it was saved."""
     verdict = done.verdict
-    head = (("WATCH", done.about), ("VERDICT", verdict.sentence))
-    yield from (f"{name:<{LABEL - 2}}{text}" for name, text in head if text)
+    if done.about:
+        yield f"{'WATCH':<{LABEL - 2}}{done.about}"
+    said, *fixes = verdict_of(done)
+    yield said
     findings, seen = verdict.report.findings, done.observation
     if seen is not None:
         yield f"EVIDENCE over {seen.seconds:.0f} s"
@@ -107,8 +109,13 @@ def text_of(done: Examination) -> Iterator[str]:
         yield f"{'RULED OUT' if not place else '':<{LABEL - 1}} {line}"
     if verdict.report.not_seen:
         yield f"NOT SEEN   {'; '.join(verdict.report.not_seen)}"
-    for finding in findings:
-        yield f"FIX        {fix_of(finding)}"
+    yield from fixes
+
+
+def verdict_of(done: Examination) -> list[str]:
+    """Its first line and its last ones: the verdict, and a fix for each cause."""
+    findings = done.verdict.report.findings
+    return [f"VERDICT  {done.verdict.sentence}", *(f"FIX        {fix_of(one)}" for one in findings)]
 
 
 def fix_of(finding: Finding) -> str:

@@ -22,8 +22,11 @@ from tasks.diagnosis.observation.record import KeptState, Observation
 from tasks.diagnosis.verdicts import Verdict, judge
 from tasks.loader import worker_state
 from tasks.models.recipes import options_type
-from tasks.runs import record
+from tasks.runs import phases, record
 from tasks.runs.folder import RunFolder
+from tasks.runs.job import agent_is_alive
+from tasks.runs.plan import command_to_resume
+from tasks.runs.record import RunRecord
 
 
 def examine_run(run: RunFolder, seconds: float = SECONDS) -> Examination:
@@ -85,19 +88,48 @@ def _states(run: RunFolder, alive: set[int]) -> list[KeptState]:
 
 
 def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -> Examination:
-    """What the agent wrote of an attempt that is over, or that runs where this machine cannot look."""
-    findings = findings_of(run, number)
+    """What the agent wrote of an attempt that is over, or that runs where this machine cannot look; and that
+    the run is over where nobody works on it any more, although nothing says so."""
+    is_at_work = agent_is_alive(run)  # seen first: what an agent wrote before it ended is then in the record
     state = record.load(run)
-    is_elsewhere = any(not identity.is_visible for identity in identities) and state.state in record.UNDER_WAY
-    not_seen = [f"its processes (they run on {identities[0].host})"] if is_elsewhere else []
-    if not findings and state.state in ("failed", "stalled"):
+    findings = [_worded(one) for one in findings_of(run, number)]
+    is_under_way = state.state in record.UNDER_WAY
+    unseen = [one.host for one in identities if not one.is_visible and is_under_way]
+    not_seen = [f"its processes (they run on {unseen[0]})"] if unseen else []
+    sentence = f"{state.state}: {state.reason}" if state.reason else f"{state.state}; nothing is wrong"
+    if state.is_abandoned(is_at_work):
+        gone = _gone(run, state, number)
+        findings.append(gone)
+        sentence = f"{gone.code}: {gone.evidence['what']}"
+    elif is_under_way and not state.reason:
+        sentence = (
+            f"{state.state}: its agent is at work{'' if unseen else ', and no rank of it lives here now'}"
+        )
+    elif not findings and state.state in ("failed", "stalled"):
         what = state.reason or "it ended, and its agent wrote down no cause"
         findings = [Finding("unknown", "warning", "see its log", evidence={"what": what})]
-    sentence = f"{state.state}: {state.reason}" if state.reason else f"{state.state}; nothing is wrong"
     stored = run.observation(number)
     seen = Observation.from_json(read_json(stored)) if stored.exists() else None
-    verdict = Verdict("gone", sentence, Report([*map(_worded, findings)], [], not_seen))
+    verdict = Verdict("gone", sentence, Report(findings, [], not_seen))
     return Examination(f"run {run.name}", run.name, verdict, seen, time.time())
+
+
+def _gone(run: RunFolder, state: RunRecord, number: int) -> Finding:
+    """That a run which should be under way has no agent any more."""
+    phase, log = phases.read(run.phase()), run.rank_log(number)
+    last = state.attempts[-1] if state.attempts else None
+    agent = f"its agent (process {last.pid} on {last.host})" if last is not None else "its agent"
+    at = "" if phase is None else f", at step {phase.step:,} of {state.identity['steps']:,}"
+    return Finding(
+        "process.gone",
+        "error",
+        "it resumes from its newest checkpoint",
+        evidence={
+            "what": f"{agent} is gone{at}, although the run is {state.state}: something killed it",
+            **({"log": str(log)} if log.exists() else {}),
+        },
+        command=command_to_resume(run),
+    )
 
 
 def findings_of(run: RunFolder, attempt: int) -> list[Finding]:

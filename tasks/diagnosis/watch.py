@@ -48,7 +48,8 @@ SI_KERNEL = 0x80
 
 @dataclass(frozen=True)
 class Watched:
-    """How the command ended. `exit_code` is what this process should end with."""
+    """How the command ended. `exit_code` is what this process should end with: the command's own, but 1 where
+    a finding says that it failed, or it was stopped."""
 
     report: Report
     exit_code: int
@@ -57,6 +58,8 @@ class Watched:
     seconds: float
     stalls: Sequence[Examination] = ()
     checkpoint: str | None = None
+    was_stopped: bool = False
+    """Whether it was ended for the last of the stalls."""
 
 
 @dataclass
@@ -132,15 +135,17 @@ def watch(
         findings = list(outcome.judge(trainer, command, listener.rhythm, _heard(listener), began_at))
     saved = outcome.checkpoints_since(trainer, command, began_at)
     report = Report([*findings, *(one for each in examinations for one in each.verdict.report.findings)])
-    failed = any(one.severity == "error" for one in findings)
+    was_stopped = stops and bool(examinations)
+    failed = was_stopped or any(one.severity == "error" for one in findings)
     return Watched(
         Report(findings) if not examinations else report,
-        128 - code if code < 0 else code or int(failed),
+        int(failed) if was_stopped or code == 0 else 128 - code if code < 0 else code,
         trainer.name,
         listener.rhythm.steps,
         time.monotonic() - began,
         examinations,
         saved[-1] if saved else None,
+        was_stopped,
     )
 
 

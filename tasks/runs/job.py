@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.engines.slurm_queue import SlurmJob
+from tasks.core.lock import holder_of
 from tasks.core.process import Identity, kill_tree
+from tasks.runs import record
+from tasks.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -67,3 +70,12 @@ class Job:
         slurm = value.get("slurm")
         identity = Identity.from_json(value["identity"]) if slurm is None else SlurmJob(**slurm)
         return cls(value["id"], identity, home / value["folder"])
+
+
+def agent_is_alive(run: RunFolder) -> bool:
+    """Whether somebody holds the run's lease, or its submitted agent is still on its way to it."""
+    holder = holder_of(run.lease)
+    if holder is not None and holder.is_alive():
+        return True
+    job = record.load(run).job
+    return job is not None and Job.from_json(job).is_alive()

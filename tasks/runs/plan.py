@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tasks.core.lock import Held, Lease, pin
 from tasks.core.quarantine_file import Quarantined, to_text
 from tasks.core.schema import Config, Train
 from tasks.core.stores import absolute_location
+from tasks.core.units import near
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints, newest_sound
 from tasks.runs.data import (
@@ -77,6 +79,16 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
         if dataset is not None:
             pin(dataset, run.id, mine.resolve().name, run.path)
     return run
+
+
+def command_to_resume(run: RunFolder) -> str:
+    """The command that takes the run up, whichever config and changes began it: it plans from the run's own
+    config, whose paths are absolute, on the run's own version, also where a newer one is current by now."""
+    version = version_path(record.load(run).data[0])
+    dataset = dataset_of(version)
+    is_current = dataset is None or (dataset / "current").resolve() == version.resolve()
+    change = [] if is_current else ["--set", f"dataset.output={version}"]
+    return shlex.join(["tarmac", "train", near(run.config), *change])
 
 
 def resolve(config: Config, version: Path) -> Config:

@@ -81,6 +81,10 @@ class RunRecord(BaseModel):
                 return number
         return 0
 
+    def is_abandoned(self, agent_is_alive: bool) -> bool:
+        """Whether it should be under way but nobody works on it: its agent was killed."""
+        return self.state in UNDER_WAY and not agent_is_alive
+
     def having(self, **changes: Any) -> RunRecord:
         """A copy with some fields changed."""
         return self.model_copy(update=changes)

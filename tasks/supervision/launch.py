@@ -21,6 +21,7 @@ from tasks.evaluation.best import is_due
 from tasks.runs import jobs, provenance, record, stop
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
+from tasks.runs.plan import command_to_resume
 from tasks.runs.record import RunRecord
 from tasks.supervision.ends import tail_of
 from tasks.supervision.evaluation_jobs import has_requests
@@ -210,7 +211,8 @@ def _gone(status: RunStatus) -> str:
     logs = [status.log] if job is None or job.log == status.log else [job.log, status.log]
     return (
         f"{status.run.name}: its agent is gone, and it stands at step {status.step} of {status.steps} "
-        f"({status.state}). Start it again: it resumes.\n" + "\n".join(_end_of(status, log) for log in logs)
+        f"({status.state}). Start it again, it resumes: {command_to_resume(status.run)}\n"
+        + "\n".join(_end_of(status, log) for log in logs)
     )
 
 

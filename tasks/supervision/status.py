@@ -21,10 +21,10 @@ from tasks.evaluation.best import Best, is_due, standing
 from tasks.runs import ledger, metrics, phases, record
 from tasks.runs.checkpoints import Listing
 from tasks.runs.folder import RunFolder, list_runs
-from tasks.runs.job import Job
+from tasks.runs.job import Job, agent_is_alive
 from tasks.runs.ledger import Entry, Key
 from tasks.runs.phases import Phase
-from tasks.runs.record import OVER, UNDER_WAY, RunRecord, State
+from tasks.runs.record import OVER, RunRecord, State
 from tasks.supervision.evaluations import Wanted, wanted_of
 
 LONGEST_PAUSE_S = 2.0
@@ -105,7 +105,7 @@ class RunStatus:
     @property
     def is_abandoned(self) -> bool:
         """Whether it should be running but nobody works on it: its agent was killed."""
-        return not self.agent_is_alive and self.state in UNDER_WAY
+        return self.record.is_abandoned(self.agent_is_alive)
 
     @property
     def agent_has_left(self) -> bool:
@@ -204,15 +204,6 @@ def list_status(runs: Path) -> tuple[list[RunStatus], Mapping[str, str]]:
         except (LookupError, TypeError, ValueError) as error:
             unreadable[run.name] = f"its files are damaged ({type(error).__name__}: {error})"
     return found, unreadable
-
-
-def agent_is_alive(run: RunFolder) -> bool:
-    """Whether somebody holds the run's lease, or its submitted agent is still on its way to it."""
-    holder = holder_of(run.lease)
-    if holder is not None and holder.is_alive():
-        return True
-    job = record.load(run).job
-    return job is not None and Job.from_json(job).is_alive()
 
 
 def _waiting(run: RunFolder, state: RunRecord) -> str:

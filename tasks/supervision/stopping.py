@@ -24,10 +24,9 @@ from tasks.core.process import Identity, kill_tree
 from tasks.loader import worker_state
 from tasks.runs import ledger, record, stop
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import Job
+from tasks.runs.job import Job, agent_is_alive
 from tasks.runs.record import OVER, UNDER_WAY
 from tasks.runs.stop import Who
-from tasks.supervision.status import agent_is_alive
 
 POLL_S = 0.25
 STOP_S = 50.0

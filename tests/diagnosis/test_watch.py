@@ -18,9 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.diagnosis import rhythm
+from flows import cli
+from tasks.diagnosis import doctor, rhythm
 from tasks.diagnosis.rhythm import Rhythm
+from tasks.diagnosis.verdicts import judge
 from tasks.trainers.contract import Progress
+from tests.diagnosis.test_verdicts import observation
 from tests.stalls.open_clip import NO_CAPTIONS, command, write_shards
 
 TARMAC = [sys.executable, "-m", "flows.cli", "watch"]
@@ -272,6 +275,23 @@ def test_a_wrong_use_is_one_line(tmp_path: Path) -> None:
     assert watched(tmp_path).returncode == 2
 
 
+def test_the_verdict_for_which_it_stopped_the_training_stands_last(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Below the traceback of a training that was interrupted, with the exit code of a failure."""
+    monkeypatch.setitem(rhythm.PATIENCE_S, "step", 0.5)
+    seen = observation("no-caption-member-resampled")
+    done = doctor.Examination("process 7", "7", judge(seen), seen, 0.0)
+    monkeypatch.setattr(doctor, "examine_process", lambda *_: done)
+    words = script("import time; print('step 1/9', flush=True); time.sleep(600)")
+    assert cli.main(["watch", "--stop", "--", *words]) == 1
+    lines = capfd.readouterr().err.splitlines()
+    end = next(place for place, line in enumerate(lines) if line.startswith("✗ watch: it stopped the"))
+    assert "KeyboardInterrupt" in lines[end - 1]
+    assert lines[end + 1].startswith("VERDICT  filter.spinning: 2 workers read and drop everything")
+    assert lines[end + 2].startswith("FIX        kill -INT") and end + 4 == len(lines)
+
+
 class TestRhythm:
     def step(self, done: float, total: float | None = None) -> Progress:
         return Progress("step", done, total)
@@ -326,7 +346,8 @@ def test_a_stall_has_its_verdict_in_the_same_terminal_and_can_be_stopped(tmp_pat
     done = watched(tmp_path, *words, options=("--stop",), timeout_s=900)
     assert b"VERDICT  filter.spinning" in done.stderr, done.stderr.decode()
     assert done.stderr.index(b"Start epoch 0") < done.stderr.index(b"VERDICT")
-    assert done.returncode != 0
+    assert done.returncode == 1
+    assert b"FIX " in b"".join(done.stderr.splitlines()[-3:]), "below what open_clip prints as it ends"
     left = [
         one
         for one in psutil.process_iter(["cmdline"])

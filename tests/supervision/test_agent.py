@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -10,14 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows import cli
 from flows.commands import runs as run_commands
+from flows.commands.projects import training_left
+from tasks.core.config import load
 from tasks.core.errors import DataError, Withdrawn
 from tasks.core.files import read_json
 from tasks.core.process import Identity
+from tasks.dataset.layout import resolve
 from tasks.evaluation.best import Best
 from tasks.runs import ledger, metrics, record
+from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
-from tasks.runs.plan import plan
+from tasks.runs.plan import locate, plan
 from tasks.supervision import launch, stopping
 from tasks.supervision.status import RunStatus, look
 from tests.supervision.conftest import processes_of
@@ -140,6 +147,42 @@ def test_sigkill_of_everything_then_again_ends_the_same(tmp_path: Path) -> None:
     lost, last = status.record.attempts
     assert (lost.outcome, last.outcome) == ("lost", "succeeded")
     assert lost.ended is not None and killed - 5 < lost.ended <= killed, "it lasted until it was killed"
+
+
+def test_a_run_whose_processes_were_all_killed_is_called_dead_and_taken_up_from_any_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, {"step_s": 0.1})
+    launch.start_or_adopt(run)
+    wait_for(lambda: rows(run) >= 12)
+    everything = processes_of(tmp_path)
+    for process in everything:
+        process.kill()
+    psutil.wait_procs(everything, timeout=60)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    asked = ["doctor", "--run", str(run.path), "--out", "page.html"]
+    assert cli.main(asked) == 1
+    shown = capsys.readouterr().out
+    assert "VERDICT  process.gone: its agent (process " in shown and "nothing is wrong" not in shown
+    version = version_path(record.load(run).data[0])
+    newer = f"tarmac train {run.config} --set dataset.output={version}"
+    assert f"FIX        {newer}\n" in shown
+    (tmp_path / "data" / "current").symlink_to(f"versions/{version.name}")
+    command = f"tarmac train {run.config}"
+    assert run_commands.status(runs=run.path.parent) == 0
+    assert f"    start it again, it resumes: {command}\n" in capsys.readouterr().out
+    assert cli.main([*asked, "--json"]) == 1
+    assert [one["command"] for one in json.loads(capsys.readouterr().out)["findings"]] == [command]
+    for words in (shlex.split(newer), shlex.split(command)):
+        config = load(Path(words[2]), words[4::2])
+        assert locate(config, resolve(config.dataset.output)).path == run.path
+    monkeypatch.setattr("tasks.evaluation.fit.require_fit", lambda *_: None)  # of a manifest of a few lines
+    seen = training_left(load(run.config), version.name)
+    assert seen is not None and f"goes on: {run.name}, whose agent is gone at step" in seen.summary
+    assert cli.main(["cancel", str(run.path)]) == 0
+    assert capsys.readouterr().out.endswith(f"\n  again  {command}\n")
 
 
 def test_sigkill_of_the_agent_ends_its_training_and_the_next_call_goes_on(tmp_path: Path) -> None:

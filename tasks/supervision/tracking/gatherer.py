@@ -22,7 +22,8 @@ from tasks.core.lock import Held, Lease
 from tasks.runs import metrics, record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
-from tasks.supervision.status import agent_is_alive, config_of, pause_after
+from tasks.runs.job import agent_is_alive
+from tasks.supervision.status import config_of, pause_after
 from tasks.supervision.tracking import gathering, wandb_file
 from tasks.supervision.tracking.tracker import Mode, Tracker, Unreachable, end_old_core
 
