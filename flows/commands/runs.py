@@ -125,13 +125,12 @@ def _lost(one: RunStatus) -> list[EvaluationStatus]:
 def _row(one: RunStatus) -> dict[str, Any]:
     from tasks.runs.plan import command_to_resume
 
+    gone = f"its agent is gone; {RESUME}{command_to_resume(one.run)}" if one.is_abandoned else None
     return {
         "run": one.run.name,
         "id": one.run.id,
         "state": "failed" if one.is_abandoned else one.state,
-        "reason": f"its agent is gone; {RESUME}{command_to_resume(one.run)}"
-        if one.is_abandoned
-        else one.reason,
+        "reason": gone or one.reason,
         "evaluations_cancelled": one.stopped,
         "step": one.step,
         "steps": one.steps,

@@ -102,4 +102,6 @@ def test_a_cancel_of_a_run_that_nobody_works_on_says_so(
 ) -> None:
     run = fakes.make_run(tmp_path)
     assert cli.main(["cancel", str(run.path)]) == 0
-    assert capsys.readouterr().out == f"{run.name} is not running: no process of it lives here\n"
+    first, again = capsys.readouterr().out.splitlines()
+    assert first == f"{run.name} is not running: no process of it lives here"
+    assert again.startswith(f"  again  tarmac train {run.config} ")
