@@ -23,6 +23,8 @@ KEPT = 3
 """Versions that a prune keeps unless it is given a number."""
 CHANGED = ("previous", "gained", "lost", "released", "shards", "shards_rewritten")
 """What `build --json` takes over from the stage."""
+ACCOUNT = {"read", "accepted", "filtered", "rejects", "splits", "passed_over"}
+"""And from the manifest."""
 
 
 def build(
@@ -155,7 +157,7 @@ def _show_build(
             up_to_date=built is None or built.up_to_date,
             version=version.name,
             path=str(version),
-            **manifest.model_dump(mode="json", include={"read", "accepted", "filtered", "rejects", "splits"}),
+            **manifest.model_dump(mode="json", include=ACCOUNT),
             left_out=quarantine.by_split(left_out),
             **{name: getattr(built, name) for name in CHANGED if built is not None},
             seconds=round(seconds, 2),
@@ -169,6 +171,7 @@ def _show_build(
 def _build_lines(
     settings: Config, version: Path, manifest: Manifest, built: BuildResult | None, notice: str | None
 ) -> Iterator[str]:
+    from tasks.dataset.manifest import passed_over_lines
     from tasks.dataset.rejects import reject_lines
 
     share = f" ({manifest.rejected / manifest.read:.1%}, budget {settings.dataset.reject_budget:.1%})"
@@ -177,6 +180,7 @@ def _build_lines(
         f"+ {manifest.rejected:,} rejected{share if manifest.rejected else ''}"
     )
     yield from reject_lines(version, manifest.rejects, settings.dataset.private)
+    yield from (f"  {line}" for line in passed_over_lines(manifest.passed_over, settings.dataset.private))
     for name, split in manifest.splits.items():
         samples, shards = counted(split.samples, "sample"), counted(split.shards, "shard")
         yield f"  {name:<8} {samples} in {shards}, {size(split.bytes)}"

@@ -199,6 +199,8 @@ def _build_lines(settings: Config, build: Forecast) -> Iterator[str]:
 
 
 def _work_lines(settings: Config, work: Work) -> Iterator[str]:
+    from tasks.dataset.manifest import passed_over_lines
+
     yield (
         f"          {count(work.listed)} raw samples: {count(work.filtered)} filtered, "
         f"{count(sum(work.rejected.values()))} rejected without a look inside"
@@ -207,6 +209,7 @@ def _work_lines(settings: Config, work: Work) -> Iterator[str]:
         f"          {count(work.to_convert)} to convert into {count(work.to_convert_shards)} of "
         f"{count(work.shards)} shards: about {size(work.bytes)}, {_work_time(settings, work.seconds)}"
     )
+    yield from (f"          {line}" for line in passed_over_lines(work.passed_over, settings.dataset.private))
     for reason, sample in work.tried_rejects.items():
         shown = "" if settings.dataset.private else f"   {sample}"
         yield f"!         of {counted(work.tried, 'sample')} tried: {reason}{shown}"

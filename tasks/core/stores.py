@@ -114,11 +114,19 @@ def join_location(folder: str, file: str) -> str:
     return file if is_remote(file) or file.startswith("/") else f"{folder.rstrip('/')}/{file}"
 
 
+SYSTEM = frozenset(
+    {
+        *("__MACOSX", "@eaDir", "#recycle", "@Recycle", "#snapshot", "@Recently-Snapshot", "lost+found"),
+        *("$RECYCLE.BIN", "System Volume Information", "Thumbs.db", "desktop.ini", "Desktop.ini"),
+    }
+)
+"""Folders and files that a system keeps beside people's own: thumbnails, bins, snapshots."""
+
+
 def is_hidden(file: str) -> bool:
     """Whether the file, or a folder on the way to it, is no data: `.git/x`, `__MACOSX/._a.jpg`."""
-    if "." not in file and "_" not in file:
-        return False
-    return any(part.startswith(".") or part == "__MACOSX" for part in file.split("/"))
+    parts = file.split("/")
+    return not SYSTEM.isdisjoint(parts) or any(part.startswith(".") for part in parts)
 
 
 class Stat(NamedTuple):  # made for every sample, in half the time of a frozen dataclass

@@ -37,7 +37,7 @@ class BuildInfo(BaseModel):
 
     `inputs_digest` says whether there is anything to do, `unread` how many samples are to be tried again at
     the next build. `name`, `dataset` (the config block), `cut` (keys of addresses that are kept only in
-    part), `filtered` and `converter` are what a repair needs.
+    part), `filtered`, `passed_over` and `converter` are what a repair needs.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -48,6 +48,7 @@ class BuildInfo(BaseModel):
     inputs_digest: str
     unread: int
     filtered: int
+    passed_over: dict[str, int] = {}
     private: bool
     built: float
     host: str

@@ -7,7 +7,7 @@ is named by its digest.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,8 +15,11 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.core.errors import DataError
+from tasks.core.units import counted
 from tasks.dataset.layout import MANIFEST, NAME_DIGITS
 
+MOST_KINDS = 6
+"""Kinds of files that are named in a line."""
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -56,6 +59,8 @@ class Manifest(BaseModel):
     rejects: dict[str, Count]
     source: SourceSummary
     config_digest: str
+    passed_over: dict[str, Count] = {}
+    """Files in a source's folder that are read as nothing, by kind; left out where there are none."""
 
     @property
     def rejected(self) -> int:
@@ -66,7 +71,21 @@ class Manifest(BaseModel):
         return sum(split.shards for split in self.splits.values())
 
     def to_bytes(self) -> bytes:
-        return (json.dumps(self.model_dump(), indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        content = self.model_dump(exclude=None if self.passed_over else {"passed_over"})
+        return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def passed_over_lines(kinds: Mapping[str, int], is_private: bool) -> list[str]:
+    """`2 files passed over: 1 .pdf, 1 without suffix`, of private data only the first half."""
+    if not kinds:
+        return []
+    line = f"{counted(sum(kinds.values()), 'file')} passed over"
+    ordered = sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))
+    named = [f"{number:,} {kind}" for kind, number in ordered[:MOST_KINDS]]
+    rest = sum(number for _, number in ordered[MOST_KINDS:])
+    if is_private:
+        return [line]
+    return [f"{line}: {', '.join(named)}{f' and {rest:,} of other kinds' if rest else ''}"]
 
 
 def content_digest(shards: Iterable[tuple[str, str]]) -> str:

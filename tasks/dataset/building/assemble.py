@@ -101,9 +101,15 @@ def draft_version(config: Config, shards: Iterable[Shard], staging: Path) -> Dra
     return draft
 
 
-def describe(draft: Draft, config: Config, filtered: int, rejects: Iterator[Rejected]) -> Manifest:
+def describe(
+    draft: Draft,
+    config: Config,
+    filtered: int,
+    rejects: Iterator[Rejected],
+    passed_over: Mapping[str, int],
+) -> Manifest:
     """Add the table of rejects and the manifest to the draft; `filtered` samples the user's filter left
-    out."""
+    out, and the files `passed_over` were read as nothing."""
     reasons = write_rejects(draft.folder / REJECTS, rejects)
     accepted = sum(split.samples for split in draft.splits.values())
     manifest = Manifest(
@@ -120,6 +126,7 @@ def describe(draft: Draft, config: Config, filtered: int, rejects: Iterator[Reje
             kind=config.dataset.all_sources[0].kind, digest=f"{draft.content % BLAKE3_RANGE:064x}"
         ),
         config_digest=draft.config_digest,
+        passed_over=dict(passed_over),
     )
     write_atomic(draft.folder / MANIFEST, manifest.to_bytes())
     return manifest

@@ -7,7 +7,7 @@ manifest. `Fingerprint`: is everything listed as it was, so that there is nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -112,6 +112,11 @@ class Fingerprint:
         """Containers whose content is known by their size and time of change alone."""
         for container in containers:
             self._add(source, container.name, container.stat)
+
+    def add_passed_over(self, kinds: Mapping[str, int]) -> None:
+        """Files that are read as nothing, which the manifest counts."""
+        if kinds:
+            self._add(sorted(kinds.items()))
 
     def add_item(self, source: Source, item: Item) -> None:
         """A sample that has files of its own; of its fields, only those that filters and splits use count."""

@@ -43,6 +43,7 @@ class Work:
     listed: int
     filtered: int
     rejected: Mapping[str, int]
+    passed_over: Mapping[str, int]
     shards: int
     to_convert: int
     to_convert_shards: int
@@ -125,6 +126,7 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue) -> Work:
         listed=catalogue.read,
         filtered=catalogue.filtered,
         rejected=catalogue.reasons(),
+        passed_over=catalogue.fact("passed_over") or {},
         shards=len(known) + len(missing),
         to_convert=to_convert,
         to_convert_shards=len(missing),

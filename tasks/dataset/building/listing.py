@@ -13,7 +13,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from tasks.dataset.building.check import check
 from tasks.dataset.building.fingerprint import Fingerprint, members_digest, rules_digest, source_digests
 from tasks.dataset.building.spill import FOLDER, Spill, is_whole
 from tasks.dataset.keys import key_of, shard_hash
+from tasks.dataset.manifest import passed_over_lines
 from tasks.dataset.rejects import Reject, printable
 from tasks.dataset.sources import Container, Item, Source, of_files
 from tasks.dataset.tar.format import span_bytes
@@ -83,6 +84,11 @@ class Listing:
         return any(source.is_sequential for source in self._sources)
 
     @property
+    def passed_over(self) -> dict[str, int]:
+        """The files of the sources' folders that are read as nothing, by kind."""
+        return dict(self.catalogue.fact("passed_over") or {})
+
+    @property
     def inputs_digest(self) -> str:
         """The digest of all that the survey listed."""
         return str(self.catalogue.fact("inputs"))
@@ -109,6 +115,9 @@ class Listing:
                     running.add_containers(index, containers[index])
                 else:
                     self._survey_files(index, source, running)
+            passed_over = sum((Counter(source.passed_over) for source in self._sources), Counter[str]())
+            running.add_passed_over(passed_over)
+            self.catalogue.note("passed_over", passed_over)
             self.catalogue.note("inputs", running.hexdigest())
 
     def read(self) -> None:
@@ -212,7 +221,9 @@ class Listing:
     def _require_some(self, index: int, holds_some: bool) -> None:
         if not holds_some and self._keys is None:
             key = "dataset.source" if self._dataset.source is not None else f"dataset.sources[{index}]"
-            raise DataError(f"{key}.path: {self._dataset.all_sources[index].path}: holds no samples")
+            path, besides = self._dataset.all_sources[index].path, self._sources[index].passed_over
+            none = f"{key}.path: {path}: holds no samples"
+            raise DataError("; ".join([none, *passed_over_lines(besides, self._dataset.private)]))
 
     def _list(
         self, index: int, container: Container, running: Fingerprint | None, spill: Spill | None

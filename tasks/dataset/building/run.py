@@ -160,8 +160,8 @@ class _Build:
             changed.check(before)
         self.lease.require()
         filtered = catalogue.filtered
-        manifest = assemble.describe(draft, self.config, filtered, catalogue.rejects())
-        facts = build_facts(self.config, inputs, catalogue.fact("unread"), filtered)
+        manifest = assemble.describe(draft, self.config, filtered, catalogue.rejects(), listing.passed_over)
+        facts = build_facts(self.config, inputs, catalogue.fact("unread"), filtered, listing.passed_over)
         version = assemble.install(draft, manifest, facts, dataset.output)
         self._clear()
         return self._result(version, manifest, draft.written, before, changed)
@@ -265,7 +265,9 @@ def list_named(
     return NamedShards(config, listing, listing.missing, refused)
 
 
-def build_facts(config: Config, inputs_digest: str, unread: int, filtered: int) -> dict[str, Any]:
+def build_facts(
+    config: Config, inputs_digest: str, unread: int, filtered: int, passed_over: Mapping[str, int]
+) -> dict[str, Any]:
     """What build.json holds beside the seals (see BuildInfo): what depends on time and place."""
     dataset, cut = redact_config(config.dataset)
     return {
@@ -275,6 +277,7 @@ def build_facts(config: Config, inputs_digest: str, unread: int, filtered: int) 
         "inputs_digest": inputs_digest,
         "unread": unread,
         "filtered": filtered,
+        "passed_over": passed_over,
         "private": config.dataset.private,
         "built": time.time(),
         "host": socket.gethostname(),

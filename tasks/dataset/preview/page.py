@@ -22,7 +22,7 @@ from tasks.core.quarantine_file import home
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset.build_info import read_build_info
 from tasks.dataset.layout import CURRENT, SHARDS, linked, resolve
-from tasks.dataset.manifest import Manifest, read_manifest
+from tasks.dataset.manifest import Manifest, passed_over_lines, read_manifest
 from tasks.dataset.preview import numbers
 from tasks.dataset.preview.faults import (
     Checked,
@@ -52,6 +52,7 @@ class Content:
     """Why there is no manifest, and with it nothing but faults."""
     gallery: dict[str, list[Tile]] = field(default_factory=dict)
     groups: Sequence[RejectGroup] = ()
+    passed_over: Sequence[str] = ()
     charts: list[BarLayout] = field(default_factory=list)
     rows: list[numbers.Row] = field(default_factory=list)
     shard_charts: list[BarLayout] = field(default_factory=list)
@@ -149,6 +150,7 @@ def gather(
         content.why_none = f"Nothing is shown: {without_folder(error, version)}."
     else:
         content.groups = count_groups(manifest.rejects)
+        content.passed_over = passed_over_lines(manifest.passed_over, bool(content.private))
         with _noted(content, version, "No examples of rejects are shown"):
             content.groups = read_groups(version, manifest.rejects, bool(content.private))
         with _noted(content, version, "No distributions are shown"):

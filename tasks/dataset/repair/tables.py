@@ -85,8 +85,9 @@ class TableRepair:
         work.mkdir(parents=True, exist_ok=True)
         try:
             draft = draft_version(config, _shards_of(self.place.version), work)
-            filtered = 0 if self.seals.info is None else self.seals.info.filtered
-            describe(draft, config, filtered, self._rejects(wanted))
+            info = self.seals.info
+            filtered, passed_over = (0, {}) if info is None else (info.filtered, info.passed_over)
+            describe(draft, config, filtered, self._rejects(wanted), passed_over)
             self._take(draft.folder, wanted, "made of what inputs.arrow says")
         except (*DAMAGED, DataError) as error:
             if is_disk_full(error):

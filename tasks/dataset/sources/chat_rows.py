@@ -52,6 +52,8 @@ SUBSET = "subset"
 class ChatRows:
     """A sample per row: its images and its turns, with their ratings and all further columns."""
 
+    passed_over: Mapping[str, int] = {}
+
     def __init__(self, config: ChatSource, dataset: Dataset, config_key: str) -> None:
         self._config = config
         self._config_key = config_key

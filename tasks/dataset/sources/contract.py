@@ -62,6 +62,11 @@ class Source(Protocol):
     def is_sequential(self) -> bool:
         """Whether samples come with their bytes; may open the first container to find out."""
 
+    @property
+    def passed_over(self) -> Mapping[str, int]:
+        """How many files of each kind the listing found in its folder and read as nothing; empty for a source
+        that is told its files, by a table or a pattern."""
+
     def columns(self) -> Sequence[str]:
         """Names that `filter`, `group_by` and `from` may use; UsageError when the source is not there."""
 

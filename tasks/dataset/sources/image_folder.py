@@ -1,13 +1,15 @@
 """A folder of images, the caption of each in a file beside it, or in the name of the folder it lies in.
 
-Listing holds the names of one folder at a time and opens nothing. What is hidden (`.x`, `__MACOSX`) is no
-part of the data; every other image and caption file is a sample, or a reject that says what it lacks. So is
-an image in a format that is not read, or not stored, unless the same image lies beside it in one that is.
+Listing holds the names of one folder at a time and opens nothing, so an image without suffix is not known
+for one. What is hidden or a system's own (`.x`, `__MACOSX`, `@eaDir`) is no part of the data. Every other
+image and caption file is a sample, or a reject that says what it lacks or that its format is not read or
+not stored (unless the same image lies beside it in one that is). All else is counted as passed over.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -26,7 +28,7 @@ from tasks.dataset.keys import key_of
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.contract import Container, Item
 from tasks.dataset.sources.fields import filled, text_of, to_json
-from tasks.dataset.sources.raw_files import SourceCheck, read_file, read_start, stats_of
+from tasks.dataset.sources.raw_files import SourceCheck, kind_of, read_file, read_start, stats_of
 from tasks.dataset.tar.format import Members, span_bytes
 
 IMAGES = frozenset(f".{suffix}" for suffix in images.SUFFIXES)
@@ -49,6 +51,7 @@ class ImageFolder:
         self._suffix = "" if config.captions == "folder" else f".{config.captions}"
         self._looked_at = (IMAGES | UNREAD | {self._suffix}) - {""}
         self._limit = images.largest_bytes(dataset.image)
+        self.passed_over: Counter[str] = Counter()
         self._unstorable = UNSTORABLE if dataset.image.encode == "keep" else frozenset()
 
     @property
@@ -73,9 +76,7 @@ class ImageFolder:
         yield Container(".", Stat(0, ""))
 
     def items(self, container: Container) -> Iterator[Item]:
-        found = (file for file in self._store.files() if not is_hidden(file))
-        files = (file for file in found if splitext(file)[1].lower() in self._looked_at)
-        by_folder = groupby(stats_of(self._store, files), key=lambda one: one[0].rpartition("/")[0])
+        by_folder = groupby(stats_of(self._store, self._files()), key=lambda one: one[0].rpartition("/")[0])
         try:
             for folder, its_files in by_folder:
                 yield from self._pairs(folder, its_files)
@@ -103,6 +104,17 @@ class ImageFolder:
     @cached_property
     def _store(self) -> Store:
         return open_store(self._config.path, f"{self._config_key}.path")
+
+    def _files(self) -> Iterator[str]:
+        """Those that are looked at; the others are counted."""
+        self.passed_over.clear()
+        for file in self._store.files():
+            if is_hidden(file):
+                continue
+            if splitext(file)[1].lower() in self._looked_at:
+                yield file
+            else:
+                self.passed_over[kind_of(file)] += 1
 
     def _pairs(self, folder: str, files: Iterable[tuple[str, Stat]]) -> Iterator[Item]:
         """A folder's images in the order of their names, then those in formats that are not read, then the

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+import re
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +42,9 @@ from tasks.dataset.rejects import TRANSIENT, Reject
 from tasks.dataset.sources.contract import Absent
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
+PACKED = (".gz", ".bz2", ".xz", ".zst")
+_KIND = re.compile(r"\.(?=\d*[a-z])[a-z0-9]{1,8}")
+"""Not the number of a frame (`.0001`), nor the end of a title with dots in it."""
 AT_ONCE = 1000
 """Files that a remote store is asked about together."""
 NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO)
@@ -101,6 +105,16 @@ def unreachable(place: str, error: OSError, problem: str = "cannot be read") -> 
     if isinstance(error, Unreachable):
         return error
     return Unreachable(error.errno, f"{problem}: {error.strerror or error}", place)
+
+
+def kind_of(file: str) -> str:
+    """What a file is by the end of its name: `.pdf`, `without suffix`, `other`."""
+    stem, suffix = posixpath.splitext(file.lower())
+    if not suffix:
+        return "without suffix"
+    if suffix in PACKED and (inner := posixpath.splitext(stem)[1]) in (".nii", ".tar"):
+        return inner + suffix
+    return suffix if _KIND.fullmatch(suffix) else "other"
 
 
 def stats_of(store: Store, files: Iterable[str]) -> Iterator[tuple[str, Stat]]:

@@ -33,6 +33,8 @@ LOOKED_AT = 1000
 class Shards:
     """A sample is adjacent members of one key; its `json` holds its fields."""
 
+    passed_over: Mapping[str, int] = {}
+
     is_sequential = True
 
     def __init__(self, config: ShardsSource, dataset: Dataset, config_key: str) -> None:

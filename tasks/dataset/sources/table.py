@@ -41,6 +41,8 @@ _PATH_WITHOUT_BYTES = (
 class TableImages:
     """A sample per row. The row but image and caption becomes the `json` member."""
 
+    passed_over: Mapping[str, int] = {}
+
     def __init__(self, config: TableSource, dataset: Dataset, config_key: str) -> None:
         self._config = config
         self._config_key = config_key

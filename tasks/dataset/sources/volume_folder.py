@@ -32,7 +32,7 @@ from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.contract import Container, Item, fault_of
 from tasks.dataset.sources.fields import Lookup
-from tasks.dataset.sources.raw_files import SourceCheck, stats_of
+from tasks.dataset.sources.raw_files import SourceCheck, kind_of, stats_of
 from tasks.dataset.sources.tabular import SUFFIXES, Table, open_table, require
 from tasks.dataset.tar.format import Buffer, Members, span_bytes
 
@@ -59,6 +59,7 @@ class VolumeFolder(ABC):
         self._rules = dataset.volume
         self._config_key = config_key
         self._patterns = {name: re.compile(pattern) for name, pattern in config.fields.items()}
+        self.passed_over: Counter[str] = Counter()
         self._store = open_store(config.path, f"{config_key}.path")
 
     @abstractmethod
@@ -106,9 +107,8 @@ class VolumeFolder(ABC):
             raise DataError(f"{self._config_key}.path: {self._tables.path} holds no {kinds} file")
 
     def _files(self) -> Iterator[tuple[str, Stat]]:
-        found = (file for file in self._store.files() if file.lower().endswith(self.suffixes))
         try:
-            yield from stats_of(self._store, (file for file in found if not is_hidden(file)))
+            yield from stats_of(self._store, self._names())
         except Unreachable:
             raise
         except OSError as error:
@@ -116,6 +116,20 @@ class VolumeFolder(ABC):
             raise DataError(
                 f"{self._config_key}.path: {self._tables.path} cannot be listed: {problem}"
             ) from None
+
+    def _names(self) -> Iterator[str]:
+        """The volumes; what is neither one of them nor a table of the config is counted."""
+        about = (self._tables.reports, self._tables.labels, self._tables.metadata)
+        base = f"{self.location.rstrip('/')}/"
+        tables = {join_location(base, one.path).removeprefix(base) for one in about if one is not None}
+        self.passed_over.clear()
+        for file in self._store.files():
+            if is_hidden(file):
+                continue
+            if file.lower().endswith(self.suffixes):
+                yield file
+            elif file not in tables:
+                self.passed_over[kind_of(file)] += 1
 
     def read(self, file: str, content: str) -> Members:
         beside = json.loads(content)
