@@ -104,7 +104,7 @@ def watching() -> Iterator[None]:
     if context is None or context.flow_run is None:
         yield
         return
-    _watch = Watch(context.flow_run.id)
+    _watch = Watch(context.flow_run)
     try:
         yield
     finally:
@@ -115,10 +115,10 @@ def watching() -> Iterator[None]:
 class Watch:
     """The thread that looks at one flow run. `found` stays None as long as the run may go on."""
 
-    def __init__(self, flow_run_id: UUID) -> None:
+    def __init__(self, flow_run: FlowRun) -> None:
         self.found: Withdrawn | None = None
         self.labels: dict[str, str] = {}
-        self._id = flow_run_id
+        self._id, self._flow_id = flow_run.id, flow_run.flow_id
         self._stop = threading.Event()
         context = contextvars.copy_context()  # Prefect's settings are in it
         self._thread = threading.Thread(
@@ -140,8 +140,10 @@ class Watch:
             pulse.send(pulse.PULSE, self._id)
             sent = time.monotonic()
             while self.found is None and not self._stop.wait(POLL_S):
-                seen = _look(client, self._id)
-                if seen is None:
+                seen = look(client, self._id, self._flow_id)
+                if isinstance(seen, Withdrawn):
+                    self.found = seen
+                if not isinstance(seen, FlowRun):
                     continue
                 first = first or seen
                 self.found = withdrawal_of(first, seen)
@@ -153,11 +155,16 @@ class Watch:
         pulse.send(pulse.STOPPED, self._id)
 
 
-def _look(client: SyncPrefectClient, flow_run_id: UUID) -> FlowRun | None:
-    """The flow run as the server has it; None where the server does not say."""
+def look(client: SyncPrefectClient, flow_run_id: UUID, flow_id: UUID) -> FlowRun | Withdrawn | None:
+    """The flow run as the server has it, Withdrawn where somebody has deleted it; None where the server does
+    not say. One without its flow, too, works on another database, where nobody has deleted anything."""
     try:
-        return client.read_flow_run(flow_run_id)
-    except (httpx.HTTPError, PrefectException, ObjectNotFound):
+        try:
+            return client.read_flow_run(flow_run_id)
+        except ObjectNotFound:
+            client.read_flow(flow_id)
+            return Withdrawn("cancelled", "the flow run was deleted")
+    except (httpx.HTTPError, PrefectException):
         return None
 
 

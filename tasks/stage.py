@@ -33,7 +33,7 @@ from tasks.core.child import WITHHELD, Killed
 from tasks.core.errors import TarmacError
 from tasks.core.pace import Pace
 from tasks.core.screen import Progress
-from tasks.core.units import counted
+from tasks.core.units import counted, format_duration
 
 ARTIFACT_INTERVAL_S = 10.0
 LOG_INTERVAL_S = 60.0
@@ -97,15 +97,22 @@ class Shown:
         self.phase = "start"
         self.pace = Pace(time.monotonic)
         self.artifact = _Artifact(self.stage)
-        self.silence_s = 0.0
+        self.silence_s = self.stalled_s = 0.0
 
-    def progress(self, done: int, total: int, note: str, detail: str = "") -> None:
-        """Show how far the stage is; `detail` is one more figure, such as `loss 1.48`."""
+    def progress(self, done: int, total: int, note: str, detail: str = "", stalled_s: float = 0.0) -> None:
+        """Show how far the stage is; `detail` is one more figure, such as `loss 1.48`. A stage that
+        is stalled shows for how long, and the log says when it goes on."""
         control.check()
-        self.bar(done, total, ", ".join(part for part in (note, detail) if part))
         self.heard, self.phase = time.monotonic(), note
-        self.pace.heard(done, total, note, detail)
-        self.artifact.update(self.pace)
+        if stalled_s:
+            detail = " · ".join(filter(None, (detail, f"stalled for {format_duration(stalled_s)}")))
+        elif self.stalled_s:
+            was = format_duration(self.stalled_s)
+            get_run_logger().info("%s: goes on at %s after %s", self.stage, f"{done:,}", was)
+        self.stalled_s = stalled_s
+        self.bar(done, total, ", ".join(part for part in (note, detail) if part))
+        self.pace.heard(done, total, note, detail, stalled_s > 0)
+        self.artifact.update(self.pace, stalled_s > 0)
         if time.monotonic() - self.logged >= LOG_INTERVAL_S:
             self.logged = time.monotonic()
             get_run_logger().info("%s: %s", self.stage, str(self.pace))
@@ -259,13 +266,15 @@ class _Artifact:
         self.last_s = -ARTIFACT_INTERVAL_S
         self.percent = -1.0
         self.says = ""
+        self.was_stalled = False
 
-    def update(self, pace: Pace) -> None:
+    def update(self, pace: Pace, is_stalled: bool) -> None:
         now, percent, says = time.monotonic(), pace.percent, str(pace)
         # Where nothing grows, while somebody is waited for or files are listed, the text is the news.
-        is_news = says != self.says if percent == self.percent == 0 else percent - self.percent >= 1
+        is_still = percent == self.percent == 0 or is_stalled or self.was_stalled
+        is_news = says != self.says if is_still else percent - self.percent >= 1
         if now - self.last_s >= ARTIFACT_INTERVAL_S and is_news:
-            self.last_s = now
+            self.last_s, self.was_stalled = now, is_stalled
             self._write(percent, says)
 
     def finish(self, says: str) -> None:

@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 from prefect import Task
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import ObjectNotFound
 from prefect.states import (
     AwaitingRetry,
     Cancelled,
@@ -59,6 +60,21 @@ def test_only_who_wants_it_to_end_ends_it(now: FlowRun, kind: str | None) -> Non
 
 def test_a_process_id_that_becomes_known_is_its_own() -> None:
     assert control.withdrawal_of(seen(Running(), pid=None), seen(Running())) is None
+
+
+@pytest.mark.parametrize(("has_flow", "kind"), [(True, "cancelled"), (False, None)])
+def test_a_deleted_flow_run_ends_but_not_one_of_another_database(has_flow: bool, kind: str | None) -> None:
+    class Server:
+        def read_flow_run(self, _: object) -> FlowRun:
+            raise ObjectNotFound(LookupError("404"))
+
+        def read_flow(self, _: object) -> object:
+            if not has_flow:
+                raise ObjectNotFound(LookupError("404"))
+            return object()
+
+    found = control.look(Server(), FIRST.id, FIRST.flow_id)  # type: ignore[arg-type]
+    assert (found.kind if isinstance(found, Withdrawn) else None) == kind
 
 
 def test_outside_of_a_flow_nothing_is_withdrawn() -> None:

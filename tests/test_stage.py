@@ -201,6 +201,27 @@ def test_the_log_has_a_line_a_minute(
     ]
 
 
+def test_a_stalled_stage_says_for_how_long_promises_no_end_and_says_when_it_goes_on(
+    written: Written, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock(monkeypatch)
+    with caplog.at_level("INFO", "test"), stage.shown("train") as train:
+        for step in range(40):
+            clock.now += 1
+            train.progress(step, 3000, "steps", "loss 2.18")
+        for second in range(71, 200):
+            clock.now += 1
+            train.progress(39, 3000, "steps", "loss 2.18", float(second))
+        assert written.says.startswith("39/3,000 steps · loss 2.18 · stalled for 3 min")
+        for step in range(40, 70):
+            clock.now += 1
+            train.progress(step, 3000, "steps", "loss 2.18")
+        assert written.says == "40/3,000 steps · loss 2.18", "the page shows at once that it goes on"
+    stalled, *_, goes_on, _ = caplog.messages
+    assert stalled == "train: 39/3,000 steps · loss 2.18 · stalled for 90 s"
+    assert goes_on == "train: goes on at 40 after 3 min"
+
+
 def test_silence_is_warned_of_when_it_has_doubled(capsys: pytest.CaptureFixture[str]) -> None:
     train = stage.Shown("train", no_progress)
     for seconds in (0, 61, 62, 121, 123, 0, 65):

@@ -76,6 +76,8 @@ class RunStatus:
     """What `checkpoints/best` points at."""
     silent_s: float = 0.0
     """Seconds since the training last wrote what it is doing; 0 where that is not long, or none runs."""
+    stalled_s: float = 0.0
+    """The same of a training that its agent calls stalled."""
     queue: str = ""
     """That the agent waits in Slurm's queue, and why in Slurm's words; empty where it does not."""
 
@@ -182,6 +184,7 @@ def look(run: RunFolder) -> RunStatus:
         agent_is_alive=alive,
         best=standing(run, config_of(run)),
         silent_s=_silent_s(run, state) if alive and state.state == "running" else 0.0,
+        stalled_s=_silent_s(run, state) if alive and state.state == "stalled" else 0.0,
         queue=_waiting(run, state) if alive else "",
     )
 

@@ -41,6 +41,31 @@ def test_a_stage_that_stands_slows_down() -> None:
     assert "1.0/s" in str(pace)
 
 
+def test_a_stage_that_stands_still_promises_no_end_and_goes_on_at_its_own_rate() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    for step in range(100, 161):
+        clock.now += 0.5
+        pace.heard(step, 3000, "steps")
+    clock.now += 61
+    pace.heard(160, 3000, "steps")
+    assert str(pace) == "160/3,000 steps"
+    clock.now += 120
+    for step in range(161, 171):
+        clock.now += 0.5
+        pace.heard(step, 3000, "steps")
+    assert str(pace) == "170/3,000 steps · 2.0/s · 24 min left"
+
+
+def test_a_slow_stage_does_not_stand_still() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    for volume in range(5):
+        pace.heard(volume, 100, "volumes")
+        clock.now += 120
+    assert str(pace) == "4/100 volumes · 0.0042/s · 6.4 h left"
+
+
 def test_what_is_counted_anew_starts_anew() -> None:
     clock = Clock()
     pace = Pace(clock)
