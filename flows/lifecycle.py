@@ -16,6 +16,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -38,10 +39,11 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
-from prefect.exceptions import Abort, Pause
+from prefect.exceptions import Abort, ObjectNotFound, Pause
 from prefect.states import Cancelled, Completed, Crashed, Failed
 from prefect.types import KeyValueLabels
 
+from flows.starts import RUN_LABEL, require_progress, run_of
 from tasks import control, guard
 from tasks.control import Withdrawn
 from tasks.core.child import WITHHELD
@@ -58,8 +60,6 @@ from tasks.supervision.tracking import gathering
 
 SETTLED = timedelta(minutes=1)
 """So long after its end nothing that a flow run has reported is still on its way."""
-RUN_LABEL = "tarmac.run"
-"""The flow run's label with the absolute folder of the run that it works on."""
 GENERATED = re.compile("[a-z]+-[a-z]+")
 """The names that Prefect and its form make up, such as brave-otter."""
 SHORT = 6
@@ -233,6 +233,7 @@ def _with_endings(dag: Callable[P, R]) -> Callable[P, R]:
             try:
                 if (due := control.due_again()) is not None:
                     return _superseded(due)
+                require_progress()
                 return _completed(dag(*arguments, **named), journal)
             except Withdrawn as withdrawn:
                 raise _ending(withdrawn) from None
@@ -341,7 +342,7 @@ def _ending(withdrawn: Withdrawn) -> Abort | Pause:
     flow_run = _own()
     if flow_run is not None:
         state: State = Cancelled(message=str(withdrawn))
-        with get_client(sync_client=True) as client:
+        with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # somebody has deleted it
             client.set_flow_run_state(flow_run.id, state)
         ending.state = state  # type: ignore[attr-defined]  # by which the engine reports it
     return ending
@@ -354,9 +355,13 @@ def _stop_own(why: str) -> None:
 
 
 def _stop_run_of(flow_run: FlowRun, why: str) -> None:
-    """Stop the run that the flow run works on, if it works on one yet."""
-    folder = flow_run.labels.get(RUN_LABEL)
-    if folder is not None and RunFolder(Path(str(folder))).record.exists():
-        from tasks.supervision import stopping  # with numpy, which a build's flow does without
+    """Stop the run that the flow run works on, if it works on one yet and has not adopted it from a flow run
+    that goes on."""
+    run = run_of(flow_run)
+    if run is None:
+        return
+    from tasks import ownership  # with numpy, which a build's flow does without
+    from tasks.supervision import stopping
 
-        stopping.end(RunFolder(Path(str(folder))), f"flow run {flow_run.name} {why}", "page")
+    if ownership.other_owner(run, str(flow_run.id)) is None:
+        stopping.end(run, f"flow run {ownership.named(flow_run)} {why}", "page")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from flows import events
 from flows.lifecycle import concerns, tarmac_flow
 from flows.parameters import Overrides, TrainedConfigFile, configured
-from flows.stages import Stages, make_dataset, train_on
+from flows.stages import Stages, go_on, make_dataset, train_on
+from flows.starts import begun
 
 
 @tarmac_flow("pipeline")
@@ -25,6 +26,8 @@ def pipeline(
         rehash: Compare the content of all raw files, not only their sizes and times.
         accept_loss: Take a version that has lost more than 5 % of the samples before.
     """
+    if (run := begun()) is not None:
+        return go_on(run, lambda: configured(config, overrides))
     settings = configured(config, overrides)
     concerns(settings)
     version, prepared = make_dataset(settings, rehash=rehash, accept_loss=accept_loss)

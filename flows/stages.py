@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from flows.approval import approve
-from flows.lifecycle import works_on
+from flows.lifecycle import concerns, works_on
+from tasks import control
 from tasks.build import build, publish
-from tasks.core.errors import NeedsApproval
+from tasks.core import child, screen
+from tasks.core.errors import NeedsApproval, TarmacError, Withdrawn
 from tasks.core.schema import Config
 from tasks.evaluate import evaluate, require
 from tasks.evaluation.fit import require_fit
 from tasks.gather import gather
 from tasks.report import report
+from tasks.runs import record
+from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
-from tasks.runs.plan import plan
+from tasks.runs.plan import locate, plan
 from tasks.stage import StageResult
+from tasks.supervision.status import config_of
 from tasks.train import train
 from tasks.tune import tune
 from tasks.verify import verify
 
 Stages = list[StageResult[Any]]
+logger = logging.getLogger(__name__)
 
 
 def make_dataset(
@@ -46,7 +54,52 @@ def train_on(config: Config, version: Path, *, fresh: bool = False) -> Stages:
     UsageError and DataError for a config that the version does not fit.
     """
     require_fit(config, version)
-    run = plan(config, version, fresh=fresh)
+    return _train(config, plan(config, version, fresh=fresh))
+
+
+def go_on(run: RunFolder, given: Callable[[], Config]) -> Stages:
+    """Tune, train, evaluate, report and gather a run that this flow run has begun before, on the version that
+    it was begun on; a warning names what has changed since.
+
+    `given` is the config as it is now, which is followed in what does not shape the weights.
+    """
+    own = config_of(run)
+    concerns(own)
+    version = version_path(record.load(run).data[0])
+    config, changes = _followed(run, version, given)
+    changes += _changes_of_data(version, config or own)
+    tell = screen.warn if changes else logger.info
+    since = f" ({'; '.join(changes)}: run again for a new run)" if changes else ""
+    tell(f"{run.name} goes on with version {version.name}{since}")
+    return _train(own, run) if config is None else train_on(config, version)
+
+
+def _followed(run: RunFolder, version: Path, given: Callable[[], Config]) -> tuple[Config | None, list[str]]:
+    """The config as it is now; None and why not where it is that of another run, or of none."""
+    try:
+        config = given()
+        if locate(config, version).path.resolve() == run.path.resolve():
+            return config, []
+    except TarmacError as error:
+        return None, [str(error).splitlines()[0]]
+    return None, ["the config, or what is left out of the data, has changed since"]
+
+
+def _changes_of_data(version: Path, config: Config) -> list[str]:
+    """That a build of the config would not make this version again."""
+    target = "tasks.dataset.building.freshness:is_up_to_date"
+    arguments = {"config": config.model_dump(mode="json")}
+    try:
+        made = child.call(target, arguments, is_private=config.dataset.private, on_idle=control.check)
+    except Withdrawn:
+        raise
+    except TarmacError as error:
+        return [str(error).splitlines()[0]]
+    is_same = made is not None and Path(made).resolve() == version.resolve()
+    return [] if is_same else ["the data has changed since"]
+
+
+def _train(config: Config, run: RunFolder) -> Stages:
     works_on(run)
     tuned = tune(config, run)
     return [tuned, train(run, tuned.details.started), *evaluate_run(run)]

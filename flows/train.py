@@ -6,7 +6,8 @@ from pathlib import Path
 
 from flows.lifecycle import concerns, tarmac_flow
 from flows.parameters import Overrides, configured
-from flows.stages import Stages, train_on
+from flows.stages import Stages, go_on, train_on
+from flows.starts import begun
 from tasks.dataset.versions import resolve
 
 
@@ -19,6 +20,8 @@ def train_flow(config: Path, overrides: Overrides | None = None, fresh: bool = F
         overrides: Values for this run only; what is left empty stays as the config says.
         fresh: Start anew; the run that is there moves to runs/archive.
     """
+    if (run := begun()) is not None:
+        return go_on(run, lambda: configured(config, overrides))
     settings = configured(config, overrides)
     concerns(settings)
     return train_on(settings, resolve(settings.dataset.output), fresh=fresh)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tasks import control
 from tasks.core.errors import DataError
 from tasks.core.units import counted
+from tasks.ownership import this_flow_run
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
@@ -35,7 +36,7 @@ def evaluate(run: RunFolder) -> StageResult[Evaluated]:
                 why = f"step {waiting.step:,} {waiting.task} waits"
             stage.progress(status.evaluations_done, len(status.evaluations), "evaluations", why)
 
-        started = launch.start_or_adopt(run, "evaluate", control.check)
+        started = launch.start_or_adopt(run, "evaluate", control.check, this_flow_run())
         status = launch.wait_for_evaluations(run, progress)
         steps = {evaluation.step for evaluation in status.evaluations}
         done = f"{status.evaluations_done} of {len(status.evaluations)} results"

@@ -13,6 +13,7 @@ from tasks.core import screen
 from tasks.core.units import number
 from tasks.diagnosis.run_doctor import findings_of
 from tasks.evaluation.fit import doubtful_classes
+from tasks.ownership import is_adopted, this_flow_run
 from tasks.reporting.left_out import left_out
 from tasks.reporting.plots import summarize
 from tasks.runs import metrics, record
@@ -63,19 +64,20 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[Trained]:
                 stalled(status.reason)
             loss = "" if status.loss is None else f"loss {number(status.loss)}"
             stage.silent(status.silent_s, "none" if status.phase is None else status.phase.phase)
-            stage.progress(status.step, status.steps, "steps", loss)
+            stage.progress(status.step, status.steps, "steps", loss, status.stalled_s)
 
         if skipped := left_out(run):
             screen.warn(skipped)
         config, version = config_of(run), version_path(record.load(run).data[0])
         for doubt in (*doubts(config, version), *doubtful_classes(config, version)):
             screen.warn(doubt)
-        started = begun or launch.start_or_adopt(run, "train", control.check)
+        started = begun or launch.start_or_adopt(run, "train", control.check, this_flow_run())
+        adopted = is_adopted(run, started)
         if started.changes:
             screen.warn(f"not as in the run's last attempt: {', '.join(started.changes)}")
         status = launch.wait_for_training(run, progress)
-        how = "adopted; " if started.adopted else "up to date: " if started.is_up_to_date else ""
-        effect: Effect = "adopted" if started.adopted else "unchanged" if started.is_up_to_date else "changed"
+        how = "adopted; " if adopted else "up to date: " if started.is_up_to_date else ""
+        effect: Effect = "adopted" if adopted else "unchanged" if started.is_up_to_date else "changed"
         return stage.result(how + _summary(run, status), Trained(run.path, started.changes), effect)
 
 

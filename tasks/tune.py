@@ -8,6 +8,7 @@ from tasks import control
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.loader.settings import LoaderSettings
+from tasks.ownership import is_adopted, this_flow_run
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch, tuning
@@ -32,7 +33,7 @@ def tune(config: Config, run: RunFolder) -> StageResult[Tuned]:
     with shown("tune") as stage:
         if (there := tuning.kept(run, config.loader)) is not None:
             return stage.result(f"kept: {_summary(there)}", Tuned(), "unchanged")
-        started = launch.start_or_adopt(run, "train", control.check)
+        started = launch.start_or_adopt(run, "train", control.check, this_flow_run())
         if started.adopted and run.loader.exists():
             return stage.result("left alone: the run is at work", Tuned(), "unchanged")
 
@@ -42,11 +43,12 @@ def tune(config: Config, run: RunFolder) -> StageResult[Tuned]:
         def is_tuned(status: RunStatus) -> bool:
             return tuning.kept(run, config.loader) is not None or status.training_is_over
 
+        adopted = is_adopted(run, started)
         launch.follow(run, is_tuned, progress)
         if (settings := tuning.kept(run, config.loader)) is None:
             launch.wait_for_training(run)  # which says why there are none
             return stage.result("left alone: the run is done", Tuned(), "unchanged")
-        if started.adopted:
+        if adopted:
             return stage.result(
                 f"measured by the run that was at work: {_summary(settings)}", Tuned(), "adopted"
             )

@@ -22,6 +22,7 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.exceptions import ObjectNotFound
 
 from flows.events import DATASET, REBUILT
+from flows.starts import INTERRUPTED, TAKEN_UP
 from tasks.core.errors import UsageError
 from tasks.pulse import PULSE, STOPPED, TAG
 
@@ -30,8 +31,6 @@ TAKE_UP = "take-up"
 SILENCE_S = 180
 """After so many seconds without a pulse a run counts as crashed: a server may be away for a minute, and take
 another to start on a busy machine. `tasks.guard` and `flows.operate.recovery` report most ends sooner."""
-TAKEN_UP = 3
-"""How often a crashed run starts again by itself."""
 SETTLED_S = 20
 """So long after a crash everybody has reported it: the worker does so before its hooks and after them, which
 take seconds to start."""
@@ -90,15 +89,15 @@ def take_up() -> AutomationCore:
     run that has just been scheduled."""
     return AutomationCore(
         name="tarmac-take-up",
-        description=f"Starts a crashed run of Tarmac again, {TAKEN_UP} times at most; it resumes.",
+        description="Starts a crashed run of Tarmac again; it resumes.",
         trigger=EventTrigger(
             posture=Posture.Proactive,
-            # The server counts the starts of a run, but none that came to nothing before the flow began, as
-            # where the server was away then: `give_up` ends a run that never begins.
-            match={**FLOW_RUN, "prefect.run-count": [str(count) for count in range(TAKEN_UP + 1)]},
+            # A flow run that crashes too often ends itself when it is started (flows.starts), and `give_up`
+            # ends one that never begins.
+            match=FLOW_RUN,
             match_related=[tagged(TAG), tagged(TAKE_UP)],
             for_each={"prefect.resource.id"},
-            after={"prefect.flow-run.Crashed"},
+            after={"prefect.flow-run.Crashed", f"prefect.flow-run.{INTERRUPTED}"},
             expect={"prefect.flow-run.*"},  # a person may be quicker
             threshold=1,
             within=timedelta(seconds=SETTLED_S),

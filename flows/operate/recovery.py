@@ -28,10 +28,13 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry, Crashed
+from prefect.utilities.urls import url_for
 
-from flows.operate.automations import TAKE_UP, TAKEN_UP, take_up
+from flows.operate.automations import TAKE_UP, take_up
+from flows.starts import INTERRUPTED, run_of
 from tasks.core import screen
 from tasks.pulse import TAG
+from tasks.runs.job import agent_is_alive
 
 WORKER_LABEL = "prefect.worker.name"
 """The flow run's label, by Prefect, with the name of the worker that has started it."""
@@ -48,13 +51,13 @@ PASSED_OVER = "It crashed while the server was away; its worker starts it again,
 
 
 def mark_lost(worker: str) -> None:
-    """Mark the flow runs of this worker that have no process any more as crashed, once it has ended.
+    """Mark the flow runs of this worker that have no process any more as interrupted, once it has ended.
 
     A server that does not answer then is told when the worker starts again.
     """
     try:
         with _asking() as client:
-            _mark(client, worker)
+            _mark(client, worker, INTERRUPTED)
     except (httpx.HTTPError, PrefectException) as error:
         screen.warn(
             f"the server does not answer ({type(error).__name__}); its pages call ended runs Running until "
@@ -65,10 +68,10 @@ def mark_lost(worker: str) -> None:
 def take_up_lost(worker: str) -> list[str]:
     """Start the flow runs of this worker again that have no process any more, before it is started itself.
 
-    As often as the automation would, and only while that is switched on. Returns the names of those that do.
+    Only while the automation that would do so is switched on. Returns the names of those that do.
     """
     with _asking() as client:
-        _mark(client, worker)
+        _mark(client, worker, "Crashed")
         if not _is_switched_on(client):
             return []
         living = _living()
@@ -107,12 +110,12 @@ def _asking() -> Iterator[SyncPrefectClient]:
         yield client
 
 
-def _mark(client: SyncPrefectClient, worker: str) -> None:
+def _mark(client: SyncPrefectClient, worker: str, name: str) -> None:
     running = _runs(client, {worker}, StateType.RUNNING)
     living = _living()
     for run in running:
         if str(run.id) not in living:
-            _set(client, run, Crashed(message=ENDED))
+            _set(client, run, Crashed(name=name, message=ENDED))
 
 
 def _set(client: SyncPrefectClient, run: FlowRun, state: State) -> bool:
@@ -124,15 +127,37 @@ def _is_switched_on(client: SyncPrefectClient) -> bool:
 
 
 def _may_start_again(run: FlowRun, least: timedelta = timedelta()) -> bool:
-    """Whether it crashed at least so long ago, not too often, and not so long ago that nobody expects it."""
+    """Whether it crashed at least so long ago, and not so long ago that nobody expects it."""
     since = None if run.state is None else run.state.timestamp
-    is_recent = since is not None and least <= datetime.now(UTC) - since < FORGOTTEN
-    return is_recent and run.run_count <= TAKEN_UP
+    return since is not None and least <= datetime.now(UTC) - since < FORGOTTEN
 
 
-def _runs(client: SyncPrefectClient, workers: Set[str | None], type_: StateType) -> list[FlowRun]:
-    """The flow runs of these workers, None where no worker is known, in this type of state that start again
-    by themselves."""
+def unwatched(worker: str) -> dict[str, str]:
+    """The flow runs of this worker that have ended and do not start again by themselves, while their training
+    goes on and nobody watches it: a line for each, by id; none where the server does not answer."""
+    try:
+        with _asking() as client:
+            ended = _runs(client, {worker}, StateType.CRASHED)
+            if _is_switched_on(client):
+                ended = [run for run in ended if not _may_start_again(run)]
+            ended += _runs(client, {worker}, StateType.FAILED)
+            under_way = (StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED)
+            watched = [run_of(run) for type_ in under_way for run in _runs(client, None, type_)]
+    except (httpx.HTTPError, PrefectException):
+        return {}
+    lines = {}
+    for one in ended:
+        run = run_of(one)
+        if run is not None and run not in watched and agent_is_alive(run):
+            state = "ended" if one.state is None else one.state.name
+            url = url_for("flow-run", obj_id=one.id)
+            lines[str(one.id)] = f"{one.name} is {state}, its training goes on; Retry on {url}"
+    return lines
+
+
+def _runs(client: SyncPrefectClient, workers: Set[str | None] | None, type_: StateType) -> list[FlowRun]:
+    """The flow runs of these workers, None among them where no worker is known, in this type of state that
+    start again by themselves; without `workers` those of all."""
     chosen = FlowRunFilter(
         tags=FlowRunFilterTags(all_=[TAG, TAKE_UP]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[type_])),
@@ -140,7 +165,7 @@ def _runs(client: SyncPrefectClient, workers: Set[str | None], type_: StateType)
     found: list[FlowRun] = []
     while page := client.read_flow_runs(flow_run_filter=chosen, limit=PAGE, offset=len(found)):
         found += page
-    return [run for run in found if run.labels.get(WORKER_LABEL) in workers]
+    return [run for run in found if workers is None or run.labels.get(WORKER_LABEL) in workers]
 
 
 def _living() -> set[str]:

@@ -62,6 +62,14 @@ class Running:
     pages: str | None = None
     deployments: list[str] = field(default_factory=list)
     services: list[Service] = field(default_factory=list)
+    _told: set[str] = field(default_factory=set)
+
+    def warn_of_unwatched(self) -> None:
+        """Say once of each flow run that it has ended while its training goes on."""
+        for flow_run, line in recovery.unwatched(folder.worker_name()).items():
+            if flow_run not in self._told:
+                self._told.add(flow_run)
+                screen.warn(line)
 
     def watch(self) -> None:
         """Start again what ends, until Ctrl-C or SIGTERM."""
@@ -74,6 +82,7 @@ class Running:
                     looked = time.monotonic()
                     for name in recovery.take_up_missed(folder.worker_name()):
                         screen.warn(f"{name} crashed while the server was away; it starts again")
+                    self.warn_of_unwatched()
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
             for sign in ENDING:
@@ -103,6 +112,7 @@ def running(host: str | None, port: int | None, only: Part | None) -> Iterator[R
             state.pages = _serve_pages(place, stack)
             state.deployments = _deploy()
             _take_up_lost()
+            state.warn_of_unwatched()
             state.services.append(_start_worker(place, state.pages, stack))
         yield state
 

@@ -67,6 +67,8 @@ class RunRecord(BaseModel):
     attempts: list[Attempt] = []
     job: dict[str, Any] | None = None
     goal: Literal["train", "evaluate"] = "train"
+    started_by: str | None = None
+    """Id of the flow run that has started the newest agent; None where no flow run has."""
     wandb_id: str | None = None
     """Of the wandb run: the run's id and a part drawn at random when the folder is made, because runs that
     differ in name or place only have one id. None in an older record, whose wandb run has the run's id."""

@@ -43,19 +43,25 @@ logger = logging.getLogger(__name__)
 class Started:
     """What `start_or_adopt` did. `job` is None when nothing was left to do, or the agent's job is not known.
 
-    `changes` names the code and package versions that differ from the run's last attempt.
+    `by` is the flow run that has started the agent, None where no flow run has. `changes` names the code and
+    package versions that differ from the run's last attempt.
     """
 
     adopted: bool
     is_up_to_date: bool
     job: Job | None
+    by: str | None = None
     changes: tuple[str, ...] = ()
 
 
 def start_or_adopt(
-    run: RunFolder, goal: Goal = "train", on_wait: Callable[[], None] = lambda: None
+    run: RunFolder,
+    goal: Goal = "train",
+    on_wait: Callable[[], None] = lambda: None,
+    by: str | None = None,
 ) -> Started:
-    """Have an agent at work on the run, the live one or a new one; do nothing when all is done.
+    """Have an agent at work on the run, the live one or a new one, started by this flow run; do nothing when
+    all is done.
 
     An agent that is leaving after a failure or a stop is waited for, with calls of `on_wait`, and followed by
     a new one. TarmacError when it does not leave within HANDOVER_S.
@@ -64,11 +70,11 @@ def start_or_adopt(
     while True:
         try:
             with Lease(run.lease):
-                return _start(run, goal)
+                return _start(run, goal, by)
         except Held as held:
             status = look(run)
             if _is_at_work(status, goal, held.holder):
-                return Started(True, False, _job_of(run, status.record))
+                return Started(True, False, _job_of(run, status.record), status.record.started_by)
             if status.state in ("failed", "cancelled") and goal == "train" and not run.stop.exists():
                 stop.ask(run, "agent", "a new start of the run takes over")
             waited_s = time.monotonic() - began
@@ -131,20 +137,20 @@ def wait_for_evaluations(
     return status
 
 
-def _start(run: RunFolder, goal: Goal) -> Started:
+def _start(run: RunFolder, goal: Goal, by: str | None) -> Started:
     """Submit an agent, holding the lease until its job is written down; the agent waits for the lease."""
     status = look(run)
     state = status.record
     job = _job_of(run, state)
     if job is not None and job.is_alive():
-        return Started(True, False, job)
+        return Started(True, False, job, state.started_by)
     if is_done(status, goal):
         return Started(False, True, None)
     trains = goal == "train" and state.state != "succeeded"
     submitted = _submit(run, len(state.attempts) + 1, trains)
     changes = {"state": "queued", "reason": ""} if trains else {}
-    record.save(run, state.having(job=submitted.to_json(run.path), goal=goal, **changes))
-    return Started(False, False, submitted, tuple(_changes(state)))
+    record.save(run, state.having(job=submitted.to_json(run.path), goal=goal, started_by=by, **changes))
+    return Started(False, False, submitted, by, tuple(_changes(state)))
 
 
 def is_done(status: RunStatus, goal: Goal) -> bool:

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Crashed, Pending, Running
+from prefect.states import Crashed, Failed, Pending, Running
 
 from flows.operate import automations, folder, recovery
 from tasks import guard
@@ -114,16 +114,17 @@ def living(tmp_path: Path) -> Iterator[str]:
     process.wait()
 
 
-def test_what_has_no_process_starts_again_as_often_as_it_may(server: Server, living: str) -> None:
+def test_what_has_no_process_starts_again(server: Server, living: str) -> None:
     server.add("lives", Running()).id = UUID(living)
     server.add("lost", Running())
     server.add("of another worker", Running(), worker="elsewhere project")
-    server.add("crashed", Crashed(), run_count=3)
-    server.add("crashed too often", Crashed(), run_count=4)
+    server.add("crashed", Crashed())
+    server.add("interrupted for the twelfth time", Crashed(name="Interrupted"), run_count=12)
     server.add("crashed long ago", Crashed(timestamp=datetime.now(UTC) - timedelta(days=8)))
     server.add("crashed at its first start", Crashed(), run_count=0)
     server.add("never began", Pending(name="Submitting"), run_count=0)
-    taken_up = ["lost", "crashed", "crashed at its first start", "never began"]
+    interrupted = "interrupted for the twelfth time"
+    taken_up = ["lost", "crashed", interrupted, "crashed at its first start", "never began"]
     assert recovery.take_up_lost(WORKER) == taken_up
     again = [(name, "AwaitingRetry") for name in taken_up]
     assert server.told == [("lost", "Crashed"), *again]
@@ -135,7 +136,6 @@ def test_what_the_server_has_passed_over_starts_again(server: Server) -> None:
     server.add("before it had a worker", Crashed(timestamp=long_ago), run_count=0).labels = {}
     server.add("left to the automation", Crashed())
     server.add("of another worker", Crashed(timestamp=long_ago), worker="elsewhere project")
-    server.add("crashed too often", Crashed(timestamp=long_ago), run_count=4)
     server.add("runs", Running())
     assert recovery.take_up_missed(WORKER) == ["passed over", "before it had a worker"]
     server.is_switched_on = False
@@ -159,10 +159,38 @@ def test_a_worker_that_ends_leaves_nothing_running(
     server.add("lives", Running()).id = UUID(living)
     server.add("lost", Running())
     recovery.mark_lost(WORKER)
-    assert server.told == [("lost", "Crashed")]
+    assert server.told == [("lost", "Interrupted")], "not Crashed, which counts"
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         recovery.mark_lost(WORKER)
     assert "the server does not answer (ConnectError)" in capsys.readouterr().err
+
+
+def test_a_training_that_nobody_watches_is_reported(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "agent_is_alive", lambda run: run.name != "over")
+    for name in ("watched", "unwatched", "over", "waits"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+
+    def add(state: State, run: str) -> UUID:
+        ended = server.add(f"{run} · pipeline", state)
+        ended.labels = {**ended.labels, "tarmac.run": str(tmp_path / run)}
+        return ended.id
+
+    long_ago = datetime.now(UTC) - timedelta(days=8)
+    add(Failed(), "over")
+    add(Crashed(timestamp=long_ago), "watched")
+    add(Running(), "watched")
+    add(Crashed(), "waits")
+    lost = add(Crashed(timestamp=long_ago), "unwatched")
+    page = f"{server.url.removesuffix('/api')}/runs/flow-run/{lost}"
+    line = f"unwatched · pipeline is Crashed, its training goes on; Retry on {page}"
+    assert recovery.unwatched(WORKER) == {str(lost): line}
+    server.is_switched_on = False
+    assert len(recovery.unwatched(WORKER)) == 2, "who waits to be taken up waits in vain"
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        assert recovery.unwatched(WORKER) == {}
 
 
 FLOW = """\

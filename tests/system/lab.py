@@ -52,6 +52,7 @@ class Lab:
         }
         self.api = Api(self.env["PREFECT_API_URL"])
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.changes = 0
         (self.project / "configs").mkdir(parents=True)
         config = (ROOT / "configs/digits-clip.yaml").read_text()
         (self.project / "configs/digits-clip.yaml").write_text(config)
@@ -140,8 +141,17 @@ class Lab:
         """Start a run of a deployment that trains nothing; its id."""
         return str(self.api.start(deployment).raise_for_status().json()["id"])
 
+    def change_raw(self) -> None:
+        """Replace a raw image by another, as a nightly synchronisation does."""
+        images = sorted((self.project / "data/raw/digits").rglob("*.png"))
+        self.changes += 1
+        images[self.changes].write_bytes(images[-self.changes].read_bytes())
+
     def state(self, flow_run: str) -> str:
         return str(self.api.get(f"/flow_runs/{flow_run}")["state_type"])
+
+    def state_name(self, flow_run: str) -> str:
+        return str(self.api.get(f"/flow_runs/{flow_run}")["state_name"])
 
     def history(self, flow_run: str) -> list[str]:
         """The types of all states that it has had."""
@@ -173,8 +183,10 @@ class Lab:
         return run
 
     def adopted(self, flow_run: str, start: int, seconds: float) -> float:
-        """Wait until the flow run watches its training in its `start`th start; seconds until then."""
+        """Wait until the flow run watches the run that it has begun in its `start`th start; seconds until
+        then. The raw data may have changed since."""
         began = time.monotonic()
+        begun = self.run_of(flow_run)
 
         def watches() -> bool:
             run = self.api.get(f"/flow_runs/{flow_run}")
@@ -189,11 +201,12 @@ class Lab:
             )
 
         until(f"start {start} of {flow_run}", watches, seconds)
+        assert self.run_of(flow_run) == begun, "it has begun another run"
         return time.monotonic() - began
 
-    def set_state(self, flow_run: str, **state: Any) -> None:
+    def set_state(self, flow_run: str, force: bool = False, **state: Any) -> None:
         """Do what a button of the flow run's page does."""
-        body = {"state": state, "force": False}
+        body = {"state": state, "force": force}
         answer = self.api.ask("POST", f"/flow_runs/{flow_run}/set_state", body).raise_for_status().json()
         assert answer["status"] == "ACCEPT", answer
 
@@ -201,11 +214,12 @@ class Lab:
         """The address of its page."""
         return f"{self.api.ui}/runs/flow-run/{flow_run}"
 
-    def cancel(self, flow_run: str, page: Page | None = None) -> float:
-        """Cancel it by the buttons of its page, or as they do, and wait until it is; seconds until then and
-        until no process of its run lives."""
+    def cancel(self, flow_run: str, page: Page | None = None, is_owner: bool = True) -> float:
+        """Cancel it by the buttons of its page, or as they do, and wait until it is; seconds until then and,
+        if it owns its run, until no process of that lives."""
         began = time.monotonic()
         run: str | None = self.api.get(f"/flow_runs/{flow_run}")["labels"].get("tarmac.run")
+        run = run if is_owner else None
         if page is None:
             self.set_state(flow_run, type="CANCELLING", name="Cancelling")
         else:

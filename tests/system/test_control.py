@@ -14,7 +14,7 @@ import pytest
 from tests.services import until
 from tests.slurm_lab import missing, queue, slurm_lab
 from tests.system.browser import Page
-from tests.system.lab import LONG, SHORT, Lab, checkpoints_of, open_lab, record_of
+from tests.system.lab import LONG, SHORT, Lab, checkpoints_of, open_lab, record_of, step_of
 
 pytestmark = pytest.mark.system
 PIPELINE, BUILD = "pipeline/digits-clip", "build/digits-clip"
@@ -72,12 +72,30 @@ def test_cancel_takes_the_jobs_of_a_build_out_of_slurms_queue(lab: Lab, slurm: P
     assert not (lab.project / "data/elsewhere/current").exists()
 
 
-def test_cancel_while_it_trains(lab: Lab, page: Page) -> None:
-    flow_run = lab.start(PIPELINE, *LONG, seed=6, steps=50_000)
-    run = lab.training_of(flow_run)
-    assert lab.cancel(flow_run, page) < 60
+def test_cancel_of_the_second_of_two_clicks_ends_its_watching_and_of_the_first_the_training(
+    lab: Lab, page: Page
+) -> None:
+    first = lab.start(PIPELINE, *LONG, seed=6, steps=50_000)
+    run = lab.training_of(first)
+    second = lab.start(PIPELINE, *LONG, seed=6, steps=50_000)
+    lab.api.logged(second, f"{run.name} is adopted from flow run", lab.address_of(first))
+    step = step_of(lab.training_of(second))
+    lab.cancel(second, page, is_owner=False)
+    lab.training_of(first, after=step + 20)
+    lab.change_raw()
+    assert lab.cancel(first, page) < 60
     assert len(checkpoints_of(run)) == 1
     assert "'state': 'cancelled'" in status_of(lab, run)
+    assert f"({lab.address_of(first)}) was cancelled" in record_of(run)["reason"]
+
+
+def test_delete_ends_the_training_as_cancel_does(lab: Lab) -> None:
+    flow_run = lab.start(PIPELINE, *LONG, seed=7, steps=50_000)
+    run = lab.training_of(flow_run)
+    lab.api.ask("DELETE", f"/flow_runs/{flow_run}").raise_for_status()
+    until("the end of the training", lambda: not lab.processes_of(run), 60)
+    until("the end of the engine", lambda: not lab.engines_of(flow_run), 60)
+    assert record_of(run)["state"] == "cancelled" and len(checkpoints_of(run)) == 1
 
 
 def test_cancel_while_it_tunes(lab: Lab, page: Page) -> None:
@@ -110,8 +128,9 @@ def test_suspend_ends_the_training_and_resume_starts_one_engine(lab: Lab, page: 
     until("the end of the engine", lambda: not lab.engines_of(flow_run), 60)
     [checkpoint] = checkpoints_of(run)
     assert lab.state(flow_run) == "PAUSED"
+    lab.change_raw()
     page.press(lab.address_of(flow_run), "Resume", "Submit")
-    lab.training_of(flow_run, after=int(checkpoint.rpartition("_")[2]))
+    assert lab.training_of(flow_run, after=int(checkpoint.rpartition("_")[2])) == run
     assert len(lab.engines_of(flow_run)) == 1
     assert len(lab.processes_of("tasks.training.rank")) == 1
     lab.end("worker", signal.SIGKILL)

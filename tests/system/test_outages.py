@@ -42,6 +42,7 @@ def test_runs_complete_and_obey_after_an_outage_of_server_and_database(lab: Lab,
     run = lab.training_of(flow_run)
     [rank] = [one for one in lab.processes_of(run) if "tasks.training.rank" in one.cmdline()]
     rank.suspend()  # or the training might be over before the server is back
+    lab.change_raw()
     late = lab.start_build("build/digits-clip")
     until("its first start", lambda: lab.state(late) == "PENDING", 120, pause_s=0.05)
     lab.end("server", signal.SIGKILL)

@@ -1,0 +1,69 @@
+"""Whose training a flow run watches: that of the flow run that has started its agent, which its record names.
+
+Two flow runs with the same values share one training. Cancel and Suspend of the one that has adopted it end
+only its own watching while the owner goes on: a click on one page must not end the work of another.
+"""
+
+from __future__ import annotations
+
+import functools
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound
+from prefect.utilities.urls import url_for
+
+from tasks import control
+from tasks.core import screen
+from tasks.runs import record
+from tasks.runs.folder import RunFolder
+from tasks.stage import tell
+from tasks.supervision.launch import Started
+
+_warn_once = functools.cache(screen.warn)
+
+
+def this_flow_run() -> str | None:
+    """The id of the flow run that this code runs in."""
+    context = FlowRunContext.get()
+    return None if context is None or context.flow_run is None else str(context.flow_run.id)
+
+
+def named(flow_run: FlowRun) -> str:
+    """Its name and the address of its page, as two flow runs on one run have the same name."""
+    return f"{flow_run.name} ({url_for('flow-run', obj_id=flow_run.id) or flow_run.id})"
+
+
+def other_owner(run: RunFolder, flow_run: str) -> FlowRun | None:
+    """The flow run that has started the run's agent and is not over; None where that is `flow_run` itself, or
+    the server does not know it, as one of a terminal without a server."""
+    owner = record.load(run).started_by
+    if owner is None or owner == flow_run:
+        return None
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_flow_run(UUID(owner))
+        except ObjectNotFound:
+            return None
+    return None if found.state is None or found.state.is_final() or found.state.is_paused() else found
+
+
+def is_adopted(run: RunFolder, started: Started) -> bool:
+    """Whether the training that `started` has found is not this flow run's own, taken up again; if so, it is
+    logged whose it is, and what Cancel does."""
+    mine = this_flow_run()
+    if not started.adopted or (mine is not None and started.by == mine):
+        return False
+    owner = None if mine is None else tell(other_owner, run, mine)
+    if owner is not None:
+        _warn_once(
+            f"{run.name} is adopted from flow run {named(owner)}; Cancel and Suspend of this one end only "
+            "its watching while that one goes on"
+        )
+    elif control.deployed() is not None:
+        _warn_once(
+            f"{run.name} is at work already, and no other flow run here owns it; Cancel of this one ends it"
+        )
+    return True
