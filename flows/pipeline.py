@@ -7,6 +7,8 @@ from flows.lifecycle import concerns, tarmac_flow
 from flows.parameters import Overrides, TrainedConfigFile, configured
 from flows.stages import Stages, go_on, make_dataset, train_on
 from flows.starts import begun
+from tasks import control
+from tasks.supervision.beforehand import require_startable
 
 
 @tarmac_flow("pipeline")
@@ -30,6 +32,8 @@ def pipeline(
         return go_on(run, lambda: configured(config, overrides))
     settings = configured(config, overrides)
     concerns(settings)
+    if control.deployed():  # else the command has asked
+        require_startable(settings, None, fresh=fresh)
     version, prepared = make_dataset(settings, rehash=rehash, accept_loss=accept_loss)
     events.rebuilt(settings, prepared[0].details, "pipeline")
     return [*prepared, *train_on(settings, version, fresh=fresh)]

@@ -15,7 +15,6 @@ from tasks.core import child, screen
 from tasks.core.errors import NeedsApproval, TarmacError, Withdrawn
 from tasks.core.schema import Config
 from tasks.evaluate import evaluate, require
-from tasks.evaluation.fit import require_fit
 from tasks.gather import gather
 from tasks.report import report
 from tasks.runs import record
@@ -23,6 +22,7 @@ from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import locate, plan
 from tasks.stage import StageResult
+from tasks.supervision.beforehand import require_startable
 from tasks.supervision.status import config_of
 from tasks.train import train
 from tasks.tune import tune
@@ -53,7 +53,7 @@ def train_on(config: Config, version: Path, *, fresh: bool = False) -> Stages:
 
     UsageError and DataError for a config that the version does not fit.
     """
-    require_fit(config, version)
+    require_startable(config, version, fresh=fresh)
     return _train(config, plan(config, version, fresh=fresh))
 
 

@@ -153,7 +153,7 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
         of_config(settings, config)  # UsageError for a schedule that Prefect cannot read
     with screen.running("plan") as progress:
         build = forecast(settings, progress)
-    training = training_left(settings, build.up_to_date)
+    training = training_left(settings, build.up_to_date, _most_samples(build))
     if as_json:
         return print_result(
             build=asdict(build),
@@ -250,27 +250,36 @@ class TrainingLeft:
     doubts: Sequence[str] = ()
 
 
-def training_left(settings: Config, version: str | None) -> TrainingLeft | None:
-    """None without a train block. UsageError for a folder of runs that cannot be written, and for evaluations
-    that the version or the checkpoints cannot serve."""
+def _most_samples(build: Forecast) -> int | None:
+    """How many samples a build accepts at most, where its sources were listed."""
+    work = build.work
+    return None if work is None else work.listed - work.filtered - sum(work.rejected.values())
+
+
+def training_left(settings: Config, version: str | None, most: int | None = None) -> TrainingLeft | None:
+    """None without a train block; a version yet to be built has `most` samples at most. UsageError for a
+    folder of runs that cannot be written, and for what the version or the checkpoints cannot serve."""
     from tasks.core.config import dump
     from tasks.core.files import require_writable
-    from tasks.evaluation.fit import doubtful_classes, require_fit
+    from tasks.evaluation.fit import doubtful_classes
     from tasks.runs.doubts import doubts, doubts_of
+    from tasks.supervision.beforehand import lacking_weights, require_startable
 
     if settings.train is None:
         return None
-    if version is None:
+    folder = None if version is None else _version_folder(settings, version)
+    require_startable(settings, folder, most=most, asks_hub=False)
+    lacking = lacking_weights(settings, folder)
+    if folder is None:
         require_writable(settings.runs, "runs")
         summary = f"{settings.train.recipe}, after the build{_place(settings)}"
-        return TrainingLeft(summary, doubts=(*doubts_of(settings), *doubtful_classes(settings, None)))
+        doubted = (*lacking, *doubts_of(settings), *doubtful_classes(settings, None))
+        return TrainingLeft(summary, doubts=doubted)
     from tasks.runs.plan import locate, require_checkpoints, resolve
     from tasks.supervision.status import look
 
-    folder = _version_folder(settings, version)
-    require_fit(settings, folder)
     run, resolved = locate(settings, folder), resolve(settings, folder)
-    doubted = (*doubts(resolved, folder), *doubtful_classes(resolved, folder))
+    doubted = (*lacking, *doubts(resolved, folder), *doubtful_classes(resolved, folder))
     if not run.record.exists():
         require_writable(settings.runs, "runs")
         return TrainingLeft(f"a new run, {run.name}{_place(settings)}", doubts=doubted)

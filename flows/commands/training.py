@@ -43,7 +43,7 @@ def run(
     from flows.parameters import Overrides, configured
     from tasks.core.files import require_writable
     from tasks.dataset.building.freshness import is_up_to_date
-    from tasks.evaluation.fit import require_fit
+    from tasks.supervision.beforehand import require_startable
 
     overrides = Overrides(set=changes or [])
     settings = configured(config, overrides)
@@ -52,8 +52,8 @@ def run(
     began = time.monotonic()
     require_writable(settings.runs, "runs")
     version = is_up_to_date(settings, for_build=True)
+    require_startable(settings, version, fresh=fresh)  # before Prefect, whose start takes longer
     if version is not None:
-        require_fit(settings, version)  # before Prefect starts, which takes longer than a refusal may
         done = None if fresh else finished_pipeline(settings, version)
         if done is not None:
             return show_up_to_date(done, began, as_json)
@@ -77,14 +77,14 @@ def train(
     from flows.parameters import Overrides, configured
     from tasks.core.files import require_writable
     from tasks.dataset.versions import resolve
-    from tasks.evaluation.fit import require_fit
+    from tasks.supervision.beforehand import require_startable
 
     overrides = Overrides(set=changes or [])
     settings = configured(config, overrides)
     if settings.train is None:
         raise UsageError(f"{config}: train: is required and missing")
     require_writable(settings.runs, "runs")
-    require_fit(settings, resolve(settings.dataset.output))
+    require_startable(settings, resolve(settings.dataset.output), fresh=fresh)
     began = time.monotonic()
     stages = start.flow(
         "flows.train:train_flow", settings.runs, config=config, overrides=overrides, fresh=fresh

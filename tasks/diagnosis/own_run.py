@@ -31,6 +31,7 @@ from tasks.diagnosis.foreign.cost import LARGE_PIXELS
 from tasks.diagnosis.memory import LoaderSize
 from tasks.models import hub
 from tasks.models.recipes import options_type
+from tasks.runs.data import overfull
 
 TRAIN = "train"
 DEFAULT_SIDE = 224
@@ -144,18 +145,13 @@ def _counts(case: OwnCase) -> Iterator[Finding]:
 
 
 def _batches(case: OwnCase) -> Iterator[Finding]:
-    size, there = case.train.batch_size, case.samples if case.rows is None else case.rows
-    if 0 < there < size:
-        said = f"{there:,} samples" if case.rows is None else f"{counted(there, 'row')} that the packs make"
+    if case.samples and (batch := overfull(case.config, case.version, case.rows)) is not None:
         yield Finding(
             code="worker.starved",
-            severity="error",
-            remedy=f"take train.batch_size {there // 2 or 1} or less, or build a larger dataset",
-            evidence={
-                "problem": f"a batch of {size:,} is more than the {said} of split train: "
-                "each would hold samples twice"
-            },
-            config={"train.batch_size": max(there // 2, 1)},
+            severity="error" if batch.is_wrong else "warning",
+            remedy=batch.remedy,
+            evidence={"problem": batch.problem},
+            config={"train.batch_size": batch.fitting},
         )
     split = case.manifest.splits.get(TRAIN)
     if case.config.loader.reader == "streaming" and split is not None and split.shards < _workers(case):

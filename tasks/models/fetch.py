@@ -22,7 +22,7 @@ from tasks.core.child import call
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.files import disk_full_as_error, fsync_path, require_writable, write_atomic
 from tasks.core.lock import Lease
-from tasks.core.screen import Progress
+from tasks.core.screen import Progress, no_progress
 from tasks.models import hub
 from tasks.models.hub import Lock, Pinned
 from tasks.models.needs import HubNeed, Need, Part
@@ -31,6 +31,8 @@ LEASE = ".locks/tarmac.lease"
 """In the cache, which projects share."""
 PATIENCE_S = 60.0
 """Nothing new for so long ends a fetch; one that goes on with it later loses nothing."""
+OFFERED_S = 20.0
+"""How long the hub may take to say what it has."""
 PIECE = 1 << 18
 """Bytes at a time: on a slow line the usual 10 MB would take longer than the patience."""
 MEGABYTE = 1_000_000
@@ -85,10 +87,7 @@ def fetch(
 
     def on_idle() -> None:
         if time.monotonic() - heard > patience_s:
-            raise DataError(
-                f"{_keys_of(wanted, doing)}: nothing has come from {_endpoint()} for {patience_s:.0f} s "
-                f"({doing}); mend the network or HF_ENDPOINT and fetch again: it goes on where it was"
-            )
+            raise _silent(_keys_of(wanted, doing), patience_s, doing)
 
     arguments = {"wanted": [asdict(one) for one in wanted], "runs": str(runs), "update": update}
     with Lease(hub.cache() / LEASE):
@@ -115,6 +114,13 @@ def _keys_of(wanted: Sequence[Wanted], doing: str) -> str:
     return next((one.keys for one in wanted if one.repository in doing), wanted[0].keys)
 
 
+def _silent(keys: str, patience_s: float, doing: str) -> DataError:
+    return DataError(
+        f"{keys}: nothing has come from {_endpoint()} for {patience_s:.0f} s ({doing}); mend the network or "
+        "HF_ENDPOINT and fetch again: it goes on where it was"
+    )
+
+
 def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
@@ -127,6 +133,28 @@ def download(wanted: list[Wanted], runs: Path, update: bool, progress: Progress)
     constants.DOWNLOAD_CHUNK_SIZE = PIECE  # what it keeps in memory until it is written, and reported
     lock = hub.read_lock(runs)
     return [_Repository(one, lock, runs, update, progress).fetch() for one in wanted]
+
+
+def require_offered(needs: Sequence[Need], runs: Path, patience_s: float = OFFERED_S) -> None:
+    """Ask the hub whether it gives what is needed of it, which downloads nothing. UsageError and DataError as
+    of `fetch`."""
+    wanted = _by_repository(needs)
+    began = time.monotonic()
+
+    def on_idle() -> None:
+        if time.monotonic() - began > patience_s:
+            raise _silent(wanted[0].keys, patience_s, "asking for what the training starts from")
+
+    if wanted:
+        arguments = {"wanted": [asdict(one) for one in wanted], "runs": str(runs)}
+        call("tasks.models.fetch:ask", arguments, on_idle=on_idle)
+
+
+def ask(wanted: list[Wanted], runs: Path) -> None:
+    """The child's side of `require_offered`."""
+    lock = hub.read_lock(runs)
+    for one in wanted:
+        _Repository(one, lock, runs, False, no_progress).offered()
 
 
 class _Repository:
@@ -170,6 +198,15 @@ class _Repository:
 
     def _from_hub(self) -> tuple[list[str], int]:
         """Download what is missing; the files, and how many bytes came."""
+        listed, names, files = self.offered()
+        if self._pinned is None or self._pinned.commit != listed.sha:
+            self._pinned = self._lock.repositories[self._name] = Pinned(commit=listed.sha)
+        self._done, self._total = 0, sum(names[file].size or 0 for file in files)
+        came = sum(self._have(file, names[file]) for file in files)
+        return files, came
+
+    def offered(self) -> tuple[Any, dict[str, Any], list[str]]:
+        """The repository as the hub lists it, its files by name, and those that are needed."""
         if hub.is_set(hub.OFFLINE):
             raise UsageError(
                 f"{self._wanted.keys}: {self._name} has to be downloaded: unset {hub.OFFLINE} for it"
@@ -185,11 +222,7 @@ class _Repository:
                 "name another model"
             )
         files = sorted(frozenset().union(*(part.chosen(names) or () for part in self._wanted.parts)))
-        if self._pinned is None or self._pinned.commit != listed.sha:
-            self._pinned = self._lock.repositories[self._name] = Pinned(commit=listed.sha)
-        self._done, self._total = 0, sum(names[file].size or 0 for file in files)
-        came = sum(self._have(file, names[file]) for file in files)
-        return files, came
+        return listed, names, files
 
     def _listed(self) -> Any:
         """The repository at its pinned commit, or the newest: `sha` and `siblings` with sizes and digests."""

@@ -64,7 +64,7 @@ class Lack:
     def finding(self) -> Finding:
         """As preflight and fetch show it."""
         if isinstance(self.need, PathNeed):
-            remedy, command = "name a file that is there, or weights by a tag that open_clip knows", None
+            remedy, command = self.need.fix, None
             where = {"file": self.need.path}
         else:
             command = "tarmac fetch CONFIG"
@@ -87,7 +87,7 @@ def read_lock(runs: Path) -> Lock:
     """What was fetched for the runs in this folder; DataError for a file that cannot be read."""
     try:
         return Lock.model_validate(read_json(runs / LOCK))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return Lock()
     except (OSError, ValueError, ValidationError) as error:
         says = str(error).splitlines()[0]
@@ -105,7 +105,7 @@ def lacks(wanted: Sequence[Need], lock: Lock, *, is_deep: bool = False) -> Itera
     for need in wanted:
         if isinstance(need, PathNeed):
             if not os.path.exists(os.path.expanduser(need.path)):
-                yield Lack(need, f"{need.key}: there is no file {need.path}", True)
+                yield Lack(need, need.problem, True)
         elif isinstance(need, HubNeed):
             pinned = lock.repositories.get(need.repository)
             files = None if pinned is None else files_of(need, pinned.files)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -69,10 +69,20 @@ OPEN_CLIP_CONFIG = Part("open_clip's config", (("open_clip_config.json",),))
 
 @dataclass(frozen=True)
 class PathNeed:
-    """A file or folder that somebody put there; nothing of it can be downloaded."""
+    """A file or folder that somebody put there; nothing of it can be downloaded. `nor` says what else was
+    looked for by that name, and `fix` what may have been meant."""
 
     key: str
     path: str
+    nor: str = field(default="", compare=False)
+    fix: str = field(
+        default="name a file that is there, or weights by a tag that open_clip knows", compare=False
+    )
+
+    @property
+    def problem(self) -> str:
+        """What to report where nothing is there."""
+        return f"{self.key}: there is no file {self.path}{self.nor}"
 
 
 @dataclass(frozen=True)

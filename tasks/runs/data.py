@@ -7,8 +7,10 @@ leave out the same samples, whatever the dataset's file says by then.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
@@ -16,7 +18,8 @@ from blake3 import blake3
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
 from tasks.core.quarantine_file import NAME, Quarantined, home, read, to_text
-from tasks.core.schema import Config
+from tasks.core.schema import Config, Train
+from tasks.core.schema.recipes import RECIPES
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.runs.identity import ID_DIGITS, DataRef
@@ -100,6 +103,47 @@ def train_samples(version: Path) -> int:
             f"`tarmac repair {version}` takes back what is sound"
         )
     return samples - left_out
+
+
+@dataclass(frozen=True)
+class Overfull:
+    """A batch that holds some samples twice, as it takes more of a dataset than that has.
+
+    `is_wrong` where the loss compares the samples of a batch with each other: an image and the caption of its
+    double are to it a pair that does not belong together. `fitting` is a batch size of two steps an epoch.
+    """
+
+    problem: str
+    fitting: int
+    is_wrong: bool
+
+    @property
+    def remedy(self) -> str:
+        return f"take train.batch_size {self.fitting} or less, or build a larger dataset"
+
+
+def overfull(config: Config, version: Path, rows: int | None = None) -> Overfull | None:
+    """Why a batch of the training would hold samples twice; None where it does not, and for mixed datasets
+    that are yet to be built. `rows` are those that packed samples fill, where that is known."""
+    train = config.train
+    if train is None or missing_shares(config):
+        return None
+    if rows is not None:
+        return overfull_of(train, rows, "rows that the packs make")
+    counts = ((train_samples(folder), share) for folder, share in shares_of(config, version))
+    found = (overfull_of(train, there, "samples to train on", share) for there, share in counts)
+    return next((one for one in found if one is not None), None)
+
+
+def overfull_of(train: Train, there: int, what: str, share: float = 1.0) -> Overfull | None:
+    """The same of `there` samples, of which a batch takes its `share`."""
+    taken = math.ceil(train.batch_size * share)
+    if taken <= there:
+        return None
+    is_wrong = RECIPES[train.recipe].compares_samples
+    wrong = ": to the contrastive loss they are wrong pairs" if is_wrong else ""
+    problem = f"a batch takes {taken:,} of {there:,} {what}, so it holds some twice{wrong}"
+    return Overfull(problem, max(int(there / share) // 2, 1), is_wrong)
 
 
 def left_out_of(version: Path, name: str) -> list[Quarantined]:

@@ -6,22 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.core.schema import Config, TableSource
-from tasks.runs.data import missing_shares, train_samples
+from tasks.runs.data import missing_shares, overfull
 
 
 def doubts(config: Config, version: Path) -> Iterator[str]:
     """One sentence each, which begins with the key; `config` is a resolved one. DataError for a version that
     has nothing to train on."""
     yield from doubts_of(config)
-    train = config.train
-    if train is None:
-        return
-    samples = train_samples(version)
-    if train.batch_size > samples:
-        yield (
-            f"train.batch_size: a batch of {train.batch_size:,} holds samples twice, as there are "
-            f"{samples:,} to train on: to the contrastive loss they are wrong pairs"
-        )
+    if (batch := overfull(config, version)) is not None and not batch.is_wrong:  # else it is refused
+        yield f"train.batch_size: {batch.problem}"
 
 
 def doubts_of(config: Config) -> Iterator[str]:

@@ -3,6 +3,7 @@ their data, their weights and their cluster can show it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,13 +33,14 @@ WEIGHTS: dict[str, set[str]] = {
 DOUBTS = {
     "nano-vlm": ["train.data: data/docs holds no version of a dataset yet; build it before the training"],
 }
+LACKS = re.compile(r"!         train\.model\.\w+: .* of (\S+) not on this machine; tarmac fetch CONFIG")
 SHAPE = (240, 480, 480)
 
 
 def scans(folder: Path) -> list[str]:
-    """Two of CT-RATE's in the place of 50,000."""
+    """Four of CT-RATE's in the place of 50,000, which make a batch."""
     where = folder / "CT-RATE"
-    names = [f"{split}_1_a_1" for split in ("train", "valid")]
+    names = [f"{split}_{patient}_a_1" for split in ("train", "valid") for patient in (1, 2)]
     where.mkdir()
     nifti.tables(where, names)
     for number, name in enumerate(names):
@@ -46,7 +48,8 @@ def scans(folder: Path) -> list[str]:
     header, *rows = (where / "reports.csv").read_text().splitlines()
     header = header.replace("Findings", "Findings_EN").replace("Impression", "Impressions_EN")
     (where / "reports.csv").write_text("\n".join([header, *rows]) + "\n")
-    return ["--set", f"dataset.source.path={where}", "--set", f"dataset.output={folder / 'ct-rate'}"]
+    moved = {"dataset.source.path": where, "dataset.output": folder / "ct-rate", "train.batch_size": 4}
+    return [word for key, value in moved.items() for word in ("--set", f"{key}={value}")]
 
 
 def chats(folder: Path) -> list[str]:
@@ -96,11 +99,16 @@ def test_it_plans(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     write, expected = STAND_INS[name]
     planned = said(capsys, "plan", str(CONFIGS / f"{name}.yaml"), *write(tmp_path))
     assert expected in planned and "nothing was written; to do it: tarmac run" in planned
     told = [line for line in planned.splitlines() if line.startswith("!")]
-    assert told == [f"!         {doubt}" for doubt in DOUBTS.get(name, ())]
+    lacking = {found[1] for line in told if (found := LACKS.match(line))}
+    assert lacking == WEIGHTS[name], "as preflight says"
+    assert [line for line in told if not LACKS.match(line)] == [
+        f"!         {doubt}" for doubt in DOUBTS.get(name, ())
+    ]
 
 
 def version_for(config: Config, folder: Path) -> Path:

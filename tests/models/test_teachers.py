@@ -168,7 +168,7 @@ def test_a_killed_reinforcement_goes_on_with_the_next_shard(place: Path, tmp_pat
     ("changes", "says"),
     [
         ({"teachers": [{"name": "ViT-B-23", "pretrained": "openai"}]}, "did you mean ViT-B-32"),
-        ({"teachers": [{"name": "tarmac/digits", "pretrained": "gone.pt"}]}, "'gone.pt' is no file"),
+        ({"teachers": [{"name": "tarmac/digits", "pretrained": "gone.pt"}]}, "there is no file gone.pt"),
         ({"captions": "gone.jsonl"}, r"reinforce\.captions: there is no file gone\.jsonl"),
     ],
 )

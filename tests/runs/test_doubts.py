@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.core.schema import Config
+from tasks.runs.data import overfull
 from tasks.runs.doubts import doubts, doubts_of
 from tests.runs.test_plan import make_version
 from tests.supervision.fakes import make_config
@@ -33,7 +34,7 @@ def test_rows_of_one_image_belong_into_one_split(
     ("train", "told"),
     [
         ({"batch_size": 80, "steps": 60, "warmup": 59}, []),
-        ({"batch_size": 81}, ["train.batch_size: a batch of 81 holds samples twice, as there are 80"]),
+        ({"batch_size": 81}, []),
         ({"steps": 60, "warmup": 60}, ["train.warmup: all 60 steps are among the 60 of the warm-up"]),
         ({"steps": 60, "warmup": 0.98}, []),
         ({"steps": 60, "warmup": 0.999}, ["train.warmup: all 60 steps are among the 60 of the warm-up"]),
@@ -41,6 +42,19 @@ def test_rows_of_one_image_belong_into_one_split(
 )
 def test_doubts(tmp_path: Path, train: dict[str, object], told: list[str]) -> None:
     version = make_version(tmp_path, samples=80)
-    found = list(doubts(make_config(tmp_path, train=train), version))
+    config = make_config(tmp_path, train=train)
+    found = list(doubts(config, version))
     assert len(found) == len(told)
     assert all(one.startswith(start) for one, start in zip(found, told, strict=True))
+
+
+def test_a_batch_that_holds_samples_twice_is_wrong_for_a_loss_that_compares_them(tmp_path: Path) -> None:
+    """The others see them more often only, which is said and done."""
+    version = make_version(tmp_path, samples=80)
+    config = make_config(tmp_path, train={"batch_size": 81})
+    found = overfull(config, version)
+    assert found is not None and found.is_wrong and found.fitting == 40
+    assert overfull(make_config(tmp_path, train={"batch_size": 80}), version) is None
+    chat = config.model_copy(update={"train": config.train.model_copy(update={"recipe": "vlm"})})
+    (doubt,) = doubts(chat, version)
+    assert doubt == "train.batch_size: a batch takes 81 of 80 samples to train on, so it holds some twice"

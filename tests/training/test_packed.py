@@ -175,7 +175,7 @@ def test_bench_and_preflight_take_rows_as_the_training_packs_them(
     assert 10 <= known.sum() <= 15 and packs is not None and 3 <= packs < 24 * 0.7
     case = OwnCase(config, config.train, version, read_manifest(version), 2, memory.limits(), 1e15, rows=3)
     starved = {one.code: one for one in own_run.judge(case)}["worker.starved"]
-    assert "a batch of 4 is more than the 3 rows that the packs make" in starved.evidence["problem"]
+    assert starved.severity == "warning" and "takes 4 of 3 rows that" in starved.evidence["problem"]
     assert own_run.judge(replace(case, rows=packs)) == []
 
 

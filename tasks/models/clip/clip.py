@@ -24,13 +24,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tasks.core.errors import DataError, UsageError, instead
+from tasks.core.errors import DataError, UsageError
 from tasks.loader.collate import Collate, stack
 from tasks.loader.decoders import decode_text, image_of
 from tasks.loader.workers import Transform
-from tasks.models.clip.clip_options import DIGITS, DIGITS_FILE, SIGMOID, ClipOptions
+from tasks.models.clip.clip_options import DIGITS, DIGITS_FILE, SIGMOID, ClipOptions, weights_need
 from tasks.models.clip.openclip import open_clip
 from tasks.models.clip.pictures import Crop, RandomCrop, normalised
+from tasks.models.needs import PathNeed
 from tasks.models.task import Contrastive, Embedder, Features, Loss
 
 open_clip.add_model_config(DIGITS_FILE)
@@ -47,8 +48,6 @@ UNDECAYED = ("bn", "ln", "bias", "logit_scale")
 """What the name of a parameter without weight decay holds, if it has more than one dimension."""
 KEPT_CAPTIONS, LONGEST_KEPT = 4096, 200
 """How many captions, of how many characters, a loader worker remembers the tokens of: 5 MB at most."""
-QUICK = "-quickgelu"
-"""Ends the names of models with the activation that OpenAI's weights, and some others, were trained with."""
 UNREADABLE = (
     OSError,
     RuntimeError,
@@ -151,21 +150,10 @@ class ClipRecipe:
         return open_clip.transform.PreprocessCfg(**merged)
 
     def _check_pretrained(self, weights: str) -> None:
-        """UsageError when there are no such weights, or they go with another activation than the model's."""
-        known = open_clip.get_pretrained_cfg(self.options.registered, weights)
-        if not known and not os.path.isfile(weights):
-            tags = open_clip.list_pretrained_tags_by_model(self.options.registered)
-            raise UsageError(
-                f"train.model.pretrained: {weights!r} is no file, and no weights of {self.name} have "
-                f"that name; {instead(weights, tags)}"
-            )
-        is_quick = open_clip.get_model_config(self.options.registered).get("quick_gelu", False)
-        if known and known.get("quick_gelu", False) != is_quick:
-            other = self.name.removesuffix(QUICK) if is_quick else self.name + QUICK
-            raise UsageError(
-                f"train.model.name: the weights {weights} were trained with another activation than that of "
-                f"{self.name}; take {other}"
-            )
+        """UsageError when there are no such weights."""
+        need = weights_need("train.model.pretrained", self.options.registered, weights)
+        if isinstance(need, PathNeed) and not os.path.isfile(weights):
+            raise UsageError(f"{need.problem}; {need.fix}")
 
 
 class ClipTask(Contrastive, Embedder):

@@ -27,6 +27,8 @@ from tasks.models.recipes import Capability, Options
 DIGITS = "tarmac/digits"
 """2 M parameters, most of them the token table; learns the digits in half a minute."""
 DIGITS_FILE = Path(__file__).with_name("tarmac-digits.json")
+QUICK = "-quickgelu"
+"""Ends the names of models with the activation that OpenAI's weights, and some others, were trained with."""
 SIGMOID = {"init_logit_scale": math.log(10), "init_logit_bias": -10.0}
 """What a model begins with that is to be trained by the sigmoid loss and was not made for it, as by
 open_clip_train's `--siglip`."""
@@ -107,6 +109,12 @@ class ClipOptions(Options):
             raise ValueError(f"patch_dropout: the image tower of {self.title} drops no patches")
         return self
 
+    @model_validator(mode="after")
+    def _weights_fit(self) -> Self:
+        if self.name is not None and self.pretrained is not None and not self.is_external:
+            require_activation(self.name, self.pretrained)
+        return self
+
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str | None) -> str | None:
@@ -168,7 +176,12 @@ def weights_need(key: str, name: str, given: str) -> Need:
         return UnknownNeed(key, f"{given} is looked up by open_clip, which is not installed")
     place = "" if listed is None else listed.get_pretrained_cfg(registered(name), given).get("hf_hub", "")
     repository, _, file = place.rpartition("/")
-    return HubNeed(key, repository, (open_clip_weights(file),)) if repository else PathNeed(key, given)
+    if repository:
+        return HubNeed(key, repository, (open_clip_weights(file),))
+    tags = [] if listed is None else listed.list_pretrained_tags_by_model(registered(name))
+    if not tags:
+        return PathNeed(key, given)
+    return PathNeed(key, given, f", and no weights of {name} have that name", instead(given, tags))
 
 
 def _listed_weights() -> ModuleType | None:
@@ -216,6 +229,19 @@ def _require_parts(title: str, described: Mapping[str, Any]) -> None:
     theirs = text.get("hf_model_name") or text.get("hf_tokenizer_name")
     if theirs and find_spec("transformers") is None:
         raise ValueError(f"{title} reads text by {theirs} of Hugging Face: pip install transformers")
+
+
+def require_activation(name: str, weights: str) -> None:
+    """ValueError for weights of open_clip's that were trained with another activation than the model has."""
+    listed, described = _listed_weights(), model_config(name)
+    known = {} if listed is None else listed.get_pretrained_cfg(registered(name), weights)
+    is_quick = (described or {}).get("quick_gelu", False)
+    if known and known.get("quick_gelu", False) != is_quick:
+        other = name.removesuffix(QUICK) if is_quick else name + QUICK
+        raise ValueError(
+            f"pretrained: the weights {weights} were trained with another activation than that of {name}; "
+            f"take name: {other}"
+        )
 
 
 def _require_no_bias(title: str, described: Mapping[str, Any]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from tasks.core.schema.block import Block
-from tasks.models.clip.clip_options import ClipOptions, open_clip_needs, trainable
+from tasks.models.clip.clip_options import ClipOptions, open_clip_needs, require_activation, trainable
 from tasks.models.needs import Need
 from tasks.models.recipes import Capability, Options
 
@@ -56,6 +56,12 @@ class ReinforcedOptions(Options):
     @classmethod
     def _is_trainable(cls, name: str) -> str:
         return trainable(name)
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> Self:
+        if self.pretrained is not None:
+            require_activation(self.name, self.pretrained)
+        return self
 
     @property
     def needs(self) -> Sequence[Need]:
