@@ -57,13 +57,18 @@ DefMemPerCPU=100
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
 AccountingStorageType=accounting_storage/none
-KillWait=3
+KillWait=15
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 SlurmdTimeout=10
 ReturnToService=2
 {loopback}
 NodeName=DEFAULT CPUs={cpus} RealMemory=4000 State=UNKNOWN
 {nodes}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=graced Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10
 """
 
 
@@ -119,7 +124,7 @@ def start(folder: Path) -> Path:
     _run(["slurmctld"], conf)
     for number in range(1, NODES + 1):
         _run(["slurmd", "-N", f"n{number}"], conf)
-    count = ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]
+    count = ["sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N"]
     until("Slurm's nodes", lambda: len(_run(count, conf).split()) == NODES, 30)
     return conf
 

@@ -4,7 +4,6 @@ one is done, ended with it, however it ends, and started again while somebody wa
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import subprocess
 import sys
@@ -14,13 +13,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO
 
 from tasks.core import screen
-from tasks.core.process import child_environment
+from tasks.core.process import child_environment, signal_at_starters_end
 
-PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
 END_S = 5.0
 """How long a process may take to end before it is killed."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -44,12 +42,8 @@ def start(
         stderr=subprocess.STDOUT,
         pass_fds=descriptors,
         start_new_session=True,
-        preexec_fn=_end_with_starter,
+        preexec_fn=partial(signal_at_starters_end, signal.SIGTERM),
     )
-
-
-def _end_with_starter() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end(process: subprocess.Popen[bytes], patience_s: float = END_S) -> None:

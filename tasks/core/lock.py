@@ -89,6 +89,20 @@ def _read(path: Path) -> Holder | None:
             return None
 
 
+def is_lost(path: Path, holder: Identity) -> bool:
+    """Whether the lease is another's than this holder's, or nobody's; False where it cannot be read now.
+
+    It is opened, which makes NFS ask its server.
+    """
+    try:
+        found = _read(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return found is not None and found.identity != holder
+
+
 def _clock(path: Path) -> float:
     """The time of the clock that stamps files beside `path`; of our own where nothing can be written."""
     try:
@@ -117,6 +131,11 @@ class Lease:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._mine = Identity.mine()
+
+    @property
+    def identity(self) -> Identity:
+        """The process that takes the lease by this."""
+        return self._mine
 
     def acquire(self) -> None:
         """Take the lease; Held when a live holder has it, OSError when the lease cannot be read."""
@@ -159,15 +178,8 @@ class Lease:
 
         def look() -> None:
             while not self._stop.wait(CHECK_S):
-                try:
-                    holder = _read(self.path)
-                except FileNotFoundError:
-                    is_lost = True
-                except OSError:
-                    continue
-                else:
-                    is_lost = holder is not None and holder.identity != self._mine
-                if is_lost and not self._stop.is_set():  # else it is gone because it was given back
+                lost = is_lost(self.path, self._mine)
+                if lost and not self._stop.is_set():  # else it is gone because it was given back
                     return on_lost()
 
         threading.Thread(target=look, name=f"watch-{self.path.name}", daemon=True).start()

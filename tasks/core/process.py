@@ -26,6 +26,8 @@ _last_acts: list[Callable[[], None]] = []
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's <malloc.h>."""
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
 LARGEST_KEPT = 32 << 20
 """Bytes; glibc takes no higher threshold."""
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -48,7 +50,7 @@ def pid_namespace() -> str | None:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Identity:
     """One process, unmistakably.
 
@@ -63,6 +65,17 @@ class Identity:
     started: float
     ticks: int | None = None
     namespace: str | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        started = self.started if self.ticks is None else None
+        return self.host, self.boot_id, self.pid, started, self.ticks, self.namespace
 
     @classmethod
     def of(cls, pid: int) -> Identity:
@@ -183,6 +196,13 @@ def kill_tree(identity: Identity, grace_s: float = 5.0) -> None:
         _, family = psutil.wait_procs(family, timeout=grace_s)
         if not family:
             return
+
+
+def signal_at_starters_end(sign: signal.Signals) -> None:
+    """Have the kernel send `sign` to this process when the thread that started it ends, in whatever way
+    (Linux); OSError where it refuses."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, sign) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def die_with_parent() -> None:

@@ -135,6 +135,9 @@ class Batches(Iterator[Batch]):
         source, self._source = self._source, None
         if self._processes and source is not None:
             source._shutdown_workers()  # dropping the last reference does the same, but no one knows when
+            for process in self._processes:
+                if process.is_alive():  # it is stuck, and ignores the SIGTERM that torch has sent it
+                    process.kill()
 
     def __enter__(self) -> Self:
         return self
@@ -159,6 +162,7 @@ def _describe_death(name: str, pid: int, code: int) -> str:
 
 def _prepare_worker(keeper: Keeper | None, sharing_strategy: str, number: int) -> None:
     die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which Slurm sends to all processes of a job that it ends
     keep_freed_memory()
     torch.multiprocessing.set_sharing_strategy(sharing_strategy)  # type: ignore[no-untyped-call]
     Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]

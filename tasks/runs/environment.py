@@ -5,14 +5,18 @@ The thread count decides the order of floating-point sums, so it belongs to the 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 
+from tasks.core.process import Identity
 from tasks.core.schema import Train
 from tasks.runs import meeting
 
 HIDDEN_PREFIXES = ("WANDB_", "PREFECT_")
 """A training process talks to no server, so it gets neither their addresses nor their keys."""
+AGENT = "TARMAC_AGENT"
+"""Names the agent of a training to all that the training starts, in whatever session or group."""
 RANKS = (
     "RANK",
     "LOCAL_RANK",
@@ -44,3 +48,17 @@ def rank_environment(train: Train, base: Mapping[str, str] | None = None) -> dic
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def naming(agent: Identity) -> dict[str, str]:
+    """The variable that says which agent holds a training."""
+    return {AGENT: json.dumps(agent.to_json())}
+
+
+def agent_of(environment: Mapping[str, str]) -> Identity | None:
+    """The agent that holds the training to which a process of this environment belongs; None where none
+    does, or what stands there is of no agent."""
+    try:
+        return Identity.from_json(json.loads(environment[AGENT]))
+    except (KeyError, ValueError, TypeError):
+        return None

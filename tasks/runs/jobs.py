@@ -9,7 +9,6 @@ for, but where nothing tells which GPUs there are: there the job finds out by it
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import json
@@ -28,13 +27,12 @@ import submitit
 
 from tasks.core.engines.slurm_queue import Queue
 from tasks.core.errors import TarmacError
-from tasks.core.process import Identity, child_environment
+from tasks.core.process import Identity, child_environment, signal_at_starters_end
 from tasks.runs.job import Job
 
 if TYPE_CHECKING:
     from tasks.core.schema.engine import EvaluateEngine, TrainEngine
 
-PR_SET_PDEATHSIG = 1
 SIGNAL_DELAY_S = 60
 """A job hears of its time limit this long before it is ended, or at half time if that is later."""
 SUBMIT_TIMEOUT_S = 60
@@ -237,8 +235,7 @@ def _end_with_controller() -> None:
     controller = os.environ.get(CONTROLLER)
     if controller is None:
         return
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    signal_at_starters_end(signal.SIGKILL)
     if os.getppid() != int(controller):
         os._exit(1)  # it ended before the kernel was told
 

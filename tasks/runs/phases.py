@@ -2,7 +2,8 @@
 
 It is a sign of life, replaced by rename at most once a second and not forced to disk: after a power cut
 nobody lives whom it could tell of, and a training step must not wait for a disk. Nor does a training end
-because it could not be written, as on a full disk.
+because it could not be written, as on a full disk. It ends where its run is another agent's by now: each sign
+of life looks first, so that at most a second of work is written into what is no longer its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.core.files import read_json
+from tasks.runs import fence
 from tasks.runs.folder import RunFolder
 
 PhaseName = Literal["start", "first_batch", "step", "validate", "checkpoint", "end"]
@@ -40,6 +42,7 @@ class PhaseWriter:
     """One rank's only way to say what it is doing."""
 
     def __init__(self, folder: RunFolder, rank: int = 0) -> None:
+        self._folder = folder
         self._path = folder.phase(rank)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._last: Phase | None = None
@@ -52,6 +55,7 @@ class PhaseWriter:
         changed = last is None or last.phase != phase
         if last is not None and not changed and now - last.at < INTERVAL_S:
             return
+        fence.leave_if_taken_over(self._folder)
         since = now if last is None or changed else last.since
         self._last = Phase(phase, step, since, now, os.getpid(), list(workers))
         try:

@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tasks.core.engines.slurm_queue import SlurmJob
 from tasks.core.errors import DataError
 from tasks.core.files import read_json, write_json
+from tasks.core.lock import Holder
 from tasks.core.process import Identity
 from tasks.runs.folder import RunFolder
 from tasks.runs.identity import DataRef
@@ -35,6 +37,8 @@ class Attempt(BaseModel):
     pid_started: float
     pid_ticks: int | None = None
     job: str | None
+    slurm: SlurmJob | None = None
+    """`job`, where it is one of Slurm's."""
     code_digest: str
     versions: dict[str, str]
     outcome: str | None = None
@@ -45,8 +49,9 @@ class Attempt(BaseModel):
 
     def is_of(self, agent: Identity) -> bool:
         """Whether it was this process's attempt."""
-        mine = (self.host, self.boot_id, self.pid, self.pid_started, self.pid_ticks)
-        return mine == (agent.host, agent.boot_id, agent.pid, agent.started, agent.ticks)
+        return agent == Identity(
+            self.host, self.boot_id, self.pid, self.pid_started, self.pid_ticks, agent.namespace
+        )
 
 
 class RunRecord(BaseModel):
@@ -86,6 +91,11 @@ class RunRecord(BaseModel):
     def is_abandoned(self, agent_is_alive: bool) -> bool:
         """Whether it should be under way but nobody works on it: its agent was killed."""
         return self.state in UNDER_WAY and not agent_is_alive
+
+    def has_agent(self, holder: Holder | None) -> bool:
+        """Whether the holder of the run's lease is the agent of the last attempt; a starter, whose agent is
+        yet to come, is not."""
+        return holder is not None and bool(self.attempts) and self.attempts[-1].is_of(holder.identity)
 
     def having(self, **changes: Any) -> RunRecord:
         """A copy with some fields changed."""

@@ -24,17 +24,16 @@ from types import FrameType
 from typing import NoReturn
 
 from tasks.core import config as configs
-from tasks.core.engines.slurm_queue import own_job
 from tasks.core.errors import TarmacError, Withdrawn
 from tasks.core.files import disk_full_as_error, link_atomic
-from tasks.core.lock import HEARTBEAT_S, STALE_S, Lease, holder_of
+from tasks.core.lock import Lease, holder_of
 from tasks.evaluation import best
 from tasks.models import hub
-from tasks.runs import jobs, metrics, record, stop
+from tasks.runs import jobs, metrics, stop
 from tasks.runs.checkpoints import CheckpointMeta, Listing, newest_sound, read_meta
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import Job
 from tasks.supervision import gpus, trainer, tuning
+from tasks.supervision.allocation import END, WARNING, Allocation
 from tasks.supervision.chores import Chores
 from tasks.supervision.ends import RankEnd, causes_of, stood_still, tail_of
 from tasks.supervision.evaluation_jobs import Evaluations
@@ -49,13 +48,8 @@ from tasks.supervision.tracking import gathering
 POLL_S = 0.25
 ON_PROGRESS_S = 2.0
 """Between two lines of how far the measuring before a training is."""
-LEASE_WAIT_S = 30.0
-SLURM_LEASE_WAIT_S = STALE_S + 3 * HEARTBEAT_S
-"""The same of a job that Slurm has queued again after the loss of its node, whose lease goes stale first."""
 STOP_GRACE_S = 45.0
 """A training that has not obeyed `stop` by then is ended; below submitit's warning before the time limit."""
-ENDED_BY_SLURM_S = 300.0
-"""How long Slurm may take to end a job that it has agreed to queue again."""
 RESTARTS = 3
 """How often an attempt restarts a training that stands still."""
 logger = logging.getLogger(__name__)
@@ -64,10 +58,11 @@ logger = logging.getLogger(__name__)
 class Agent:
     """One attempt at a run, by one process that holds the run's lease."""
 
-    def __init__(self, run: RunFolder, lease: Lease) -> None:
+    def __init__(self, run: RunFolder, lease: Lease, allocation: Allocation) -> None:
         """`lease` is the run's, and held."""
         self._run = run
         self._lease = lease
+        self._allocation = allocation
         self._checkpoints = Listing(run)
         self._began = time.monotonic()
         self._ranks: trainer.Ranks | None = None
@@ -87,15 +82,13 @@ class Agent:
         validation loss comes after it."""
         self._began_at = 0
         """The step that this attempt began at."""
-        self.is_to_be_queued_again = False
-        """Whether the training has come to its Slurm job's time limit, and further in it."""
 
     def work(self) -> None:
         """The whole attempt. DataError when the disk is full, which the record says if there is room to."""
         for identity in trainer.end_survivors(self._run):
             logger.warning("ended the training process %d that a dead agent left behind", identity.pid)
-        if (order := stop.read(self._run)) is not None and order.who == "signal":
-            self._run.stop.unlink(missing_ok=True)  # to the agent before, in this job, which obeyed it
+        if (order := stop.read(self._run)) is not None and order.who in ("signal", "agent"):
+            self._run.stop.unlink(missing_ok=True)  # it was to the agent before, which has left
         self._journal.begin()
         try:
             with disk_full_as_error(self._run.path):
@@ -109,7 +102,7 @@ class Agent:
                 else f"its agent failed ({type(error).__name__}: {error}); start the run again: it resumes"
             )
             raise
-        self._journal.end(self.is_to_be_queued_again)
+        self._journal.end(keeps_job=self._allocation.returns != "no")
 
     def _attend(self) -> None:
         """Train if need be, and have everything evaluated."""
@@ -143,14 +136,15 @@ class Agent:
 
     def _leave(self, evaluations: Evaluations, training: Training, reason: str) -> None:
         """End the evaluations, because whoever stops a run wants nothing of it to go on."""
-        evaluations.end_jobs(here_only=self._is_time_up)
+        evaluations.end_jobs(here_only=self._is_ended_by_slurm)
         if training == "complete" and not self._is_evaluated():
             self._journal.evaluations_stopped(reason)
+            self._allocation.why_again(self._obeyed)
 
     @property
-    def _is_time_up(self) -> bool:
-        """Whether what stops the run is its job's time limit alone."""
-        return self._obeyed == "SIGUSR2"
+    def _is_ended_by_slurm(self) -> bool:
+        """Whether what stops the run is its job's end alone: a time limit, a preemption, or scancel."""
+        return self._obeyed == WARNING or (self._obeyed == END and self._allocation.job is not None)
 
     def _is_evaluated(self) -> bool:
         status = look(self._run)
@@ -165,12 +159,16 @@ class Agent:
 
     def ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler: SIGTERM, SIGINT or the time limit (SIGUSR2) become the `stop` sentinel."""
+        if self._signal is not None:  # Slurm warns a job by one signal and ends it by another
+            return
         self._signal = signal.Signals(signum).name
-        self._asked_to_stop = (
-            "the job's time limit (engine.train.time) came; start the run again to go on"
-            if signum == signal.SIGUSR2
-            else f"the agent was sent {signal.Signals(signum).name}"
-        )
+        if signum == signal.SIGUSR2:
+            reason = "the job's time limit (engine.train.time) came; start the run again to go on"
+        elif signum == signal.SIGTERM and self._allocation.job is not None:
+            reason = "Slurm ended its job, as scancel does; start the run again to go on"
+        else:
+            reason = f"the agent was sent {self._signal}"
+        self._asked_to_stop = reason
 
     @contextmanager
     def _gpus(self) -> Iterator[Sequence[int] | None]:
@@ -184,7 +182,7 @@ class Agent:
         count = engine.gpus or 1
         while isinstance(found := gpus.take(visible, count, self._run.name), gpus.Busy):
             if (reason := self._stop_reason()) is not None:
-                self._journal.stopped_before_training(reason, self._obeyed)
+                self._stopped_before_training(reason)
                 yield None
                 return
             if self._journal.record.reason != str(found):
@@ -216,11 +214,19 @@ class Agent:
 
         try:
             tuning.tune(self._run, self._config, check, progress)
-        except Withdrawn as stopped:
-            self._journal.stopped_before_training(str(stopped), self._obeyed)
+        except TarmacError:
+            # What ends its Slurm job ends also the process that measures.
+            if (reason := self._stop_reason()) is None:
+                raise
+            self._stopped_before_training(reason)
             return False
         self._journal.say("running")
         return True
+
+    def _stopped_before_training(self, reason: str) -> None:
+        again = self._allocation.why_again(self._obeyed)
+        queued_again = None if again is None else f"{again} before it trained"
+        self._journal.stopped_before_training(reason, self._obeyed, queued_again)
 
     def _train_to_the_end(self, evaluations: Evaluations, held: Sequence[int]) -> Training:
         """Run the training's ranks beside its evaluations, again where they stand still and the config says
@@ -248,7 +254,9 @@ class Agent:
 
     def _start_ranks(self, held: Sequence[int]) -> trainer.Ranks:
         self._lease.require()
-        ranks = self._ranks = trainer.start(self._run, self._journal.number, self._config, held)
+        ranks = self._ranks = trainer.start(
+            self._run, self._journal.number, self._config, self._lease.identity, held
+        )
         pids = ", ".join(f"process {identity.pid}" for identity in ranks.identities)
         logger.info("training started: %s", pids)
         return ranks
@@ -265,7 +273,7 @@ class Agent:
             reason = self._stop_reason()
             if reason is not None and deadline is None:
                 logger.warning("stopping: %s", reason)
-                evaluations.end_jobs(here_only=self._is_time_up)
+                evaluations.end_jobs(here_only=self._is_ended_by_slurm)
                 deadline = time.monotonic() + STOP_GRACE_S
             if deadline is not None and time.monotonic() > deadline:
                 self._is_forced = True
@@ -296,6 +304,7 @@ class Agent:
 
     def _order(self) -> stop.Stop | None:
         if self._asked_to_stop is not None and not self._run.stop.exists():
+            self._lease.require()  # the order would reach the ranks of whoever took the run over
             stop.ask(self._run, "signal", self._asked_to_stop)
             self._obeyed = self._signal
         return stop.read(self._run)
@@ -333,13 +342,16 @@ class Agent:
         verdict = judge(seen)
         logger.info("training ended: %s %s", verdict.state, verdict.reason)
         self._journal.find(verdict.findings)
-        came_further = newest is not None and newest.step > self._began_at
         queued_again = None
-        if verdict.state == "cancelled" and self._is_time_up and own_job() is not None and came_further:
-            self.is_to_be_queued_again = True
-            queued_again = (
-                f"its time limit came at step {step:,} of {seen.last_step:,}, so it is queued again"
+        if verdict.state != "succeeded":
+            came_further = newest is not None and newest.step > self._began_at
+            has_failed = verdict.state == "failed"
+            queued_again = self._allocation.why_again(
+                self._obeyed, came_further=came_further, has_failed=has_failed
             )
+        if queued_again is not None:
+            failure = f", where it had failed: {verdict.reason}" if has_failed else ""
+            queued_again += f" at step {step:,} of {seen.last_step:,}{failure}"
         told = exit_of(seen, verdict, started, time.time())
         self._journal.training_ended(told, verdict.state, self._obeyed, queued_again)
         return "complete" if verdict.state == "succeeded" else "broken"
@@ -360,35 +372,20 @@ class Agent:
 
 
 def main(run_folder: str) -> None:
-    """The agent's job. Held when another agent has the run."""
+    """The agent's job. It leaves with one line where another agent has the run, or the run wants no job."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     run = RunFolder(Path(run_folder).resolve())
-    lease = Lease(run.lease)
-    lease.wait(LEASE_WAIT_S if own_job() is None else SLURM_LEASE_WAIT_S, poll_s=0.1)
+    lease, allocation = Lease(run.lease), Allocation()
+    if (why_not := allocation.take(lease, run)) is not None:
+        logger.error("%s; this job leaves it alone", why_not)
+        sys.exit(1)  # no error, of which submitit would print a traceback
     try:
-        agent = Agent(run, lease)
+        agent = Agent(run, lease, allocation)
         lease.watch(agent.leave_at_once)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(signum, agent.ask_to_stop)
         agent.work()
     finally:
         lease.release()
-    if agent.is_to_be_queued_again:
-        _queue_again(run)
-
-
-def _queue_again(run: RunFolder) -> None:
-    """Have Slurm queue this job again, which ends this process; where it refuses, the next start resumes.
-
-    An end of its own would leave a result, by which a job is taken to have said goodbye that begins again.
-    """
-    state = record.load(run)
-    slurm = None if state.job is None else Job.from_json(state.job, run.path).slurm
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    refusal = "its job is not known" if slurm is None else slurm.requeue()
-    if not refusal:
-        time.sleep(ENDED_BY_SLURM_S)
-        return
-    with Lease(run.lease):
-        reason = f"{state.reason}, which Slurm refuses ({refusal}); start the run again: it resumes"
-        record.save(run, state.having(state="cancelled", reason=reason, job=None))
+    if allocation.returns != "no":
+        allocation.return_to_the_queue(run)

@@ -41,7 +41,7 @@ class Journal:
             else old.model_copy(update={"ended": self._last_sign_of(old), "outcome": old.outcome or "lost"})
             for old in self.record.attempts
         ]
-        mine = Identity.mine()
+        mine, job = Identity.mine(), own_job()
         attempt = Attempt(
             started=now,
             host=mine.host,
@@ -49,7 +49,8 @@ class Journal:
             pid=mine.pid,
             pid_started=mine.started,
             pid_ticks=mine.ticks,
-            job=own_job() or os.environ.get(jobs.CONTROLLER),
+            job=os.environ.get(jobs.CONTROLLER) if job is None else job.id,
+            slurm=job,
             code_digest=provenance.code_digest(),
             versions=provenance.versions(),
         )
@@ -97,11 +98,11 @@ class Journal:
         else:
             self._save(judged.having(state="queued", reason=queued_again))
 
-    def stopped_before_training(self, reason: str, signal: str | None) -> None:
+    def stopped_before_training(self, reason: str, signal: str | None, queued_again: str | None) -> None:
         """The attempt was stopped while it waited or measured."""
         started = self.record.attempts[-1].started
         ended = {"outcome": "cancelled", "reason": reason, "started": started, "ended": time.time()}
-        self.training_ended(ended, "cancelled", signal, None)
+        self.training_ended(ended, "cancelled", signal, queued_again)
 
     def evaluations_stopped(self, reason: str) -> None:
         """The attempt leaves before its evaluations are final."""
@@ -114,15 +115,16 @@ class Journal:
         changes = {"state": "failed", "reason": reason} if trains else {}
         self._save(self.record.having_last(ended=time.time(), outcome=outcome).having(job=None, **changes))
 
-    def end(self, is_to_be_queued_again: bool) -> None:
-        """Close this attempt; one that trained nothing has its `exit.json` only now."""
+    def end(self, *, keeps_job: bool) -> None:
+        """Close this attempt; one that trained nothing has its `exit.json` only now. The run `keeps_job`
+        where its Slurm job comes again."""
         now = time.time()
         attempt = self.record.attempts[-1]
         if attempt.outcome is None:
             told = {"outcome": "evaluated", "reason": "", "started": attempt.started, "ended": now}
             self._write_exit(told)
         outcome = attempt.outcome or "evaluated"
-        job = self.record.job if is_to_be_queued_again else None
+        job = self.record.job if keeps_job else None
         self._save(self.record.having_last(ended=now, outcome=outcome).having(job=job))
 
     def _last_sign_of(self, attempt: Attempt) -> float:

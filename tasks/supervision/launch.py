@@ -75,7 +75,9 @@ def start_or_adopt(
             status = look(run)
             if _is_at_work(status, goal, held.holder):
                 return Started(True, False, _job_of(run, status.record), status.record.started_by)
-            if status.state in ("failed", "cancelled") and goal == "train" and not run.stop.exists():
+            is_over = status.state in ("failed", "cancelled")
+            is_leaving = is_over and status.record.has_agent(held.holder)  # and is no starter
+            if is_leaving and goal == "train" and not run.stop.exists():
                 stop.ask(run, "agent", "a new start of the run takes over")
             waited_s = time.monotonic() - began
             if waited_s > HANDOVER_S:
@@ -189,12 +191,9 @@ def _submit(run: RunFolder, number: int, trains: bool) -> Job:
 
 def _is_at_work(status: RunStatus, goal: Goal, holder: Holder | None) -> bool:
     """Whether the holder of the lease is an agent that does what is wanted, and not about to leave."""
-    attempts = status.record.attempts
-    if not attempts or attempts[-1].ended is not None or holder is None or not holder.is_alive():
+    if holder is None or not status.record.has_agent(holder) or not holder.is_alive():
         return False
-    if not attempts[-1].is_of(holder.identity):
-        return False
-    if status.run.stop.exists():
+    if status.record.attempts[-1].ended is not None or status.run.stop.exists():
         return False
     return goal == "evaluate" or status.state in ("queued", "running", "stalled", "succeeded")
 

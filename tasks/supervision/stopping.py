@@ -1,9 +1,9 @@
 """Ends a run: asks its processes to leave, ends those that do not, and tells which they were and that none is
 left.
 
-A process is known by what the run's folder says of it, and by the session that it shares with one that is
-known: loader workers, controllers of jobs and whatever else they started. What lives on another machine is
-asked too, but cannot be seen from here.
+A process is known by what the run's folder says of it, by the session that it shares with one that is known
+(controllers of jobs and whatever else they started), and by an environment that names an agent of the run,
+as all has that a training started. What lives on another machine is asked too, but cannot be seen from here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from tasks.loader import worker_state
 from tasks.runs import ledger, record, stop
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job, agent_is_alive
-from tasks.runs.record import OVER, UNDER_WAY
+from tasks.runs.record import OVER, UNDER_WAY, RunRecord
 from tasks.runs.stop import Who
+from tasks.supervision import trainer
 
 POLL_S = 0.25
 STOP_S = 50.0
@@ -76,13 +77,11 @@ def cancel(run: RunFolder, reason: str = "cancelled by the user", who: Who = "us
     """Ask the run to stop at its next step, writing a checkpoint; True when somebody is there to obey.
 
     A run that nobody works on is marked cancelled unless it is over. A job that waits in Slurm's queue is
-    taken out of it.
+    taken out of it, also one that Slurm itself has queued again; should one come back all the same, it finds
+    that the run does not wait for it.
     """
     stop.ask(run, who, reason)
-    job = record.load(run).job
-    slurm = None if job is None else Job.from_json(job).slurm
-    if slurm is not None and slurm.waiting:
-        slurm.cancel(if_pending=True)
+    _leave_the_queue(run)
     if agent_is_alive(run):
         return True
     with Lease(run.lease):
@@ -106,6 +105,7 @@ def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float = STOP
     forced: tuple[Process, ...] = ()
     while left := _alive({**seen, **_living(run)}):
         seen |= left
+        _leave_the_queue(run)  # a job that Slurm queues again is not there from the first
         if time.monotonic() > deadline:
             forced = tuple(left.values())
             for process in forced:
@@ -119,6 +119,20 @@ def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float = STOP
     left = _alive({**seen, **_living(run)})
     ended = tuple(process for identity, process in seen.items() if identity not in left)
     return Stopped(ended, forced, tuple(left.values()), _elsewhere(run))
+
+
+def _leave_the_queue(run: RunFolder) -> None:
+    for job in _agent_jobs(record.load(run)):
+        if job.waiting:
+            job.cancel(if_pending=True)
+
+
+def _agent_jobs(state: RunRecord) -> list[SlurmJob]:
+    """The agent's jobs in Slurm: the one that the run waits for, and that of its last attempt, which Slurm
+    may have queued again when it had ended."""
+    waited_for = None if state.job is None else Job.from_json(state.job).slurm
+    last = state.attempts[-1].slurm if state.attempts else None
+    return list(dict.fromkeys(job for job in (waited_for, last) if job is not None))
 
 
 def _alive(processes: Mapping[Identity | SlurmJob, Process]) -> dict[Identity | SlurmJob, Process]:
@@ -151,13 +165,23 @@ def _recorded(run: RunFolder) -> Iterator[Process]:
     holder = holder_of(run.lease)
     if state.job is not None:
         yield Process("job of the agent", Job.from_json(state.job, run.path).identity)
-    if holder is not None and state.attempts and state.attempts[-1].is_of(holder.identity):
+    for slurm in _agent_jobs(state):
+        yield Process("job of the agent", slurm)
+    if holder is not None and state.has_agent(holder):
         yield Process("agent", holder.identity)
     for path in run.attempts.glob("*/rank_*.json"):
         rank = path.stem.removeprefix("rank_")
         yield Process(f"training, rank {rank}", Identity.from_json(read_json(path)))
     for worker in worker_state.read_all(run.workers):
         yield Process(f"loader worker {worker.worker} of rank {worker.rank}", worker.identity)
+    yield from _evaluating(run)
+    if (gatherer := holder_of(run.gatherer_lease)) is not None:
+        yield Process("gatherer", gatherer.identity)
+    for identity in trainer.survivors(run):
+        yield Process("started by the training", identity)
+
+
+def _evaluating(run: RunFolder) -> Iterator[Process]:
     entries = ledger.read(run.ledger)
     open_ones = {key for key, entry in ledger.fold(entries).items() if not entry.is_final}
     for entry in entries:
@@ -168,8 +192,6 @@ def _recorded(run: RunFolder) -> Iterator[Process]:
         if (evaluating := holder_of(path)) is not None:
             task, step = path.stem.removeprefix("."), path.parent.name.removeprefix("step_")
             yield Process(f"{task} of step {step}", evaluating.identity)
-    if (gatherer := holder_of(run.gatherer_lease)) is not None:
-        yield Process("gatherer", gatherer.identity)
 
 
 def _session(pid: int) -> int | None:

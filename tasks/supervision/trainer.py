@@ -6,7 +6,11 @@ disk: a gate of one line waits for a byte from the agent and only then becomes t
 and start time), so a later agent always knows whom to look for.
 
 Ranks wait for each other in every step. When one has ended, the others get a moment to say what they saw of
-it, and are ended; so are all when one was stopped and does not go on.
+it, and are ended; so are all when one was stopped and does not go on. A rank is asked to end by the file
+`stop` and ended by SIGKILL: SIGTERM it ignores, because Slurm sends that to a whole job.
+
+What a rank has started, such as another trainer, may outlive it in any session or group. Such a process is
+known by its environment, which names the agent of its attempt, and is ended when all ranks have ended.
 """
 
 from __future__ import annotations
@@ -16,22 +20,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import psutil
 
 from tasks.core.files import read_json, write_json
-from tasks.core.process import Identity, kill_tree
+from tasks.core.process import Identity
 from tasks.core.schema import Config
 from tasks.models.recipes import options_type
-from tasks.runs.environment import rank_environment
+from tasks.runs import record
+from tasks.runs.environment import agent_of, naming, rank_environment
 from tasks.runs.folder import RunFolder
 from tasks.runs.meeting import Meeting
 from tasks.supervision.ends import RankEnd
 
 GATE = "import os, sys\nif os.read(0, 1): os.execv(sys.argv[1], sys.argv[1:])"
+LOOK_S = 0.05
 GRACE_S = 5.0
+"""How long a process that was killed may take to be gone."""
 FOLLOW_S = 15.0
 """How long the other ranks may take to end by themselves after one that failed."""
 LEAVE_S = 120.0
@@ -50,8 +57,12 @@ def rank_command(run: RunFolder, config: Config) -> list[str]:
 class Ranks:
     """The running processes of one training."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], meeting: Meeting) -> None:
+    def __init__(
+        self, processes: Sequence[subprocess.Popen[bytes]], meeting: Meeting, agent: Identity
+    ) -> None:
+        """`agent` is the one that their environment names."""
         self._processes = processes
+        self._agent = agent
         self._meeting = meeting
         self.identities = [Identity.of(process.pid) for process in processes]
         self._ended: set[int] = set()
@@ -68,43 +79,59 @@ class Ranks:
         several ranks must be ended for what another one did."""
         alive = self._alive()
         if alive:
-            with suppress(subprocess.TimeoutExpired):
-                self._processes[alive[0]].wait(timeout=timeout_s)
+            self._wait(alive[:1], timeout_s)
         if len(self._processes) > 1:
             self._end_followers()
         if self._alive():
             return None
+        self._end_what_they_left()
         return [
             RankEnd(rank, process.returncode, rank in self._ended, self._is_held(rank))
             for rank, process in enumerate(self._processes)
         ]
 
     def kill(self) -> None:
-        """End them and their workers at once; returns without waiting."""
-        self._signal(range(len(self._processes)), signal.SIGKILL)
+        """End them and what they have started at once; returns without waiting."""
+        self._kill_groups(range(len(self._processes)))
+        self._end_what_they_left()
 
     def end(self) -> None:
-        """End them and their workers, by force if needed; a worker that is stopped would outlive its rank.
+        """End them and what they have started by force; a worker that is stopped would outlive its rank.
 
         Only their Popen may reap them: one whose child somebody else has reaped reports exit code 0.
         """
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            alive = self._alive()
-            self._ended.update(alive)
-            self._signal(alive, sign)
-            deadline = time.monotonic() + GRACE_S
-            for rank in alive:
-                with suppress(subprocess.TimeoutExpired):
-                    self._processes[rank].wait(timeout=max(deadline - time.monotonic(), 0.0))
-        self.kill()
+        alive = self._alive()
+        self._ended.update(alive)
+        self._kill_groups(alive)
+        self._wait(alive, GRACE_S)
 
     def _alive(self) -> list[int]:
-        return [rank for rank, process in enumerate(self._processes) if process.poll() is None]
+        return [rank for rank in range(len(self._processes)) if not self._has_ended(rank)]
 
-    def _signal(self, ranks: Iterable[int], sign: signal.Signals) -> None:
+    def _has_ended(self, rank: int) -> bool:
+        """Whether it has; then its group is ended first, while its number is nobody else's."""
+        process = self._processes[rank]
+        if process.returncode is None:
+            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            self._kill_groups([rank])
+            process.wait()
+        return True
+
+    def _wait(self, ranks: Sequence[int], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not all(map(self._has_ended, ranks)) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+
+    def _kill_groups(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            with suppress(ProcessLookupError):
-                os.killpg(self._processes[rank].pid, sign)
+            if self._processes[rank].returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._processes[rank].pid, signal.SIGKILL)
+
+    def _end_what_they_left(self) -> None:
+        for left in held_by(lambda agent: agent == self._agent):
+            _kill(left)
 
     def _end_followers(self) -> None:
         """End what is left when the time is over that another rank's end gives it, or one is stopped."""
@@ -128,14 +155,15 @@ class Ranks:
         return since is not None and time.monotonic() - since > STOPPED_S
 
 
-def start(run: RunFolder, number: int, config: Config, held: Sequence[int] = ()) -> Ranks:
-    """Start the training of attempt `number`, whose ranks inherit the descriptors `held`."""
+def start(run: RunFolder, number: int, config: Config, agent: Identity, held: Sequence[int] = ()) -> Ranks:
+    """Start the training of attempt `number`, whose ranks inherit the descriptors `held`; they end when
+    `agent` does not hold the run's lease any more."""
     assert config.train is not None
     meeting = Meeting(run.meeting(number))
     count = 1 if options_type(config.train.recipe).is_external else config.engine.train.processes
     if count > 1:
         meeting.prepare()
-    environment = rank_environment(config.train)
+    environment = {**rank_environment(config.train), **naming(agent)}
     if config.engine.train.ranks is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     run.logs(number).mkdir(parents=True, exist_ok=True)
@@ -154,7 +182,7 @@ def start(run: RunFolder, number: int, config: Config, held: Sequence[int] = ())
                     start_new_session=True,
                 )
             )
-    ranks = Ranks(processes, meeting)
+    ranks = Ranks(processes, meeting, agent)
     for rank, identity in enumerate(ranks.identities):
         write_json(run.rank_identity(number, rank), identity.to_json())
     for process in processes:
@@ -173,14 +201,48 @@ def set_logs_aside(run: RunFolder, number: int, restarts: int) -> None:
 
 
 def end_survivors(run: RunFolder) -> list[Identity]:
-    """End every training process that an earlier agent left alive; returns those that were."""
-    ended = []
-    for path in sorted(run.attempts.glob("*/rank_*.json")):
-        identity = Identity.from_json(read_json(path))
-        if identity.is_alive():
-            kill_tree(identity, GRACE_S)
-            ended.append(identity)
-    return ended
+    """End every training process that earlier agents left alive; returns those that were."""
+    left = survivors(run)
+    for identity in left:
+        _kill(identity)
+    deadline = time.monotonic() + GRACE_S
+    while any(identity.is_alive() for identity in left) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def survivors(run: RunFolder) -> list[Identity]:
+    """Every process on this machine of the trainings of all attempts: the ranks, and what they have started,
+    also of a rank that is dead."""
+    recorded = (read_json(path) for path in sorted(run.attempts.glob("*/rank_*.json")))
+    ranks = [rank for rank in map(Identity.from_json, recorded) if rank.is_alive()]
+    attempts = record.load(run).attempts
+    left = held_by(lambda agent: any(attempt.is_of(agent) for attempt in attempts))
+    return list(dict.fromkeys([*ranks, *left]))
+
+
+def held_by(is_wanted: Callable[[Identity], bool]) -> list[Identity]:
+    """Every process on this machine whose environment names an agent of this machine that `is_wanted`. A
+    number that was given again misleads nobody: an agent is known by its boot and its start as well."""
+
+    def is_held(process: psutil.Process) -> bool:
+        agent = agent_of(process.environ())
+        return agent is not None and agent.is_visible and is_wanted(agent)
+
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if is_held(process):
+                identity = Identity.of(process.pid)
+                if is_held(process):  # and no other process had that number meanwhile
+                    found.append(identity)
+    return found
+
+
+def _kill(identity: Identity) -> None:
+    if identity.is_alive():
+        with suppress(ProcessLookupError):
+            os.kill(identity.pid, signal.SIGKILL)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -13,12 +13,15 @@ checkpoints/step_<n>.pt or .safetensors.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,11 +30,12 @@ from pathlib import Path
 from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.files import read_lines
-from tasks.core.process import Identity, kill_tree
+from tasks.core.process import Identity, kill_tree, signal_at_starters_end
 from tasks.loader.settings import read_settings
-from tasks.runs import record
+from tasks.runs import fence, record
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.data import version_path
+from tasks.runs.environment import agent_of
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
@@ -42,6 +46,8 @@ from tasks.training.rank import leave_with_starter
 POLL_S = 0.5
 SETTLED_S = 2.0
 """A checkpoint that has not grown for so long is taken to be whole, unless it does not load."""
+STOP_COMES_S = 10.0
+"""How long an agent that has got SIGTERM may take to order the stop."""
 END_S = 10.0
 """How long the command may take to end when it is asked to."""
 SAVED = re.compile(r"(?P<unit>epoch|step)_(?P<count>\d+)\.(?:pt|safetensors)")
@@ -84,15 +90,18 @@ class Following:
     results_read: int = 0
     validated: dict[int, float] = field(default_factory=dict)
     """The validation loss by step."""
+    is_terminated: threading.Event = field(default_factory=threading.Event)
+    """Set by SIGTERM, which Slurm sends to the command and to the agent as well."""
 
     def to_the_end(self) -> int:
-        """Follow it until it has ended; its exit code. One that is asked to stop is ended and counts as 0."""
+        """Follow it until it has ended; its exit code, or 0 where the run was asked to stop."""
         assert self.process.stdout is not None
         stopped, rest = False, b""
         for chunk in self._chunks(self.process.stdout.fileno()):
             *lines, rest = re.split(rb"[\r\n]", rest + chunk)
             for line in lines:
                 self._hear(line.decode(errors="replace"))
+            fence.leave_if_taken_over(self.run, self._kill)
             self._look(is_over=False)
             if self.run.stop.exists() and not stopped:
                 stopped = True
@@ -100,7 +109,18 @@ class Following:
         self._hear(rest.decode(errors="replace"))
         code = self.process.wait()
         self._look(is_over=True)
-        return 0 if stopped else code
+        return 0 if stopped or self._is_stop_coming() else code
+
+    def _is_stop_coming(self) -> bool:
+        """Whether the command ended by the signal that makes the agent stop the run: the agent may take a
+        moment to say so."""
+        deadline = time.monotonic() + STOP_COMES_S
+        while self.is_terminated.is_set() and not self.run.stop.exists() and time.monotonic() < deadline:
+            time.sleep(POLL_S / 10)
+        return self.is_terminated.is_set() and self.run.stop.exists()
+
+    def _kill(self) -> None:
+        kill_tree(Identity.of(self.process.pid), 0.0)
 
     def _chunks(self, descriptor: int) -> Iterator[bytes]:
         """What it prints as it comes, and an empty chunk every POLL_S. Ends with the command, also where a
@@ -213,18 +233,25 @@ def _train(run: RunFolder) -> int:
     told = {"TARMAC_DATA": str(version), "TARMAC_OUTPUT": str(output)}
     told |= {"TARMAC_TRAIN": train.model_dump_json()}
     told["OMP_WAIT_POLICY"] = "PASSIVE"  # as in tasks.training.rank
+    is_terminated = threading.Event()
+    if agent_of(os.environ) is not None:
+        signal.signal(signal.SIGTERM, lambda *_: is_terminated.set())
     process = subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=os.environ | told,
+        close_fds=False,  # it holds the GPUs as well, whose locks the agent hands on
+        preexec_fn=functools.partial(signal_at_starters_end, signal.SIGTERM),
     )
     leave_with_starter(lambda: kill_tree(Identity.of(process.pid), END_S))
     place, metrics = Place(train.checkpoint_every), MetricsWriter(run.metrics)
-    following = Following(run, trainer, process, place, phases, metrics, output, converted=known)
+    following = Following(
+        run, trainer, process, place, phases, metrics, output, converted=known, is_terminated=is_terminated
+    )
     code = following.to_the_end()
-    if following.failure:
+    if following.failure and not is_terminated.is_set():
         raise DataError(f"{trainer.name} says: {following.failure}")
     if code == 0:
         phases.set("end", place.step)

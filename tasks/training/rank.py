@@ -3,7 +3,8 @@
 It ends with exit code 0 when it reached the last step or obeyed `stop`, else with the error's code and one
 line on standard error. When its standard input is a pipe that closes, whoever started it is gone, and it
 leaves at once: a training nobody watches would hold the cores and race with its own successor. Nothing is
-torn by that, as every file appears by rename.
+torn by that, as every file appears by rename. A rank that an agent holds ignores SIGTERM, which Slurm sends
+to every process of a job that it ends: the agent gets it too, and asks for a checkpoint.
 
 torch is imported late: it reads then what the environment says of threads, and the loader's forkserver is
 forked off as soon as the imports are done.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import stat
 import sys
 import threading
@@ -27,6 +29,7 @@ from tasks.loader.settings import read_settings
 from tasks.models import recipes
 from tasks.runs import record
 from tasks.runs.data import version_path
+from tasks.runs.environment import agent_of
 from tasks.runs.folder import RunFolder
 from tasks.runs.meeting import Meeting
 from tasks.runs.phases import PhaseWriter
@@ -37,6 +40,8 @@ logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> int:
     """Train the run in the folder given; returns the exit code."""
     leave_with_starter()
+    if agent_of(os.environ) is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so do the loader's forkserver, which is a fork of it
     rank, meeting = int(os.environ.get("RANK", "0")), Meeting.of(os.environ)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("tasks").setLevel(logging.INFO)

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -101,6 +102,7 @@ def train(folder: str) -> int:
     run = RunFolder(Path(folder))
     behaviour = behaviour_of(run)
     threading.Thread(target=lambda: (os.read(0, 1), os._exit(3)), daemon=True).start()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank = int(os.environ.get("RANK", "0"))
     if rank:
         return follow(run, rank, behaviour)
@@ -112,6 +114,7 @@ def train(folder: str) -> int:
     if behaviour.get("no_batches"):
         return 0
     tell_where(run, behaviour)
+    start_what_outlives_it(run, behaviour)
     writer, phase = metrics.MetricsWriter(run.metrics), PhaseWriter(run)
     found = checkpoints.newest_sound(run)
     step = 0 if found is None else found.step
@@ -138,6 +141,14 @@ def train(folder: str) -> int:
             return 0
     lock.close()
     return 0
+
+
+def start_what_outlives_it(run: RunFolder, behaviour: dict[str, Any]) -> None:
+    """A process in a session of its own, as another trainer's launcher starts its ranks."""
+    if not behaviour.get("starts"):
+        return
+    command = [sys.executable, "-c", "import time; time.sleep(600)", str(run.path)]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def write_to_nobody(pipe: Path) -> None:

@@ -259,7 +259,7 @@ def test_a_training_that_does_not_obey_is_ended(tmp_path: Path) -> None:
     wait_for(lambda: rows(run) >= 1)
     stopping.cancel(run, "enough")
     with pytest.raises(
-        Withdrawn, match=r"enough; the training did not obey in time and was ended by SIGTERM"
+        Withdrawn, match=r"enough; the training did not obey in time and was ended by SIGKILL"
     ):
         launch.wait_for_training(run)
 

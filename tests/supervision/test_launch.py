@@ -97,6 +97,20 @@ def test_a_start_waits_for_another_starter(tmp_path: Path) -> None:
     assert look(run).state == "succeeded"
 
 
+def test_two_starters_of_a_failed_run_train_it_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"die_at": 12})
+    launch.start_or_adopt(run)
+    with pytest.raises(DataError, match="killed by SIGKILL at step 12"):
+        launch.wait_for_training(run)
+    wait_for(lambda: not look(run).agent_is_alive)
+    (run.path / "fake.json").write_text("{}")
+    starters = [subprocess.Popen([sys.executable, "-c", WAITER, str(run.path)]) for _ in range(3)]
+    assert [starter.wait(timeout=120) for starter in starters] == [0, 0, 0], look(run).reason
+    finish(run)
+    assert_undisturbed(run)
+    assert [attempt.outcome for attempt in record.load(run).attempts] == ["failed", "succeeded"]
+
+
 def test_a_cancelled_run_that_nobody_works_on_is_marked(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert stopping.cancel(run) is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,12 +18,14 @@ import pytest
 from flows import cli
 from tasks.core.errors import DataError, TarmacError, Withdrawn
 from tasks.core.files import read_json, write_json
+from tasks.core.lock import HEARTBEAT_S, STALE_S
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.supervision import gpus, launch, stopping
 from tasks.supervision.status import look
 from tests.supervision.fakes import make_run
-from tests.supervision.test_agent import finish, processes_of, rank_of, rows, wait_for
+from tests.supervision.test_agent import assert_undisturbed, finish, processes_of, rank_of, rows, wait_for
+from tests.supervision.test_launch import WAITER
 
 TAKE = "import sys; from tasks.supervision import gpus; print(gpus.take([sys.argv[1]], 1, 'other'))"
 
@@ -192,6 +195,68 @@ def test_an_agent_that_lost_its_lease_ends_its_training_and_writes_nothing_more(
     assert not run.exit(1).exists() and not run.stop.exists()
     assert read_json(run.lease)["host"] == "elsewhere"
     assert f"the run was taken over by process {read_json(run.lease)['pid']} on elsewhere" in agent_log(run)
+
+
+ELSEWHERE = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
+"""Runs a command as on another host that shares the file system; for root alone."""
+
+
+def can_be_elsewhere() -> bool:
+    return shutil.which("unshare") is not None and subprocess.run([*ELSEWHERE, "true"]).returncode == 0
+
+
+@pytest.mark.skipif(not can_be_elsewhere(), reason="unshare --uts needs root")
+def test_a_training_whose_agent_is_suspended_makes_room_for_another_hosts(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.3})
+    launch.start_or_adopt(run)
+    wait_for(lambda: rows(run) >= 12)
+    rank, agent = rank_of(run), psutil.Process(record.load(run).attempts[-1].pid)
+    agent.suspend()
+    stale = time.time() - STALE_S - HEARTBEAT_S
+    os.utime(run.lease, (stale, stale))
+    (run.path / "fake.json").write_text("{}")
+    starter = subprocess.Popen([*ELSEWHERE, sys.executable, "-c", WAITER, str(run.path)])
+    wait_for(lambda: not rank.is_alive())
+    assert starter.wait(timeout=120) == 0
+    assert agent.status() == psutil.STATUS_STOPPED
+    agent.resume()
+    wait_for(lambda: not psutil.pid_exists(agent.pid))
+    launch.wait_for_evaluations(run)
+    assert_undisturbed(run)
+    uids = [json.loads(line)["uid"] for line in run.metrics.read_text().splitlines()]
+    assert len(uids) == len(set(uids)), "two trainings wrote"
+    assert [attempt.host for attempt in record.load(run).attempts][1:] == ["elsewhere"]
+
+
+def test_what_a_killed_training_has_started_ends_with_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"starts": True, "die_at": 5})
+    launch.start_or_adopt(run)
+    with pytest.raises(DataError, match="killed by SIGKILL at step 5"):
+        launch.wait_for_training(run)
+    wait_for(lambda: processes_of(tmp_path) == [])
+
+
+@pytest.mark.parametrize("way", ["cancel", "start"])
+def test_what_outlives_agent_and_training_is_found_and_ended(
+    tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, {"starts": True, "step_s": 0.2})
+    launch.start_or_adopt(run)
+    wait_for(lambda: rows(run) >= 1)
+    for pid in (record.load(run).attempts[-1].pid, rank_of(run).pid):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not look(run).agent_is_alive)
+    (left,) = processes_of(tmp_path)
+    if way == "cancel":
+        assert cli.main(["cancel", str(run.path)]) == 0
+        said = capsys.readouterr().out
+        assert f"started by the training (process {left.pid})" in said
+        assert said.endswith("  left   none: no process of the run lives on this machine\n")
+    else:
+        (run.path / "fake.json").write_text("{}")
+        finish(run)
+    assert not left.is_running()
+    wait_for(lambda: processes_of(tmp_path) == [])
 
 
 def agent_log(run: RunFolder) -> str:

@@ -163,12 +163,97 @@ def test_a_job_at_its_time_limit_is_queued_again_and_goes_on(tmp_path: Path) -> 
     status = look(run)
     assert status.state == "queued" and "its time limit came at step " in status.reason
     assert launch.start_or_adopt(run).adopted
-    soon = "StartTime=now+3"  # not at once: for a second Slurm's nodes take a job that was ended for dead
-    subprocess.run(["scontrol", "update", f"JobId={job.id}", soon], check=True)
+    start_again(job.id)
     finish(run)
     assert_undisturbed(run)
     first, second = record.load(run).attempts
     assert first.job == second.job == job.id and first.signal == "SIGUSR2"
+
+
+def preempt() -> None:
+    """A job of a higher partition, which takes all of both nodes for a moment."""
+    command = ["sbatch", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def start_again(job: str) -> None:
+    """Not at once: for a second Slurm's nodes take a job that was ended for dead."""
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now+3"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("way", "partition", "says", "sent"),
+    [
+        ("requeue", "main", "Slurm queued its job again at step ", "SIGTERM"),
+        ("preempt", "main", "Slurm queued its job again at step ", "SIGTERM"),
+        ("preempt", "graced", "Slurm preempts its job at step ", "SIGUSR2"),
+        ("term", "main", "its job was sent SIGTERM at step ", "SIGTERM"),
+    ],
+)
+def test_a_job_that_slurm_takes_its_nodes_from_goes_on_from_there(
+    tmp_path: Path, way: str, partition: str, says: str, sent: str
+) -> None:
+    run = make_run(
+        tmp_path,
+        {"step_s": 0.2},
+        slurm={"partition": partition},
+        evaluate={"every": 40, "tasks": ["zero_shot"]},
+    )
+    job = launch.start_or_adopt(run).job
+    assert job is not None
+    until("steps", lambda: look(run).step >= 5, 240)
+    if way == "preempt":
+        preempt()
+    elif way == "requeue":
+        subprocess.run(["scontrol", "requeue", job.id], check=True)
+    else:
+        subprocess.run(["scancel", "--batch", "--signal=TERM", job.id], check=True)
+    until("the queue", lambda: look(run).queue, 240)
+    status = look(run)
+    assert status.state == "queued" and says in status.reason, status.reason
+    assert f"{says}{max(status.checkpoints)} of 40" in status.reason, "a checkpoint of its last step"
+    again = launch.start_or_adopt(run)
+    assert again.adopted and again.job is not None and again.job.id == job.id
+    start_again(job.id)
+    finish(run)
+    assert_undisturbed(run)
+    first, second = record.load(run).attempts
+    assert first.job == second.job == job.id and (first.outcome, second.outcome) == ("cancelled", "succeeded")
+    assert first.signal in (sent, "SIGUSR2")  # which a preemption without a grace time sends just before
+
+
+def test_a_job_that_slurm_queued_again_is_cancelled_for_good(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.2})
+    job = launch.start_or_adopt(run).job
+    assert job is not None
+    until("steps", lambda: look(run).step >= 3, 240)
+    subprocess.run(["scontrol", "requeue", job.id], check=True)
+    until("the queue", lambda: look(run).queue, 240)
+    reached = look(run).step
+    stopped = stopping.end(run, "enough")
+    assert [str(one) for one in stopped.ended] == [f"job of the agent ({job.slurm})"] and not stopped.left
+    assert queue() == [] and (look(run).state, look(run).reason) == ("cancelled", "enough")
+    subprocess.run(["scontrol", "requeue", job.id], check=True)  # as an administrator may
+    start_again(job.id)
+    until("its end", lambda: slurm_queue.ending(job.id) == "FAILED", 120)
+    said = job.log.read_text()
+    assert f"is cancelled and does not wait for Slurm job {job.id}; this job leaves it alone" in said
+    assert "Traceback" not in said
+    assert look(run).step == reached and len(record.load(run).attempts) == 1
+
+
+def test_a_job_that_is_ended_by_scancel_is_cancelled_with_a_checkpoint(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"step_s": 0.2})
+    job = launch.start_or_adopt(run).job
+    assert job is not None
+    until("steps", lambda: look(run).step >= 3, 240)
+    subprocess.run(["scancel", job.id], check=True)
+    until("the end", lambda: look(run).training_is_over and not look(run).agent_is_alive, 120)
+    status = look(run)
+    assert status.state == "cancelled" and status.checkpoints
+    why = "Slurm ended its job, as scancel does; start the run again to go on"
+    assert status.reason == f"{why}, at step {max(status.checkpoints)} of 40"
+    until("Slurm's end of it", lambda: slurm_queue.ending(job.id) == "CANCELLED" and not queue(), 60)
 
 
 def test_a_refused_submission_quotes_slurm(tmp_path: Path) -> None:

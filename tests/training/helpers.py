@@ -12,11 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tasks.core import config as configs
+from tasks.core.process import Identity
 from tasks.dataset import versions
 from tasks.loader.settings import LoaderSettings, read_settings, write_settings
 from tasks.runs import metrics, phases, record
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.data import version_path
+from tasks.runs.environment import naming
 from tasks.runs.folder import RunFolder
 from tasks.runs.meeting import VARIABLE, Meeting
 from tasks.runs.plan import plan
@@ -61,7 +63,7 @@ def train_here(run: RunFolder) -> int:
     return train(run, config, version, read_settings(run.loader), writer, device)
 
 
-def start_rank(run: RunFolder) -> subprocess.Popen[bytes]:
+def start_rank(run: RunFolder, agent: Identity | None = None) -> subprocess.Popen[bytes]:
     """The training process as the agent starts it: a session of its own, its input a pipe."""
     with (run.path / "rank.log").open("ab") as log:
         return subprocess.Popen(
@@ -70,6 +72,7 @@ def start_rank(run: RunFolder) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             cwd=ROOT,
+            env={**os.environ, **({} if agent is None else naming(agent))},
             start_new_session=True,
         )
 

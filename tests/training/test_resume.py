@@ -14,6 +14,7 @@ import torch
 
 from tasks.core.errors import DataError
 from tasks.core.files import blake3_file, read_json, write_json
+from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.models.clip.clip import ClipTask
 from tasks.runs import phases
@@ -104,6 +105,40 @@ def test_leaves_with_its_starter(digits_dataset: Path, tmp_path: Path) -> None:
         assert time.monotonic() < deadline, "its workers stay behind"
         time.sleep(0.05)
     assert all(is_sound(checkpoint) for checkpoint in list_checkpoints(run))
+
+
+LONG = ("train.steps=20000", "train.checkpoint_every=20", "train.log_every=1", "evaluate=null")
+
+
+def test_sigterm_to_all_processes_of_a_training_leaves_it_to_its_agent(
+    digits_dataset: Path, tmp_path: Path
+) -> None:
+    """As Slurm sends it to a job that it ends, loader workers and their forkserver among them."""
+    run = make_run(digits_dataset, tmp_path, *LONG, workers=2)
+    with Lease(run.lease) as lease:
+        process = start_rank(run, lease.identity)
+        wait_for(lambda: is_beyond_checkpoint(run), process, run)
+        reached = list_checkpoints(run)[-1].step
+        os.killpg(process.pid, signal.SIGTERM)
+        wait_for(lambda: list_checkpoints(run)[-1].step > reached + 40, process, run)
+        run.stop.touch()
+        assert process.wait(60) == 0, (run.path / "rank.log").read_text()
+    last = list_checkpoints(run)[-1]
+    assert is_sound(last) and last.step == max(rows(run, "train"))
+
+
+def test_a_training_whose_run_was_taken_over_ends_at_once(digits_dataset: Path, tmp_path: Path) -> None:
+    run = make_run(digits_dataset, tmp_path, *LONG)
+    with Lease(run.lease) as lease:
+        process = start_rank(run, lease.identity)
+        wait_for(lambda: is_beyond_checkpoint(run), process, run)
+        write_json(run.lease, {**lease.identity.to_json(), "host": "elsewhere", "since": 0.0})
+        taken = time.time()
+        assert process.wait(60) == 1
+        assert "the run was taken over by process" in (run.path / "rank.log").read_text()
+        newest = max(row["t"] for row in rows(run, "train").values())
+        assert newest < taken + 1.5, "it looks once a second"
+        run.lease.unlink()
 
 
 def test_validation_that_was_broken_off_is_made_up_for(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.core.errors import TarmacError, UsageError
 
@@ -35,6 +35,8 @@ LAST_WORD_S = 3
 """So much time has a process that ends with its starter."""
 CANCEL_S = 60
 SETTLE_S = 15
+FATE_S = 10
+"""How long a job that is being ended asks why: Slurm kills it KillWait after SIGTERM, 30 s by default."""
 SIGNAL_DELAY_S = 90
 """A job is warned this long before its time limit, or at half time if that is later."""
 LOOK_S = 5.0
@@ -192,9 +194,11 @@ class SlurmJob:
     def requeue(self) -> str:
         """Have Slurm queue it again, which ends it where it runs; Slurm's words where it refuses, else
         empty."""
-        done = subprocess.run(
-            ["scontrol", "requeue", self.id], capture_output=True, text=True, timeout=CANCEL_S
-        )
+        command = ["scontrol", "requeue", self.id]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=CANCEL_S)
+        except subprocess.TimeoutExpired:
+            return f"scontrol did not answer within {CANCEL_S} s"
         return (done.stderr or done.stdout).strip() or "no reason given" if done.returncode else ""
 
 
@@ -253,9 +257,33 @@ class _Watch:
 _watch = _Watch()
 
 
-def own_job() -> str | None:
-    """The id of the Slurm job that submitit has started as this process; None where it is none."""
-    return os.environ.get("SLURM_JOB_ID") if os.environ.get("SUBMITIT_EXECUTOR") == "slurm" else None
+def own_job() -> SlurmJob | None:
+    """The Slurm job that submitit has started as this process; None where it is none."""
+    if os.environ.get("SUBMITIT_EXECUTOR") != "slurm" or "SLURM_JOB_ID" not in os.environ:
+        return None
+    return SlurmJob(os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_JOB_NAME", ""), os.getuid())
+
+
+Fate = Literal["runs", "preempted", "requeued", "ends", "unknown"]
+"""What Slurm means to do with a job: `preempted` still runs, for a grace time; `requeued` comes again by
+itself; `ends` does not, as after scancel; `unknown` where Slurm does not answer."""
+
+
+def fate_of_own_job() -> Fate:
+    """What Slurm means by a signal to the job that this process is.
+
+    A job that is cancelled and one that is queued again are both COMPLETING, but only a job that comes again
+    has its restarts counted up by then; SLURM_RESTART_COUNT is the count at the start of this process.
+    """
+    answer = _ask(["scontrol", "show", "job", "-o", os.environ["SLURM_JOB_ID"]], FATE_S)
+    told = dict(re.findall(r"\b(JobState|Restarts|PreemptTime)=(\S+)", answer or ""))
+    if "JobState" not in told:
+        return "unknown"
+    if int(told.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0)):
+        return "requeued"
+    if told["JobState"] != "RUNNING":
+        return "ends"
+    return "runs" if told.get("PreemptTime", "None") == "None" else "preempted"
 
 
 @contextlib.contextmanager
