@@ -6,14 +6,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from tasks.core.config import load
-from tasks.core.schema import Config
+from tasks.core.schema import Config, Train
 from tasks.dataset.manifest import read_manifest
 from tasks.diagnosis import own_run
 from tasks.diagnosis.own_run import OwnCase
@@ -35,6 +37,40 @@ DOUBTS = {
 }
 LACKS = re.compile(r"!         train\.model\.\w+: .* of (\S+) not on this machine; tarmac fetch CONFIG")
 SHAPE = (240, 480, 480)
+NANOVLM = {
+    "lr": {"projector": 5.12e-3, "vision": 5.0e-5, "language": 5.0e-5},
+    "warmup": 0.03,
+    "schedule": "cosine",
+    "weight_decay": 0.01,
+    "grad_clip": 1.0,
+    "precision": "bf16",
+    "pack": {"tokens": 4096, "images": 18},
+    "micro_batch": 2,
+}
+CT_CLIP = {
+    "lr": 1.25e-6,
+    "warmup": 0,
+    "schedule": "constant",
+    "weight_decay": 0.0,
+    "grad_clip": 0.5,
+    "steps": 100_000,
+}
+ORIGINALS: dict[str, dict[str, Any]] = {
+    "nano-vlm": NANOVLM,
+    "ct-clip": CT_CLIP,
+    "reinforced-clip": {
+        "batch_size": 8192,
+        "steps": 30_000,
+        "lr": 1.0e-3,
+        "warmup": 1000,
+        "schedule": "cosine",
+        "weight_decay": 0.2,
+        "grad_clip": 1.0,
+    },
+}
+"""What nanoVLM's config.py and train.py (4e0c096), CT-CLIP's run_train.py and CTCLIPTrainer.py (a2a155c) and
+MobileCLIP's run_datacompdr12m.sh (4144bb1) train with, as far as there are keys for it."""
+TILES = {"pixel_shuffle": 4, "max_side": 2048, "upscale": True}
 
 
 def scans(folder: Path) -> list[str]:
@@ -109,6 +145,27 @@ def test_it_plans(
     assert [line for line in told if not LACKS.match(line)] == [
         f"!         {doubt}" for doubt in DOUBTS.get(name, ())
     ]
+
+
+@pytest.mark.parametrize("name", list(ORIGINALS))
+def test_its_numbers_are_the_originals(name: str) -> None:
+    train = load(CONFIGS / f"{name}.yaml").train
+    assert train is not None
+    there = train.model_dump(mode="json")
+    assert {key: there[key] for key in ORIGINALS[name]} == ORIGINALS[name]
+    if name == "nano-vlm":
+        assert {key: train.model[key] for key in TILES} == TILES
+
+
+@pytest.mark.parametrize(("recipe", "original"), [("vlm", NANOVLM), ("ct_clip", CT_CLIP)])
+def test_the_documents_numbers_are_the_originals(recipe: str, original: dict[str, Any]) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL)
+    shown = [
+        Train.model_validate(yaml.safe_load(block)["train"]) for block in blocks if f"{recipe}\n" in block
+    ]
+    (train,) = [one for one in shown if one.recipe == recipe]
+    there = train.model_dump(mode="json")
+    assert {key: there[key] for key in original if key != "precision" or recipe == "vlm"} == original
 
 
 def version_for(config: Config, folder: Path) -> Path:

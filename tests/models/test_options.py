@@ -99,7 +99,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "language": Row(CHAT, {"language": "{llama}"}),
         "pixel_shuffle": Row(CHAT, {"pixel_shuffle": 4}),
         "max_side": Row(CHAT, {"max_side": 16}),
-        "upscale": Row({**CHAT, "max_side": 64}, {"upscale": False}),
+        "upscale": Row({**CHAT, "max_side": 64}, {"upscale": True}),
     },
     "ct_clip": {
         "vision": Row({**SMALL_CT, "shape": [40, 80, 80]}, {"vision": "ctvit"}),

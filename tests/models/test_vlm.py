@@ -136,8 +136,8 @@ def test_a_token_sees_its_own_conversation_up_to_itself() -> None:
         ({}, 5),
         ({"pixel_shuffle": 4}, 5),
         ({"max_side": 16}, 1),
-        ({"max_side": 64}, 17),
-        ({"max_side": 64, "upscale": False}, 10),
+        ({"max_side": 64}, 10),
+        ({"max_side": 64, "upscale": True}, 17),
     ],
 )
 def test_each_option_changes_what_the_model_is_given(changes: dict[str, Any], tiles: int) -> None:

@@ -45,10 +45,10 @@ class VlmOptions(Options):
     pixel_shuffle: Annotated[int, Field(ge=1)] = 4
     """Patches a side that become one token of the language model: 4 makes 64 of 1,024 patches."""
     max_side: Annotated[int, Field(ge=1)] = 2048
-    """The longer side of a picture in pixels, which is cut into tiles of the vision tower's size."""
-    upscale: bool = True
-    """Whether smaller pictures are enlarged to `max_side`, as nanoVLM does; `false` takes as few tiles as
-    hold them."""
+    """The longest side of a picture in pixels, which is cut into tiles of the vision tower's size."""
+    upscale: bool = False
+    """Whether smaller pictures are enlarged to `max_side`, as nanoVLM's `resize_to_max_side_len` does. Else
+    one takes as few tiles as hold it."""
 
     @property
     def needs(self) -> Sequence[Need]:
