@@ -30,7 +30,8 @@ class Answer(RunInput):
     accept_loss: bool = Field(
         default=False,
         title="Accept the loss",
-        description="Publish the version that has lost these samples. Without it the run fails.",
+        description="Publish the version that has lost these samples, or has other content in their place. "
+        "Without it the run fails.",
     )
 
 
@@ -40,15 +41,18 @@ def approve(loss: NeedsApproval) -> None:
     flow_run = control.deployed()
     if flow_run is None:
         raise loss
-    reason = loss.reason.splitlines()[0]
+    reason, *folders = loss.reason.splitlines()
     state: State[None] = Suspended(
-        message=f"{reason}: {loss.field} in the form behind Resume\nCancel leaves all as it is.",
+        message="\n".join(
+            [f"{reason}: {loss.field} in the form behind Resume", *folders, "Cancel leaves all as it is."]
+        ),
         pause_key=digest(str(loss))[:12],
     )
     state.name = control.NEEDS_APPROVAL
     keys = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = {str(part): key for part, key in keys.items()}
-    form: Any = Answer.with_initial_data(description=f"**{reason}**")  # typed as if it might be asynchronous
+    description = "\n\n".join([f"**{reason}**", *map(str.strip, folders)])
+    form: Any = Answer.with_initial_data(description=description)  # typed as if it might be asynchronous
     with get_client(sync_client=True) as client:
         answer = client.set_flow_run_state(flow_run.id, state)
     if answer.status is SetStateStatus.ACCEPT:

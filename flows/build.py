@@ -22,7 +22,7 @@ def build_flow(
         config: The config file, from the project's folder.
         overrides: Values for this run only; what is left empty stays as the config says.
         rehash: Compare the content of all raw files, not only their sizes and times.
-        accept_loss: Take a version that has lost more than 5 % of the samples before.
+        accept_loss: Take a version that has lost or replaced more than 5 % of the samples before.
         wait: Wait while somebody else builds this dataset; otherwise fail.
     """
     settings = configured(config, overrides)

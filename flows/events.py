@@ -22,7 +22,7 @@ def rebuilt(config: Config, built: BuildResult, flow: Literal["build", "pipeline
     """Tell that a rebuild has changed a dataset; nothing where the version is still the one before.
 
     The event's resource has the project's folder, that of the dataset and the flow that has built it, its
-    payload the version, the version's folder and how many samples came and went.
+    payload the version, the version's folder and how many samples came, went and were replaced.
     """
     if built.version.name == built.previous:
         return
@@ -40,5 +40,6 @@ def rebuilt(config: Config, built: BuildResult, flow: Literal["build", "pipeline
             "folder": os.path.abspath(built.version),
             "gained": built.gained,
             "lost": built.lost,
+            "replaced": built.replaced,
         },
     )

@@ -26,7 +26,7 @@ def pipeline(
         overrides: Values for this run only; what is left empty stays as the config says.
         fresh: Start anew; the run that is there moves to runs/archive.
         rehash: Compare the content of all raw files, not only their sizes and times.
-        accept_loss: Take a version that has lost more than 5 % of the samples before.
+        accept_loss: Take a version that has lost or replaced more than 5 % of the samples before.
     """
     if (run := begun()) is not None:
         return go_on(run, lambda: configured(config, overrides))

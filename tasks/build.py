@@ -12,7 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from tasks import control
 from tasks.core import screen
-from tasks.core.errors import DataError, TarmacError
+from tasks.core.errors import DataError, NeedsApproval, TarmacError
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.dataset import versions
@@ -49,7 +49,11 @@ def build(
         survey = freshness.take_survey(config.dataset.output)
         asked["survey"] = None if survey is None else str(survey)
         arguments = {"config": config.model_dump(mode="json"), **asked}
-        answer = stage.call("tasks.dataset.building.run:build", arguments, config.dataset.private)
+        try:
+            answer = stage.call("tasks.dataset.building.run:build", arguments, config.dataset.private)
+        except NeedsApproval as loss:
+            _show_samples(config, loss)
+            raise
         built = RESULT.validate_python(answer)
         counts = {what: getattr(built, what) for what in ("read", "accepted", "filtered", "rejected")}
         tell(
@@ -59,6 +63,17 @@ def build(
             description=f"Samples of {config.dataset.output}",
         )
         return stage.result(_summary(built), built, "unchanged" if built.up_to_date else "changed")
+
+
+def _show_samples(config: Config, loss: NeedsApproval) -> None:
+    """Show on Prefect's page which samples a person is asked about."""
+    if loss.samples:
+        tell(
+            create_table_artifact,
+            [dict(row) for row in loss.samples],
+            key=artifact_key("gone-or-overwritten", config.name),
+            description="\n\n".join(loss.reason.splitlines()),
+        )
 
 
 def _summary(built: BuildResult) -> str:

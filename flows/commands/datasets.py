@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KEPT = 3
 """Versions that a prune keeps unless it is given a number."""
-CHANGED = ("previous", "gained", "lost", "released", "shards", "shards_rewritten")
+CHANGED = ("previous", "gained", "lost", "replaced", "rekeyed", "released", "shards", "shards_rewritten")
 """What `build --json` takes over from the stage."""
 ACCOUNT = {"read", "accepted", "filtered", "rejects", "splits", "passed_over"}
 """And from the manifest."""
@@ -36,7 +36,7 @@ def build(
         bool, Parameter(help="Compare the content of all raw files, not only their sizes and times.")
     ] = False,
     accept_loss: Annotated[
-        bool, Parameter(help="Publish a version that has lost more than 5 % of the samples.")
+        bool, Parameter(help="Publish a version that has lost or replaced more than 5 % of the samples.")
     ] = False,
     no_wait: Annotated[
         bool, Parameter(help="Fail when somebody else is building the dataset, instead of waiting.")
@@ -189,7 +189,7 @@ def _build_lines(
     if built is not None:
         was = built.previous
         is_new = was not in (None, version.name)
-        change = f" (was {was}: +{built.gained:,} −{built.lost:,})" if is_new else ""
+        change = f" (was {was}: {built.changed})" if is_new else ""
         written = f"{built.shards_rewritten} of {built.shards} shards written"
         yield f"✓ version {version.name}{change}; {written}"
     yield f"  data     {near(settings.dataset.output / 'current')}"
@@ -275,13 +275,16 @@ def _show_versions(dataset: Path, as_json: bool) -> int:
 
 def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[str, Any]:
     from tasks.core.files import read_json
+    from tasks.dataset.build_info import VersionChanges
     from tasks.dataset.manifest import read_manifest
 
     row = {"version": version.name, "current": is_current, "pinned_by": pinned_by, "error": None}
     build = version / "build.json"
     try:
         manifest = read_manifest(version)
-        built = float(read_json(build)["built"])
+        recorded = read_json(build)
+        built, changes = float(recorded["built"]), recorded.get("changes")
+        changes = VersionChanges.model_validate(changes).model_dump() if changes is not None else None
     except DataError as error:
         return row | {"error": str(error)}
     except OSError as error:
@@ -294,15 +297,20 @@ def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[
         "samples": manifest.accepted,
         "shards": manifest.shards,
         "bytes": size_bytes,
+        "changes": changes,
     }
 
 
 def _version_line(row: Mapping[str, Any]) -> str:
     if row["error"] is not None:
         return f"✗ {row['version']}  {row['error']}"
+    from tasks.dataset.building.result import changes_text
+
     mark = "→" if row["current"] else " "
+    changes = {**row["changes"]} if row["changes"] else None
+    since = f"  since {changes.pop('since')}: {changes_text(**changes)}" if changes else ""
     pinned = f"  pinned by {', '.join(row['pinned_by'])}" if row["pinned_by"] else ""
     return (
         f"{mark} {row['version']}  {when(row['built'])}  {count(row['samples']):>12} samples  "
-        f"{count(row['shards']):>7} shards  {size(row['bytes']):>9}{pinned}"
+        f"{count(row['shards']):>7} shards  {size(row['bytes']):>9}{since}{pinned}"
     )

@@ -31,7 +31,7 @@ from pydantic import validate_call
 from pydantic_core import to_jsonable_python
 
 from tasks.core import screen
-from tasks.core.errors import KINDS, TarmacError, kind_of
+from tasks.core.errors import KINDS, NeedsApproval, TarmacError, kind_of
 from tasks.core.process import child_environment, do_last_acts
 from tasks.core.screen import Progress, no_progress
 
@@ -119,7 +119,10 @@ def _converse(
 
 def _result(answer: Mapping[str, Any]) -> Any:
     if "error" in answer:
-        raise KINDS[answer["error"]](answer["text"], field=answer["field"])
+        error = KINDS[answer["error"]](answer["text"], field=answer["field"])
+        if isinstance(error, NeedsApproval):
+            error.samples = answer["samples"]
+        raise error
     return answer["result"]
 
 
@@ -235,7 +238,8 @@ def main(target: str, descriptor: int) -> int:
         result = validate_call(function)(**arguments, **extra)
         sys.stdout.flush()  # the starter ends this process once it has the result
     except TarmacError as error:
-        send({"error": kind_of(error), "text": error.reason, "field": error.field})
+        samples = list(error.samples) if isinstance(error, NeedsApproval) else []
+        send({"error": kind_of(error), "text": error.reason, "field": error.field, "samples": samples})
         return error.exit_code
     send({"result": to_jsonable_python(result)})
     return 0

@@ -4,7 +4,7 @@ Anything else that escapes is a defect of Tarmac and keeps its traceback.
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 MOST_NAMED = 30
@@ -43,13 +43,21 @@ class DataError(TarmacError):
 
 
 class NeedsApproval(DataError):
-    """Data that a person may take as it is: by `command` in a terminal, by `field` on a page."""
+    """Data that a person may take as it is: by `command` in a terminal, by `field` on a page. The first line
+    is the question; `samples` are rows of a table that shows what it is about."""
 
     field = "accept_loss"
     command = "tarmac build CONFIG --accept-loss"
 
+    def __init__(
+        self, *message: Any, field: str | None = None, samples: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        super().__init__(*message, field=field)
+        self.samples = samples
+
     def __str__(self) -> str:
-        return f"{self.reason}: {self.command}"
+        question, *lines = self.reason.splitlines()
+        return "\n".join([f"{question}: {self.command}", *lines])
 
 
 class Withdrawn(TarmacError):

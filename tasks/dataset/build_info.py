@@ -32,6 +32,18 @@ class FileSeal(BaseModel):
     blake3: Blake3
 
 
+class VersionChanges(BaseModel):
+    """How many samples came, went and were replaced since the version `since`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    since: str
+    gained: int
+    lost: int
+    replaced: int
+    rekeyed: int
+
+
 class BuildInfo(BaseModel):
     """The whole file.
 
@@ -57,6 +69,8 @@ class BuildInfo(BaseModel):
     versions: dict[str, str | None]
     converter: int
     output: str
+    changes: VersionChanges | None = None
+    """None of a first version, and of one that an earlier Tarmac built."""
     files: dict[FileName, FileSeal]
     digest: str
     """BLAKE3 of all the rest: nothing else seals this file."""
@@ -82,7 +96,7 @@ def parse_build_info(content: bytes) -> BuildInfo:
         info = BuildInfo.model_validate_json(content)
     except ValidationError as error:
         raise ValueError(f"is torn or newer than this program: {first_problem(error)}") from None
-    if info.digest != _seal(info.model_dump(mode="json")):
+    if info.digest != _seal(info.model_dump(mode="json", exclude_unset=True)):
         raise ValueError("is damaged: its own checksum is wrong")
     return info
 

@@ -2,8 +2,9 @@
 
 A key is the sample's name in tars, tables and findings: it must survive every tar reader, the first-dot rule
 of webdataset, and every file system that tells upper from lower case (`k1` and `K1` are two samples). So it
-is cut down to `A-Z a-z 0-9 _ -`. Shards and splits use independent bits, so that the held-out samples are not
-those of some shards.
+is cut down to `A-Z a-z 0-9 _ -`, and begins with a letter or digit: Hugging Face `datasets` passes over
+members whose names begin with `.` or `__`, as those of a Japanese or Russian path would. Shards and splits
+use independent bits, so that the held-out samples are not those of some shards.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from hashlib import blake2b
 
 LONGEST = 80
 MARK_BYTES = 4
+NAMELESS = "k"
+"""Begins the key of a path that has no letter or digit of ASCII."""
 HASH_BITS = 64
 _SUFFIX = re.compile(r"\.(?:nii\.gz|nii|npz|npy|b2nd|jpe?g|jfif|png|webp|bmp|gif|tiff?)\Z", re.IGNORECASE)
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -28,11 +31,11 @@ def stem(path: str) -> str:
 def key_of(original: str) -> str:
     """The key of a relative path; a short hash tells apart what the cleaning would make equal."""
     name = stem(original)
-    key = name.encode("ascii", "replace").translate(_CLEANED).decode()
+    key = name.encode("ascii", "replace").translate(_CLEANED).decode().lstrip("_-")
     if key == name and 0 < len(key) <= LONGEST:
         return key
     mark = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=MARK_BYTES).hexdigest()
-    return f"{key[: LONGEST - 2 * MARK_BYTES - 1]}-{mark}"
+    return f"{(key or NAMELESS)[: LONGEST - 2 * MARK_BYTES - 1]}-{mark}"
 
 
 def shard_hash(key: str) -> int:

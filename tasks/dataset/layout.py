@@ -1,7 +1,7 @@
 """Where a dataset, its versions and their files lie, and which version a path means.
 
     DATASET/ current -> versions/9c41…    quarantine.jsonl  pins/  lease.json  staging/ (of a build under way)
-        versions/9c41…/ manifest.json  build.json  shards.parquet  rejects.parquet  inputs.arrow
+        versions/9c41…/ README.md  manifest.json  build.json  shards.parquet  rejects.parquet  inputs.arrow
              index/train.npy  samples/train.parquet  train/000000.tar …  train/sizes.json
 
 Every name of a file is written here once. Resolving reads links and looks for manifests, nothing more.
@@ -17,8 +17,8 @@ from tasks.core.errors import UsageError
 from tasks.core.files import ignore_missing, unreadable_as_error
 
 MANIFEST, SHARDS, REJECTS = "manifest.json", "shards.parquet", "rejects.parquet"
-BUILD, INPUTS = "build.json", "inputs.arrow"
-"""Of a version. INPUTS keeps what each shard was made of, for the next build."""
+BUILD, INPUTS, CARD = "build.json", "inputs.arrow", "README.md"
+"""Of a version. INPUTS keeps what each shard was made of, for the next build; CARD is its dataset card."""
 CURRENT, VERSIONS, STAGING, LEASE = "current", "versions", "staging", "lease.json"
 FOREIGN = "foreign.json"
 """Of a version whose tars others wrote: where they lie."""

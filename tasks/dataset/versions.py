@@ -100,12 +100,16 @@ def has_its_tars(version: Path, manifest: Manifest) -> bool:
 
 
 def require_link(dataset: Path) -> None:
-    """UsageError where `current` is a folder, which no rename of a link can replace."""
+    """UsageError where `current` is a file or folder: a link that took its place would destroy somebody's
+    work."""
     link = dataset / CURRENT
-    if os.path.isdir(link) and not os.path.islink(link):
-        raise UsageError(
-            f"{link} is a folder where a link belongs, as a copy that follows links makes one; remove it"
+    if os.path.lexists(link) and not os.path.islink(link):
+        is_folder = os.path.isdir(link)
+        origin = (
+            ", as a copy that follows links makes one" if is_folder else ", and no build has put it there"
         )
+        kind = "folder" if is_folder else "file"
+        raise UsageError(f"{link} is a {kind} where a link belongs{origin}; move it away")
 
 
 def publish(dataset: Path, version: Path, keep: int) -> None:

@@ -98,8 +98,7 @@ def _change(built: BuildResult | None) -> list[str]:
         return ["Nothing has changed since the last build.", ""]
     was = "" if built.previous is None else f", was `{built.previous}`"
     shards = f"{count(built.shards_rewritten)} of {counted(built.shards, 'shard')} written"
-    gained = f"{counted(built.gained, 'sample')} gained, {count(built.lost)} lost"
-    return [f"**{gained}**; version `{built.version.name}`{was}; {shards}.", ""]
+    return [f"**{built.changed}**; version `{built.version.name}`{was}; {shards}.", ""]
 
 
 def _account(account: Account) -> Iterator[str]:

@@ -96,7 +96,7 @@ def main(corpus: Path, samples: int, rounds: int) -> None:
     loads = []
     for number in range(rounds + 1):
         for name, measure in MEASURED.items():
-            out = Path(tempfile.mkdtemp(prefix="out-", dir=corpus))
+            out = Path(tempfile.mkdtemp(prefix="out-", dir=corpus.parent))
             try:
                 took = measure(corpus, out)
             finally:

@@ -36,7 +36,7 @@ def warn() -> None:
 
 
 def lose() -> None:
-    raise NeedsApproval("12 samples are gone")
+    raise NeedsApproval("12 samples are gone", samples=[{"sample": "owl/1.png"}])
 
 
 def fail(kind: str) -> None:

@@ -38,7 +38,7 @@ def test_an_error_comes_back_as_what_it_is() -> None:
 def test_an_error_keeps_the_field_that_mends_it() -> None:
     with pytest.raises(NeedsApproval, match="12 samples are gone") as caught:
         child.call(f"{FUNCTIONS}:lose", {})
-    assert caught.value.field == "accept_loss"
+    assert caught.value.field == "accept_loss" and caught.value.samples == [{"sample": "owl/1.png"}]
 
 
 def test_a_crash_shows_its_last_lines_and_a_kill_its_signal(capfd: pytest.CaptureFixture[str]) -> None:

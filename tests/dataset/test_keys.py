@@ -18,16 +18,54 @@ def test_a_plain_name_is_its_own_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "original", ["a/b.png", "a b.png", "ä.png", "x" * 200, "", "\udcff.png", "../../etc"]
+    "original",
+    [
+        *(
+            "a/b.png",
+            "a b.png",
+            "ä.png",
+            "x" * 200,
+            "",
+            "\udcff.png",
+            "../../etc",
+            "__x.png",
+            "_1",
+            "-n",
+            ".k",
+        ),
+        *("カラス/IMG 0001.jpg", "кошки/кот.jpg", "صور/قط.png"),
+    ],
 )
 def test_an_awkward_name_becomes_a_safe_key_of_its_own(original: str) -> None:
     key = key_of(original)
     assert 0 < len(key) <= 80
     assert key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+    assert key[0].isalnum(), "other tools pass over names that begin with . or __"
+
+
+def test_a_key_shows_what_of_a_name_is_ascii() -> None:
+    assert key_of("カラス/IMG 0001.jpg").startswith("IMG_0001-")
+    assert key_of("кошки/кот.jpg").startswith("k-")
 
 
 def test_cleaning_does_not_make_different_names_equal() -> None:
-    names = ["a/b", "a_b", "a b", "a.b", "x" * 81, "x" * 82]
+    names = [
+        "a/b",
+        "a_b",
+        "a b",
+        "a.b",
+        "x" * 81,
+        "x" * 82,
+        "a",
+        "_a",
+        "__a",
+        "-a",
+        "猫/a",
+        "犬/a",
+        "猫",
+        "犬",
+        "k",
+    ]
     assert len({key_of(name) for name in names}) == len(names)
     assert key_of("a.png") == key_of("a.jpg"), "a suffix is no part of the key"
 

@@ -25,7 +25,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(5):
         rows[0] = (rows[0][0], f"caption {number}", "")
         raw.write_table(folder, rows)
-        result = build(raw.config(folder, tmp_path / "out"))
+        result = build(raw.config(folder, tmp_path / "out"), accept_loss=True)
         versions.publish(tmp_path / "out", result.version, keep=9)
         os.utime(result.version / "build.json", ns=(9 - number, 9 - number))  # as a copy may leave it
     return tmp_path / "out"
@@ -183,20 +183,24 @@ def test_a_copy_has_the_order_of_the_original(output: Path) -> None:
     assert names(output)[0] == before[1], "its file is the newest, and tells nothing else"
 
 
-def test_a_current_that_is_a_folder_is_told_before_anything(output: Path) -> None:
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_current_that_is_no_link_is_told_before_anything(output: Path, kind: str) -> None:
     newest = versions.listed(output)[0]
     (output / "current").unlink()
-    shutil.copytree(newest, output / "current")
+    if kind == "folder":
+        shutil.copytree(newest, output / "current")
+    else:
+        (output / "current").write_text("somebody's work")
     before = sorted(path.name for path in output.iterdir())
     for change in (
         lambda: versions.publish(output, newest, 1),
         lambda: versions.rollback(output, newest.name),
         lambda: versions.prune(output, 1),
     ):
-        with pytest.raises(UsageError, match=r"current is a folder where a link belongs.*; remove it"):
+        with pytest.raises(UsageError, match=rf"current is a {kind} where a link belongs.*; move it away"):
             change()
-    with pytest.raises(OSError):
-        versions.link_atomic(output / "current", f"versions/{newest.name}")
+    with pytest.raises(UsageError, match="move it away"):
+        build(raw.config(output.parent / "raw", output))
     assert sorted(path.name for path in output.iterdir()) == before
     assert len(names(output)) == 5
 

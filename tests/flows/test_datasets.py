@@ -24,6 +24,10 @@ def test_a_history(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = said(capsys, "versions", "data/birds").splitlines()
     assert [line[:14] for line in lines] == [f"→ {second}", f"  {first}"]
     assert "60 samples" in lines[0] and lines[1].endswith("pinned by 3f9a")
+    assert lines[0].endswith(f"since {first}: 0 samples gained, 0 lost, 1 replaced")
+    assert "since" not in lines[1], "nothing came before the first"
+    shown = told(capsys, "versions", "data/birds")["versions"][0]["changes"]
+    assert shown == {"since": first, "gained": 0, "lost": 0, "replaced": 1, "rekeyed": 0}
     assert f"current is {first}" in said(capsys, "versions", "data/birds", "rollback", first[:5])
     assert versions.current(birds / "data/birds").name == first
     assert told(capsys, "versions", "data/birds")["versions"][1]["current"] is True

@@ -42,12 +42,14 @@ WIDTH, NAMES = 64, ("one", "two")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 20 pairs in several shards, two teachers' weights, and captions."""
     folder = tmp_path_factory.mktemp("pairs")
+    there = folder / "raw"
+    there.mkdir()
     rows = ["file,caption"]
     for number in range(20):
-        (folder / f"{number}.png").write_bytes(raw.png(number))
+        (there / f"{number}.png").write_bytes(raw.png(number))
         rows.append(f"{number}.png,a picture {number}")
-    (folder / "captions.csv").write_text("\n".join(rows) + "\n")
-    source = {"kind": "table", "path": str(folder / "captions.csv"), "image": "file", "caption": "caption"}
+    (there / "captions.csv").write_text("\n".join(rows) + "\n")
+    source = {"kind": "table", "path": str(there / "captions.csv"), "image": "file", "caption": "caption"}
     pairs = {"output": str(folder / "pairs"), "modality": "image_text", "source": source}
     dataset = {**pairs, "shard": {"samples": 4}}
     version = build(Config.model_validate({"name": "pairs", "dataset": dataset})).version

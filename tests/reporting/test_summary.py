@@ -20,7 +20,7 @@ WANDB = "https://wandb.example/run"
 
 def _built(version: Path) -> BuildResult:
     return BuildResult(
-        version, "d", 61, 60, 0, 1, {"image.undecodable": 1}, 2, 1, "77aa", 12, 3, 0, False, 1.0
+        version, "d", 61, 60, 0, 1, {"image.undecodable": 1}, 2, 1, "77aa", 12, 3, 800, 0, 0, False, 1.0
     )
 
 
@@ -38,7 +38,10 @@ def test_a_finished_run_shows_change_figures_picture_and_links(
     monkeypatch.setenv("TARMAC_PAGES_URL", "http://pages:4201/")
     page = summary.of_run(run, _built(tmp_path / "data/current"), None, WANDB)
     assert page.startswith(f"# ✓ {run.name}\n\n**Zero-shot accuracy 0.957 ± 0.025 (")
-    assert "**12 samples gained, 3 lost**; version `current`, was `77aa`; 1 of 2 shards written." in page
+    assert (
+        "**12 samples gained, 3 lost, 800 replaced**; version `current`, was `77aa`; 1 of 2 shards written."
+        in page
+    )
     assert "| 61 | 60 | 0 | 1 |" in page
     assert "image.not_an_image" in page
     assert "| 2 | 3,410 | 3.1 s |" in page

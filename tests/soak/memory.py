@@ -48,14 +48,16 @@ def _resident(process: psutil.Process) -> int:
 def _build(folder: Path, rows: int) -> None:
     from tasks.dataset.building.run import build
 
-    (folder / "a.png").write_bytes(raw.png(1, side=8))
-    with (folder / "captions.csv").open("w") as file:
+    there = folder / "raw"
+    there.mkdir()
+    (there / "a.png").write_bytes(raw.png(1, side=8))
+    with (there / "captions.csv").open("w") as file:
         file.write("file,caption,key\n")
         for number in range(rows):
             file.write(f"a.png,picture {number},k{number:08d}\n")
     source = {
         "kind": "table",
-        "path": str(folder / "captions.csv"),
+        "path": str(there / "captions.csv"),
         "image": "file",
         "caption": "caption",
         "key": "key",

@@ -175,6 +175,10 @@ def test_a_loss_waits_for_a_persons_approval(losing: Path, page: Page, api: Api,
     [task] = api.ended_tasks(run_id, 1)
     assert (task["state_type"], task["state_name"]) == ("COMPLETED", "NeedsApproval")
     assert os.readlink(project / "data/losing/current") == before
+    [table] = [entry for entry in api.artifacts(run_id) if entry["type"] == "table"]
+    rows = json.loads(table["data"])
+    assert len(rows) == 20 and all(row["what"] == "gone" and row["sample"].endswith(".png") for row in rows)
+    assert "  100 gone, such as digit_" in waiting["state"]["message"]
     page.open(f"{api.ui}/runs/flow-run/{run_id}", expecting="NeedsApproval")
     page.click("Resume", expecting="Accept the loss")
     page.shows("100 of the 300 samples")

@@ -148,6 +148,9 @@ class Dataset(Block):
     """Share of rejected samples that a build tolerates; it stops once it is certain to exceed it."""
     keep: Annotated[int, Field(ge=1)] = 3
     """Number of versions kept, the current one included."""
+    license: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    """What others may do with the samples, as the Hub names it (`cc-by-4.0`, `other`): it stands in each
+    version's dataset card."""
 
     @model_validator(mode="after")
     def _one_or_more_sources(self) -> Self:

@@ -35,9 +35,11 @@ from tasks.dataset.build_info import names_beside_tars, write_build_info
 from tasks.dataset.building.catalogue import Rejected
 from tasks.dataset.building.fingerprint import config_digest
 from tasks.dataset.building.sidecar import accepted, first, schema, statistics_schema
+from tasks.dataset.card import card
 from tasks.dataset.index import IndexWriter
 from tasks.dataset.layout import (
     BUILD,
+    CARD,
     INPUTS,
     MANIFEST,
     REJECTS,
@@ -81,6 +83,8 @@ class Draft:
     written: list[str] = field(default_factory=list)
     """The shards that come out of the staging folder, not out of an earlier version."""
     splits: dict[str, SplitSummary] = field(default_factory=dict)
+    members: set[str] = field(default_factory=set)
+    """The names of all members of all samples."""
     content: int = 0
     """Sum of the BLAKE3 of every sample's line, modulo 2^256: the same in any order of the samples."""
 
@@ -108,8 +112,8 @@ def describe(
     rejects: Iterator[Rejected],
     passed_over: Mapping[str, int],
 ) -> Manifest:
-    """Add the table of rejects and the manifest to the draft; `filtered` samples the user's filter left
-    out, and the files `passed_over` were read as nothing."""
+    """Add the table of rejects, the manifest and the card to the draft; `filtered` samples the user's filter
+    left out, and the files `passed_over` were read as nothing."""
     reasons = write_rejects(draft.folder / REJECTS, rejects)
     accepted = sum(split.samples for split in draft.splits.values())
     manifest = Manifest(
@@ -129,6 +133,7 @@ def describe(
         passed_over=dict(passed_over),
     )
     write_atomic(draft.folder / MANIFEST, manifest.to_bytes())
+    write_atomic(draft.folder / CARD, card(manifest, draft.members, config.dataset.license))
     return manifest
 
 
@@ -185,6 +190,7 @@ def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
                 if shard.tar.parent == draft.folder.parent:
                     draft.written.append(name)
             table = accepted(shard.sidecar)
+            draft.members.update(*map(str.split, table.column("members").unique().to_pylist()))
             samples.write(_samples_rows(table, number, index.rows, draft.modality))
             index.write(number, *(table.column(name).to_numpy() for name in ("offset", "length", "crc32c")))
             lines = list(_content_lines(table))

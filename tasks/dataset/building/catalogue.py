@@ -16,6 +16,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -335,16 +336,27 @@ class Catalogue:
         query = "SELECT reason, count(*) FROM rejects GROUP BY reason ORDER BY reason"
         return dict(self._database.execute(query).fetchall())
 
-    def kept_of(self, keys: Iterable[str]) -> tuple[int, int]:
-        """How many of these keys (of an earlier version) belong to accepted samples, and how many there
-        are."""
+    def note_converted(self, rows: Iterable[tuple[str, bytes, int, int]]) -> None:
+        """Note what accepted samples are made of, for `find`: key, content, length and CRC32C of the span."""
+        self._database.execute(
+            "CREATE TEMP TABLE IF NOT EXISTS converted "
+            "(key TEXT PRIMARY KEY, content BLOB, length INTEGER, crc32c INTEGER) WITHOUT ROWID"
+        )
+        self._database.executemany("INSERT INTO converted VALUES (?, ?, ?, ?)", rows)
+
+    def find(self, key: str) -> tuple[bytes | None, int | None, int | None] | None:
+        """What the accepted sample of this key is made of, as far as that was noted; None where there is no
+        such sample."""
+        return self._database.execute(self._find, (key,)).fetchone()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _find(self) -> str:
         self._database.execute("CREATE UNIQUE INDEX IF NOT EXISTS entry_keys ON entries (key)")
-        query = "SELECT 1 FROM entries WHERE key = ? AND number NOT IN (SELECT number FROM rejects)"
-        kept = count = 0
-        for key in keys:
-            count += 1
-            kept += self._database.execute(query, (key,)).fetchone() is not None
-        return kept, count
+        self.note_converted(())
+        return (
+            "SELECT content, length, crc32c FROM entries LEFT JOIN converted USING (key) "
+            "WHERE key = ? AND number NOT IN (SELECT number FROM rejects)"
+        )
 
     def close(self) -> None:
         self._database.close()

@@ -55,13 +55,18 @@ def _require_apart(dataset: Dataset) -> None:
     """A dataset inside what it is made of would be a part of itself at the next build; and what lies in the
     folders of a build does not stay there."""
     output = os.path.realpath(dataset.output)
-    for path in (place for source in dataset.all_sources for place in _places(source)):
+    for source, path in ((one, place) for one in dataset.all_sources for place in _places(one)):
         if is_remote(path):
             continue
         if lies_inside(dataset.output, path):
             raise UsageError(
                 f"dataset.output: {dataset.output} lies inside the source {path}; put it beside it, such as "
                 f"{beside(path)}"
+            )
+        if source.kind == "table" and _is_beside_its_table(dataset.output, path):
+            raise UsageError(
+                f"dataset.output: {dataset.output} lies in the folder of the table {path}, whose raw data "
+                f"would then pass for a dataset; put it beside it, such as {beside(path)}"
             )
         if any(f"{os.path.realpath(path)}/".startswith(f"{output}/{name}/") for name in WORKED_IN):
             raise UsageError(
@@ -74,6 +79,14 @@ def lies_inside(output: str | Path, path: str) -> bool:
     """Whether a source's path, a local one, would mean files of a dataset in `output`."""
     folder = os.path.realpath(output)
     return any(would_match(path, f"{folder}/{name}") for name in MADE)
+
+
+def _is_beside_its_table(output: Path, path: str) -> bool:
+    """Whether a new dataset would lie in the folder of a table; not where that is the working directory or
+    above it, as in a project whose datasets lie in a folder of its own."""
+    folder, place = Path(base_folder(path)).resolve(), output.resolve()
+    is_new = not any((one / VERSIONS).is_dir() for one in (place, *place.parents))
+    return is_new and place.is_relative_to(folder) and not Path.cwd().is_relative_to(folder)
 
 
 def beside(path: str) -> str:

@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import floor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,6 +28,7 @@ from tasks.core.schema import Config, Dataset
 from tasks.core.screen import Progress
 from tasks.dataset.building.catalogue import NAME, Catalogue, Entry
 from tasks.dataset.building.fingerprint import members_digest
+from tasks.dataset.building.freshness import rejects_allowed
 from tasks.dataset.building.reuse import KnownShard, KnownSidecars
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.sidecar import Outcome, counted_reasons, holds_transient, sidecar
@@ -105,7 +105,7 @@ class Tally:
     @property
     def allowed(self) -> int:
         """Rejects that the budget has room for."""
-        return floor(self.share * self.read + 1e-9)
+        return rejects_allowed(self.share, self.read)
 
     @property
     def is_exceeded(self) -> bool:
@@ -297,7 +297,7 @@ class Converter:
         except Exception as error:  # noqa: BLE001 - decoders are fed hostile bytes: one sample, never the build
             detail = _ADDRESS.sub("", f"{type(error).__name__}: {error}")[:200]
             return Outcome(entry, None, content, {}, Reject(self.modality.undecodable, detail))
-        return Outcome(entry, span, content, taken.statistics, None)
+        return Outcome(entry, span, content, taken.statistics, None, " ".join(sorted(taken.members)))
 
 
 @lru_cache(maxsize=1)

@@ -8,22 +8,26 @@ manifest. `Fingerprint`: is everything listed as it was, so that there is nothin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import xxhash
 from blake3 import blake3
 
+from tasks.core.errors import DataError
 from tasks.core.files import digest
 from tasks.core.schema import Config, Dataset
+from tasks.dataset.build_info import read_build_info
 from tasks.dataset.sources import Container, Item, Source
 from tasks.dataset.tar.format import Members
 
-PLACES = {"output", "mirror", "keep", "private", "source", "sources"}
-"""Keys of the dataset block that say where things lie or who may see them."""
+NOT_SHAPING = {"output", "mirror", "keep", "private", "license", "reject_budget", "source", "sources"}
+"""Keys of the dataset block that shape no byte of a shard: where things lie, who may see and use them, how
+many rejects are too many. (Sources count without their paths.)"""
 AT_ONCE = 1000
 """Samples between two updates of a digest."""
-CONVERTER = 7
+CONVERTER = 8
 """Raise it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
 
@@ -57,6 +61,12 @@ def source_digests(dataset: Dataset, sources: Sequence[Source]) -> list[str]:
     return [digest([source.location, config.model_dump(mode="json")]) for source, config in configs]
 
 
+def reading_digest(dataset: Dataset) -> str:
+    """Covers what shapes a sample's raw members wherever the sources lie: by the same rules, only the source
+    can have changed them."""
+    return digest([dataset.modality, _sources(dataset), dataset.filter if dataset.modality == "chat" else {}])
+
+
 def packages(modality: str) -> dict[str, str | None]:
     """The versions of PACKAGES that are installed."""
     return {name: _version(name) for name in PACKAGES[modality]}
@@ -64,14 +74,14 @@ def packages(modality: str) -> dict[str, str | None]:
 
 def _version(package: str) -> str | None:
     try:
-        return version(package)
-    except PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return None
 
 
 def config_digest(dataset: Dataset) -> str:
-    """The dataset block without output, keep, private and paths."""
-    block = dataset.model_dump(mode="json", exclude=PLACES)
+    """The dataset block without NOT_SHAPING and paths."""
+    block = dataset.model_dump(mode="json", exclude=NOT_SHAPING)
     return digest(block | {"sources": _sources(dataset)})
 
 
@@ -96,6 +106,19 @@ def members_digest(members: Members, *facts: str) -> Any:
     for suffix in suffixes:
         running.update(members[suffix])
     return running
+
+
+def another_converter(version: Path) -> str:
+    """Why no shard of a version can be taken over, where an earlier or later Tarmac has built it; else ""."""
+    try:
+        if read_build_info(version).converter == CONVERTER:
+            return ""
+    except DataError:
+        return ""  # verify is who reports damage
+    return (
+        f"this Tarmac converts samples otherwise than the one that built version {version.name} (see "
+        "CHANGELOG.md), so every shard is converted anew"
+    )
 
 
 class Fingerprint:

@@ -23,8 +23,8 @@ from tasks.dataset.build_info import read_build_info
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.changes import since
 from tasks.dataset.building.convert import Converter, converter, counted
-from tasks.dataset.building.fingerprint import config_digest
-from tasks.dataset.building.freshness import unchanged
+from tasks.dataset.building.fingerprint import another_converter, config_digest
+from tasks.dataset.building.freshness import is_for_the_same, unchanged
 from tasks.dataset.building.listing import Listing
 from tasks.dataset.building.reuse import known_shards
 from tasks.dataset.building.shard_plan import PlannedShard
@@ -104,10 +104,15 @@ def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
     """Why there is something to do."""
     if before is None:
         return "there is no version yet"
+    if otherwise := another_converter(before):
+        return otherwise
     try:
         if read_manifest(before).config_digest != config_digest(config.dataset):
             return "the dataset block of the config has changed"
-        is_same = read_build_info(before).inputs_digest == inputs
+        info = read_build_info(before)
+        if not is_for_the_same(info, config.dataset):
+            return "dataset.private or dataset.license has changed"
+        is_same = info.inputs_digest == inputs
     except DataError:
         is_same = True
     return "the current version is damaged, or a sample could not be read for it" if is_same else changed
@@ -152,7 +157,7 @@ def _stops(config: Config, before: Path | None, catalogue: Catalogue) -> str | N
     if tally.is_exceeded:
         return tally.explanation
     try:
-        since(before, catalogue).check(before)
+        since(before, catalogue, config.dataset).check(before, config.dataset.private)
     except DataError as error:
         return str(error)
     return None

@@ -16,13 +16,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from math import floor
 from pathlib import Path
 
 from tasks.core.errors import DataError
 from tasks.core.files import blake3_file, disk_full_as_error, read_json
 from tasks.core.schema import Config, Dataset
 from tasks.dataset import versions
-from tasks.dataset.build_info import FileSeal, read_build_info
+from tasks.dataset.build_info import BuildInfo, FileSeal, read_build_info
 from tasks.dataset.layout import MANIFEST, MIRRORED, current
 from tasks.dataset.manifest import version_name
 
@@ -104,19 +105,30 @@ def _is_mirrored(dataset: Dataset, version: Path) -> bool:
 def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
     """Whether the version was built from what has this digest, has all its files, and is worth keeping.
 
-    It is not when a file could not be read at the time, which may have passed. Files of more than
-    HASHED_BYTES, and all tars, are compared by size only.
+    It is not when a file could not be read at the time, which may have passed, nor when it holds more rejects
+    than are allowed now. Files of more than HASHED_BYTES, and all tars, are compared by size only.
     """
     try:
         build = read_build_info(version)
         manifest = versions.read_manifest(version)
         is_itself = version_name((version / MANIFEST).read_bytes()) == version.name
-        is_of_these = build.inputs_digest == inputs and build.private == dataset.private
-        if build.unread or not (is_itself and is_of_these and _are_sound(version, build.files)):
+        is_of_these = build.inputs_digest == inputs and is_for_the_same(build, dataset)
+        is_within = manifest.rejected <= rejects_allowed(dataset.reject_budget, manifest.read)
+        if build.unread or not (is_itself and is_of_these and is_within and _are_sound(version, build.files)):
             return False
     except (OSError, DataError):
         return False
     return versions.has_its_tars(version, manifest)
+
+
+def is_for_the_same(build: BuildInfo, dataset: Dataset) -> bool:
+    """Whether the same people may see and use it, which its pages and its card say."""
+    return build.private == dataset.private and build.dataset.get("license") == dataset.license
+
+
+def rejects_allowed(budget: float, read: int) -> int:
+    """The rejects among so many raw samples that the budget has room for."""
+    return floor(budget * read + 1e-9)
 
 
 def _are_sound(version: Path, files: Mapping[str, FileSeal]) -> bool:

@@ -30,10 +30,11 @@ from tasks.core.lock import Held, Lease
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset import layout, quarantine
+from tasks.dataset.build_info import read_build_info
 from tasks.dataset.building import assemble, changes
 from tasks.dataset.building.catalogue import Catalogue, Rejected
 from tasks.dataset.building.convert import Exceeded, Tally, convert_all, counted
-from tasks.dataset.building.fingerprint import CONVERTER, packages
+from tasks.dataset.building.fingerprint import CONVERTER, another_converter, packages
 from tasks.dataset.building.freshness import is_up_to_date, sweep_surveys, unchanged
 from tasks.dataset.building.listing import Listing
 from tasks.dataset.building.result import BuildResult
@@ -46,8 +47,8 @@ from tasks.dataset.building.staging import (
     sweep,
     write_rules,
 )
-from tasks.dataset.layout import LEASE, REJECTS, STAGING
-from tasks.dataset.manifest import Manifest, read_manifest
+from tasks.dataset.layout import INPUTS, LEASE, REJECTS, STAGING
+from tasks.dataset.manifest import Manifest, read_manifest, version_name
 from tasks.dataset.tables import give_memory_back
 
 __all__ = ["BuildResult", "build", "is_up_to_date"]
@@ -69,10 +70,11 @@ def build(
     """Build the dataset's next version; waits for whoever else builds it, unless `waits` is False.
 
     `rehash` compares the content of all raw samples, not only size and time. `accept_loss` takes a version
-    that has lost more samples than changes.ALLOWED. `survey` is the folder that `freshness.take_survey` gave:
-    its listing is taken over, and removed in any case. UsageError for a config that does not fit the source
-    or the disk. DataError when the source holds nothing, the rejects are certain to pass the budget, too many
-    samples are gone, the disk is full, or, with `waits` False, somebody else builds.
+    that has lost or replaced more samples than changes.ALLOWED. `survey` is the folder that
+    `freshness.take_survey` gave: its listing is taken over, and removed in any case. UsageError for a config
+    that does not fit the source or the disk. DataError when the source holds nothing, the rejects are certain
+    to pass the budget, too many samples are gone or replaced, the disk is full, or, with `waits` False,
+    somebody else builds.
     """
     started = time.monotonic()
     give_memory_back()
@@ -151,17 +153,20 @@ class _Build:
         if before and not self.rehash and unchanged(before, inputs, dataset):
             self._clear()
             return self._result(before, read_manifest(before), [], before, changes.NONE)
+        if before and (otherwise := another_converter(before)):
+            logger.warning(otherwise)
         listing.read()
         catalogue.forget_conversions()
         sweep(self.staging, lambda shard: not self.rehash and catalogue.ordinal(shard) is not None)
         draft = self._convert(catalogue)
-        changed = changes.since(before, catalogue)
+        changed = changes.since(before, catalogue, dataset, draft.folder / INPUTS)
         if not self.accept_loss:
-            changed.check(before)
+            changed.check(before, dataset.private)
         self.lease.require()
         filtered = catalogue.filtered
         manifest = assemble.describe(draft, self.config, filtered, catalogue.rejects(), listing.passed_over)
         facts = build_facts(self.config, inputs, catalogue.fact("unread"), filtered, listing.passed_over)
+        facts["changes"] = _recorded_changes(before, manifest, changed)
         version = assemble.install(draft, manifest, facts, dataset.output)
         self._clear()
         return self._result(version, manifest, draft.written, before, changed)
@@ -217,6 +222,8 @@ class _Build:
             previous=None if before is None else before.name,
             gained=changed.gained,
             lost=changed.lost,
+            replaced=changed.replaced,
+            rekeyed=changed.rekeyed,
             released=_release(version, written),
             up_to_date=version == before and not written,
             seconds=round(time.monotonic() - self.started, 3),
@@ -287,6 +294,21 @@ def build_facts(
         "converter": CONVERTER,
         "output": str(config.dataset.output),
     }
+
+
+def _recorded_changes(
+    before: Path | None, manifest: Manifest, changed: changes.Changes
+) -> dict[str, Any] | None:
+    """What `tarmac versions` shows of the new version beside the one before. One that is made again keeps
+    what is recorded of it."""
+    if before is None:
+        return None
+    if before.name == version_name(manifest.to_bytes()):
+        with suppress(DataError):
+            return read_build_info(before).model_dump()["changes"]  # type: ignore[no-any-return]
+        return None
+    counts = {name: getattr(changed, name) for name in ("gained", "lost", "replaced", "rekeyed")}
+    return {"since": before.name, **counts}
 
 
 def _release(version: Path, written: Collection[str]) -> int:

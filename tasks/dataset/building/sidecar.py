@@ -39,17 +39,20 @@ SAMPLE_COLUMNS: Mapping[str, Any] = {
     "offset": pa.uint64(),
     "length": pa.uint64(),
     "crc32c": pa.uint32(),
+    "members": pa.string(),
 }
 
 
 class Outcome(NamedTuple):
-    """What became of one raw sample: a span in the tar with content digest and statistics, or a reject."""
+    """What became of one raw sample: a span in the tar with content digest, statistics and the names of its
+    `members` between spaces, or a reject."""
 
     entry: Entry
     span: Span | None
     content: bytes | None
     statistics: Mapping[str, float]
     reject: Reject | None
+    members: str | None = None
 
 
 def statistics_schema(modality: str) -> dict[str, Any]:
@@ -90,6 +93,7 @@ def sidecar(
         "offset": [span[0] for span in spans],
         "length": [span[1] for span in spans],
         "crc32c": [span[2] for span in spans],
+        "members": [outcome.members for outcome in outcomes],
     }
     for name in MODALITIES[modality].statistics:
         columns[name] = [outcome.statistics.get(name) for outcome in outcomes]

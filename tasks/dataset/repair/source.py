@@ -23,7 +23,7 @@ from tasks.core.schema import BuildEngine, Config, Dataset, Engines
 from tasks.core.screen import Progress
 from tasks.core.stores import is_environment_error
 from tasks.dataset.build_info import BuildInfo, read_build_info
-from tasks.dataset.building.fingerprint import CONVERTER, PLACES, config_digest, packages
+from tasks.dataset.building.fingerprint import CONVERTER, NOT_SHAPING, config_digest, packages
 from tasks.dataset.building.run import NamedShards, list_named
 from tasks.dataset.manifest import Manifest
 from tasks.dataset.repair.workplace import Seals
@@ -182,7 +182,7 @@ def _require_same_rules(
         return
     what = f"the manifest's config_digest is {manifest.config_digest[:12]}…"
     if stored is not None:
-        built, now = (one.dataset.model_dump(mode="json", exclude=PLACES) for one in (stored, given))
+        built, now = (one.dataset.model_dump(mode="json", exclude=NOT_SHAPING) for one in (stored, given))
         what = ", ".join(differing_keys(built, now, "dataset.")[:5]) or what
     raise UsageError(
         f"--config: its rules are not those of version {version.name} ({what}), so its shards would not be "

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
+
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import is_disk_full
 from tasks.core.screen import Progress
@@ -152,6 +154,7 @@ class TableRepair:
         facts = info.model_dump(mode="json", exclude={"files", "digest"})
         with contextlib.suppress(OSError):  # versions are ordered by this time
             facts["built"] = (self.place.version / MANIFEST).stat().st_mtime
+        facts["changes"] = None  # which the lost file alone knew
         output = self.place.dataset or self.place.version
         facts["output"] = facts["dataset"]["output"] = str(output)
         write_build_info(self.place.version, facts)
@@ -172,11 +175,15 @@ class TableRepair:
 
 
 def _shards_of(version: Path) -> Iterator[Shard]:
-    """The shards that have a tar as `inputs.arrow` lists them, without their tars."""
+    """The shards that have a tar as `inputs.arrow` lists them, without their tars. What an earlier Tarmac
+    wrote names no members, and its version has no card."""
     batches = Batches(version / INPUTS)
     for number in range(len(batches)):
         table = batches[number]
         tar = first(table, "tar")
+        if "members" not in table.column_names:
+            columns = table.schema.get_field_index("crc32c") + 1
+            table = table.add_column(columns, "members", pa.array([""] * table.num_rows))
         if tar is not None:
             yield Shard(tar.partition("/")[0], table, None)
 

@@ -4,13 +4,17 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, NeedsApproval
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
+from tasks.dataset.building import fingerprint, listing, run
+from tasks.dataset.building.forecast import forecast
 from tasks.dataset.building.run import BuildResult, build
+from tasks.dataset.keys import key_of
 from tests.dataset import raw
 
 COUNT = 100
@@ -48,7 +52,114 @@ def test_a_great_loss_waits_for_a_word(config: Config, tmp_path: Path) -> None:
     assert (third.lost, third.gained) == (4, 0)
 
 
-def test_samples_that_are_replaced_are_lost_too(config: Config, tmp_path: Path) -> None:
+def overwrite(folder: Path, numbers: range) -> None:
+    """Other pictures under the same names, as a sync that goes wrong leaves them."""
+    for number in numbers:
+        (folder / f"{number:04d}.png").write_bytes(raw.png(9000 + number))
+
+
+def test_samples_that_are_overwritten_wait_for_a_word_as_lost_ones_do(config: Config, tmp_path: Path) -> None:
+    first = built(config)
+    overwrite(tmp_path / "raw", range(5))
+    second = built(config)
+    assert (second.gained, second.lost, second.replaced) == (0, 0, 5)
+    assert second.changed == "0 samples gained, 0 lost, 5 replaced"
+    overwrite(tmp_path / "raw", range(5, 49))
+    with pytest.raises(NeedsApproval) as asked:
+        build(config)
+    question, *lines = str(asked.value).splitlines()
+    assert question.startswith(f"44 of the 100 samples of version {second.version.name} are overwritten ")
+    assert "(44.0%)" in question and question.endswith("tarmac build CONFIG --accept-loss")
+    assert len(lines) == 1 and lines[0].startswith("  44 overwritten, such as 00")
+    names = [row["sample"] for row in asked.value.samples]
+    assert len(names) == 20 and set(names) <= {f"{number:04d}.png" for number in range(5, 49)}
+    assert versions.current(tmp_path / "out") == second.version != first.version
+    assert built(config, accept_loss=True).replaced == 44
+
+
+def test_lost_and_overwritten_samples_share_one_budget(config: Config, tmp_path: Path) -> None:
+    built(config)
+    overwrite(tmp_path / "raw", range(3))
+    keep_rows(tmp_path / "raw", 97)
+    with pytest.raises(NeedsApproval, match=r"3 of the 100 .* are gone and 3 are overwritten .*\(6.0%\)"):
+        build(config)
+
+
+def test_what_the_users_own_rules_replace_is_counted_and_no_loss(config: Config, tmp_path: Path) -> None:
+    built(config)
+    scaled = built(raw.config(tmp_path / "raw", tmp_path / "out", image={"max_side": 8}))
+    assert (scaled.gained, scaled.lost, scaled.replaced) == (0, 0, COUNT)
+    block = {**config.dataset.source.model_dump(), "caption": "label"}  # type: ignore[union-attr]
+    other = built(raw.config(tmp_path / "raw", tmp_path / "out", source=block))
+    assert (other.gained, other.lost, other.replaced) == (0, 0, COUNT)
+
+
+def test_an_overwriting_is_noticed_beside_a_change_of_the_rules(config: Config, tmp_path: Path) -> None:
+    built(config)
+    overwrite(tmp_path / "raw", range(10))
+    with pytest.raises(NeedsApproval, match=r"10 of the 100 samples .* are overwritten"):
+        build(raw.config(tmp_path / "raw", tmp_path / "out", image={"max_side": 8}))
+
+
+def test_a_new_plan_of_shards_replaces_nothing(config: Config, tmp_path: Path) -> None:
+    built(config)
+    again = built(raw.config(tmp_path / "raw", tmp_path / "out", shard={"samples": 30}))
+    assert again.shards_rewritten and again.replaced == 0
+
+
+def test_who_is_asked_about_private_data_sees_counts_alone(config: Config, tmp_path: Path) -> None:
+    private = raw.config(tmp_path / "raw", tmp_path / "out", private=True)
+    built(private)
+    keep_rows(tmp_path / "raw", 80)
+    with pytest.raises(NeedsApproval) as asked:
+        build(private)
+    assert "20 of the 100 samples" in str(asked.value) and ".png" not in str(asked.value)
+    assert not asked.value.samples
+
+
+def test_who_is_asked_sees_which_folders_lost_samples(tmp_path: Path) -> None:
+    for number in range(20):
+        path = tmp_path / "raw" / ("owl" if number < 5 else "crow") / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(raw.png(number))
+    source = {"kind": "image_folder", "path": str(tmp_path / "raw"), "captions": "folder"}
+    config = raw.config(tmp_path / "raw", tmp_path / "out", source=source)
+    built(config)
+    shutil.rmtree(tmp_path / "raw/owl")
+    with pytest.raises(NeedsApproval, match=r"\n  5 gone under owl, such as owl/\d") as asked:
+        build(config)
+    assert asked.value.samples == [
+        {"what": "gone", "folder": "owl", "in this folder": 5, "sample": f"owl/{n}.png"} for n in range(5)
+    ]
+
+
+def test_keys_of_an_earlier_tarmac_are_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of Japanese and Russian paths began with __, which Hugging Face datasets pass over."""
+    for name in ("カラス/1.png", "カラス/2.png", "кот/3.png", "owl/4.png"):
+        path = tmp_path / "raw" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(raw.png(int(path.stem)))
+    source = {"kind": "image_folder", "path": str(tmp_path / "raw"), "captions": "folder"}
+    config = raw.config(tmp_path / "raw", tmp_path / "out", source=source)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(listing, "key_of", lambda name: key_of(name) if name < "z" else f"__{key_of(name)}")
+        for module in (fingerprint, run):
+            earlier.setattr(module, "CONVERTER", fingerprint.CONVERTER - 1)
+        first = built(config)
+    why = f"Tarmac converts samples otherwise than the one that built version {first.version.name}"
+    assert why in str(forecast(config).why)
+    second = built(config)
+    assert why in caplog.text
+    assert (second.gained, second.lost, second.replaced, second.rekeyed) == (0, 0, 0, 3)
+    assert second.changed.endswith("0 lost, 0 replaced, 3 with new keys")
+    assert second.shards_rewritten == second.shards and second.version != first.version
+    table = pq.read_table(second.version / "samples/train.parquet")
+    assert all(key[0].isalnum() for key in table.column("key").to_pylist())
+
+
+def test_new_names_are_lost_and_gained(config: Config, tmp_path: Path) -> None:
     built(config)
     for number in range(COUNT, COUNT + 10):
         (tmp_path / "raw" / f"{number:04d}.png").write_bytes(raw.png(number))

@@ -83,7 +83,7 @@ def test_a_reject_of_the_conversion_is_counted_once(catalogue: Catalogue) -> Non
         rejected = Rejected(1, "b", "b", "image.empty", "0 bytes", "t:1", "b")
         catalogue.reject([rejected], in_conversion=True)
     assert (catalogue.read, catalogue.accepted, catalogue.refused, catalogue.rejected_entries) == (2, 2, 0, 1)
-    assert catalogue.kept_of(["a", "b", "c"]) == (1, 3)
+    assert [catalogue.find(key) for key in "abc"] == [(None, None, None), None, None]
 
 
 def test_members_out_of_containers_wait_on_disk(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_dataset_lies_where_no_pattern_of_its_source_finds_it(tmp_path: Path, 
         build(changed(config, output=tmp_path / "raw" / "out", source=source))
 
 
-def test_a_dataset_lies_beside_its_source(tmp_path: Path) -> None:
+def test_a_dataset_lies_beside_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parquet(tmp_path / "raw")
     with pytest.raises(UsageError, match=r"dataset\.output.*inside the source.*put it beside it") as caught:
         build(changed(config, output=tmp_path / "raw" / "out"))
@@ -164,9 +164,16 @@ def test_a_dataset_lies_beside_its_source(tmp_path: Path) -> None:
     assert build(changed(config, output=Path(named))).accepted == 60
     shutil.rmtree(tmp_path / "raw")
     raw.pictures(tmp_path / "raw", 20)
-    assert build(raw.config(tmp_path / "raw", tmp_path / "raw" / "out")).accepted == 20, (
-        "a table names its images"
-    )
+    inside = raw.config(tmp_path / "raw", tmp_path / "raw" / "out")
+    with pytest.raises(
+        UsageError, match=r"dataset\.output.*folder of the table.*put it beside it.*raw-tarmac"
+    ):
+        build(inside)
+    assert not (tmp_path / "raw" / "out").exists()
+    monkeypatch.chdir(tmp_path / "raw")  # a project: its table beside the folder of its datasets
+    assert build(inside).accepted == 20
+    monkeypatch.chdir(tmp_path)
+    assert build(inside).shards_rewritten == 0, "a dataset that is there goes on"
 
 
 def test_filtered_samples_leave_room_in_the_budget(tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def test_a_built_dataset_is_no_raw_data(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("others")
-    raw.pictures(folder, 4)
-    build(raw.config(folder, folder / "built"))
+    raw.pictures(folder / "raw", 4)
+    build(raw.config(folder / "raw", folder / "built"))
     return folder / "built"
 
 

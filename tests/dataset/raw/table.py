@@ -16,7 +16,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 def make(folder: Path) -> Config:
     raw.pictures(folder, 6)
-    return raw.config(folder, folder / "out")
+    return raw.config(folder, folder.with_name("out"))
 
 
 def make_of_bytes(folder: Path) -> Config:

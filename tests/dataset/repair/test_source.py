@@ -296,10 +296,9 @@ def test_a_folder_that_may_not_be_written_is_one_line(built: Built, monkeypatch:
 
 def urls(tmp_path: Path, address: str) -> Built:
     """Images that lie on a server, four to a shard."""
-    raw.write_table(
-        tmp_path, [(f"{address}/{number:04d}.png", f"picture {number}", "x") for number in range(8)]
-    )
-    config = raw.config(tmp_path, tmp_path / "out", shard={"samples": 4}, splits={})
+    rows = [(f"{address}/{number:04d}.png", f"picture {number}", "x") for number in range(8)]
+    raw.write_table(tmp_path / "table", rows)
+    config = raw.config(tmp_path / "table", tmp_path / "out", shard={"samples": 4}, splits={})
     return damage.publish(config)
 
 

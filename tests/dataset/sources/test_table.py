@@ -428,8 +428,8 @@ def test_a_server_is_asked_once_for_each_image_and_once_for_its_content(tmp_path
 
         def write(count: int) -> Config:
             rows = [(f"{address}/{n:04d}.png", f"{n} {k}", "") for n in range(count) for k in range(3)]
-            raw.write_table(tmp_path, rows)
-            source = {"kind": "table", "path": str(tmp_path / "captions.csv"), "image": "file"}
+            raw.write_table(tmp_path / "table", rows)
+            source = {"kind": "table", "path": str(tmp_path / "table/captions.csv"), "image": "file"}
             keys = {"caption": "caption", "key": ["file", "caption"]}
             return raw.config(tmp_path, tmp_path / "out", source={**source, **keys}, splits={})
 
