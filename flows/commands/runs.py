@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -15,7 +14,7 @@ from flows.commands.arguments import AsJson, RunName, RunsFolder
 from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.units import counted, duration
+from tasks.core.units import counted, duration, shorten
 
 if TYPE_CHECKING:
     from tasks.supervision.status import EvaluationStatus, RunStatus
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """So many evaluations that wait are listed for a run."""
-LONGEST_REASON = 160
 RESUME = "start it again, it resumes: "
 RUNS = Path("runs")
 """Where runs lie unless another folder is given; before the first run it does not exist."""
@@ -93,20 +91,15 @@ def _need_lines(one: RunStatus) -> Iterator[str]:
         )
         yield f"    {RESUME}{command_to_resume(one.run)}"
     elif one.state == "stalled":
-        yield f"✗ {one.run.name}  {_brief(one.reason)}"
+        yield f"✗ {one.run.name}  {shorten(one.reason)}"
         yield f"    tarmac doctor --run {one.run.handle} | tarmac cancel {one.run.handle}"
     elif one.state == "failed":
-        yield f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {_brief(one.reason)}"
+        yield f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {shorten(one.reason)}"
         yield f"    log {one.log}"
         yield f"    once that is mended, it resumes: {command_to_resume(one.run)}"
     for missing in _lost(one):
-        yield f"✗ {one.run.name}  evaluation without a result: {_brief(str(missing))}"
+        yield f"✗ {one.run.name}  evaluation without a result: {shorten(str(missing))}"
         yield f"    tarmac evaluate {one.run.handle} --step {missing.step} --task {missing.task}"
-
-
-def _brief(reason: str) -> str:
-    """The beginning of a reason, in two lines at most; the log has the whole."""
-    return shorten(reason, LONGEST_REASON, placeholder=" …")
 
 
 def _lost(one: RunStatus) -> list[EvaluationStatus]:

@@ -18,7 +18,7 @@ from flows.commands.arguments import AsJson, Changes, ConfigFile, Fresh, RunName
 from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
-from tasks.core.units import counted, near, size
+from tasks.core.units import counted, near, number, size
 
 if TYPE_CHECKING:
     from flows.stages import Stages
@@ -204,7 +204,8 @@ def _bench_lines(found: Staged) -> Iterator[str]:
         yield f"{mark} {counted(one.workers, 'worker'):<12} {rate}  {setting}  {first}{memory}{busy}"
     yield f"  {'sustained':<12} {found.sustained:>9,.0f} {chosen.unit}/s  slowest second {found.slowest:,.0f}"
     if chosen.taken_per_s is not None:
-        yield f"  {'training':<12} {chosen.taken_per_s:>9,.0f} {chosen.unit}/s where it waits for nothing"
+        taken = f"{number(chosen.taken_per_s, 2):>9} {chosen.unit}/s"
+        yield f"  {'training':<12} {taken} where it waits for nothing"
     yield from found.limit.lines()
     yield f"{chosen.to_config()}   # {chosen.reason}"
 

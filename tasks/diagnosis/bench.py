@@ -20,6 +20,7 @@ from tasks.core.errors import UsageError
 from tasks.core.process import available_cores
 from tasks.core.schema import Config, Train
 from tasks.core.screen import Progress, no_progress
+from tasks.core.units import number
 from tasks.dataset.layout import index_name
 from tasks.diagnosis import memory
 from tasks.diagnosis.memory import LoaderSize
@@ -158,9 +159,9 @@ def explain(
     """`2 workers: 3,410 samples/s; 0 workers: 1,920; …`, the chosen one first, and why it was chosen."""
     rates = [f"{_workers(chosen.workers)}: {chosen.samples_per_s:,.0f} {unit}/s"]
     rates += [f"{_beside(chosen, m)}: {m.samples_per_s:,.0f}" for m in measurements if m is not chosen]
-    training = f"the training takes {taken:,.0f}"
+    training = f"the training takes {number(taken, 2)} {unit}/s"
     if chosen.samples_per_s >= MARGIN * taken:
-        rule = f"{training}, and the fewest workers win that give {MARGIN} times that"
+        rule = f"{training}, and the fewest workers from one on win that give {MARGIN} times that"
     elif chosen.samples_per_s >= taken:
         rule = f"{training}, and no setting gives {MARGIN} times that: it may wait for data"
     else:

@@ -19,7 +19,7 @@ from tasks.core.findings import Finding
 from tasks.diagnosis import passage
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.observe import SECONDS, observe, read_log
-from tasks.diagnosis.observation.record import Observation
+from tasks.diagnosis.observation.record import Observation, Process
 from tasks.diagnosis.observation.redaction import redacted, without_home
 from tasks.diagnosis.verdicts import Verdict, facts_of, judge, judge_log
 from tasks.trainers import TRAINERS
@@ -130,8 +130,8 @@ def save(done: Examination, path: Path) -> None:
         done=done,
         verdict=done.verdict,
         facts=facts_of(observation) if observation is not None else [],
-        fixes=[fix_of(finding) for finding in done.verdict.report.findings],
         processes=observation.processes if observation is not None else [],
+        roles=_roles(observation.processes) if observation is not None else {},
         log=observation.log if observation is not None else None,
         observation=json.dumps(done.to_json()["observation"], indent=1) if observation is not None else "",
         written=time.time(),
@@ -140,6 +140,18 @@ def save(done: Examination, path: Path) -> None:
         write_atomic(path, page)
     except OSError as error:
         raise UsageError(f"--out: {path} cannot be written ({error.strerror}); give another PATH") from None
+
+
+def _roles(processes: Sequence[Process]) -> dict[int, str]:
+    """What each process is, by its id: `rank 0`, and `worker 1 of rank 0` where a rank has several."""
+    alike: dict[tuple[str, int], list[int]] = {}
+    for one in processes:
+        alike.setdefault((one.role, one.rank), []).append(one.pid)
+    return {
+        pid: f"{role} {rank}" if role == "rank" else f"{role} {number} of rank {rank}"
+        for (role, rank), pids in alike.items()
+        for number, pid in enumerate(pids)
+    }
 
 
 def _wrapped(parts: list[str], width: int = 96) -> Iterator[str]:

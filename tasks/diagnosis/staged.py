@@ -21,6 +21,7 @@ from tasks.core.files import write_atomic
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
+from tasks.core.units import number
 from tasks.diagnosis.bench import BATCH_S
 from tasks.loader import worker_state
 from tasks.loader.settings import LoaderSettings, Measurement, Reader
@@ -193,8 +194,8 @@ REMEDIES = {
 def charts_of(found: Staged) -> list[Chart]:
     """What each setting gives and takes: a line for each reader and number of batches ahead."""
     measured, taken = found.settings.measurements, found.settings.taken_per_s
-    levels = [] if taken is None else [("the training takes", taken)]
     rate = f"{found.settings.unit}/s"
+    levels = [] if taken is None else [(f"the training takes {number(taken, 2)} {rate}", taken)]
     lines = dict.fromkeys((one.reader, one.prefetch) for one in measured)
 
     def over_workers(

@@ -209,7 +209,7 @@ def test_it_stops_at_the_workers_that_are_enough(
     settings = tune(config_with(), make_version(train=[20, 20]))
     assert settings.workers == 1
     assert [measured.workers for measured in settings.measurements] == [0, 1]
-    assert "the training takes 2, and the fewest workers win that give 1.5 times that" in settings.reason
+    assert "the training takes 2.0 samples/s, and the fewest workers from one on win" in settings.reason
 
 
 def test_the_pace_of_a_real_training_is_measured(make_version: MakeVersion) -> None:
@@ -232,12 +232,19 @@ def measured(**rates: float) -> list[Measurement]:
 @pytest.mark.parametrize(
     ("taken", "why"),
     [
-        (1000, "the training takes 1,000, and the fewest workers win that give 1.5 times that"),
+        (
+            1000,
+            "the training takes 1,000 samples/s, and the fewest workers from one on win that give 1.5 times that",
+        ),
+        (
+            0.43,
+            "the training takes 0.43 samples/s, and the fewest workers from one on win that give 1.5 times that",
+        ),
         (
             3000,
-            "the training takes 3,000, and no setting gives 1.5 times that: it may wait for data",
+            "the training takes 3,000 samples/s, and no setting gives 1.5 times that: it may wait for data",
         ),
-        (9000, "the training takes 9,000, so it waits for data: the loader limits it"),
+        (9000, "the training takes 9,000 samples/s, so it waits for data: the loader limits it"),
     ],
 )
 def test_the_reason_is_in_words(taken: float, why: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
+from html import unescape
 from pathlib import Path
 
 import psutil
@@ -50,6 +52,18 @@ def test_the_page_holds_the_evidence_and_no_home_folder(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert "tracker.blocked" in page and "Stack of" in page and "<script" not in page
     assert f'"{Path.home()}/' not in page
+
+
+def test_the_page_has_the_command_by_itself_and_tells_the_workers_apart(tmp_path: Path) -> None:
+    done = examined(observation("no-caption-member-resampled"))
+    doctor.save(done, tmp_path / "page.html")
+    page = unescape((tmp_path / "page.html").read_text())
+    (finding,) = done.verdict.report.findings
+    assert finding.command is not None
+    assert f"<pre>{finding.command}</pre>\n<p>{finding.remedy}</p>" in page
+    assert {"<td>rank 0</td>", "<td>worker 0 of rank 0</td>", "<td>worker 1 of rank 0</td>"} <= set(
+        re.findall(r"<td>(?:rank|worker) [^<]*</td>", page)
+    )
 
 
 def test_a_log_that_states_its_cause_is_enough(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ def test_the_page_plots_what_was_measured(tmp_path: Path, taken: float | None) -
     page = (tmp_path / "runs/page.html").read_text(encoding="utf-8")
     assert page.count("<figure") == 3 and limit.remedy in page
     assert ("goes into decode" in page) == (taken == 9000.0)
+    assert ("the training takes 9,000 samples/s</text>" in page) == (taken == 9000.0), (
+        "the line has its figure"
+    )
+    assert "✓" not in page and " UTC. This file" in page
 
 
 def test_the_time_to_the_first_sample_is_split(digits_dataset: Path, tmp_path: Path) -> None:
