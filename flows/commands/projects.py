@@ -49,7 +49,7 @@ def example(
 
     if name not in examples.EXAMPLES:
         raise UsageError(f"NAME: no example is named {name!r}; there are: {', '.join(examples.EXAMPLES)}")
-    folder = path or Path(f"data/raw/{name}")
+    folder = path or examples.home(name)
     try:
         with disk_full_as_error(folder):
             samples = examples.write(name, folder)

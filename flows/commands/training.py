@@ -259,9 +259,11 @@ def show_up_to_date(done: FinishedPipeline, began: float, as_json: bool) -> int:
 
 def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int:
     """Print the headline and the paths of a run; returns 0, as failures were raised before."""
+    from tasks.dataset.examples import is_example
     from tasks.evaluation.results import full_name
     from tasks.reporting.report import read_headline
     from tasks.runs.metrics import finite
+    from tasks.supervision.status import config_of
     from tasks.supervision.tracking import gathering
 
     first = read_headline(run)
@@ -283,7 +285,9 @@ def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int
         lines.append(f"  model   {near(run.best)}")
     if upload := gathering.upload(run):
         lines.append(f"  wandb   {upload}")
-    return say("\n".join([*lines, "Your own data: tarmac init PATH"]))
+    if all(is_example(source.path) for source in config_of(run).dataset.all_sources):
+        lines.append("Your own data: tarmac init PATH")
+    return say("\n".join(lines))
 
 
 def _run_of(stages: Stages) -> RunFolder:

@@ -67,6 +67,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{places}f}"
 
 
+def interval(low: float, high: float) -> str:
+    """What an estimate lies in: `0.926 to 0.976`, which need not be as far above it as below."""
+    return f"{number(low)} to {number(high)}"
+
+
 def percent(share: float | None, places: int = 1) -> str:
     """0.0312 -> `3.1 %`; a share too small to show is `<0.1 %`, since 0 would mean none."""
     if share is None or not math.isfinite(share):
@@ -107,7 +112,7 @@ def shorten(text: str, limit: int = 160) -> str:
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
-FILTERS = (count, counted, number, percent, size, duration, when, shorten)
+FILTERS = (count, counted, number, interval, percent, size, duration, when, shorten)
 
 
 def near(path: Path) -> str:

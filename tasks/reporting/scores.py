@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tasks.core.charts import Chart
 from tasks.core.schema import Config
-from tasks.core.units import count, number
+from tasks.core.units import count, interval, number
 from tasks.evaluation.results import EvaluationResult
 from tasks.reporting.plots import Score, evaluation_chart
 
@@ -66,11 +66,11 @@ class Headline:
     """Whether the checkpoint is the one `checkpoints/best` names."""
 
     def __str__(self) -> str:
-        """`Zero-shot accuracy 0.957 ± 0.024 (270 held-out samples; chance 0.10)`."""
-        around = f" ± {number(self.half_width, 2)}" if self.half_width is not None else ""
+        """`Zero-shot accuracy 0.957 (0.926 to 0.975 at 95 %; 270 held-out samples; chance 0.10)`."""
+        around = "" if self.interval is None else f"{self.interval} at 95 %; "
         chance = f"; chance {number(self.chance, 2)}" if self.chance is not None else ""
         samples = f"{count(self.samples)} {self.sort_of_samples}"
-        return f"{self.title} {number(self.value)}{around} ({samples}{chance})"
+        return f"{self.title} {number(self.value)} ({around}{samples}{chance})"
 
     @property
     def is_of_training(self) -> bool:
@@ -90,9 +90,9 @@ class Headline:
         return round(1 / self.chance) if is_accuracy and self.chance else None
 
     @property
-    def half_width(self) -> float | None:
-        """Half of the 95 % interval, the figure after `±`."""
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+    def interval(self) -> str | None:
+        """The 95 % interval as the page's tables show it."""
+        return None if self.low is None or self.high is None else interval(self.low, self.high)
 
 
 Cell = tuple[float | None, tuple[float | None, float | None]]

@@ -54,6 +54,18 @@ def test_the_last_screen_names_the_upload_until_it_is_done(
     assert "  wandb  " not in last_screen()
 
 
+def test_the_last_screen_leads_to_own_data_after_an_example_only(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hint = "Your own data: tarmac init PATH\n"
+    training.show_run(run, [], time.monotonic(), False)
+    assert hint not in capsys.readouterr().out
+    text = run.config.read_text(encoding="utf-8")
+    run.config.write_text(text.replace("/raw.csv", "/data/raw/digits/captions.csv"), encoding="utf-8")
+    training.show_run(run, [], time.monotonic(), False)
+    assert capsys.readouterr().out.endswith(hint)
+
+
 def test_the_command_tells_what_it_gathered(
     run: RunFolder,
     capsys: pytest.CaptureFixture[str],

@@ -54,7 +54,9 @@ def test_its_last_screen_says_what_happened_and_where_things_are(demo: Finished)
         r"✓ report +report.html",
     ):
         assert re.search(line, done.stderr), (line, done.stderr)
-    headline = r"Zero-shot accuracy 0\.9\d\d ± 0\.0\d\d \(258 held-out samples; chance 0\.10\)"
+    headline = (
+        r"Zero-shot accuracy 0\.9\d\d \(0\.9\d\d to 0\.9\d\d at 95 %; 258 held-out samples; chance 0\.10\)"
+    )
     assert re.search(headline, done.stdout), done.stdout
     for word, place in re.findall(r"  (report|model) +(\S+)", done.stdout):
         assert (project.path / place).exists(), word

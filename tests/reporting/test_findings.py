@@ -83,4 +83,7 @@ def test_labels_have_a_table_of_their_own() -> None:
     assert view.labels.notes == ["Cardiomegaly: no sample has it"]
     assert task_views([result(1, 0.7), result(2, 0.6)])[0].labels.step == 2  # type: ignore[union-attr]
     headline = headline_of([result(1, 0.7)], None, 1)
-    assert str(headline) == "Findings: Mean AUROC 0.700 ± 0.20 (20 held-out samples; chance 0.50)"
+    assert (
+        str(headline)
+        == "Findings: Mean AUROC 0.700 (0.500 to 0.900 at 95 %; 20 held-out samples; chance 0.50)"
+    )

@@ -26,13 +26,22 @@ def config(tmp_path: Path) -> Config:
 def test_the_headline_is_of_the_best_checkpoint_not_of_the_best_figure(config: Config) -> None:
     found = headline_of([result(200, 0.99), result(400, 0.95), result(600, 0.97)], config, best_step=400)
     assert found is not None and (found.step, found.value, found.is_best) == (400, 0.95, True)
-    assert str(found) == "Zero-shot accuracy 0.950 ± 0.025 (270 held-out samples; chance 0.10)"
+    assert (
+        str(found) == "Zero-shot accuracy 0.950 (0.920 to 0.970 at 95 %; 270 held-out samples; chance 0.10)"
+    )
     assert found.names == 10
+
+
+def test_the_interval_of_a_headline_is_the_one_of_the_table(config: Config) -> None:
+    """Which of a share near 0 lies above it only: half of its width on both sides would be wrong."""
+    nothing = result(400, 0.0, intervals={"top1": (0.0, 0.0493)}, samples=74)
+    found = headline_of([nothing], config, best_step=400)
+    assert str(found) == "Zero-shot accuracy 0 (0 to 0.0493 at 95 %; 74 held-out samples; chance 0.10)"
 
 
 def test_samples_of_the_training_are_called_that(config: Config) -> None:
     found = headline_of([result(400, 0.95, split="train")], config, best_step=400)
-    assert "(270 samples that it was trained on; chance 0.10)" in str(found)
+    assert "; 270 samples that it was trained on; chance 0.10)" in str(found)
     assert [view.is_of_training for view in task_views([result(400, 0.95, split="train")])] == [True]
 
 

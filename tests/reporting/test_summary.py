@@ -37,7 +37,7 @@ def test_a_finished_run_shows_change_figures_picture_and_links(
     run.report.write_text("page")
     monkeypatch.setenv("TARMAC_PAGES_URL", "http://pages:4201/")
     page = summary.of_run(run, _built(tmp_path / "data/current"), None, WANDB)
-    assert page.startswith(f"# ✓ {run.name}\n\n**Zero-shot accuracy 0.957 ± 0.025 (")
+    assert page.startswith(f"# ✓ {run.name}\n\n**Zero-shot accuracy 0.957 (0.927 to 0.977 at 95 %; ")
     assert (
         "**12 samples gained, 3 lost, 800 replaced**; version `current`, was `77aa`; 1 of 2 shards written."
         in page

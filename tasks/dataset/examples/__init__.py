@@ -17,7 +17,18 @@ from tasks.dataset.examples.digits_chat import digits_chat
 from tasks.dataset.examples.phantoms import phantoms
 from tasks.dataset.examples.reinforced import reinforced
 
-__all__ = ["DIGITS", "EXAMPLES", "digits", "digits_chat", "phantoms", "reinforced", "whole", "write"]
+__all__ = [
+    "DIGITS",
+    "EXAMPLES",
+    "digits",
+    "digits_chat",
+    "home",
+    "is_example",
+    "phantoms",
+    "reinforced",
+    "whole",
+    "write",
+]
 
 EXAMPLES: Mapping[str, Callable[[Path], int]] = {
     "digits": digits,
@@ -26,6 +37,16 @@ EXAMPLES: Mapping[str, Callable[[Path], int]] = {
     "reinforced": reinforced,
 }
 """What `tarmac example NAME` can write."""
+
+
+def home(name: str) -> Path:
+    """Where `tarmac example NAME` writes it unless told otherwise, and where its config reads it."""
+    return Path("data/raw", name)
+
+
+def is_example(location: str) -> bool:
+    """Whether a source of a config reads an example."""
+    return any(f"/{home(name)}/" in f"/{location}/" for name in EXAMPLES)
 
 
 def write(name: str, path: Path) -> int:
