@@ -5,6 +5,7 @@ They concern raw data and a config, before anything is built or trained.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, Changes, ConfigFile
-from flows.commands.output import print_json, print_result, say
+from flows.commands.output import print_result, say
 from tasks.core.errors import UsageError
 from tasks.core.units import count, counted, duration, size
 
@@ -129,7 +130,7 @@ def schema(*, as_json: AsJson = False) -> int:
     """
     from tasks.core.config import json_schema
 
-    return print_json(json_schema())
+    return say(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
 
 def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:

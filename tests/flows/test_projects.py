@@ -32,7 +32,9 @@ def test_the_example_is_left_alone_when_it_is_there(
 
 
 def test_the_schema_names_every_block(capsys: pytest.CaptureFixture[str]) -> None:
-    schema = json.loads(said(capsys, "schema"))
+    printed = said(capsys, "schema")
+    assert printed.count("\n") > 500, "a person reads it, too"
+    schema = json.loads(printed)
     assert set(schema["properties"]) >= {"name", "dataset", "loader", "train", "evaluate", "track", "engine"}
     assert "decoded" in schema["$defs"]["ImageRules"]["properties"]["max_pixels"]["description"]
 
