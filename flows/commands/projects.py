@@ -5,7 +5,6 @@ They concern raw data and a config, before anything is built or trained.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, Changes, ConfigFile
-from flows.commands.output import print_result, say
+from flows.commands.output import print_json, print_result, say
 from tasks.core.errors import UsageError
 from tasks.core.units import count, counted, duration, size
 
@@ -130,7 +129,7 @@ def schema(*, as_json: AsJson = False) -> int:
     """
     from tasks.core.config import json_schema
 
-    return say(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    return print_json(json_schema())
 
 
 def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:

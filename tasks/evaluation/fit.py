@@ -60,27 +60,6 @@ def require_fit(config: Config, version: Path) -> None:
     evaluators.require_best(config, metrics)
 
 
-def require_held_out(config: Config) -> None:
-    """UsageError for a task of a split that a build by `dataset.splits` makes none of; what a column of the
-    data names shows with the build."""
-    if config.dataset.splits.column is not None:
-        return
-    splits = ["train", *(name for name, share in config.dataset.splits.shares.items() if share > 0)]
-    for task in config.evaluate.tasks if config.evaluate is not None else ():
-        evaluator = evaluators.load(task)
-        if not evaluator.judges_samples or (evaluator.split or held_out(splits)) in splits:
-            continue
-        makes = f"dataset.splits makes {' and '.join(splits)}"
-        fix = (
-            f"and {task.kind} judges {evaluator.split}"
-            if evaluator.split
-            else "name the one to judge by split: NAME"
-            if len(splits) > 1
-            else "hold a part out, such as by --set dataset.splits.val=0.1"
-        )
-        raise UsageError(f"evaluate.tasks: {task.name}: {makes}; {fix}")
-
-
 def doubtful_classes(config: Config, version: Path | None) -> Iterator[str]:
     """A sentence for each zero-shot task whose classes are numbers that no caption holds, as in a table that
     lost the names of its classes. Without a version the first rows of the tables are asked."""

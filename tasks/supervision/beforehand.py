@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
-from tasks.evaluation.fit import require_fit, require_held_out
+from tasks.evaluation.fit import require_fit
 from tasks.models import hub
 from tasks.models.fetch import require_offered
 from tasks.models.hub import Lack
@@ -38,9 +38,7 @@ def require_startable(
     if version is not None:
         require_fit(config, version)
         batch = overfull(config, version)
-    else:
-        require_held_out(config)
-    if version is None and config.train is not None and most is not None and len(config.train.data or ()) < 2:
+    elif config.train is not None and most is not None and len(config.train.data or ()) < 2:
         batch = overfull_of(config.train, most, "samples that there are")
     if batch is not None and batch.is_wrong:
         raise UsageError(f"train.batch_size: {batch.problem}; {batch.remedy}")

@@ -16,7 +16,6 @@ from tasks.dataset import versions
 from tasks.dataset.building.run import build
 from tasks.dataset.index import read_index
 from tasks.evaluation.fit import require_fit
-from tasks.supervision.beforehand import require_startable
 from tests.conftest import ROOT, digits_config
 from tests.dataset import raw
 from tests.models import lengths
@@ -57,29 +56,6 @@ def test_no_telling_which_split_is_held_out(digits_dataset: Path, tmp_path: Path
     write_json(copy / "manifest.json", manifest)
     with pytest.raises(UsageError, match="has the splits train, one, two; name one by split: NAME"):
         require_fit(digits_config(tmp_path, tmp_path), copy)
-
-
-@pytest.mark.parametrize(
-    ("splits", "task", "says"),
-    [
-        ("{val: 0}", "zero_shot", "zero_shot: dataset.splits makes train; hold a part out, such as by --set"),
-        ("{}", "retrieval", "retrieval: dataset.splits makes train; hold a part out"),
-        ("{a: 0.1, b: 0.1}", "zero_shot", "zero_shot: dataset.splits makes train and a and b; name the one"),
-        ("{val: 0.1}", "{kind: zero_shot, split: test}", "zero_shot: .* makes train and val; .* judges test"),
-        ("{val: 0}", "{kind: zero_shot, split: train}", None),
-        ("{val: 0.1}", "zero_shot", None),
-        ("{from: split}", "zero_shot", None),
-    ],
-)
-def test_a_split_that_a_build_will_not_make_is_refused_before_it(
-    tmp_path: Path, splits: str, task: str, says: str | None
-) -> None:
-    config = digits_config(tmp_path, tmp_path, f"dataset.splits={splits}", f"evaluate.tasks=[{task}]")
-    if says is None:
-        require_startable(config, None)
-        return
-    with pytest.raises(UsageError, match=rf"^evaluate\.tasks: {says}"):
-        require_startable(config, None)
 
 
 def test_one_sample_is_too_few_to_be_found_among(digits_dataset: Path, tmp_path: Path) -> None:

@@ -69,7 +69,6 @@ def test_the_help_of_a_command_explains_its_arguments(name: str, capsys: pytest.
     assert cli.main([name, "--help"]) == 0
     shown = capsys.readouterr().out
     assert f"Usage: tarmac {name} [OPTIONS]" in shown and "--json" in shown
-    assert f"For example:\n  tarmac {name}" in shown
     unexplained = re.findall(r"│ +\*? *(--[a-z-]+|[A-Z]+)( [A-Z]+)? +(?:\[.*)?│", shown)
     assert not unexplained
 

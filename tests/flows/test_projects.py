@@ -32,9 +32,7 @@ def test_the_example_is_left_alone_when_it_is_there(
 
 
 def test_the_schema_names_every_block(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = said(capsys, "schema")
-    assert printed.count("\n") > 500, "a person reads it, too"
-    schema = json.loads(printed)
+    schema = json.loads(said(capsys, "schema"))
     assert set(schema["properties"]) >= {"name", "dataset", "loader", "train", "evaluate", "track", "engine"}
     assert "decoded" in schema["$defs"]["ImageRules"]["properties"]["max_pixels"]["description"]
 
