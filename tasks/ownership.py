@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from uuid import UUID
 
+from prefect.artifacts import create_link_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
@@ -19,10 +20,8 @@ from tasks import control
 from tasks.core import screen
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
-from tasks.stage import tell
+from tasks.stage import artifact_key, tell
 from tasks.supervision.launch import Started
-
-_warn_once = functools.cache(screen.warn)
 
 
 def this_flow_run() -> str | None:
@@ -58,12 +57,28 @@ def is_adopted(run: RunFolder, started: Started) -> bool:
         return False
     owner = None if mine is None else tell(other_owner, run, mine)
     if owner is not None:
-        _warn_once(
+        _announce(
             f"{run.name} is adopted from flow run {named(owner)}; Cancel and Suspend of this one end only "
-            "its watching while that one goes on"
+            "its watching while that one goes on",
+            artifact_key("owner", run.id),
+            url_for("flow-run", obj_id=owner.id),
         )
     elif control.deployed() is not None:
-        _warn_once(
+        _announce(
             f"{run.name} is at work already, and no other flow run here owns it; Cancel of this one ends it"
         )
     return True
+
+
+@functools.cache
+def _announce(text: str, key: str = "", url: str | None = None) -> None:
+    """Log it once, though several stages find it out, and leave a link, which a log cannot."""
+    screen.warn(text)
+    if url is not None:
+        tell(
+            create_link_artifact,
+            url,
+            link_text="the flow run that owns the training",
+            key=key,
+            description=text,
+        )

@@ -79,11 +79,15 @@ def test_who_adopts_is_told_whose_training_it_is_and_who_takes_up_has_not_adopte
     owner, adopter = flow_run(Running()), flow_run(Running())
     owned(run, owner, monkeypatch)
     started = Started(True, False, None, str(owner.id))
+    links: list[str] = []
+    monkeypatch.setattr(ownership, "create_link_artifact", lambda link, **_: links.append(link))
+    monkeypatch.setattr(ownership, "url_for", lambda _, obj_id: f"http://server/{obj_id}")
     monkeypatch.setattr(ownership, "this_flow_run", lambda: str(owner.id))
     assert not ownership.is_adopted(run, started)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(ownership, "this_flow_run", lambda: str(adopter.id))
-    assert ownership.is_adopted(run, started)
+    assert ownership.is_adopted(run, started) and ownership.is_adopted(run, started)
+    assert links == [f"http://server/{owner.id}"]
     said = capsys.readouterr().err
     assert f"{run.name} is adopted from flow run {owner.name}" in said and str(owner.id) in said
     assert "end only its watching" in said

@@ -79,6 +79,10 @@ def test_cancel_of_the_second_of_two_clicks_ends_its_watching_and_of_the_first_t
     run = lab.training_of(first)
     second = lab.start(PIPELINE, *LONG, seed=6, steps=50_000)
     lab.api.logged(second, f"{run.name} is adopted from flow run", lab.address_of(first))
+    [link] = [
+        one for one in lab.api.artifacts(second) if one["key"] == f"owner-{run.name.rpartition('-')[2]}"
+    ]
+    assert lab.address_of(first) in link["data"]
     step = step_of(lab.training_of(second))
     lab.cancel(second, page, is_owner=False)
     lab.training_of(first, after=step + 20)
