@@ -89,6 +89,7 @@ def _facts(found: Preflight) -> dict[str, object]:
         "mended": {
             "config": None if mended is None or mended.config is None else str(mended.config),
             "command": None if mended is None else mended.command,
+            "left_out": [] if mended is None else list(mended.left_out),
         },
     }
 

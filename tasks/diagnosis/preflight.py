@@ -247,5 +247,6 @@ def _mended(one: Finding, mended: Mended, folder: Path) -> Finding:
     made = ", ".join(f"{target} ← {origin}" for target, origin in mended.members.items())
     have = "; ".join(f"present in {origin.samples:,}" for origin in mended.members.values())
     said = f"   (written; {made}, {have})" if made else "   (written)"
+    said += f"; it leaves out {', '.join(mended.left_out)}" if mended.left_out else ""
     command = f"tarmac build {name}"
     return replace(one, command=command, remedy=f"{command}{said}")

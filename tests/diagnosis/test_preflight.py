@@ -84,6 +84,21 @@ def test_samples_without_a_caption_are_an_error_with_a_config_that_mends_it(tmp_
     assert any("its rules are those of open_clip_torch 3.3.0" in one for one in found.report.not_seen)
 
 
+def test_members_of_teachers_are_kept_where_all_are_there_and_named_where_they_are_left_out(
+    tmp_path: Path,
+) -> None:
+    taught = (*UNCAPTIONED, "syn.json", "npz")
+    for members, modality, left_out in (
+        (UNCAPTIONED, "image_text", ["paug.json"]),
+        (taught, "reinforced", []),
+    ):
+        write_tars(tmp_path / "train", members)
+        mended = examine(tmp_path).mended
+        assert mended is not None and mended.config is not None
+        assert (load(mended.config).dataset.modality, mended.left_out) == (modality, left_out)
+        assert ("# They leave out paug.json: " in mended.config.read_text()) == bool(left_out)
+
+
 def test_a_config_of_the_same_name_that_is_somebodys_own_is_left_alone(tmp_path: Path) -> None:
     write_tars(tmp_path / "train", UNCAPTIONED)
     (tmp_path / "fixed.yaml").write_text("name: mine\n")
@@ -307,7 +322,10 @@ def test_the_command_says_all_of_it(
         "✗ keys.mismatch     no caption (txt) in any of 12 samples: all are dropped, no batch ever comes"
         in text
     )
-    assert 'fix    tarmac build fixed.yaml   (written; txt ← json "caption", present in 12)' in text
+    assert (
+        'fix    tarmac build fixed.yaml   (written; txt ← json "caption", present in 12); it leaves out paug.json'
+        in text
+    )
     assert main(["preflight", "--json", "--", *words]) == 1
     told = json.loads(capsys.readouterr().out)
     assert not told["ok"]

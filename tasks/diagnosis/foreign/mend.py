@@ -18,11 +18,13 @@ from tasks.core.findings import Finding
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.init.config_text import flow
 from tasks.dataset.init.run import name_of
+from tasks.dataset.modalities.reinforced import ADDED, NPZ, PTH
 from tasks.diagnosis.foreign.case import Case
 from tasks.diagnosis.foreign.survey import Survey
 
 CAPTIONS = ("caption.txt", "text.txt", "caption", "text", "title.txt", "title", "cls.txt")
 """Members that hold a caption where no `txt` does, the likeliest first."""
+EMBEDDINGS = (NPZ, PTH)
 MOST_SAMPLES = 10_000
 """In a shard of a mended dataset."""
 ENOUGH_TARS = 2
@@ -44,28 +46,42 @@ class Origin:
 
 @dataclass(frozen=True)
 class Mended:
-    """`members` are made of others. `command` is for a shell; None where nothing in it changes."""
+    """`members` are made of others, `left_out` those that no mended sample has. `command` is for a shell;
+    None where nothing in it changes."""
 
     config: Path | None
     members: Mapping[str, Origin]
     command: str | None
+    left_out: Sequence[str] = ()
 
 
 def mend(case: Case, findings: Sequence[Finding], folder: Path) -> Mended:
     """Write the config that the findings ask for into a folder, and make the command that goes with it."""
     members: dict[str, Origin] = {}
-    config = None
+    config, left_out = None, list[str]()
     if any(one.code in ("keys.mismatch", "keys.partial", "json.conflict") for one in findings):
         members = _origins(case.survey)
         has = {suffix for kind in case.survey.kinds for suffix in kind}
         if ("txt" in members or "txt" in has) and ("image" in members or has & set(IMAGES)):
-            config = _write(case, members, folder)
+            modality = _modality(case)
+            kept = {*IMAGES, "txt", "json", *(ADDED if modality == "reinforced" else ())}
+            left_out = sorted(has - kept - {one.origin for one in members.values()})
+            config = _write(case, members, folder, modality, left_out)
     flags = {name: value for one in findings for name, value in (one.flags or {}).items()}
     if config is not None:
         for name in ("--workers", "--dataset-resampled", case.data.samples_option):
             flags.pop(name, None)
     command = _command(case, flags, config) if flags or config is not None else None
-    return Mended(config, members, command)
+    return Mended(config, members, command, left_out)
+
+
+def _modality(case: Case) -> str:
+    """The one that keeps what the samples have, as teachers' members that this trainer has no need of."""
+    is_taught = all(
+        all(any(one in kind for one in either) for either in (("syn.json",), ("paug.json",), EMBEDDINGS))
+        for kind in case.survey.kinds
+    )
+    return "reinforced" if case.trainer.needs_reinforcement or is_taught else "image_text"
 
 
 def _origins(survey: Survey) -> dict[str, Origin]:
@@ -91,7 +107,9 @@ def _origins(survey: Survey) -> dict[str, Origin]:
     return found
 
 
-def _write(case: Case, members: Mapping[str, Origin], folder: Path) -> Path:
+def _write(
+    case: Case, members: Mapping[str, Origin], folder: Path, modality: str, left_out: Sequence[str]
+) -> Path:
     path = _free(folder)
     given = case.data.tars or ""
     parts = given.split("::")
@@ -104,12 +122,14 @@ def _write(case: Case, members: Mapping[str, Origin], folder: Path) -> Path:
         source["members"] = {target: one.origin for target, one in members.items()}
     if _keys_repeat(case.survey):
         source["key"] = "place"
+    less = f"# They leave out {', '.join(left_out)}: modality {modality} has no such member."
     lines = [
         f"{BEGINS}: the same samples with what {case.trainer.name} needs of each.",
+        *([less] if left_out else []),
         f"name: {flow(name)}",
         "dataset:",
         f"  output: {flow(f'data/{name}')}",
-        f"  modality: {'reinforced' if case.trainer.needs_reinforcement else 'image_text'}",
+        f"  modality: {modality}",
         f"  source: {flow(source)}",
         f"  shard: {flow({'samples': samples})}",
         "  splits: {}",
