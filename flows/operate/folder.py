@@ -64,8 +64,8 @@ def enter(directory: str) -> dict[str, str]:
         os.chdir(directory)
     except OSError as error:
         _fail(
-            f"start failed: the folder {directory} is not on {socket.gethostname()} ({error.strerror}); run "
-            "`tarmac up` where the project is now, or bring the folder back and press Retry"
+            f"start failed: the folder {directory} is not on {socket.gethostname()} ({error.strerror}); "
+            "bring it back and press Retry, or where the project is now: tarmac deploy --take-over, tarmac up"
         )
     return {"directory": os.getcwd()}
 

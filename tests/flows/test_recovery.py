@@ -227,11 +227,13 @@ def test_a_worker_is_of_one_machine_and_one_folder(tmp_path: Path, monkeypatch: 
     here, there = tmp_path / "here-id", tmp_path / "there-id"
     here.write_text("3f0c\n")
     there.write_text("9a1e\n")
-    names = []
-    for place in (tmp_path / "a" / "project", tmp_path / "b" / "project"):
+    names, queues = [], []
+    for place in (tmp_path / "a" / "my project", tmp_path / "b" / "my project"):
         place.mkdir(parents=True)
         monkeypatch.chdir(place)
+        queues.append(folder.queue_name())
         assert folder.worker_name(here) == folder.worker_name(here)
         names += [folder.worker_name(one) for one in (here, there, tmp_path / "none")]
     assert len(set(names)) == len(names)
-    assert all(" project " in name for name in names)
+    assert all(" my project " in name for name in names)
+    assert len(set(queues)) == 2 and all(queue.startswith("my-project-") for queue in queues)

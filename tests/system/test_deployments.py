@@ -302,7 +302,14 @@ def test_two_folders_of_one_name_have_deployments_of_their_own(
         "tags": ["tarmac"],
         "pull_steps": [step],
     }
-    api.ask("POST", "/deployments/", body).raise_for_status()
+    former = api.ask("POST", "/deployments/", body).raise_for_status().json()["id"]
+    act = {
+        "name": "tarmac-verify",
+        "trigger": {"type": "event", "posture": "Reactive", "expect": ["never"], "threshold": 1, "within": 0},
+        "actions": [{"type": "do-nothing"}],
+        "owner_resource": f"prefect.deployment.{former}",
+    }
+    api.ask("POST", "/automations/", act).raise_for_status()
 
     def deploy() -> Any:
         command = [BIN / "tarmac", "deploy", "--json"]
@@ -313,6 +320,7 @@ def test_two_folders_of_one_name_have_deployments_of_their_own(
     assert re.fullmatch("verify/project-[0-9a-f]{6}", name)
     assert first["verify/dataset"] == "removed"
     assert api.ask("GET", "/deployments/name/verify/dataset").status_code == 404
+    assert "tarmac-verify" not in automations(api), "what would start it is still there"
     assert [api.deployment(one)["work_queue_name"] for one in (name, "build/twin")] == [
         name.partition("/")[2]
     ] * 2

@@ -106,7 +106,7 @@ def test_nothing_to_do_is_called_unchanged(losing: Path, api: Api) -> None:
 
 def test_of_the_starts_that_were_missed_only_the_newest_does_anything(losing: Path, api: Api) -> None:
     found = api.deployment("build/losing")
-    queue = f"/work_queues/{found['work_queue_id']}"
+    queue = f"/work_pools/tarmac/queues/{found['work_queue_name']}"
     api.ask("PATCH", queue, {"is_paused": True}).raise_for_status()
     often = {"schedule": {"interval": 5}, "active": True, "parameters": {"rehash": True}}
     [made] = api.ask("POST", f"/deployments/{found['id']}/schedules", [often]).raise_for_status().json()

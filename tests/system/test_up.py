@@ -132,8 +132,8 @@ def test_the_server_is_well_and_has_tarmacs_settings(up: Up) -> None:
     settings = up.api.get("/admin/settings")["server"]
     assert settings["concurrency"]["lease_storage"].endswith("lease_storage.filesystem")
     assert not settings["analytics_enabled"]
-    kept_s = settings["services"]["db_vacuum"]["event_retention_overrides"]
-    assert kept_s == {"tarmac.flow-run.pulse": 3600}, "a week of pulses is 0.6 GB per running flow"
+    kept = settings["services"]["db_vacuum"]["event_retention_overrides"]
+    assert kept == {"tarmac.flow-run.pulse": "PT1H"}, "a week of pulses is 0.6 GB per running flow"
     offered = httpx.get(f"{up.api.ui}/ui-settings", trust_env=False, auth=up.api.http.auth).json()
     assert offered["available_uis"] == ["v1"], "the other pages ask a host outside"
     database = Path(up.env["PREFECT_HOME"]) / "prefect.db"
