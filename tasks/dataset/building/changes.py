@@ -80,7 +80,7 @@ class Changes:
 
     The keys of `unread` of them cannot be read, so those count as lost. `replaced` have other bytes, because
     the source or the rules have changed; `overwritten` have other content in the source, read by the same
-    rules. `rekeyed` had other keys, as an earlier Tarmac made them of the same names.
+    rules (`is_read_alike`). `rekeyed` had other keys, as an earlier Tarmac made them of the same names.
     """
 
     gained: int
@@ -91,6 +91,7 @@ class Changes:
     rekeyed: int = 0
     overwritten: Affected = field(default_factory=Affected)
     gone: Affected = field(default_factory=Affected)
+    is_read_alike: bool = True
 
     def check(self, before: Path | None, is_private: bool) -> None:
         """NeedsApproval when more than ALLOWED of the samples are gone or overwritten, or that cannot be
@@ -129,9 +130,12 @@ class Changes:
                 "other content in the source"
             ]
         share = (self.lost + overwritten) / (self.had or 1)
+        cause = (
+            "" if self.is_read_alike else ", and the source is read by other rules than then, such as its key"
+        )
         return (
-            f"{' and '.join(counts)} ({share:.1%}); the current version stays. Mend the source and run "
-            "again, or accept the loss"
+            f"{' and '.join(counts)} ({share:.1%}){cause}; the current version stays. Mend the source and "
+            "run again, or accept the loss"
         )
 
 
@@ -158,7 +162,7 @@ def since(before: Path | None, catalogue: Catalogue, dataset: Dataset, made: Pat
         return Changes(now, 0, None)
     had = max(recorded or 0, seen.read)
     kept = seen.read - seen.gone.count
-    overwritten = seen.overwritten if _is_read_alike(before, dataset) else Affected()
+    is_read_alike = _is_read_alike(before, dataset)
     return Changes(
         gained=now - kept,
         lost=had - kept,
@@ -166,8 +170,9 @@ def since(before: Path | None, catalogue: Catalogue, dataset: Dataset, made: Pat
         unread=had - seen.read,
         replaced=seen.replaced,
         rekeyed=seen.rekeyed,
-        overwritten=overwritten,
+        overwritten=seen.overwritten if is_read_alike else Affected(),
         gone=seen.gone,
+        is_read_alike=is_read_alike,
     )
 
 

@@ -101,6 +101,15 @@ def test_an_overwriting_is_noticed_beside_a_change_of_the_rules(config: Config, 
         build(raw.config(tmp_path / "raw", tmp_path / "out", image={"max_side": 8}))
 
 
+def test_a_changed_key_is_named_beside_the_loss(config: Config, tmp_path: Path) -> None:
+    built(config)
+    block = {**config.dataset.source.model_dump(), "key": "caption"}  # type: ignore[union-attr]
+    with pytest.raises(
+        NeedsApproval, match=r"100 of the 100 .* read by other rules than then, such as its key"
+    ):
+        build(raw.config(tmp_path / "raw", tmp_path / "out", source=block))
+
+
 def test_a_new_plan_of_shards_replaces_nothing(config: Config, tmp_path: Path) -> None:
     built(config)
     again = built(raw.config(tmp_path / "raw", tmp_path / "out", shard={"samples": 30}))
