@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -197,8 +198,8 @@ def _build_lines(
     if "train" not in manifest.splits:
         yield "! no split is named train, which a training needs: see dataset.splits"
     if manifest.rejected:
-        where = near(version / "rejects.parquet")
-        yield f"  rejects  {where}; mend the sources and run again: only these are redone"
+        listed = f"tarmac look {shlex.quote(near(settings.dataset.output))} --rejects lists all"
+        yield f"  rejects  {listed}; mend the sources and run again: only these are redone"
 
 
 def versions(

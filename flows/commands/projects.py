@@ -190,6 +190,7 @@ def _build_lines(settings: Config, build: Forecast) -> Iterator[str]:
             f"          reads {counted(build.containers, 'container')} in order, {size(build.read_bytes)}; "
             "how many samples they hold shows then"
         )
+        yield from (f"!         {doubt}" for doubt in build.doubts if not settings.dataset.private)
     else:
         needed = build.work.bytes
         yield from _work_lines(settings, build.work)
@@ -205,9 +206,15 @@ def _work_lines(settings: Config, work: Work) -> Iterator[str]:
         f"          {count(work.listed)} raw samples: {count(work.filtered)} filtered, "
         f"{count(sum(work.rejected.values()))} rejected without a look inside"
     )
+    for reason, number in work.rejected.items():
+        example = "" if settings.dataset.private else f"   {work.rejected_examples[reason]}"
+        yield f"          {number:>7,} {reason}{example}"
+    much = f"about {size(work.bytes)}, {_work_time(settings, work.seconds)}"
+    if work.tried and not work.taken:
+        much = f"none of {counted(work.tried, 'sample')} tried can be taken, so size and time are not known"
     yield (
         f"          {count(work.to_convert)} to convert into {count(work.to_convert_shards)} of "
-        f"{count(work.shards)} shards: about {size(work.bytes)}, {_work_time(settings, work.seconds)}"
+        f"{count(work.shards)} shards: {much}"
     )
     yield from (f"          {line}" for line in passed_over_lines(work.passed_over, settings.dataset.private))
     for reason, sample in work.tried_rejects.items():

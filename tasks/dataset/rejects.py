@@ -104,7 +104,7 @@ DENSE = 0.8
 SHOWN = 5
 """Causes of a reason, and examples of a cause."""
 ACCEPTED = 1000
-"""Keys of accepted samples that the rejects' keys are compared with."""
+"""Keys of other samples that the rejects' keys are compared with."""
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _NAME = re.compile(
@@ -201,11 +201,14 @@ def count_groups(counts: Mapping[str, int]) -> list[RejectGroup]:
     return [RejectGroup(reason, count) for reason, count in ordered if count]
 
 
-def read_groups(folder: Path, counts: Mapping[str, int], is_private: bool) -> list[RejectGroup]:
+def read_groups(
+    folder: Path, counts: Mapping[str, int], is_private: bool, usual: Sequence[str] = ()
+) -> list[RejectGroup]:
     """The groups with causes and traits from the `rejects.parquet` in a folder; of private data only details
-    that name nobody. DataError when the table cannot be read."""
+    that name nobody. `usual` are keys to compare with where no version holds any. DataError when the table
+    cannot be read."""
     rows = _read_rows(folder, counts)
-    accepted = [] if is_private or not rows else _accepted_keys(folder)
+    accepted = [] if is_private or not rows else _accepted_keys(folder) or usual
     groups = []
     for group in count_groups(counts):
         mine = rows.get(group.reason, [])
@@ -215,10 +218,12 @@ def read_groups(folder: Path, counts: Mapping[str, int], is_private: bool) -> li
     return groups
 
 
-def reject_lines(folder: Path, counts: Mapping[str, int], is_private: bool) -> list[str]:
-    """One line per reason, from the `rejects.parquet` in a folder; the counts alone where that is damaged."""
+def reject_lines(
+    folder: Path, counts: Mapping[str, int], is_private: bool, usual: Sequence[str] = ()
+) -> list[str]:
+    """One line per reason, as `read_groups` finds them; the counts alone where the table is damaged."""
     try:
-        groups = read_groups(folder, counts, is_private)
+        groups = read_groups(folder, counts, is_private, usual)
     except DataError:
         groups = count_groups(counts)  # verify is who reports the damage
     return [group.line() for group in groups]

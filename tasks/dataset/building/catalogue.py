@@ -108,7 +108,8 @@ FROM (SELECT key AS shared, min(number) AS least FROM listed GROUP BY key HAVING
 JOIN listed AS later ON later.key = shared AND later.number > least
 JOIN listed AS first ON first.key = shared AND first.number = least
 """
-WHY_ALIKE = "; suffixes do not count, and rows of one image need key: [IMAGE, CAPTION]"
+Advice = Mapping[int, str]
+"""What to do about samples of one source that share a key, by the source's number."""
 
 
 class Catalogue:
@@ -199,19 +200,22 @@ class Catalogue:
 
     # planning
 
-    def _refuse_duplicates(self) -> None:
+    def _refuse_duplicates(self, advice: Advice) -> None:
         if not self._database.execute(_SHARED_HASH).fetchone():
             return  # equal keys have equal hashes
         self._database.execute("CREATE INDEX IF NOT EXISTS listed_keys ON listed (key, number)")
         for later, first in self._database.execute(_DUPLICATES):
-            detail = f"{printable(_entry(first).place)} has this key{WHY_ALIKE}"
-            self.reject([rejected(_entry(later), "key.duplicate", detail)])
+            entry = _entry(later)
+            detail = f"{printable(_entry(first).place)} has this key{advice.get(entry.source, '')}"
+            self.reject([rejected(entry, "key.duplicate", detail)])
 
-    def plan(self, rules: ShardRules, rules_digest: str, source_digests: Sequence[str]) -> None:
+    def plan(
+        self, rules: ShardRules, rules_digest: str, source_digests: Sequence[str], advice: Advice
+    ) -> None:
         """Refuse what has the key of an earlier sample, order the others as `rules` say and cut them into
         shards. A shard's digest names what shapes its bytes: the rules, each sample, and the source that it
         comes from."""
-        self._refuse_duplicates()
+        self._refuse_duplicates(advice)
         order = "shard_hash, key" if rules.order == "hash" else "number"
         self._database.execute(
             "INSERT INTO entries SELECT NULL, * FROM listed "
@@ -222,10 +226,10 @@ class Catalogue:
         splits = ((split, self._weighed(split, prefixes)) for (split,) in names)
         self.add_shards(plan_shards(splits, rules, rules_digest))
 
-    def select(self, wanted: Mapping[str, Sequence[str]]) -> list[str]:
+    def select(self, wanted: Mapping[str, Sequence[str]], advice: Advice) -> list[str]:
         """Instead of `plan`: one shard per name, of the samples that have these keys, in this order; the keys
         that no sample has. Ordinals count the names that have samples, in their order."""
-        self._refuse_duplicates()
+        self._refuse_duplicates(advice)
         self._database.execute("CREATE TEMP TABLE wanted (shard TEXT, row INTEGER, key TEXT)")
         rows = ((name, row, key) for name, keys in wanted.items() for row, key in enumerate(keys))
         self._database.executemany("INSERT INTO wanted VALUES (?, ?, ?)", rows)
@@ -323,6 +327,12 @@ class Catalogue:
         query = "SELECT entry FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
         return (_entry(packed) for (packed,) in self._database.execute(query, (start, stop)))
 
+    def some_keys(self, most: int) -> list[str]:
+        """Original keys of about so many of the samples that are to be converted, spread over all."""
+        query = "SELECT entry FROM entries WHERE rank % ? = 0"
+        step = 1 + self.accepted // most
+        return [_entry(packed).original_key for (packed,) in self._database.execute(query, (step,))]
+
     def forget_conversions(self) -> None:
         """Forget the rejects that an earlier build noted in its conversion: its sidecars hold them."""
         self._database.execute("DELETE FROM rejects WHERE is_entry")
@@ -330,6 +340,12 @@ class Catalogue:
     def rejects(self) -> Iterator[Rejected]:
         """In the sources' order."""
         for *row, _ in self._database.execute("SELECT * FROM rejects ORDER BY number"):
+            yield Rejected(*row)
+
+    def first_rejects(self) -> Iterator[Rejected]:
+        """The first of each reason."""
+        query = "SELECT * FROM rejects WHERE number IN (SELECT min(number) FROM rejects GROUP BY reason)"
+        for *row, _ in self._database.execute(f"{query} ORDER BY reason"):
             yield Rejected(*row)
 
     def reasons(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,7 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import digest, disk_full_as_error, fsync_path
 from tasks.core.schema import Config, Dataset
 from tasks.core.screen import Progress
+from tasks.core.units import near
 from tasks.dataset.building.catalogue import NAME, Catalogue, Entry
 from tasks.dataset.building.fingerprint import members_digest
 from tasks.dataset.building.freshness import rejects_allowed
@@ -133,13 +135,14 @@ class Tally:
             )
         return f"{total:,} of {self.read:,} read are rejected ({total / self.read:.1%}), more than {allowed}"
 
-    def error(self, path: Path, is_private: bool) -> DataError:
+    def error(self, path: Path, is_private: bool, usual: Sequence[str]) -> DataError:
         """The rejects by reason, each with its causes unless the data is private, from the table of rejects
-        in `path`."""
+        in `path`; `usual` are keys of any samples."""
         lines = [
             f"{self.explanation}; the current version stays as it was",
-            *reject_lines(path.parent, self.rejects, is_private),
-            f"  all are in {path}; mend the sources and run again: only these are redone",
+            *reject_lines(path.parent, self.rejects, is_private, usual),
+            f"  tarmac look {shlex.quote(near(path))} --rejects lists all; mend the sources and run again: "
+            "only these are redone",
         ]
         return DataError("\n".join(lines))
 

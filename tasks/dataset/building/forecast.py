@@ -43,6 +43,7 @@ class Work:
     listed: int
     filtered: int
     rejected: Mapping[str, int]
+    rejected_examples: Mapping[str, str]
     passed_over: Mapping[str, int]
     shards: int
     to_convert: int
@@ -50,6 +51,8 @@ class Work:
     bytes: int
     seconds: float
     tried: int
+    taken: int
+    """Of those that were tried."""
     tried_rejects: Mapping[str, str]
     stops: str | None
     """Why the build would stop, as far as that shows without converting all."""
@@ -70,6 +73,8 @@ class Forecast:
     read_bytes: int
     free_bytes: int
     work: Work | None
+    doubts: Sequence[str] = ()
+    """What looks like a mistake in the config."""
 
 
 def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
@@ -87,7 +92,7 @@ def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
         if listing.has_containers:
             sizes = [max(one.stat.size, 0) for _, one in listing.catalogue.containers(are_read=False)]
             why = _why(config, before, inputs, "a container of the source has changed, come or gone")
-            return Forecast(None, why, len(sizes), sum(sizes), free, None)
+            return Forecast(None, why, len(sizes), sum(sizes), free, None, listing.doubts())
         listing.read()
         work = _work(config, before, listing.catalogue)
     changed = "samples have changed, come or gone" if work.to_convert else "samples have gone"
@@ -125,12 +130,13 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue) -> Work:
     missing = [shard for shard in catalogue.shards() if shard.ordinal not in known]
     to_convert = sum(shard.samples for shard in missing)
     ranks = spread(missing, TRIED)
-    size, seconds, rejects = _try(catalogue, converter(staging, write_rules(staging, dataset)), ranks)
+    size, seconds, taken, rejects = _try(catalogue, converter(staging, write_rules(staging, dataset)), ranks)
     share = to_convert / max(len(ranks), 1)
     return Work(
         listed=catalogue.read,
         filtered=catalogue.filtered,
         rejected=catalogue.reasons(),
+        rejected_examples={one.reason: f"{one.source}: {one.detail}" for one in catalogue.first_rejects()},
         passed_over=catalogue.fact("passed_over") or {},
         shards=len(known) + len(missing),
         to_convert=to_convert,
@@ -138,6 +144,7 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue) -> Work:
         bytes=round(size * share),
         seconds=seconds * share,
         tried=len(ranks),
+        taken=taken,
         tried_rejects=rejects,
         stops=_stops(config, before, catalogue),
     )
@@ -163,8 +170,9 @@ def _stops(config: Config, before: Path | None, catalogue: Catalogue) -> str | N
     return None
 
 
-def _try(catalogue: Catalogue, work: Converter, ranks: list[int]) -> tuple[int, float, dict[str, str]]:
-    """Bytes and seconds of converting these entries, and the rejects among them with their details."""
+def _try(catalogue: Catalogue, work: Converter, ranks: list[int]) -> tuple[int, float, int, dict[str, str]]:
+    """Bytes and seconds of converting these entries, how many are taken, and of the others an example of each
+    reason."""
     entries = [entry for rank in ranks for entry in catalogue.between(rank, rank + 1)]
     with ShardWriter(work.staging / "tried.tar") as writer:
         for entry in entries[:1]:
@@ -175,4 +183,4 @@ def _try(catalogue: Catalogue, work: Converter, ranks: list[int]) -> tuple[int, 
     rejects = {
         str(one.reject.reason): f"{one.entry.place}: {one.reject.detail}" for one in outcomes if one.reject
     }
-    return size, took, rejects
+    return size, took, sum(one.reject is None for one in outcomes), rejects

@@ -31,11 +31,18 @@ from tasks.dataset.keys import key_of, shard_hash
 from tasks.dataset.manifest import passed_over_lines
 from tasks.dataset.rejects import Reject, printable
 from tasks.dataset.sources import Container, Item, Source, of_files
+from tasks.dataset.sources.shards import Shards
 from tasks.dataset.tar.format import span_bytes
 
 AT_ONCE = 1000
 """Samples between two writes, and two reports of progress."""
 NOTE = "samples listed"
+SAME_KEY = {
+    "table": "suffixes do not count, and rows of one image need key: [IMAGE, CAPTION]",
+    "image_folder": "suffixes do not count",
+    "shards": "tars that each begin to count anew need key: place",
+}
+"""Why samples of a kind of source may share a key, and what helps."""
 COMMIT_BYTES = 256_000_000
 COMMIT_S = 5.0
 """A killed reading loses at most what it read since this much."""
@@ -82,6 +89,10 @@ class Listing:
     def has_containers(self) -> bool:
         """Whether the survey leaves samples to be read."""
         return any(source.is_sequential for source in self._sources)
+
+    def doubts(self) -> list[str]:
+        """What looks like a mistake in the config, as far as a glance at the sources shows it."""
+        return [doubt for source in self._sources if isinstance(source, Shards) for doubt in source.doubts()]
 
     @property
     def passed_over(self) -> dict[str, int]:
@@ -130,10 +141,15 @@ class Listing:
         rules = self._dataset
         with self.catalogue.transaction():
             if self._wanted is None:
-                self.catalogue.plan(rules.shard, rules_digest(rules), self._origins)
+                self.catalogue.plan(rules.shard, rules_digest(rules), self._origins, self._advice)
             else:
-                self.missing = self.catalogue.select(self._wanted)
+                self.missing = self.catalogue.select(self._wanted, self._advice)
             self.catalogue.note("planned", True)
+
+    @property
+    def _advice(self) -> dict[int, str]:
+        kinds = (source.kind for source in self._dataset.all_sources)
+        return {index: f"; {SAME_KEY[kind]}" for index, kind in enumerate(kinds) if kind in SAME_KEY}
 
     def _take_over(self, surveyed: Path) -> bool:
         """Move the catalogue of another survey here; False where it is not one of these sources."""

@@ -49,6 +49,7 @@ from tasks.dataset.building.staging import (
 )
 from tasks.dataset.layout import INPUTS, LEASE, REJECTS, STAGING
 from tasks.dataset.manifest import Manifest, read_manifest, version_name
+from tasks.dataset.rejects import ACCEPTED
 from tasks.dataset.tables import give_memory_back
 
 __all__ = ["BuildResult", "build", "is_up_to_date"]
@@ -193,7 +194,7 @@ class _Build:
         if draft is None:
             path = staging / REJECTS
             assemble.write_rejects(path, catalogue.rejects())
-            raise tally.error(path, config.dataset.private)
+            raise tally.error(path, config.dataset.private, catalogue.some_keys(ACCEPTED))
         if tally.rejects.total() + catalogue.filtered == catalogue.read:
             raise DataError(
                 f"none of {catalogue.read:,} samples is left: {catalogue.filtered:,} filtered, "

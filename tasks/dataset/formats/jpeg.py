@@ -27,7 +27,9 @@ from typing import NamedTuple
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
-SIGNATURE = b"\xff\xd8\xff"
+from tasks.dataset.formats.signatures import JPEG
+
+SIGNATURE = JPEG
 END = b"\xff\xd9"
 TAIL = 4096
 """Bytes at a file's end in which its end mark is looked for."""

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 
 from PIL import Image
 
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
+from tasks.dataset.formats.signatures import PNG
+
+SIGNATURE = PNG
 END = b"IEND\xaeB`\x82"
 TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 """Texts and the colour profile: chunks that decoders inflate beside the pixels, and refuse when large."""

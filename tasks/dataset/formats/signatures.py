@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-from tasks.dataset.formats import jpeg, png
-
+JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 START = 512
 """Bytes from a file's start by which its kind is told."""
 BEGINNINGS = {
@@ -21,14 +20,15 @@ HEIC = (b"heic", b"heix", b"hevc", b"mif1")
 """Brands of the container that holds MP4 videos too."""
 MARKUP = {"<!doctype html": "HTML", "<html": "HTML", "<svg": "SVG", "<": "XML", "{": "JSON", "[": "JSON"}
 LFS = b"version https://git-lfs.github.com/spec/"
-LFS_POINTER = "a Git LFS pointer, not the file itself; run git lfs pull where it was cloned"
+"""Begins what Git leaves where a large file has not been fetched."""
+LFS_POINTER = "a Git LFS pointer and not the file itself (run git lfs pull where it was cloned)"
 
 
 def image_kind(data: bytes) -> str | None:
     """The name of the image's format; None when it is no known image."""
-    if data.startswith(jpeg.SIGNATURE):
+    if data.startswith(JPEG):
         return "jpg"
-    if data.startswith(png.SIGNATURE):
+    if data.startswith(PNG):
         return "png"
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"

@@ -44,7 +44,7 @@ from tasks.dataset.init.evidence import (
 from tasks.dataset.init.inventory import IMAGES, Inventory, suffix_of
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.fields import object_of
+from tasks.dataset.sources.fields import RECODE, object_of
 from tasks.dataset.sources.image_folder import UNSTORABLE
 from tasks.dataset.sources.raw_files import read_file
 from tasks.dataset.splits import FOLDERS
@@ -106,7 +106,12 @@ def _of_table(inventory: Inventory, table: Table) -> Reading | None:
     caption = captions[0]
     where, fix, grade = _where_images_are(inventory, table, image)
     words = f"{shown(caption.name)} holds single words rather than captions"
-    doubts = [_header_doubt(inventory, table), fix, words if caption.share("spaced") < 0.5 else ""]
+    doubts = [
+        _header_doubt(inventory, table),
+        _encoding_doubt(table),
+        fix,
+        words if caption.share("spaced") < 0.5 else "",
+    ]
     warnings = list(filter(None, doubts))
     others = f" (others: {listed([one.name for one in captions[1:]])})" if captions[1:] else ""
     seen = [
@@ -199,6 +204,13 @@ def _header_doubt(inventory: Inventory, table: Table) -> str:
     return ""
 
 
+def _encoding_doubt(table: Table) -> str:
+    """What to do about a table with cells that are not UTF-8; "" where there is none."""
+    cells = (cell for column in table.columns.values() for cell in column.values)
+    odd = next((cell for cell in cells if any("\udc80" <= char <= "\udcff" for char in cell)), None)
+    return f"{table.name} is not UTF-8, as in “{shown(odd, 40)}”{RECODE}" if odd is not None else ""
+
+
 def _where_images_are(inventory: Inventory, table: Table, image: Column) -> tuple[str, str, Grade]:
     """Where the images are, what to mend, and how well they can be read."""
     if image.is_binary:
@@ -221,6 +233,8 @@ def _is_there(inventory: Inventory, table: Table, name: str) -> bool:
 
 def _misplaced(inventory: Inventory, table: Table, image: Column, named: str) -> str:
     """Where the images are instead."""
+    if "\\" in named:
+        return f"{shown(image.name)} holds paths with backslashes ({shown(named)}): write them with /"
     end = "/" + named.lstrip("./")
     folder = next((file.removesuffix(end) for file in inventory.of(IMAGES) if file.endswith(end)), None)
     if folder is None:

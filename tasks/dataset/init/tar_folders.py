@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tasks.core.schema.source import PLACE
 from tasks.core.stores import Unreachable, is_remote
 from tasks.core.units import counted, percent
 from tasks.dataset.formats import Unjudged
@@ -64,6 +65,10 @@ class TarFolder:
     bytes: int = 0
     suffixes: Counter[str] = field(default_factory=Counter)
     keys: set[str] = field(default_factory=set)
+    first_in: dict[str, str] = field(default_factory=dict)
+    """The tar in which each whole key was seen first."""
+    restarts: bool = False
+    """Whether a key was seen in two tars."""
     columns: dict[str, Column] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     samples: int = 0
@@ -227,6 +232,7 @@ def _look_at_tar(inventory: Inventory, file: str, found: TarFolder) -> float:
                     found.bytes += sample.start
                     found.is_estimate = True
                     return inventory.size(file) * looked_at / sample.start
+                found.restarts |= found.first_in.setdefault(sample.key, file) != file
                 _add(sample, found)
                 looked_at += 1
             found.bytes += reader.offset
@@ -268,6 +274,9 @@ def _reading(
         modality = "reinforced"
         source.append(_join(inventory, first, joined))
         seen.append(("joined", f"{counted(len(joined.files), 'tar')} in {joined.folder}: {joined.members}"))
+    restarts = any(one.restarts for one in its)
+    if restarts:
+        source.append(Key("key", PLACE, "tars count their samples anew, so that keys come again"))
     key = next((name for name in ("uid", "key", "sha256", "id") if first.has_field(name)), None)
     if key is not None:
         why = "the sample's key; without it the tar's own"

@@ -14,6 +14,8 @@ from tasks.dataset.rejects import Reject
 MOST_NESTED = 100
 """Lists and objects within one another; far below what a deep stack has room for, so that the answer is the
 same wherever the JSON is read."""
+RECODE = "; if it is Windows-1252: iconv -f cp1252 -t utf-8 OLD > NEW"
+"""What to do about a text of another encoding, which spreadsheets on Windows write."""
 NOT_A_TEXT = ("nan", "NaN")
 """How data frames write a missing text into CSV; elsewhere it is the number."""
 
@@ -140,7 +142,7 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise Reject("caption.encoding", f"not UTF-8 at character {error.start + 1}") from None
+        raise Reject("caption.encoding", f"not UTF-8 at character {error.start + 1}{RECODE}") from None
 
 
 def _finite(value: Any) -> Any:

@@ -27,7 +27,7 @@ from tasks.dataset.formats.checks import json_object
 from tasks.dataset.keys import key_of
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.contract import Container, Item
-from tasks.dataset.sources.fields import filled, text_of, to_json
+from tasks.dataset.sources.fields import RECODE, filled, text_of, to_json
 from tasks.dataset.sources.raw_files import SourceCheck, kind_of, read_file, read_start, stats_of
 from tasks.dataset.tar.format import Members, span_bytes
 
@@ -181,7 +181,7 @@ class ImageFolder:
         try:
             return content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise Reject("caption.encoding", f"not UTF-8 at byte {error.start}") from None
+            raise Reject("caption.encoding", f"not UTF-8 at byte {error.start}{RECODE}") from None
 
 
 def _stem(file: str) -> str:

@@ -53,6 +53,7 @@ HOPELESS = 3
 """Files in a row that a server did not give, each asked for several times: it is asked for no more."""
 MOST_HOSTS = 10_000
 """That are remembered for not answering."""
+BACKSLASHES = "; paths with backslashes are those of Windows: write them with /"
 SILENT_SERVER = (TRANSIENT, "its server does not answer")
 
 
@@ -292,7 +293,10 @@ class LinkedFiles:
         when the source itself is gone."""
         name = name.removeprefix(self._base)
         if not is_remote(name):
-            return read_file(self._store, name, limit)
+            try:
+                return read_file(self._store, name, limit)
+            except Absent as absent:
+                raise Absent(f"{absent.detail}: {name!r}{BACKSLASHES if chr(92) in name else ''}") from None
         if not is_valid(name):
             raise Absent("no valid address")
         try:

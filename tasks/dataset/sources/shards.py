@@ -26,6 +26,8 @@ from tasks.dataset.sources.tar_samples import FIELD, REQUIRED, Roles, TarSamples
 from tasks.dataset.tar.reader import StoredSample
 from tasks.dataset.tar.siblings import stated_samples
 
+GLANCED_AT = 8
+"""Tars whose first key a plan compares."""
 LOOKED_AT = 1000
 """Samples whose `json` is searched for the fields that filters and splits name."""
 
@@ -65,6 +67,23 @@ class Shards:
             if not set(self._used) <= found.keys():
                 self._look_for_fields(files, first, found)
         return list(found)
+
+    def doubts(self) -> Sequence[str]:
+        """Tars that begin with the same key, which is how shards look that count their samples anew."""
+        seen: dict[str, str] = {}
+        for tar in self._files.names[:GLANCED_AT] if self._config.key is None else ():
+            key = self._first_key(tar)
+            if key in seen:
+                alike = f"{seen[key]} and {tar} begin with the same key {key!r}"
+                return [f"{alike}: of samples that share a key one is taken; key: place keeps them apart"]
+            if key is not None:
+                seen[key] = tar
+        return ()
+
+    def _first_key(self, tar: str) -> str | None:
+        with self._files.opened(tar) as file:
+            samples = TarSamples(file, self._roles, size=-1, keeps=lambda member: False)
+            return next((sample.key for sample, _ in samples), None)
 
     def containers(self) -> Iterator[Container]:
         for file, stat in self._files.stats():

@@ -190,7 +190,7 @@ class TableImages:
             fields = {**fields, self._config.image: self._images.address(name)}
         original_key = self._key(fields) if self._keys else file
         if not original_key:
-            return Item(place, place, file, fields, fault=self._no_key)
+            return Item(place, place, file, fields, fault=self._no_key(fields))
         if isinstance(stat, Reject):
             return Item(place, original_key, file, fields, fault=fault_of(stat), may_pass=True)
         return Item(place, original_key, file, fields, row_text(fields), stat)
@@ -210,7 +210,7 @@ class TableImages:
                 raise Reject("image.too_large", f"{len(image):,} bytes, as no image within the limits has")
             original_key = self._key(fields) if self._keys else _content_key(path, image, beside["txt"])
             if not original_key:
-                raise Reject(*self._no_key)
+                raise Reject(*self._no_key(fields))
         except Reject as reject:
             return Item(place, original_key or place, table, fields, fault=fault_of(reject))
         return Item(place, original_key, table, fields, members={**beside, "image": image})
@@ -235,8 +235,13 @@ class TableImages:
             return ""
         return "/".join(address_key(text) if is_remote(text) else text for text in map(str, values))
 
-    @property
-    def _no_key(self) -> tuple[Reason, str]:
+    def _no_key(self, fields: Mapping[str, Any]) -> tuple[Reason, str]:
+        """Why a row has no key. An empty caption is the caption's fault, also as a part of the key."""
+        caption = fields.get(self._config.caption)
+        if self._config.caption in self._keys and caption == "":
+            return "caption.empty", "the caption is empty"
+        if self._config.caption in self._keys and is_nothing(caption):
+            return "caption.missing", "the row has no caption"
         what = "column" if len(self._keys) == 1 else "one of the columns"
         return "source.unreadable", f"{what} {', '.join(self._keys)} holds no key"
 

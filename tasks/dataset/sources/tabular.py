@@ -27,8 +27,9 @@ from typing import BinaryIO, TextIO
 from tasks.core.errors import DataError, UsageError, instead
 from tasks.core.folders import open_store
 from tasks.core.stores import Unreachable, redact, split_location, without_query
+from tasks.dataset.formats.signatures import LFS, LFS_POINTER
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.fields import Row, parse_json
+from tasks.dataset.sources.fields import RECODE, Row, parse_json
 from tasks.dataset.sources.raw_files import unreachable
 
 MOST_COLUMNS = 10_000
@@ -238,6 +239,10 @@ def _open_parquet(place: str, opened: Open, wanted: Collection[str] | None, imag
     from tasks.dataset.sources.parquet import ParquetRows  # here, so that text is listed without Arrow
 
     file = opened()
+    if file.read(len(LFS)) == LFS:
+        file.close()
+        raise DataError(f"{place} is {LFS_POINTER}")
+    file.seek(0)
     rows = ParquetRows(place, file, image, wanted)
     return Table(place, rows.columns, iter(rows), rows.binary, count=rows.count, close=file.close)
 
@@ -261,7 +266,7 @@ def _lines(place: str, file: TextIO) -> Iterator[str]:
 def _require_text(place: str, start: str) -> None:
     """DataError when the first line is UTF-16 without its mark, or no Unicode at all."""
     if "\0" in start or any("\udc80" <= char <= "\udcff" for char in start):
-        raise DataError(f"{place} is not UTF-8; save it as UTF-8")
+        raise DataError(f"{place} is not UTF-8; save it as UTF-8{'' if chr(0) in start else RECODE}")
 
 
 def _text(place: str, opened: Open, newline: str = "") -> TextIO:
@@ -269,11 +274,15 @@ def _text(place: str, opened: Open, newline: str = "") -> TextIO:
     character raises an error when it is read; what else is no Unicode comes as lone surrogates."""
     file = opened()
     try:
-        is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        start = file.read(len(LFS))
+        is_utf16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         file.seek(0)
     except OSError as error:
         file.close()
         raise unreachable(place, error) from None
+    if start == LFS:
+        file.close()
+        raise DataError(f"{place} is {LFS_POINTER}")
     if is_utf16:
         return io.TextIOWrapper(file, encoding="utf-16", errors="surrogatepass", newline=newline)
     return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)

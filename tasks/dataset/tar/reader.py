@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
+from tasks.dataset.formats.signatures import LFS, LFS_POINTER
 from tasks.dataset.tar.format import (
     BLOCK,
     END,
@@ -157,6 +158,8 @@ class TarReader:
         while True:
             block = window.block()
             if len(block) < BLOCK:
+                if not window.offset and block.startswith(LFS):
+                    return Cut(f"is {LFS_POINTER}", 0)
                 between = "ends without end blocks" if window.offset else "holds nothing"
                 return Cut("ends within a header" if block else between, window.offset)
             try:

@@ -11,13 +11,14 @@ from typing import Any
 
 from tasks.core.stores import Unreachable, is_remote
 from tasks.core.units import counted
+from tasks.dataset.formats.signatures import LFS_POINTER
 from tasks.dataset.layout import MANIFEST
 from tasks.dataset.tar.format import BLOCK, END
 from tasks.dataset.tar.gunzip import ZIPPED
 from tasks.dataset.tar.siblings import stated_samples
 from tasks.dataset.verify.outcome import Outcome
 from tasks.dataset.verify.place import Place, dataset_of, is_current
-from tasks.dataset.verify.report import AGAIN, Coverage, Fault, fault, plain, shard_place
+from tasks.dataset.verify.report import AGAIN, Coverage, Fault, Fix, fault, plain, shard_place
 from tasks.dataset.verify.seals import MOST_JSON
 from tasks.dataset.verify.tars import (
     compression_unread,
@@ -152,8 +153,11 @@ def _ends(place: Place, names: list[str]) -> Iterator[tuple[str, list[Fault]]]:
             yield name, list(_gzip_faults(name, end))
         elif end != END or max(place.tars[name], 0) % BLOCK:
             problem = "it does not end in two zero blocks"
+            fix: Fix | str = Fix.SHARD
+            if b"\nsize " in end and 0 < place.tars[name] < BLOCK:
+                problem, fix = f"it is {LFS_POINTER}", "run git lfs pull where it was cloned"
             evidence = {"problem": problem, "bytes": place.tars[name]}
-            yield name, [fault("shard.truncated", shard_place(name), **evidence)]
+            yield name, [fault("shard.truncated", shard_place(name), fix, **evidence)]
         else:
             yield name, []
 

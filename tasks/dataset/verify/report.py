@@ -64,6 +64,12 @@ SORT = (
     "nothing is lost: pack it again sorted by name, so that the members of a sample meet "
     "(tar --sort=name -cf TAR FOLDER)"
 )
+RESTART = (
+    "where each tar begins to count anew these are different samples: a build from these tars (source kind: "
+    "shards) takes all with key: place"
+)
+FOREIGN = {"sample.split_members": SORT, "sample.duplicate_key": RESTART}
+"""What helps against a fault of tars that others wrote, unless it is AGAIN."""
 RIGHTS = (
     "give yourself the right to read it (chmod u+rX, or ask its owner), then verify again: nobody has seen "
     "whether it is sound"
@@ -158,7 +164,7 @@ def _worded(one: Fault, advice: Advice, options: str) -> Finding:
         remedy = RIGHTS
     elif isinstance(remedy, Fix):
         if not advice.is_version:
-            remedy = SORT if one.code == "sample.split_members" else AGAIN
+            remedy = FOREIGN.get(one.code, AGAIN)
         elif advice.is_remote:
             remedy = RESEND
         elif advice.is_indexed:

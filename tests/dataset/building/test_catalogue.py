@@ -12,7 +12,7 @@ import pytest
 from tasks.core.errors import DataError
 from tasks.core.schema.dataset import ShardRules
 from tasks.dataset.building import listing
-from tasks.dataset.building.catalogue import NAME, WHY_ALIKE, Catalogue, Entry, Listed, Rejected
+from tasks.dataset.building.catalogue import NAME, Catalogue, Entry, Listed, Rejected
 from tasks.dataset.building.listing import Listing
 from tasks.dataset.building.run import build
 from tasks.dataset.building.spill import FOLDER, PARTS, read_spilled
@@ -54,7 +54,7 @@ def test_samples_come_back_as_they_were_in_the_order_of_the_shards(
     }
     samples = [entry(n, f"key {n}") for n in range(50)] + [entry(50, "odd", **odd)]
     catalogue.add(samples)
-    catalogue.plan(RULES, "rules", ["source"])
+    catalogue.plan(RULES, "rules", ["source"], {0: "; see there"})
     found = list(catalogue.between(1, 1000))
     assert found == [one.entry for one in sorted(samples, key=lambda one: (one.shard_hash, one.entry.key))]
     catalogue.close()
@@ -65,20 +65,20 @@ def test_samples_come_back_as_they_were_in_the_order_of_the_shards(
 
 def test_the_first_of_a_key_stays_wherever_the_others_would_go(catalogue: Catalogue) -> None:
     catalogue.add([entry(4, "a", "val"), entry(1, "a", "train"), entry(2, "b"), entry(9, "a", "train")])
-    catalogue.plan(RULES, "rules", ["source"])
+    catalogue.plan(RULES, "rules", ["source"], {0: "; see there"})
     assert {shard.split for shard in catalogue.shards()} == {"train"}
     kept = sorted((1, 2), key=lambda n: shard_hash("a" if n == 1 else "b"))
     assert [one.number for one in catalogue.between(1, 10)] == kept
     assert [(one.number, one.reason, one.detail) for one in catalogue.rejects()] == [
-        (4, "key.duplicate", f"t:1 has this key{WHY_ALIKE}"),
-        (9, "key.duplicate", f"t:1 has this key{WHY_ALIKE}"),
+        (4, "key.duplicate", "t:1 has this key; see there"),
+        (9, "key.duplicate", "t:1 has this key; see there"),
     ]
     assert (catalogue.read, catalogue.accepted, catalogue.refused) == (4, 2, 2)
 
 
 def test_a_reject_of_the_conversion_is_counted_once(catalogue: Catalogue) -> None:
     catalogue.add([entry(0, "a"), entry(1, "b")])
-    catalogue.plan(RULES, "rules", ["source"])
+    catalogue.plan(RULES, "rules", ["source"], {0: "; see there"})
     for _ in range(2):
         rejected = Rejected(1, "b", "b", "image.empty", "0 bytes", "t:1", "b")
         catalogue.reject([rejected], in_conversion=True)

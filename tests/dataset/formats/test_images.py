@@ -53,7 +53,7 @@ def giant(width: int, height: int) -> bytes:
         (b"\0\0\0\x18ftypheic\0\0\0\0secret", "a HEIC image"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
-            "a Git LFS pointer, not the file itself; run git lfs pull where it was cloned",
+            "a Git LFS pointer and not the file itself (run git lfs pull where it was cloned)",
         ),
         (b"secret\0\x01\x02", "no known kind of file"),
         ("gêheim".encode("latin-1"), "no known kind of file"),

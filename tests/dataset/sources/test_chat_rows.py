@@ -481,8 +481,8 @@ def test_parquet_and_paths_mix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"texts": "text"}, r"dataset\.source\.texts.*'texts'"),
-        ({"images": "image"}, r"dataset\.source\.images.*'images'"),
+        ({"texts": "text"}, r"dataset\.source\.texts.*mean texts"),
+        ({"images": "image"}, r"dataset\.source\.images.*mean images"),
         ({"key": "uid"}, r"dataset\.source\.key"),
     ],
 )

@@ -149,7 +149,7 @@ def test_columns_make_the_key_together_where_rows_share_an_image(tmp_path: Path)
     path = raw.write_table(tmp_path, [("a.png", "one", ""), ("a.png", "two", ""), ("b.png", "", "")])
     first, second, third = listed(source(path, key=["file", "caption"]))
     assert (first.original_key, second.original_key) == ("a.png/one", "a.png/two")
-    assert third.fault == ("source.unreadable", "one of the columns file, caption holds no key")
+    assert third.fault == ("caption.empty", "the caption is empty")
     with pytest.raises(UsageError, match=r"dataset\.source\.key.*did you mean caption\?"):
         source(path, key=["file", "captoin"]).columns()
     with pytest.raises(UsageError, match=r"dataset\.source\.key"):

@@ -1,0 +1,177 @@
+"""What a user reads of the usual slips in raw data: the file, the cause and what helps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import main
+from tasks.core.config import dump
+from tasks.core.errors import DataError, TarmacError
+from tasks.core.schema import Config
+from tasks.dataset.building.run import build
+from tasks.dataset.init import survey
+from tasks.dataset.manifest import read_manifest
+from tasks.dataset.rejects import reject_lines
+from tasks.dataset.verify.run import verify
+from tests.dataset import raw
+from tests.dataset.init.kinds import config_of, taken
+from tests.dataset.raw import chat, shards, table
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d7a" * 16 + b"\nsize 12345\n"
+PULL = "git lfs pull"
+
+
+def screen_of(config: Config) -> str:
+    """The lines on rejects of a build."""
+    version = build(config).version
+    return "\n".join(reject_lines(version, read_manifest(version).rejects, config.dataset.private))
+
+
+def plan_of(config: Config, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    path = folder / "config.yaml"
+    path.write_text(dump(config))
+    assert main(["plan", str(path)]) == 0
+    return capsys.readouterr().out
+
+
+def restarting(folder: Path) -> Path:
+    folder.mkdir()
+    for tar in range(3):
+        members = [
+            member
+            for number in range(4)
+            for member in (
+                (f"{number:04d}.png", raw.png(4 * tar + number)),
+                (f"{number:04d}.txt", b"a thing"),
+            )
+        ]
+        (folder / f"{tar:05d}.tar").write_bytes(shards.tar_bytes(members))
+    return folder
+
+
+def test_tars_that_each_begin_to_count_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = restarting(tmp_path / "raw")
+    config = shards.config(folder, output=tmp_path / "out", reject_budget=0.9)
+    said = plan_of(config, tmp_path, capsys)
+    assert "00000.tar and 00001.tar begin with the same key '0000'" in said and "key: place keeps" in said
+    line = screen_of(config)
+    assert "8 key.duplicate" in line and "key: place" in line and "[IMAGE, CAPTION]" not in line
+    placed = shards.config(folder, output=tmp_path / "b", source={"key": "place"})
+    assert "same key" not in plan_of(placed, tmp_path, capsys)
+    monkeypatch.chdir(tmp_path)
+    assert taken(config_of(survey("raw"), tmp_path)) == 12
+    assert config_of(survey("raw"), tmp_path).dataset.source.key == "place"  # type: ignore[union-attr]
+    fixes = {one.remedy for one in verify(folder).findings if one.code == "sample.duplicate_key"}
+    assert all("key: place" in fix and "fetch it again" not in fix for fix in fixes) and fixes
+
+
+def test_an_empty_caption_that_is_a_part_of_the_key(tmp_path: Path) -> None:
+    rows = raw.pictures(tmp_path / "raw", 20)
+    raw.write_table(tmp_path / "raw", [*rows, ("0003.png", "", "x")])
+    config = raw.config(tmp_path / "raw", tmp_path / "out")
+    source = config.dataset.source.model_copy(update={"key": ["file", "caption"]})  # type: ignore[union-attr]
+    config = config.model_copy(update={"dataset": config.dataset.model_copy(update={"source": source})})
+    assert "1 caption.empty          captions.csv:22: the caption is empty" in screen_of(config)
+
+
+def test_a_missing_file_is_named_and_backslashes_are_suspected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = raw.pictures(tmp_path / "raw", 40)
+    (tmp_path / "raw" / "img").mkdir()
+    (tmp_path / "raw" / "0000.png").rename(tmp_path / "raw" / "img" / "0000.png")
+    raw.write_table(tmp_path / "raw", [*rows[1:], ("gone.png", "a picture", "x")])
+    assert "captions.csv:41: no such file: 'gone.png'" in screen_of(
+        raw.config(tmp_path / "raw", tmp_path / "a")
+    )
+    raw.write_table(tmp_path / "raw", [("img\\0000.png", "a picture", "x"), *rows[1:]])
+    assert "write them with /" in screen_of(raw.config(tmp_path / "raw", tmp_path / "b"))
+    raw.write_table(tmp_path / "raw", [(f"img\\{name}", text, label) for name, text, label in rows])
+    monkeypatch.chdir(tmp_path)
+    assert "file holds paths with backslashes (img\\0000.png): write them with /" in "\n".join(
+        survey("raw").best.warnings
+    )
+
+
+def test_a_table_in_the_encoding_of_windows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = raw.pictures(tmp_path / "raw", 20)
+    lines = ["file,caption", *(f"{name},größer als das {name[:4]}" for name, _, _ in rows)]
+    (tmp_path / "raw" / "captions.csv").write_text("\n".join(lines), encoding="cp1252")
+    said = plan_of(raw.config(tmp_path / "raw", tmp_path / "out"), tmp_path, capsys)
+    assert "not UTF-8 at character 3; if it is Windows-1252: iconv -f cp1252 -t utf-8" in said
+    monkeypatch.chdir(tmp_path)
+    assert "captions.csv is not UTF-8" in (said := "\n".join(survey("raw").best.warnings)) and "iconv" in said
+    with pytest.raises(DataError) as caught:
+        build(raw.config(tmp_path / "raw", tmp_path / "out"))
+    assert "one cause?" not in str(caught.value), "that all keys begin alike says nothing of an encoding"
+
+
+def test_what_git_has_not_fetched(tmp_path: Path) -> None:
+    rows = raw.pictures(tmp_path / "raw", 40)
+    (tmp_path / "raw" / rows[0][0]).write_bytes(POINTER)
+    assert PULL in screen_of(raw.config(tmp_path / "raw", tmp_path / "a"))
+    for name, make in {"x.csv": table.config, "x.parquet": table.config, "x.jsonl": table.config}.items():
+        (tmp_path / name).write_bytes(POINTER)
+        with pytest.raises(TarmacError, match=PULL):
+            build(make(tmp_path / name, tmp_path / "b"))
+    with pytest.raises(TarmacError, match=PULL):
+        build(chat.config(tmp_path / "x.parquet", tmp_path / "c"))
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "0.tar").write_bytes(POINTER)
+    with pytest.raises(TarmacError, match=PULL):
+        build(shards.config(tmp_path / "tars", output=tmp_path / "d"))
+    assert all(PULL in f"{one.remedy} {one.evidence}" for one in verify(tmp_path / "tars").findings)
+
+
+def test_a_plan_of_which_nothing_can_be_taken_states_no_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = raw.pictures(tmp_path / "raw", 40)
+    for name, _, _ in rows:
+        (tmp_path / "raw" / name).write_text("<html>")
+    raw.write_table(tmp_path / "raw", [*rows, ("", "no image is named", "x")])
+    said = plan_of(raw.config(tmp_path / "raw", tmp_path / "out"), tmp_path, capsys)
+    assert (
+        "none of 20 samples tried can be taken, so size and time are not known" in said and "0 B" not in said
+    )
+    assert "1 member.missing   captions.csv:42: the row names no image" in said
+
+
+def test_a_plan_of_private_data_names_no_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = raw.pictures(tmp_path / "raw", 20)
+    raw.write_table(tmp_path / "raw", [*rows, ("", "no image is named", "x")])
+    said = plan_of(raw.config(tmp_path / "raw", tmp_path / "out", private=True), tmp_path, capsys)
+    assert "1 member.missing\n" in said and "captions.csv:22" not in said
+
+
+def test_json_of_a_plan_holds_the_doubts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(dump(shards.config(restarting(tmp_path / "raw"), output=tmp_path / "out")))
+    assert main(["plan", str(path), "--json"]) == 0
+    told: Any = json.loads(capsys.readouterr().out)
+    assert len(told["build"]["doubts"]) == 1
+
+
+def test_every_reject_can_be_listed_on_the_machine_that_holds_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = raw.pictures(tmp_path / "raw", 40)
+    raw.write_table(tmp_path / "raw", [*rows, ("gone.png", "a picture", "x")])
+    version = build(raw.config(tmp_path / "raw", tmp_path / "out", private=True)).version
+    assert main(["look", str(version), "--rejects"]) == 0
+    line = "member.missing\tcaptions.csv:42\tgone.png\tno such file: 'gone.png'\n"
+    assert capsys.readouterr().out == line
+    raw.write_table(tmp_path / "raw", [(f"gone{number}.png", "a picture", "x") for number in range(9)])
+    with pytest.raises(DataError, match="--rejects lists all") as caught:
+        build(raw.config(tmp_path / "raw", tmp_path / "new", private=True))
+    command = str(caught.value).partition("tarmac look ")[2].partition(" --rejects")[0]
+    assert main(["look", command, "--rejects", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["rejects"]) >= 8
