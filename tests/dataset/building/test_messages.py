@@ -118,12 +118,13 @@ def test_what_git_has_not_fetched(tmp_path: Path) -> None:
     rows = raw.pictures(tmp_path / "raw", 40)
     (tmp_path / "raw" / rows[0][0]).write_bytes(POINTER)
     assert PULL in screen_of(raw.config(tmp_path / "raw", tmp_path / "a"))
-    for name, make in {"x.csv": table.config, "x.parquet": table.config, "x.jsonl": table.config}.items():
-        (tmp_path / name).write_bytes(POINTER)
+    (tmp_path / "tables").mkdir()
+    for name in ("x.csv", "x.parquet", "x.jsonl"):
+        (tmp_path / "tables" / name).write_bytes(POINTER)
         with pytest.raises(TarmacError, match=PULL):
-            build(make(tmp_path / name, tmp_path / "b"))
+            build(table.config(tmp_path / "tables" / name, tmp_path / "b"))
     with pytest.raises(TarmacError, match=PULL):
-        build(chat.config(tmp_path / "x.parquet", tmp_path / "c"))
+        build(chat.config(tmp_path / "tables" / "x.parquet", tmp_path / "c"))
     (tmp_path / "tars").mkdir()
     (tmp_path / "tars" / "0.tar").write_bytes(POINTER)
     with pytest.raises(TarmacError, match=PULL):
