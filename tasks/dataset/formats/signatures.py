@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 
+from tasks.dataset.tar.format import LFS, LFS_POINTER
+
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 START = 512
 """Bytes from a file's start by which its kind is told."""
@@ -19,9 +21,6 @@ AVIF = (b"avif", b"avis")
 HEIC = (b"heic", b"heix", b"hevc", b"mif1")
 """Brands of the container that holds MP4 videos too."""
 MARKUP = {"<!doctype html": "HTML", "<html": "HTML", "<svg": "SVG", "<": "XML", "{": "JSON", "[": "JSON"}
-LFS = b"version https://git-lfs.github.com/spec/"
-"""Begins what Git leaves where a large file has not been fetched."""
-LFS_POINTER = "a Git LFS pointer and not the file itself (run git lfs pull where it was cloned)"
 
 
 def image_kind(data: bytes) -> str | None:

@@ -27,10 +27,10 @@ from typing import BinaryIO, TextIO
 from tasks.core.errors import DataError, UsageError, instead
 from tasks.core.folders import open_store
 from tasks.core.stores import Unreachable, redact, split_location, without_query
-from tasks.dataset.formats.signatures import LFS, LFS_POINTER
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import RECODE, Row, parse_json
 from tasks.dataset.sources.raw_files import unreachable
+from tasks.dataset.tar.format import LFS, LFS_POINTER
 
 MOST_COLUMNS = 10_000
 """A file of JSON lines with more different names is no table."""

@@ -183,6 +183,11 @@ def is_sparse(records: Records) -> bool:
     return any(key.startswith(b"GNU.sparse") for key in records)
 
 
+LFS = b"version https://git-lfs.github.com/spec/"
+"""Begins what Git leaves in the place of a large file, a tar or any other, that has not been fetched."""
+LFS_POINTER = "a Git LFS pointer and not the file itself (run git lfs pull where it was cloned)"
+
+
 def compression_of(start: bytes) -> str | None:
     """The program that compressed a whole tar, known by its first bytes."""
     return next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None)

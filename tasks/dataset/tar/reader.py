@@ -14,11 +14,12 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
-from tasks.dataset.formats.signatures import LFS, LFS_POINTER
 from tasks.dataset.tar.format import (
     BLOCK,
     END,
     EXTENSIONS,
+    LFS,
+    LFS_POINTER,
     LONG_NAME,
     PAX,
     PAX_GLOBAL,

@@ -11,9 +11,8 @@ from typing import Any
 
 from tasks.core.stores import Unreachable, is_remote
 from tasks.core.units import counted
-from tasks.dataset.formats.signatures import LFS_POINTER
 from tasks.dataset.layout import MANIFEST
-from tasks.dataset.tar.format import BLOCK, END
+from tasks.dataset.tar.format import BLOCK, END, LFS_POINTER
 from tasks.dataset.tar.gunzip import ZIPPED
 from tasks.dataset.tar.siblings import stated_samples
 from tasks.dataset.verify.outcome import Outcome
