@@ -71,7 +71,7 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
     best = "" if one.best is None else f"  best {one.best}"
     standing = f"{one.step:,}/{one.steps:,}{loss}{done}{best}{replaced}"
     yield f"{mark} {one.run.name}  {one.state}{stopped}  {standing}"
-    if one.state in ("queued", "running") and one.reason:
+    if one.reason and (one.state in ("queued", "running") or one.agent_is_alive):
         yield f"    {one.reason}"
     for waiting in one.evaluations_waiting[:SHOWN]:
         yield f"    step {waiting.step:,} {waiting.task}: {waiting.waiting}"

@@ -20,6 +20,8 @@ from tasks.runs.identity import DataRef
 State = Literal["planned", "queued", "running", "stalled", "succeeded", "failed", "cancelled"]
 OVER: frozenset[State] = frozenset({"succeeded", "failed", "cancelled"})
 """States in which nothing trains."""
+ASIDE = "aside"
+"""The outcome of an attempt that waited for evaluations and made room for them; the next takes its place."""
 UNDER_WAY: frozenset[State] = frozenset({"queued", "running", "stalled"})
 """States in which an agent must be alive."""
 
@@ -83,7 +85,8 @@ class RunRecord(BaseModel):
         """Number of the newest attempt that was to train, not only to evaluate; 0 without one."""
         for number in range(len(self.attempts), 0, -1):
             attempt = self.attempts[number - 1]
-            evaluates = self.goal == "evaluate" if attempt.outcome is None else attempt.outcome == "evaluated"
+            ended = attempt.outcome in ("evaluated", ASIDE)
+            evaluates = self.goal == "evaluate" if attempt.outcome is None else ended
             if not evaluates:
                 return number
         return 0

@@ -32,6 +32,7 @@ from tasks.models import hub
 from tasks.runs import jobs, metrics, stop
 from tasks.runs.checkpoints import CheckpointMeta, Listing, newest_sound, read_meta
 from tasks.runs.folder import RunFolder
+from tasks.runs.job import Job
 from tasks.supervision import gpus, trainer, tuning
 from tasks.supervision.allocation import END, WARNING, Allocation
 from tasks.supervision.chores import Chores
@@ -43,6 +44,7 @@ from tasks.supervision.progress import last_step, loss_at
 from tasks.supervision.standstill import GoesOn, Stalled, Standstill
 from tasks.supervision.status import look, pause_after
 from tasks.supervision.success import Evidence, exit_of, judge
+from tasks.supervision.succession import Succession
 from tasks.supervision.tracking import gathering
 
 POLL_S = 0.25
@@ -58,8 +60,10 @@ logger = logging.getLogger(__name__)
 class Agent:
     """One attempt at a run, by one process that holds the run's lease."""
 
-    def __init__(self, run: RunFolder, lease: Lease, allocation: Allocation) -> None:
-        """`lease` is the run's, and held."""
+    def __init__(
+        self, run: RunFolder, lease: Lease, allocation: Allocation, aside_s: int | None = None
+    ) -> None:
+        """`lease` is the run's, and held; `aside_s` as `Succession` takes it."""
         self._run = run
         self._lease = lease
         self._allocation = allocation
@@ -70,6 +74,8 @@ class Agent:
         self._config = configs.reload(run.config)
         self._gatherer = gathering.Keeper(run, self._config.track.mode != "disabled")
         self._chores = Chores()
+        self._succession = Succession(run, self._config, aside_s)
+        self._successor: Job | None = None
         self._asked_to_stop: str | None = None
         self._signal: str | None = None
         self._restarts = 0
@@ -102,19 +108,23 @@ class Agent:
                 else f"its agent failed ({type(error).__name__}: {error}); start the run again: it resumes"
             )
             raise
-        self._journal.end(keeps_job=self._allocation.returns != "no")
+        self._journal.end(keeps_job=self._allocation.returns != "no", successor=self._successor)
 
     def _attend(self) -> None:
         """Train if need be, and have everything evaluated."""
         if hub.go_offline(self._config, self._run.path.parent):
             logger.info("all that the model needs of the hub was fetched: %s=1", hub.OFFLINE)
-        evaluations = Evaluations(self._run, self._config, self._journal.number)
+        evaluations = Evaluations(
+            self._run, self._config, self._journal.number, is_continued=self._succession.is_successor
+        )
         training: Training = "complete" if self._journal.is_trained else "broken"
         if self._journal.is_to_train:
             with self._gpus() as held:
                 trains = held is not None and self._is_tuned()
                 training = self._train_to_the_end(evaluations, held or ()) if trains else "broken"
         while (reason := self._stop_reason()) is None and self._keep(evaluations, training):
+            if self._chores.do("the succession", lambda: self._hands_over(evaluations), False):
+                return self._chores.do("the gatherer", self._gatherer.end, None)
             time.sleep(self._pause_s())
         self._point_best(evaluations)
         if reason is not None:
@@ -130,6 +140,19 @@ class Agent:
         self._chores.do("the gatherer", self._gatherer.keep, None)
         self._chores.do("findings.jsonl", lambda: self._journal.find(evaluations.unusable.take()), None)
         return is_to_come
+
+    def _hands_over(self, evaluations: Evaluations) -> bool:
+        """Whether a successor keeps the evaluations from here on, which is submitted where that is due."""
+        if not self._succession.is_due(evaluations.longest_wait_s()):
+            return False
+        self._journal.prepare_succession()
+        self._successor = self._succession.submit(self._journal.number)
+        if self._successor is None:
+            held = f"its job is held for its evaluations: {self._succession.refusal}"
+            self._journal.say(self._journal.record.state, self._journal.record.reason or held)
+            return False
+        logger.info("handing the evaluations over to %s", self._successor.slurm)
+        return True
 
     def _pause_s(self) -> float:
         return pause_after(time.monotonic() - self._began, POLL_S)
@@ -159,6 +182,9 @@ class Agent:
 
     def ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler: SIGTERM, SIGINT or the time limit (SIGUSR2) become the `stop` sentinel."""
+        if signum == signal.SIGUSR2 and self._succession.is_successor:
+            self._succession.is_time_over = True
+            return
         if self._signal is not None:  # Slurm warns a job by one signal and ends it by another
             return
         self._signal = signal.Signals(signum).name
@@ -371,16 +397,17 @@ class Agent:
             link_atomic(link, found.path.name)
 
 
-def main(run_folder: str) -> None:
-    """The agent's job. It leaves with one line where another agent has the run, or the run wants no job."""
+def main(run_folder: str, aside_s: str | None = None, predecessor: str | None = None) -> None:
+    """The agent's job; with `aside_s` that of a successor, which follows the job `predecessor`. It leaves with
+    one line where another agent has the run, or the run wants no job."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     run = RunFolder(Path(run_folder).resolve())
-    lease, allocation = Lease(run.lease), Allocation()
+    lease, allocation = Lease(run.lease), Allocation(follows=predecessor)
     if (why_not := allocation.take(lease, run)) is not None:
         logger.error("%s; this job leaves it alone", why_not)
         sys.exit(1)  # no error, of which submitit would print a traceback
     try:
-        agent = Agent(run, lease, allocation)
+        agent = Agent(run, lease, allocation, None if aside_s is None else int(aside_s))
         lease.watch(agent.leave_at_once)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(signum, agent.ask_to_stop)

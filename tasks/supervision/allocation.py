@@ -37,6 +37,8 @@ class Allocation:
     to queue it again, `anyway` when Slurm has done so."""
 
     job: SlurmJob | None = field(default_factory=own_job)
+    follows: str | None = None
+    """The id of the job that submitted this one to succeed it, and may not have recorded that yet."""
     returns: Literal["no", "if asked", "anyway"] = "no"
 
     def take(self, lease: Lease, run: RunFolder) -> str | None:
@@ -64,7 +66,8 @@ class Allocation:
 
     def _is_wanted(self, state: RunRecord) -> bool:
         """Whether the run waits for this Slurm job; a job of this machine comes only once."""
-        return self.job is None or (state.job is not None and state.job["id"] == self.job.id)
+        known = None if state.job is None else state.job["id"]
+        return self.job is None or known in {self.job.id, self.follows} - {None}
 
     def why_again(
         self, sent: str | None, *, came_further: bool = False, has_failed: bool = False

@@ -39,6 +39,7 @@ from tasks.supervision.evaluations import (
     unfinished,
     wanted_of,
 )
+from tasks.supervision.succession import wake
 from tasks.supervision.unusable import UnusableResults
 
 EVALUATE = "tasks.evaluation.job:evaluate_checkpoint"
@@ -83,8 +84,9 @@ class Evaluations:
         if not is_continued:
             alive = {key for key, entry in self._entries.items() if self._job_lives(entry)}
             self._entries = reopened(self._entries, alive)
-        self._known_alive: set[Key] = set()
+        self._known_alive: set[Key] = set(self._entries) if is_continued else set()
         self._stuck_since: dict[Key, float] = {}
+        self._waiting_since: dict[Key, float] = {}
         self._answered = {entry.key: entry.uid for entry in history if entry.state == "done"}
         self._parsed: dict[Path, tuple[tuple[int, int], EvaluationResult | None]] = {}
         self.unusable = UnusableResults(run)
@@ -199,18 +201,26 @@ class Evaluations:
         return _last_words(entry, job, entry.key in self._known_alive)
 
     def _stuck(self, waiting: Collection[Key]) -> dict[Key, str]:
-        """Why Slurm does not start jobs of these, where that has been so for STUCK_S."""
+        """Why Slurm does not start jobs of these, where that has been so for STUCK_S; notes which wait."""
         found: dict[Key, str] = {}
         since: dict[Key, float] = {}
+        waited, self._waiting_since = self._waiting_since, {}
         for key in waiting:
             job = self._job_of(self._entries[key])
-            words = "" if job is None or job.slurm is None else job.slurm.never_starts
+            slurm = None if job is None else job.slurm
+            words = "" if slurm is None else slurm.never_starts
+            if slurm is not None and slurm.waiting and not words:
+                self._waiting_since[key] = waited.get(key, time.monotonic())
             if words:
                 since[key] = self._stuck_since.get(key, time.monotonic())
                 if time.monotonic() - since[key] >= STUCK_S:
                     found[key] = f"Slurm does not start its job: {words}; the job was cancelled"
         self._stuck_since = since
         return found
+
+    def longest_wait_s(self) -> float:
+        """How long this agent has seen an evaluation wait in Slurm's queue for room."""
+        return max((time.monotonic() - since for since in self._waiting_since.values()), default=0.0)
 
     def _is_leased(self, key: Key) -> bool:
         holder = holder_of(self._run.evaluation_lease(*key))
@@ -323,7 +333,7 @@ def _question(entry: Entry) -> str:
 
 def _last_words(entry: Entry, job: Job | None, was_alive: bool) -> Failure:
     """How a dead job ended: it failed with an error, or it is gone without one. One that `was_alive` for this
-    agent, and that Slurm calls cancelled, was cancelled by a person, who does not want it back."""
+    agent or its predecessor and that Slurm calls cancelled was cancelled by a person."""
     if job is None:
         return Failure("failed", entry.reason or "its job was not submitted")
     lines = job.log.read_text(errors="replace").splitlines() if job.log.exists() else []
@@ -352,3 +362,4 @@ def run_job(run_folder: str, step: str, task: str, question: str) -> None:
         getattr(importlib.import_module(module), function)(run.path, int(step), task, question)
     finally:
         lease.release()
+        wake(run)

@@ -16,7 +16,8 @@ from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.runs import jobs, ledger, phases, provenance, record
 from tasks.runs.folder import RunFolder
-from tasks.runs.record import UNDER_WAY, Attempt, RunRecord, State
+from tasks.runs.job import Job
+from tasks.runs.record import ASIDE, UNDER_WAY, Attempt, RunRecord, State
 
 
 class Journal:
@@ -29,7 +30,8 @@ class Journal:
         """`lease` is the run's, and held."""
         self._run = run
         self._lease = lease
-        self.record = record.load(run)
+        found = record.load(run)
+        self.record = found.having(attempts=[one for one in found.attempts if one.outcome != ASIDE])
         self.number = len(self.record.attempts) + 1
 
     def begin(self) -> None:
@@ -108,6 +110,10 @@ class Journal:
         """The attempt leaves before its evaluations are final."""
         self._save(self.record.having_last(stopped=reason))
 
+    def prepare_succession(self) -> None:
+        """Whoever follows only evaluates; written before it is submitted, as it may start at once."""
+        self._save(self.record.having(goal="evaluate"))
+
     def give_up(self, reason: str) -> None:
         """Close the record after an error: a training that could not be judged has failed."""
         trains = self.record.state in UNDER_WAY
@@ -115,11 +121,14 @@ class Journal:
         changes = {"state": "failed", "reason": reason} if trains else {}
         self._save(self.record.having_last(ended=time.time(), outcome=outcome).having(job=None, **changes))
 
-    def end(self, *, keeps_job: bool) -> None:
+    def end(self, *, keeps_job: bool, successor: Job | None = None) -> None:
         """Close this attempt; one that trained nothing has its `exit.json` only now. The run `keeps_job`
-        where its Slurm job comes again."""
+        where its Slurm job comes again, and has the job of a `successor` from here on."""
         now = time.time()
         attempt = self.record.attempts[-1]
+        if successor is not None:
+            ended = self.record.having_last(ended=now, outcome=attempt.outcome or ASIDE)
+            return self._save(ended.having(job=successor.to_json(self._run.path)))
         if attempt.outcome is None:
             told = {"outcome": "evaluated", "reason": "", "started": attempt.started, "ended": now}
             self._write_exit(told)

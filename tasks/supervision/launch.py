@@ -145,7 +145,9 @@ def _start(run: RunFolder, goal: Goal, by: str | None) -> Started:
     state = status.record
     job = _job_of(run, state)
     if job is not None and job.is_alive():
-        return Started(True, False, job, state.started_by)
+        if goal == "evaluate" or state.state not in ("failed", "cancelled"):
+            return Started(True, False, job, state.started_by)
+        job.end()  # it waits to keep the evaluations of a training that is to go on
     if is_done(status, goal):
         return Started(False, True, None)
     trains = goal == "train" and state.state != "succeeded"

@@ -86,7 +86,9 @@ def cancel(run: RunFolder, reason: str = "cancelled by the user", who: Who = "us
         return True
     with Lease(run.lease):
         state = record.load(run)
-        if state.state not in OVER:
+        if state.state in OVER and state.job is not None and state.attempts:  # it was evaluated
+            record.save(run, state.having_last(stopped=reason).having(job=None))
+        elif state.state not in OVER:
             record.save(run, state.having(state="cancelled", reason=reason, job=None))
         run.stop.unlink(missing_ok=True)
     return False

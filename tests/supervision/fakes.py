@@ -32,7 +32,7 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.meeting import Meeting
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.plan import plan
-from tasks.supervision import agent, evaluation_jobs, evaluations, standstill, trainer, tuning
+from tasks.supervision import agent, evaluation_jobs, evaluations, standstill, succession, trainer, tuning
 
 ROOT = Path(evaluation_jobs.__file__).parents[2]
 """What must be on the path of a process that imports this module."""
@@ -229,7 +229,7 @@ def evaluate(folder: Path, step: int, task: str, question: str = "") -> None:
     lock.close()
 
 
-def agent_main(folder: str) -> None:
+def agent_main(folder: str, aside_s: str | None = None, predecessor: str | None = None) -> None:
     """The real agent with these two in the place of the real training and evaluation."""
     trainer.rank_command = lambda run, config: [
         sys.executable,
@@ -249,7 +249,11 @@ def agent_main(folder: str) -> None:
         standstill.TIMES = 1.0
     for name in ("FOLLOW_S", "STOPPED_S"):
         setattr(trainer, name, behaviour_of(RunFolder(Path(folder))).get(name, getattr(trainer, name)))
-    agent.main(folder)
+    evaluation_jobs.STUCK_S = behaviour_of(RunFolder(Path(folder))).get("stuck_s", evaluation_jobs.STUCK_S)
+    succession.MAIN = "tests.supervision.fakes:agent_main"
+    succession.PATIENCE_S = behaviour_of(RunFolder(Path(folder))).get("patience_s", succession.PATIENCE_S)
+    succession.ASIDE_S = behaviour_of(RunFolder(Path(folder))).get("aside_s", succession.ASIDE_S)
+    agent.main(folder, aside_s, predecessor)
 
 
 def measure(config: Config, version: Path, quarantine: Path, lengths: Path) -> LoaderSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from flows.commands import runs as run_commands
 from tasks.core.engines import slurm_queue
 from tasks.core.errors import TarmacError
 from tasks.runs import ledger, record
@@ -51,8 +53,8 @@ def impatient(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def make_run(folder: Path, behaviour: dict[str, Any] | None = None, **blocks: Any) -> RunFolder:
     train = {"kind": "slurm", **blocks.pop("slurm", {})}
-    evaluate = {"kind": "slurm", "jobs": 2}
-    engine = {"slurm": {"cpus": 1}, "train": train, "evaluate": evaluate}
+    evaluate = {"kind": "slurm", "jobs": 2, **blocks.pop("jobs", {})}
+    engine = {"slurm": {"cpus": blocks.pop("cpus", 1)}, "train": train, "evaluate": evaluate}
     return fakes.make_run(folder, behaviour, engine=engine, **blocks)
 
 
@@ -83,14 +85,15 @@ def test_digits_train_in_one_job_and_are_evaluated_in_two(
     started = launch.start_or_adopt(run)
     assert started.adopted and started.job is not None and started.job.slurm is not None
     finish(run)
-    (attempt,) = record.load(run).attempts
-    assert attempt.job == started.job.id
+    attempt, successor = record.load(run).attempts
+    assert attempt.job == started.job.id and successor.outcome == "evaluated"
     jobs = {entry.job["id"] for entry in ledger.read(run.ledger) if entry.job is not None}
     assert len(jobs) == 2 and attempt.job not in jobs
     assert len(list(run.attempts.glob("1/rank_?.json"))) == 2
 
     def all_completed() -> bool:  # Slurm hears of an end after those who read the run's folder
-        return {slurm_queue.ending(job) for job in (attempt.job, *jobs)} == {"COMPLETED"}
+        all_jobs = (attempt.job, successor.job, *jobs)
+        return {slurm_queue.ending(str(job)) for job in all_jobs} == {"COMPLETED"}
 
     until("the ends of all jobs", all_completed, 60)
 
@@ -166,7 +169,7 @@ def test_a_job_at_its_time_limit_is_queued_again_and_goes_on(tmp_path: Path) -> 
     start_again(job.id)
     finish(run)
     assert_undisturbed(run)
-    first, second = record.load(run).attempts
+    first, second, _ = record.load(run).attempts
     assert first.job == second.job == job.id and first.signal == "SIGUSR2"
 
 
@@ -217,7 +220,7 @@ def test_a_job_that_slurm_takes_its_nodes_from_goes_on_from_there(
     start_again(job.id)
     finish(run)
     assert_undisturbed(run)
-    first, second = record.load(run).attempts
+    first, second, _ = record.load(run).attempts
     assert first.job == second.job == job.id and (first.outcome, second.outcome) == ("cancelled", "succeeded")
     assert first.signal in (sent, "SIGUSR2")  # which a preemption without a grace time sends just before
 
@@ -254,6 +257,91 @@ def test_a_job_that_is_ended_by_scancel_is_cancelled_with_a_checkpoint(tmp_path:
     why = "Slurm ended its job, as scancel does; start the run again to go on"
     assert status.reason == f"{why}, at step {max(status.checkpoints)} of 40"
     until("Slurm's end of it", lambda: slurm_queue.ending(job.id) == "CANCELLED" and not queue(), 60)
+
+
+@pytest.fixture
+def one_node() -> Iterator[None]:
+    """One of the lab's two nodes takes no jobs."""
+    change = ["scontrol", "update", "NodeName=n2"]
+    subprocess.run([*change, "State=DRAIN", "Reason=a test has one node"], check=True)
+    yield
+    subprocess.run([*change, "State=RESUME"], check=True)
+
+
+def test_a_training_and_its_evaluations_finish_on_one_node_that_each_needs_whole(
+    tmp_path: Path, one_node: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job that waits for them steps aside for the second one, whose end wakes it."""
+    behaviour = {"evaluation_s": 4.0, "patience_s": 5.0, "aside_s": 300}
+    evaluate = {"every": 20, "tasks": ["zero_shot"]}
+    run = make_run(tmp_path, behaviour, cpus=4, jobs={"jobs": 1}, evaluate=evaluate)
+    training = launch.start_or_adopt(run).job
+    assert training is not None
+    launch.wait_for_training(run)
+    until("its job's end", lambda: slurm_queue.ending(training.id) == "COMPLETED", 60)
+    assert not run.evaluation(40, "zero_shot").exists()
+
+    def shown() -> str:
+        run_commands.status(runs=run.path.parent)
+        return str(capsys.readouterr().out)
+
+    until(
+        "why an evaluation waits",
+        lambda: "step 40 zero_shot: waiting in the queue as Slurm job" in shown(),
+        60,
+    )
+    until("that it steps aside", lambda: "(BeginTime)" in look(run).queue, 120)
+    woken = time.monotonic()
+    assert launch.wait_for_evaluations(run).is_complete
+    assert time.monotonic() - woken < 240
+    assert_undisturbed(run)
+    first, *later = record.load(run).attempts
+    assert first.job == training.id and first.outcome == "succeeded"
+    assert [one.outcome for one in later] == ["evaluated"], "those that stepped aside are one attempt"
+    until("an empty queue", lambda: queue() == [], 60)
+
+
+def test_an_evaluation_that_slurm_holds_is_given_up_with_its_words(tmp_path: Path) -> None:
+    behaviour = {"stuck_s": 3.0}
+    run = make_run(tmp_path, behaviour, jobs={"extra": {"hold": True}})
+    launch.start_or_adopt(run)
+    launch.wait_for_training(run)
+    until(
+        "the reason", lambda: any("JobHeldUser" in one.waiting for one in look(run).evaluations_waiting), 60
+    )
+    status = launch.wait_for_evaluations(run)
+    (missing,) = status.evaluations_missing
+    assert re.fullmatch(
+        r"step 40 zero_shot: Slurm does not start its job: Slurm job \d+ \(JobHeldUser\); .*", str(missing)
+    )
+    until("an empty queue", lambda: queue() == [], 60)
+
+
+def test_an_evaluation_that_a_person_cancels_in_slurm_does_not_come_back(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"evaluation_s": 600.0})
+    launch.start_or_adopt(run)
+    until("the evaluation", (run.path / "evaluated").exists, 240)
+    (job,) = evaluations_of(run)
+    until("the successor", lambda: len(record.load(run).attempts) == 2, 60)
+    subprocess.run(["scancel", job], check=True)
+    status = launch.wait_for_evaluations(run)
+    (missing,) = status.evaluations_missing
+    assert f"Slurm job {job} was cancelled in Slurm, so it is not tried again" in str(missing)
+    assert evaluations_of(run) == {job}
+
+
+def test_cancel_of_a_run_whose_successor_waits_leaves_nothing(tmp_path: Path, one_node: None) -> None:
+    behaviour = {"evaluation_s": 600.0}
+    run = make_run(tmp_path, behaviour, cpus=4, evaluate={"every": 20, "tasks": ["zero_shot"]})
+    launch.start_or_adopt(run)
+    until("an evaluation", (run.path / "evaluated").exists, 240)
+    until("the successor", lambda: look(run).queue, 60)
+    stopped = stopping.end(run, "enough")
+    assert queue() == [] and not stopped.left
+    status = look(run)
+    assert (status.state, status.stopped) == ("succeeded", "enough") and not status.agent_is_alive
+    assert launch.start_or_adopt(run, "evaluate").job is not None
+    stopping.end(run, "enough")
 
 
 def test_a_refused_submission_quotes_slurm(tmp_path: Path) -> None:

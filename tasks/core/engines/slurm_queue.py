@@ -191,6 +191,10 @@ class SlurmJob:
         """Cancel it without looking what becomes of it."""
         _ask(["scancel", *Queue(self.name)._mine])
 
+    def begin_now(self) -> None:
+        """Have it wait no longer for the time that it was submitted for."""
+        _ask(["scontrol", "update", f"JobId={self.id}", "StartTime=now"])
+
     def requeue(self) -> str:
         """Have Slurm queue it again, which ends it where it runs; Slurm's words where it refuses, else
         empty."""

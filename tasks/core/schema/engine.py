@@ -136,6 +136,11 @@ def _require_slurm(stage: BuildEngine | TrainEngine | EvaluateEngine, *names: st
 
 Stage = TypeVar("Stage", BuildEngine, TrainEngine, EvaluateEngine)
 EVALUATION_S = 3600
+SUCCESSOR_MEMORY = "1GB"
+LARGE = frozenset(
+    ("exclusive", "gres", "gpus", "gpus-per-task", "cpus-per-gpu", "mem-per-cpu", "mem-per-gpu", "mincpus")
+)
+"""Options of sbatch that would make a small job a large one."""
 
 
 class Engines(Block):
@@ -158,6 +163,22 @@ class Engines(Block):
         """The evaluations' settings, completed in the same way; with a time limit in any case."""
         found = self._completed(self.evaluate)
         return found.model_copy(update={"time": EVALUATION_S}) if found.time is None else found
+
+    def for_successor(self) -> list[EvaluateEngine]:
+        """The settings of the job that keeps a finished training's evaluations, tried in this order: one
+        core and no GPU in the partition of all jobs, or the cluster's own, else in the training's."""
+        train = self.for_train()
+        extra = {name: value for name, value in (self.slurm.extra or {}).items() if name not in LARGE}
+        wanted = {
+            "kind": "slurm",
+            "account": train.account,
+            "cpus": 1,
+            "memory": SUCCESSOR_MEMORY,
+            "setup": train.setup,
+            "extra": extra or None,
+        }
+        partitions = dict.fromkeys([self.slurm.partition, train.partition])
+        return [EvaluateEngine.model_validate({**wanted, "partition": one}) for one in partitions]
 
     def _completed(self, stage: Stage) -> Stage:
         if stage.kind != "slurm":

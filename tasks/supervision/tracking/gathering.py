@@ -94,6 +94,12 @@ class Keeper:
         self._started = time.monotonic()
         self._process = start(self._run)
 
+    def end(self) -> None:
+        """End this keeper's gatherer, which would stay as long as the run has an agent."""
+        if self._process is not None and self._process.poll() is None:
+            kill_tree(Identity.of(self._process.pid))
+            self._process.wait()
+
 
 class Found(NamedTuple):
     """An evaluation's result, and the first digits of the BLAKE3 of its content."""
