@@ -3,9 +3,9 @@ judges the end.
 
 Everything it knows is on disk, so it may be killed at any moment and another one goes on: it ends a training
 that the first left alive, takes up the evaluation jobs that live, and does only what is missing. It holds the
-run's lease as long as it lives, and lives until the run's evaluations are final. When somebody else has taken
-the lease over, as may happen to an agent that was suspended, it kills its training and ends at once without
-writing. It is light: no torch, no Prefect, no wandb.
+run's lease as long as it lives, and lives until the run's evaluations are final or, under Slurm, a successor
+keeps them. When somebody else has taken the lease over, as may happen to an agent that was suspended, it
+kills its training and ends at once without writing. It is light: no torch, no Prefect, no wandb.
 """
 
 from __future__ import annotations
@@ -398,8 +398,8 @@ class Agent:
 
 
 def main(run_folder: str, aside_s: str | None = None, predecessor: str | None = None) -> None:
-    """The agent's job; with `aside_s` that of a successor, which follows the job `predecessor`. It leaves with
-    one line where another agent has the run, or the run wants no job."""
+    """The agent's job; with `aside_s` that of a successor, which follows the job `predecessor`. It leaves
+    with one line where another agent has the run, or the run wants no job."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     run = RunFolder(Path(run_folder).resolve())
     lease, allocation = Lease(run.lease), Allocation(follows=predecessor)
