@@ -68,7 +68,7 @@ def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
         ("batch-size=3", "batch-size: unknown key; there are: name, runs, dataset, "),
         (
             "dataset.source.delimiter=;",
-            "dataset.source.delimiter: unknown key; there are: kind, path, image, caption, key",
+            "dataset.source.delimiter: unknown key; there are: kind, path, image, caption, templates, fields, key",
         ),
         (
             "train.epochs=3",
