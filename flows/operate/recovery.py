@@ -11,7 +11,7 @@ A worker is known by its name, which tells apart machines of one host name and f
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -25,6 +25,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry, Crashed
@@ -33,7 +34,9 @@ from prefect.utilities.urls import url_for
 from flows.operate.automations import TAKE_UP, take_up
 from flows.starts import INTERRUPTED, run_of
 from tasks.core import screen
+from tasks.core.errors import TarmacError
 from tasks.pulse import TAG
+from tasks.runs.folder import RunFolder
 from tasks.runs.job import agent_is_alive
 
 WORKER_LABEL = "prefect.worker.name"
@@ -133,39 +136,57 @@ def _may_start_again(run: FlowRun, least: timedelta = timedelta()) -> bool:
 
 
 def unwatched(worker: str) -> dict[str, str]:
-    """The flow runs of this worker that have ended and do not start again by themselves, while their training
-    goes on and nobody watches it: a line for each, by id; none where the server does not answer."""
+    """The newest flow runs of this worker that have ended and do not start again by themselves, while their
+    training goes on and nobody watches it: a line for each, by id; none where the server does not answer."""
+    lines = {}
     try:
         with _asking() as client:
-            ended = _runs(client, {worker}, StateType.CRASHED)
+            ended = _runs(client, {worker}, StateType.CRASHED, PAGE)
             if _is_switched_on(client):
-                ended = [run for run in ended if not _may_start_again(run)]
-            ended += _runs(client, {worker}, StateType.FAILED)
-            under_way = (StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED)
-            watched = [run_of(run) for type_ in under_way for run in _runs(client, None, type_)]
+                ended = [one for one in ended if not _may_start_again(one)]
+            for one in [*ended, *_runs(client, {worker}, StateType.FAILED, PAGE)]:
+                run = run_of(one)
+                if run is not None and _trains(run) and not _is_watched(client, run):
+                    state = "over" if one.state is None else one.state.name
+                    url = url_for("flow-run", obj_id=one.id)
+                    lines[str(one.id)] = f"{one.name} is {state}, its training goes on; Retry on {url}"
     except (httpx.HTTPError, PrefectException):
         return {}
-    lines = {}
-    for one in ended:
-        run = run_of(one)
-        if run is not None and run not in watched and agent_is_alive(run):
-            state = "ended" if one.state is None else one.state.name
-            url = url_for("flow-run", obj_id=one.id)
-            lines[str(one.id)] = f"{one.name} is {state}, its training goes on; Retry on {url}"
     return lines
 
 
-def _runs(client: SyncPrefectClient, workers: Set[str | None] | None, type_: StateType) -> list[FlowRun]:
-    """The flow runs of these workers, None among them where no worker is known, in this type of state that
-    start again by themselves; without `workers` those of all."""
+def _trains(run: RunFolder) -> bool:
+    with suppress(TarmacError):  # a damaged record, which `tarmac status` reports
+        return agent_is_alive(run)
+    return False
+
+
+def _is_watched(client: SyncPrefectClient, run: RunFolder) -> bool:
+    types = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED]
+    chosen = FlowRunFilter(
+        tags=FlowRunFilterTags(all_=[TAG, run.id]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
+    )
+    return any(run_of(one) == run for one in client.read_flow_runs(flow_run_filter=chosen))
+
+
+def _runs(
+    client: SyncPrefectClient, workers: Set[str | None], type_: StateType, most: int | None = None
+) -> list[FlowRun]:
+    """The flow runs of these workers, None where no worker is known, in this type of state that start again
+    by themselves; of `most` of all workers, those that ended last."""
     chosen = FlowRunFilter(
         tags=FlowRunFilterTags(all_=[TAG, TAKE_UP]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[type_])),
     )
     found: list[FlowRun] = []
-    while page := client.read_flow_runs(flow_run_filter=chosen, limit=PAGE, offset=len(found)):
+    while (most is None or len(found) < most) and (
+        page := client.read_flow_runs(
+            flow_run_filter=chosen, sort=FlowRunSort.END_TIME_DESC, limit=PAGE, offset=len(found)
+        )
+    ):
         found += page
-    return [run for run in found if workers is None or run.labels.get(WORKER_LABEL) in workers]
+    return [run for run in found if run.labels.get(WORKER_LABEL) in workers]
 
 
 def _living() -> set[str]:

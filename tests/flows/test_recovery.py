@@ -56,8 +56,8 @@ class Server(ThreadingHTTPServer):
         if "/csrf-token" in path:
             return None  # as a server that needs none
         if path.endswith("/flow_runs/filter"):
-            [wanted] = body["flow_runs"]["state"]["type"]["any_"]
-            found = [run for run in self.runs if run.state_type and run.state_type.value == wanted]
+            wanted = body["flow_runs"]["state"]["type"]["any_"]
+            found = [run for run in self.runs if run.state_type and run.state_type.value in wanted]
             return [run.model_dump(mode="json") for run in found[body["offset"] :]]
         if path.endswith("/automations/filter"):
             made = automations.take_up().model_dump(mode="json")
