@@ -25,6 +25,7 @@ from tasks.dataset.layout import index_name
 from tasks.diagnosis import memory
 from tasks.diagnosis.memory import LoaderSize
 from tasks.diagnosis.search import Search, Space, predicted_workers, worker_counts
+from tasks.diagnosis.step_memory import cost_of, require_room
 from tasks.loader import forkserver
 from tasks.loader.settings import LoaderSettings, Measurement, Reader, Setting
 from tasks.models.recipes import load, module_of
@@ -55,14 +56,14 @@ def tune(
     the folder of how long samples are, where they are packed and it is known.
     Numbers in the config are kept as they are, and so is its reader; `is_free` searches all of them,
     whatever the config says. Leaves no process behind. DataError for data that cannot be read, UsageError
-    where not even one worker fits.
+    where not even one worker fits, or a step of the training does not.
     """
     if config.train is None:
         raise UsageError("train: missing; only a run that trains has loader settings")
     prefetch = PREFETCH if is_free or config.loader.prefetch == "auto" else config.loader.prefetch
     forkserver.fork(module_of(config.train))
     from tasks.diagnosis.measure import Bench, feed_of
-    from tasks.diagnosis.step_rate import samples_taken_per_s
+    from tasks.diagnosis.step_rate import Trial
 
     recipe = load(config.train)  # first of all, because a mistake in train.model shows here
     if config.loader.workers != "auto" and not is_free:
@@ -70,13 +71,17 @@ def tune(
         reason = f"{_workers(given)}: given as loader.workers in the config, so nothing was measured"
         return LoaderSettings(workers=given, prefetch=prefetch, reason=reason)
     progress(0, 0, "what the training takes")
+    limits, ranks = memory.limits(), config.engine.train.processes
     feed = feed_of(config, version, recipe, quarantine, lengths, prefetch=prefetch)
     bench, unit = Bench(feed, config.train.threads), unit_of(config.train)
-    share = config.train.batch_size // config.engine.train.processes
+    share = config.train.batch_size // ranks
     size = min(share, bench.samples_within(BATCH_S))  # volumes go in small batches
-    taken = samples_taken_per_s(
-        recipe, config.train, bench.batch(min(size, config.train.micro_batch or size))
-    )
+    part = min(config.train.micro_batch or share, share)
+    trial = Trial(recipe, config.train)
+    room = trial.room(limits, ranks)
+    cost = cost_of(lambda count: trial.peak_bytes(bench.batch(count)), trial.fixed_bytes, part, room)
+    require_room(config, cost, part, room, unit)
+    taken = trial.samples_per_s(bench.batch(min(size, part)))
     space = space_of(config, version, bench, is_free)
     best, measurements = searched(bench, space, size, MARGIN * taken, progress)
     return LoaderSettings(

@@ -13,9 +13,10 @@ import math
 import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 
@@ -298,9 +299,26 @@ def _rollup(pid: int) -> dict[str, float]:
 
 def _peak_above_now(pid: int) -> float:
     """By how much a process's memory has been larger than it is, in bytes."""
+    values = _status(pid)
+    return max(values["VmHWM"] - values["VmRSS"], 0.0)
+
+
+def own_bytes(name: Literal["VmRSS", "VmHWM"]) -> float:
+    """The resident memory of this process, or the most since `forget_peak`."""
+    return _status(os.getpid())[name]
+
+
+def forget_peak() -> None:
+    """Count the peak of this process's memory from now on, where the kernel lets it."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def _status(pid: int) -> dict[str, float]:
+    """The sizes in /proc/PID/status by name, in bytes."""
     values = {}
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         name, _, rest = line.partition(":")
         if name in ("VmHWM", "VmRSS"):
             values[name] = int(rest.split()[0]) * 1024.0
-    return max(values["VmHWM"] - values["VmRSS"], 0.0)
+    return values

@@ -1,12 +1,14 @@
-"""What a training takes: the samples a second that a few of its steps go through when nothing is waited for.
+"""What a training takes: the samples a second that a few of its steps go through when nothing is waited for,
+and the memory of a step.
 
 One batch is used again and again, so the loader has no part in it. The steps are plain ones: forward,
 backward and AdamW, on the device that the training would have. Weight averages and an exchange between ranks
-are left out, which errs on the safe side: the training takes no more than this.
+are left out, which errs on the safe side: the training goes through no more samples than this.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -16,6 +18,8 @@ import torch
 from torch import Tensor
 
 from tasks.core.schema import Train
+from tasks.diagnosis import memory
+from tasks.diagnosis.step_memory import Room
 from tasks.models.recipes import Recipe
 
 MEASURED_S, LEAST_STEPS, MOST_STEPS = 2.0, 2, 20
@@ -24,33 +28,87 @@ LONG_STEP_S = 20.0
 LOWER = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def samples_taken_per_s(recipe: Recipe, train: Train, batch: Mapping[str, Any]) -> float:
-    """Samples a second of one rank, by the fastest of some steps on `batch`: what else the machine does at
-    the time must not make the training seem slow, or it would be given too few workers."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(train.threads)
-    state = torch.get_rng_state()
-    task = recipe.task(recipe.build_model(pretrained=False).to(device)).train()
-    torch.set_rng_state(state)
-    optimizer = torch.optim.AdamW(task.parameters(), lr=0.0, fused=True)
-    lower = LOWER.get(train.precision)
-    here = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+class Trial:
+    """A model of the recipe that takes the training's steps on given batches, on the device that the training
+    would have. Its learning rate is 0, and the random numbers of the process are left as they were."""
 
-    def step() -> None:
-        optimizer.zero_grad()
-        with nullcontext() if lower is None else torch.autocast(device.type, lower):
-            loss = task(here)
+    def __init__(self, recipe: Recipe, train: Train) -> None:
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.set_num_threads(train.threads)
+        state = torch.get_rng_state()
+        model = recipe.build_model(pretrained=False).to(self._device)
+        torch.set_rng_state(state)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and recipe.part_of(name) not in train.frozen)
+        self._task = recipe.task(model).train()
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=0.0, fused=True)
+        self._lower = LOWER.get(train.precision)
+        averaged = sum(map(_bytes_of, model.parameters())) if train.ema is not None else 0
+        self.fixed_bytes = self._held() + 3 * sum(map(_bytes_of, trained)) + averaged
+        """Of this process, or of its GPU, with gradients, AdamW's two averages and that of the weights."""
+
+    def room(self, limits: memory.Limits, ranks: int) -> Room:
+        """What its peak is to be compared with, by the `limits` of the machine before it was made."""
+        if self._device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self._device)
+            return Room(free + torch.cuda.memory_reserved(self._device), "the GPU's free memory")
+        return Room(limits.memory, limits.by, ranks)
+
+    def peak_bytes(self, batch: Mapping[str, Any]) -> float:
+        """The most memory that two steps take; infinite where the GPU has not so much."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            memory.forget_peak()
+        here = self._put(batch)
+        try:
+            for _ in range(2):  # the optimizer's averages are there from the second on
+                self._step(here)
+        except torch.OutOfMemoryError:
+            return math.inf
+        if self._device.type == "cuda":
+            return float(torch.cuda.max_memory_allocated(self._device))
+        return memory.own_bytes("VmHWM")
+
+    def samples_per_s(self, batch: Mapping[str, Any]) -> float:
+        """Samples a second of one rank, by the fastest of some steps: what else the machine does at the time
+        must not make the training seem slow, or it would be given too few workers."""
+        here = self._put(batch)
+
+        def step() -> None:
+            self._step(here)
+
+        seconds = [_timed(step)]
+        if seconds[0] < LONG_STEP_S:
+            began, seconds = time.perf_counter(), [_timed(step) for _ in range(LEAST_STEPS)]
+            while time.perf_counter() - began < MEASURED_S and len(seconds) < MOST_STEPS:
+                seconds.append(_timed(step))
+        return len(batch["key"]) / min(seconds)
+
+    def _put(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: value.to(self._device) if isinstance(value, Tensor) else value
+            for name, value in batch.items()
+        }
+
+    def _step(self, batch: Mapping[str, Any]) -> None:
+        self._optimizer.zero_grad()
+        with nullcontext() if self._lower is None else torch.autocast(self._device.type, self._lower):
+            loss = self._task(batch)
         (loss.sum / loss.weight).backward()
-        optimizer.step()
-        if device.type == "cuda":
+        self._optimizer.step()
+        if self._device.type == "cuda":
             torch.cuda.synchronize()
 
-    seconds = [_timed(step)]
-    if seconds[0] < LONG_STEP_S:
-        began, seconds = time.perf_counter(), [_timed(step) for _ in range(LEAST_STEPS)]
-        while time.perf_counter() - began < MEASURED_S and len(seconds) < MOST_STEPS:
-            seconds.append(_timed(step))
-    return len(batch["key"]) / min(seconds)
+    def _held(self) -> float:
+        if self._device.type == "cuda":
+            return float(torch.cuda.memory_allocated(self._device))
+        return memory.own_bytes("VmRSS")
+
+
+def _bytes_of(parameter: Tensor) -> int:
+    return parameter.numel() * parameter.element_size()
 
 
 def _timed(step: Callable[[], None]) -> float:

@@ -20,7 +20,6 @@ import numpy as np
 from tasks.core.errors import DataError, UsageError
 from tasks.core.quarantine_file import Quarantined
 from tasks.core.schema import Config, Loader
-from tasks.core.schema.recipes import RECIPES
 from tasks.core.schema.training import JUDGED_AT_ONCE, STREAMS_REPLACE_NOTHING, Pack
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset.foreign import foreign_split
@@ -126,11 +125,8 @@ class Feed:
     def of(cls, config: Config, datasets: Sequence[Data], recipe: Shapes, **others: Any) -> Feed:
         """That of a config with a train block; `others` are further fields of it."""
         assert config.train is not None
-        train, evaluate = config.train, config.evaluate
-        row = RECIPES[train.recipe]
-        usual = min(row.judged_at_once, train.batch_size) if row.compares_samples else row.judged_at_once
-        size = (evaluate and evaluate.batch_size) or usual
-        own = {"judged_at_once": size, "micro_batch": train.micro_batch, **others}
+        train = config.train
+        own = {"judged_at_once": config.judged_at_once, "micro_batch": train.micro_batch, **others}
         return cls(tuple(datasets), recipe, train.batch_size, config.loader, train.seed, **own)
 
     @property

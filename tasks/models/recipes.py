@@ -131,6 +131,15 @@ def check(train: Train) -> Options:
     return options
 
 
+def levers(train: Train) -> str:
+    """The keys that lower the memory of a training's step, for messages."""
+    fields = options_type(train.recipe).model_fields
+    sizes = [f"train.model.{name}" for name in ("max_side", "image_size", "shape") if name in fields]
+    rows = ["train.pack"] if train.pack is not None else []
+    now = "unset" if train.micro_batch is None else f"{train.micro_batch} now"
+    return " or ".join([f"train.micro_batch ({now})", *rows, *sizes])
+
+
 def load(train: Train) -> Recipe:
     """The recipe with its `train.model` checked; UsageError names the key and the fix."""
     options = check(train)

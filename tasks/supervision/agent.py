@@ -27,8 +27,9 @@ from tasks.core import config as configs
 from tasks.core.errors import TarmacError, Withdrawn
 from tasks.core.files import disk_full_as_error, link_atomic
 from tasks.core.lock import Lease, holder_of
+from tasks.diagnosis.observation.machine import oom_kills
 from tasks.evaluation import best
-from tasks.models import hub
+from tasks.models import hub, recipes
 from tasks.runs import jobs, metrics, stop
 from tasks.runs.checkpoints import CheckpointMeta, Listing, newest_sound, read_meta
 from tasks.runs.folder import RunFolder
@@ -79,6 +80,8 @@ class Agent:
         self._asked_to_stop: str | None = None
         self._signal: str | None = None
         self._restarts = 0
+        self._oom_kills = 0
+        """Of the machine, when the training was started."""
         self._is_forced = False
         """Whether the training did not obey in time."""
         self._obeyed: str | None = None
@@ -280,6 +283,7 @@ class Agent:
 
     def _start_ranks(self, held: Sequence[int]) -> trainer.Ranks:
         self._lease.require()
+        self._oom_kills = oom_kills()
         ranks = self._ranks = trainer.start(
             self._run, self._journal.number, self._config, self._lease.identity, held
         )
@@ -346,6 +350,7 @@ class Agent:
         """Write down how the training, which came to step `said`, ended: findings, `exit.json`, state."""
         newest = newest_sound(self._run)
         step = max(said, 0 if newest is None else newest.step)
+        assert self._config.train is not None
         all_seen = [
             Evidence(
                 exit_code=end.exit_code,
@@ -361,6 +366,8 @@ class Agent:
                 stood_still=stood_still(end, ends),
                 stalled=stalled,
                 restarts=self._restarts,
+                oom_kills=oom_kills() - self._oom_kills,
+                levers=recipes.levers(self._config.train),
             )
             for end in causes
         ]

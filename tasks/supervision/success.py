@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from tasks.supervision.ends import RankEnd
 
 RESUME = "start the run again: it resumes from its newest checkpoint"
 TAMER = "lower train.lr or lengthen train.warmup; with bf16 try fp32"
+LEVERS = "LEVERS"
+"""In a remedy, where the keys stand that lower the memory of this training's step."""
 TRACEBACK = "Traceback (most recent call last):"
 ERROR = re.compile(r"error: |(?:\[rank\d+\]: )?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b")
 KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
@@ -52,12 +55,12 @@ KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
     (
         r"(?m)^error: .*: cannot be written: .*memory ran out while saving|^MemoryError\b",
         "memory.exceeded",
-        f"lower loader.workers, loader.prefetch or train.batch_size; {RESUME}",
+        f"lower loader.workers, loader.prefetch or {LEVERS}; {RESUME}",
     ),
     (
         r"CUDA out of memory|torch\.OutOfMemoryError",
         "cuda.oom",
-        "lower train.batch_size or use precision bf16",
+        f"lower {LEVERS}, or use precision bf16; {RESUME}",
     ),
 )
 """What a dying training says in so many words: pattern, code, remedy."""
@@ -82,6 +85,9 @@ class Evidence:
     Of several `ranks`, exit code and log are those of `rank`, with which the end began; `stood_still` says in
     what way it kept the others waiting, None where it did not. `further` are ranks that ended with it.
 
+    `oom_kills` are the processes that the kernel has ended for want of memory while it ran, and `levers` the
+    keys that lower what a step takes.
+
     `stalled` is the verdict on a standstill that the agent ended the training for, after so many `restarts`.
     """
 
@@ -99,6 +105,8 @@ class Evidence:
     further: Sequence[Evidence] = ()
     stalled: str | None = None
     restarts: int = 0
+    oom_kills: int = 0
+    levers: str = "train.micro_batch or train.batch_size"
 
     @property
     def signal_name(self) -> str | None:
@@ -208,10 +216,12 @@ def _of_the_end(seen: Evidence) -> list[Finding]:
         return []
     text = "\n".join(seen.log_tail)
     known = [_cause(code, seen, remedy) for pattern, code, remedy in KNOWN_ENDS if re.search(pattern, text)]
-    if seen.signal_name is not None:
-        hint = (
-            "SIGKILL is what the kernel sends when memory is short (dmesg); " if seen.exit_code == -9 else ""
-        )
+    if seen.exit_code == -signal.SIGKILL and seen.oom_kills:
+        remedy = f"lower {LEVERS}, or take a machine with more memory; {RESUME}"
+        known.append(_cause("memory.exceeded", seen, remedy, signal=seen.signal_name))
+    elif seen.signal_name is not None:
+        is_kill = seen.exit_code == -signal.SIGKILL
+        hint = f"if the kernel sent it because memory was short (dmesg), lower {LEVERS}; " if is_kill else ""
         known.append(_cause("process.gone", seen, hint + RESUME, signal=seen.signal_name))
     return known
 
@@ -225,6 +235,7 @@ def _cause(code: str, seen: Evidence, remedy: str, **evidence: Any) -> Finding:
         **evidence,
         **({"last_line": last} if last else {}),
     }
+    remedy = remedy.replace(LEVERS, seen.levers)
     return Finding(code, "error", remedy, where={"rank": seen.rank}, evidence=facts)
 
 
@@ -257,7 +268,8 @@ def _one_in_words(cause: Finding) -> str:
         "worker.crashed": f"a loader worker crashed at step {facts['step']}",
         "sample.poison": f"bad data ended it at step {facts['step']}",
         "disk.too_small": f"the disk was full at step {facts['step']}",
-        "memory.exceeded": f"memory ran out at step {facts['step']}",
+        "memory.exceeded": f"memory ran out at step {facts['step']}"
+        + (", and the kernel killed the training" if facts.get("signal") else ""),
         "cuda.oom": f"the GPU's memory ran out at step {facts['step']}",
         "process.gone": f"the training process was killed by {facts.get('signal')} at step {facts['step']}",
     }

@@ -13,7 +13,7 @@ from tasks.core.child import Killed
 from tasks.core.schema import Config, Loader
 from tasks.core.screen import Progress, no_progress
 from tasks.loader.settings import LoaderSettings, read_settings, write_settings
-from tasks.models.recipes import options_type
+from tasks.models.recipes import levers, options_type
 from tasks.runs import record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
@@ -82,7 +82,8 @@ def _measure(run: RunFolder, config: Config, on_idle: Callable[[], None], tries:
     try:
         return child.call(MEASURE, arguments, is_private=config.dataset.private, on_idle=on_idle)
     except Killed as killed:
-        if tries == 1:
-            raise
+        if tries == 1 and config.train is not None:
+            hint = f"if the kernel did it because memory was short (dmesg), lower {levers(config.train)}"
+            raise Killed(f"{killed}\n  {hint}") from None
         logger.warning("%s; again", str(killed).splitlines()[0])
         return _measure(run, config, on_idle, tries - 1)

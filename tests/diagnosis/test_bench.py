@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tasks.dataset.quarantine import Quarantined
 from tasks.diagnosis import bench, measure, memory, step_rate
 from tasks.diagnosis.bench import explain, readers_of, searched, space_of, tune
 from tasks.diagnosis.memory import Limits, LoaderCost
+from tasks.diagnosis.step_memory import Room
 from tasks.loader.feed import Data, Feed
 from tasks.loader.settings import LoaderSettings, Measurement, Setting
 from tasks.models.recipes import load
@@ -61,7 +63,26 @@ def use(monkeypatch: pytest.MonkeyPatch, transform: Any) -> None:
 
 
 def takes(monkeypatch: pytest.MonkeyPatch, samples_per_s: float) -> None:
-    monkeypatch.setattr(step_rate, "samples_taken_per_s", lambda recipe, train, batch: samples_per_s)
+    monkeypatch.setattr(step_rate, "Trial", lambda recipe, train: Stand(samples_per_s))
+
+
+@dataclass
+class Stand:
+    """In the place of a training's steps: they take no memory, and so many samples a second."""
+
+    rate: float
+    batches: list[Any] = field(default_factory=list)
+    fixed_bytes = 0.0
+
+    def room(self, limits: Limits, ranks: int) -> Room:
+        return Room(1e12, "a test")
+
+    def peak_bytes(self, batch: Any) -> float:
+        return 0.0
+
+    def samples_per_s(self, batch: Any) -> float:
+        self.batches.append(batch)
+        return self.rate
 
 
 def loader_processes() -> set[int]:
@@ -220,7 +241,7 @@ def test_the_pace_of_a_real_training_is_measured(make_version: MakeVersion) -> N
     feed = Feed.of(config, [Data(make_version(train=[20]))], recipe)
     batch = measure.Bench(feed, 1).batch(8)
     before = torch.get_rng_state()
-    rate = step_rate.samples_taken_per_s(recipe, config.train, batch)
+    rate = step_rate.Trial(recipe, config.train).samples_per_s(batch)
     assert 8 / 30 < rate < 1e5
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -11,12 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
+from tasks.core import config as configs
 from tasks.core.errors import UsageError
+from tasks.loader.feed import Data, Feed
 from tasks.models import recipes
 from tasks.models.task import Answerer
 from tasks.models.vlm.chat_text import ChatText, Message
 from tasks.models.vlm.tiles import Tiles
 from tasks.models.vlm.vlm import VlmTask, block_mask, rows_of
+from tests.conftest import ROOT
 from tests.models.examples import MODELS, SAMPLES, batch_of, chat, train_block
 
 TEXT = ChatText("tarmac/chat", tokens_per_tile=4, grid=2)
@@ -240,3 +243,16 @@ def test_towers_and_language_models_of_transformers_come_from_a_folder(kind: str
     loss = task.train()(batch_of(recipe, "vlm"))
     loss.sum.backward()
     assert all(one.grad is not None for one in trained.values() if one.requires_grad), "or ranks would wait"
+
+
+@pytest.mark.parametrize(
+    ("changes", "judged"),
+    [([], 4), (["train.batch_size=64"], 8), (["train.batch_size=64", "train.micro_batch=2"], 2)],
+)
+def test_no_more_conversations_are_judged_at_once_than_a_pass_trains_on(
+    tmp_path: Path, changes: list[str], judged: int
+) -> None:
+    """A pass of 256, as of pictures and captions, would be 3.4 GB of tiles alone, in each batch of a worker."""
+    config = configs.load(ROOT / "configs/digits-chat.yaml", ["evaluate=null", *changes])
+    assert config.train is not None
+    assert Feed.of(config, [Data(tmp_path)], recipes.load(config.train)).judged_at_once == judged

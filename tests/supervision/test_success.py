@@ -42,6 +42,19 @@ def test_any_missing_piece_is_a_failure(changes: dict[str, object], codes: list[
     assert all(finding.severity == "error" and finding.remedy for finding in verdict.findings)
 
 
+def test_a_kill_for_want_of_memory_names_what_to_lower() -> None:
+    """Started again as it is it would be killed again."""
+    killed = replace(GOOD, exit_code=-9, step=9, levers="train.micro_batch (unset) or train.model.max_side")
+    (finding,) = judge(replace(killed, oom_kills=1)).findings
+    assert finding.code == "memory.exceeded"
+    assert finding.remedy.startswith("lower train.micro_batch (unset) or train.model.max_side, or take")
+    assert "memory ran out at step 9, and the kernel killed" in judge(replace(killed, oom_kills=1)).reason
+    (unsure,) = judge(killed).findings
+    assert unsure.code == "process.gone" and "lower train.micro_batch (unset) or" in unsure.remedy
+    (other,) = judge(replace(killed, exit_code=-11, oom_kills=1)).findings
+    assert other.code == "process.gone" and "lower" not in other.remedy
+
+
 @pytest.mark.parametrize(
     ("line", "code"),
     [

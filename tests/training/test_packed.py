@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +32,7 @@ from tasks.supervision import tuning
 from tasks.training.loop import _packing, measure_lengths
 from tasks.training.ranks import Ranks
 from tests.conftest import ROOT
+from tests.diagnosis.test_bench import Stand
 from tests.models.examples import picture
 from tests.training.helpers import model_bytes, rows, set_workers, train_here
 
@@ -157,16 +157,11 @@ def test_bench_and_preflight_take_rows_as_the_training_packs_them(
     monkeypatch.setattr(measure, "SAMPLES_MEASURED", 15)
     monkeypatch.setattr(lengths, "RUN", 5)
     monkeypatch.setattr(bench, "available_cores", lambda: 1)
-    seen = []
-
-    def takes(recipe: object, train: object, batch: Mapping[str, Any]) -> float:
-        seen.append(batch)
-        return 1.0
-
-    monkeypatch.setattr(step_rate, "samples_taken_per_s", takes)
+    trial = Stand(1.0)
+    monkeypatch.setattr(step_rate, "Trial", lambda recipe, train: trial)
     settings = bench.tune(config, version)
     assert settings.unit == "rows" and " rows/s" in settings.reason
-    [batch] = seen
+    [batch] = trial.batches
     assert batch["segments"].max() > 0 and len(batch["key"]) == len(batch["tokens"])
     assert config.train is not None
     feed = measure.feed_of(config, version, recipes.load(config.train))

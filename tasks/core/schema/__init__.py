@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from tasks.core.schema.block import Block, Folder
 from tasks.core.schema.dataset import Dataset, ImageRules, ShardRules, Splits, VolumeRules
 from tasks.core.schema.engine import BuildEngine, Engines, EvaluateEngine, TrainEngine
+from tasks.core.schema.recipes import RECIPES
 from tasks.core.schema.reinforce import Reinforce
 from tasks.core.schema.source import (
     ChatSource,
@@ -96,6 +97,15 @@ class Config(Block):
         if self.schedule is not None and self.schedule.then == "train" and self.train is None:
             raise ValueError("schedule.then: train needs a train block")
         return self
+
+    @property
+    def judged_at_once(self) -> int:
+        """Samples per pass of evaluations and of the validation loss."""
+        assert self.train is not None
+        row, train = RECIPES[self.train.recipe], self.train
+        trained = train.batch_size if row.compares_samples else train.micro_batch or train.batch_size
+        given = None if self.evaluate is None else self.evaluate.batch_size
+        return given or min(row.judged_at_once, trained)
 
     def _require_packable(self, train: Train) -> None:
         if train.pack is not None and self.loader.reader == "streaming":

@@ -19,10 +19,10 @@ class Recipe(NamedTuple):
     recipe: str
     """Builds models; a `tasks.models.recipes.Recipe`."""
     judged_at_once: int = 256
-    """Samples per pass of evaluations and of the validation loss, unless the config says how many."""
+    """Samples per pass of evaluations and of the validation loss, unless the config says how many. No more
+    are judged at once than are trained on: in a batch where the loss compares samples, else in a pass."""
     compares_samples: bool = True
-    """Whether the loss grows with the batch, as contrastive ones do; no more samples are then judged at
-    once than are trained on."""
+    """Whether the loss compares the samples of a batch, as contrastive ones do, and grows with it."""
 
 
 RECIPES: dict[str, Recipe] = {
@@ -32,7 +32,10 @@ RECIPES: dict[str, Recipe] = {
         "tasks.models.reinforced.clip_reinforced:ReinforcedRecipe",
     ),
     "vlm": Recipe(
-        "tasks.models.vlm.vlm_options:VlmOptions", "tasks.models.vlm.vlm:VlmRecipe", compares_samples=False
+        "tasks.models.vlm.vlm_options:VlmOptions",
+        "tasks.models.vlm.vlm:VlmRecipe",
+        judged_at_once=8,
+        compares_samples=False,
     ),
     "ct_clip": Recipe(
         "tasks.models.ct.ct_clip_options:CtClipOptions",

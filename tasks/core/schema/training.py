@@ -257,7 +257,8 @@ class Evaluate(Block):
     metric has a result."""
     batch_size: Annotated[int, Field(ge=1)] | None = None
     """Samples per pass of evaluations and of the validation loss. Unless given 256 (8 of CT volumes, of which
-    256 fill 28 GB), and for a contrastive loss, which grows with the batch, `train.batch_size` at most."""
+    256 fill 28 GB, and of conversations) and, for a contrastive loss, which grows with the batch,
+    `train.batch_size` at most; of conversations `train.micro_batch` at most."""
     validation_samples: Annotated[int, Field(ge=1)] = MOST_VALIDATED
     """Held-out samples that the validation loss of a checkpoint is measured on, at most, in whole batches;
     evaluations judge all of them."""

@@ -36,6 +36,13 @@ def memory_of(pid: int) -> Memory:
     return Memory(None if total is None else total * 1024, used, kills)
 
 
+def oom_kills() -> int:
+    """How many processes the kernel has ended so far because memory was short: of this process's cgroup,
+    where it counts them, else of the machine."""
+    of_group = memory_of(os.getpid()).kills
+    return _pairs(Path("/proc/vmstat")).get("oom_kill", 0) if of_group is None else of_group
+
+
 def shared_memory(pid: int) -> tuple[int, int] | None:
     """Free and all bytes of the process's /dev/shm; None where it has none."""
     try:

@@ -1,0 +1,75 @@
+"""Whether one step of a training fits into memory, by the peak of a small one, before a training is started.
+
+What a pass takes grows with its samples, while model, gradients and optimizer do not: two samples show both.
+Small peaks drown in what else a process allocates, so where the figure would refuse a training, larger passes
+are measured that still fit, up to the training's own. An out-of-memory kill names no key; this does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tasks.core.errors import UsageError
+from tasks.core.schema import Config
+from tasks.core.units import counted
+from tasks.diagnosis.memory import SPARE, gigabytes
+from tasks.models.recipes import levers
+
+FIRST = 2
+"""Samples of the first pass that is measured."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The bytes that the ranks of a machine share, or each has of its GPU; `by` names what sets them."""
+
+    bytes: float
+    by: str
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Bytes of a rank's step: `fixed` whatever it is given, and those of each `sample` of a pass, as
+    `measured` samples have shown."""
+
+    fixed: float
+    sample: float
+    measured: int
+
+    def peak(self, samples: int) -> float:
+        return self.fixed + self.sample * samples
+
+    def fits(self, samples: int, room: Room) -> bool:
+        return room.ranks * self.peak(samples) <= SPARE * room.bytes
+
+
+def cost_of(peak_of: Callable[[int], float], fixed: float, samples: int, room: Room) -> StepCost:
+    """By `peak_of` so many samples in a pass; `samples` are those of the training's."""
+
+    def measured(count: int) -> StepCost:
+        return StepCost(fixed, max(peak_of(count) - fixed, 0.0) / count, count)
+
+    found = measured(min(FIRST, samples))
+    while not found.fits(samples, room):
+        count = min(2 * found.measured, samples)
+        if count == found.measured or not found.fits(count, room):
+            break
+        found = measured(count)
+    return found
+
+
+def require_room(config: Config, cost: StepCost, samples: int, room: Room, unit: str) -> None:
+    """UsageError with the keys to lower where a pass of so many samples does not fit."""
+    assert config.train is not None
+    if cost.fits(samples, room):
+        return
+    largest = int((SPARE * room.bytes / room.ranks - cost.fixed) / cost.sample) if cost.sample else 0
+    each = f" on each of {room.ranks} ranks" if room.ranks > 1 else ""
+    fitting = f"about {largest:,} fit" if largest > 0 else "not even one fits"
+    seen = f"by the peak of {counted(cost.measured, unit.removesuffix('s'))}"
+    raise UsageError(
+        f"train.micro_batch: a pass of {samples:,} {unit} takes {gigabytes(cost.peak(samples))}{each}, "
+        f"{seen}, and there are {gigabytes(room.bytes)} ({room.by}); {fitting}: lower {levers(config.train)}"
+    )
