@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from open_clip_train.params import parse_args
@@ -21,6 +22,9 @@ from torch.distributed.run import get_args_parser
 from flows.cli import main
 from tasks.core import config as configs
 from tasks.core.errors import UsageError
+from tasks.core.files import write_json
+from tasks.core.lock import Lease
+from tasks.core.process import Identity
 from tasks.core.schema import Train
 from tasks.dataset import versions
 from tasks.evaluation.checkpoint import LoadedCheckpoint
@@ -29,6 +33,7 @@ from tasks.models import recipes
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints, newest_sound, read_meta
 from tasks.runs.data import version_path
+from tasks.runs.environment import naming
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import last_step
 from tasks.runs.plan import plan
@@ -36,7 +41,7 @@ from tasks.trainers import recognise
 from tasks.trainers.command import Command
 from tasks.training import external, external_command
 from tests.conftest import ROOT, digits_config
-from tests.training.helpers import PATIENCE_S, rows, set_workers, train_here
+from tests.training.helpers import PATIENCE_S, rows, set_workers, train_here, wait_for
 from tests.training.helpers import make_run as plan_own
 
 SHORT = (
@@ -98,7 +103,7 @@ def words_of(run: RunFolder) -> tuple[list[str], str]:
     return words, trainer.name
 
 
-def start(run: RunFolder) -> subprocess.Popen[bytes]:
+def start(run: RunFolder, agent: Identity | None = None) -> subprocess.Popen[bytes]:
     with (run.path / "rank.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "tasks.training.external", str(run.path)],
@@ -106,6 +111,7 @@ def start(run: RunFolder) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             cwd=ROOT,
+            env={**os.environ, **({} if agent is None else naming(agent))},
             start_new_session=True,
         )
 
@@ -340,25 +346,39 @@ def test_its_exit_code_is_the_ranks(digits_dataset: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.system
-def test_it_is_ended_by_a_stop_and_with_its_starter(digits_dataset: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [("stop", 0), ("starter", 1), ("slurm", 0), ("killed", -signal.SIGKILL), ("taken over", 1)],
+)
+def test_the_command_ends_with_the_run(digits_dataset: Path, tmp_path: Path, way: str, code: int) -> None:
     run = make_run(digits_dataset, tmp_path, "evaluate=null", model=own(tmp_path, "hangs"))
-    for way in ("stop", "starter"):
-        process = start(run)
-        while "step 1/8" not in log_of(run):
-            assert process.poll() is None, log_of(run)
-            time.sleep(0.05)
-        (run.path / "rank.log").write_text("")
+    with Lease(run.lease) as lease:
+        process = start(run, lease.identity)
+        wait_for(lambda: "step 1/8" in log_of(run), process, run)
         if way == "stop":
             run.stop.write_text("enough")
-        else:
+        elif way == "starter":
             assert process.stdin is not None
             process.stdin.close()
-        assert process.wait(PATIENCE_S) == (0 if way == "stop" else 1)
-        run.stop.unlink(missing_ok=True)
+        elif (
+            way == "slurm"
+        ):  # whose signal to all processes reaches the command before the agent's order comes
+            os.killpg(process.pid, signal.SIGTERM)
+            wait_for(lambda: all(map(is_dead, psutil.Process(process.pid).children())), process, run)
+            run.stop.write_text("Slurm ended its job")
+        elif way == "killed":
+            process.kill()
+        else:
+            write_json(run.lease, {**lease.identity.to_json(), "host": "elsewhere", "since": 0.0})
+        assert process.wait(PATIENCE_S) == code, log_of(run)
         deadline = time.monotonic() + PATIENCE_S
         while group_is_alive(process.pid):
             assert time.monotonic() < deadline, "the command lives on"
             time.sleep(0.05)
+
+
+def is_dead(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def group_is_alive(pid: int) -> bool:
