@@ -146,8 +146,9 @@ def test_embeddings_share_one_space_of_unit_length(embedding: Recipe, name: str)
 
 def test_unknown_key_of_the_model_is_named(name: str) -> None:
     key = next(iter(MODELS[name]))
-    with pytest.raises(UsageError, match=rf"train\.model\.{key}x: unknown key; did you mean {key}\?"):
-        recipes.load(train_block(name, **MODELS[name], **{f"{key}x": 1}))
+    both = rf"train\.model\.{key}x: unknown key; did you mean {key}\? \| train\.model\.zzz: unknown key; there are: "
+    with pytest.raises(UsageError, match=both):
+        recipes.load(train_block(name, **MODELS[name], **{f"{key}x": 1, "zzz": 2}))
 
 
 def test_options_are_read_without_torch(name: str) -> None:
