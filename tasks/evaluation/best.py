@@ -11,10 +11,17 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.core.files import read_json
+from tasks.core.files import link_atomic, read_json
 from tasks.core.schema import Config
 from tasks.core.units import number
-from tasks.runs.checkpoints import Checkpoint, list_checkpoints, lowest_val_loss, read_meta
+from tasks.runs.checkpoints import (
+    Checkpoint,
+    CheckpointMeta,
+    Listing,
+    list_checkpoints,
+    lowest_val_loss,
+    read_meta,
+)
 from tasks.runs.folder import RunFolder
 
 VALIDATION_LOSS = "validation loss"
@@ -52,6 +59,28 @@ def choose(run: RunFolder, config: Config) -> Checkpoint | None:
         if judged:
             return min(judged, key=lambda entry: entry[:2])[2]
     return lowest_val_loss(run)
+
+
+class Pointer:
+    """Keeps `checkpoints/best` pointed at the best checkpoint, for the run's agent, which asks often."""
+
+    def __init__(self, run: RunFolder, config: Config) -> None:
+        self._run = run
+        self._config = config
+        self._checkpoints = Listing(run)
+        self._seen: tuple[int, list[tuple[int, CheckpointMeta | None]]] | None = None
+        """How often evaluations had come in at the last choice, and the newest checkpoint, whose validation
+        loss comes after it."""
+
+    def follow(self, evaluated: int) -> None:
+        """Choose again where another number of evaluations has come in, or there is a new checkpoint."""
+        seen = (evaluated, [(one.step, read_meta(one)) for one in self._checkpoints()[-1:]])
+        if seen == self._seen:
+            return
+        self._seen = seen
+        found = choose(self._run, self._config)
+        if found is not None and is_pointer(self._run) and _pointed_at(self._run) != found.path.name:
+            link_atomic(self._run.best, found.path.name)
 
 
 def is_due(run: RunFolder, config: Config) -> bool:

@@ -25,13 +25,13 @@ from typing import NoReturn
 
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError, Withdrawn
-from tasks.core.files import disk_full_as_error, link_atomic
+from tasks.core.files import disk_full_as_error
 from tasks.core.lock import Lease, holder_of
 from tasks.diagnosis.observation.machine import oom_kills
 from tasks.evaluation import best
 from tasks.models import hub, recipes
 from tasks.runs import jobs, metrics, stop
-from tasks.runs.checkpoints import CheckpointMeta, Listing, newest_sound, read_meta
+from tasks.runs.checkpoints import newest_sound
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
 from tasks.supervision import gpus, trainer, tuning
@@ -68,12 +68,12 @@ class Agent:
         self._run = run
         self._lease = lease
         self._allocation = allocation
-        self._checkpoints = Listing(run)
         self._began = time.monotonic()
         self._ranks: trainer.Ranks | None = None
         self._journal = Journal(run, lease)
         self._config = configs.reload(run.config)
         self._gatherer = gathering.Keeper(run, self._config.track.mode != "disabled")
+        self._best = best.Pointer(run, self._config)
         self._chores = Chores()
         self._succession = Succession(run, self._config, aside_s)
         self._successor: Job | None = None
@@ -86,9 +86,6 @@ class Agent:
         """Whether the training did not obey in time."""
         self._obeyed: str | None = None
         """The signal that has become the sentinel; None where somebody else wrote that."""
-        self._ranked: tuple[int, list[tuple[int, CheckpointMeta | None]]] | None = None
-        """How often evaluations had come in when `best` was last chosen, and the newest checkpoint, whose
-        validation loss comes after it."""
         self._began_at = 0
         """The step that this attempt began at."""
 
@@ -129,7 +126,7 @@ class Agent:
             if self._chores.do("the succession", lambda: self._hands_over(evaluations), False):
                 return self._chores.do("the gatherer", self._gatherer.end, None)
             time.sleep(self._pause_s())
-        self._point_best(evaluations)
+        self._best.follow(evaluations.summaries_written)
         if reason is not None:
             self._leave(evaluations, training, reason)
 
@@ -139,7 +136,7 @@ class Agent:
         is_to_come = self._chores.do(
             "the evaluations", lambda: evaluations.advance(training, submitting=submitting), True
         )
-        self._chores.do("checkpoints/best", lambda: self._point_best(evaluations), None)
+        self._chores.do("checkpoints/best", lambda: self._best.follow(evaluations.summaries_written), None)
         self._chores.do("the gatherer", self._gatherer.keep, None)
         self._chores.do("findings.jsonl", lambda: self._journal.find(evaluations.unusable.take()), None)
         return is_to_come
@@ -388,20 +385,6 @@ class Agent:
         told = exit_of(seen, verdict, started, time.time())
         self._journal.training_ended(told, verdict.state, self._obeyed, queued_again)
         return "complete" if verdict.state == "succeeded" else "broken"
-
-    def _point_best(self, evaluations: Evaluations) -> None:
-        """`checkpoints/best` follows checkpoints and evaluations as they come in."""
-        newest = [(one.step, read_meta(one)) for one in self._checkpoints()[-1:]]
-        ranked = (evaluations.summaries_written, newest)
-        if ranked == self._ranked:
-            return
-        self._ranked = ranked
-        found = best.choose(self._run, self._config)
-        if found is None or not best.is_pointer(self._run):
-            return
-        link = self._run.best
-        if not (link.is_symlink() and link.readlink() == Path(found.path.name)):
-            link_atomic(link, found.path.name)
 
 
 def main(run_folder: str, aside_s: str | None = None, predecessor: str | None = None) -> None:

@@ -213,7 +213,10 @@ def _waiting(run: RunFolder, state: RunRecord) -> str:
     """That the agent's job waits in Slurm's queue; no longer where somebody holds the run's lease."""
     slurm = None if state.job is None else Job.from_json(state.job).slurm
     holder = None if slurm is None else holder_of(run.lease)
-    return "" if slurm is None or (holder is not None and holder.is_alive()) else slurm.waiting
+    if slurm is None or (holder is not None and holder.is_alive()):
+        return ""
+    what = "the job that keeps its evaluations is " if state.state in OVER else ""
+    return what + slurm.waiting if slurm.waiting else ""
 
 
 def _silent_s(run: RunFolder, state: RunRecord) -> float:

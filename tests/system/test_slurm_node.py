@@ -44,4 +44,4 @@ def test_a_training_outlives_its_node(tmp_path: Path, lab: Path) -> None:
     subprocess.run(["scontrol", "update", f"JobId={job.id}", "StartTime=now+3"], check=True)
     finish(run)
     assert_undisturbed(run)
-    assert [one.outcome for one in record.load(run).attempts] == ["lost", "succeeded"]
+    assert [one.outcome for one in record.load(run).attempts] == ["lost", "succeeded", "evaluated"]
