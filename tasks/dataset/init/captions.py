@@ -45,7 +45,7 @@ from tasks.dataset.init.inventory import IMAGES, Inventory, suffix_of
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import RECODE, object_of
-from tasks.dataset.sources.image_folder import UNSTORABLE
+from tasks.dataset.sources.image_folder import UNREAD, UNSTORABLE
 from tasks.dataset.sources.raw_files import read_file
 from tasks.dataset.splits import FOLDERS
 
@@ -72,7 +72,11 @@ def without_captions(inventory: Inventory) -> str:
     """What to do about images that no caption was found for; "" where there are no images."""
     images = inventory.of(IMAGES)
     if not images:
-        return ""
+        unread = inventory.of(UNREAD)
+        kinds = listed(sorted({suffix_of(file) for file in unread}))
+        return (
+            f"{counted(len(unread), 'image')} in {kinds}, which is not read: convert to jpg" if unread else ""
+        )
     if not inventory.is_folder:
         return "images by themselves, without what is beside them: give their folder"
     name = images[0].rpartition("/")[2]

@@ -76,6 +76,19 @@ def test_captions_for_few_images_are_no_captions_for_all(tmp_path: Path) -> None
     assert "2 of 12 images have a .txt beside" in dict(seen.readings[1].seen)["images"]
 
 
+@pytest.mark.parametrize(("suffix", "encode"), [("avif", "jpg"), ("mpo", "keep")])
+def test_a_folder_of_what_phones_and_cameras_write(suffix: str, encode: str, tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / "raw" / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
+        picture = png(number, kind=suffix.upper())
+        (tmp_path / "raw" / f"class{number % 2}" / f"{number}.{suffix}").write_bytes(picture)
+    config = config_of(survey("raw"), tmp_path)
+    assert config.dataset.image.encode == encode
+    built = build(config)
+    assert built.accepted == 6
+    assert sum(name.endswith(".jpg") for name in members(built.version)) == 6
+
+
 def test_formats_that_shards_do_not_hold_are_encoded(tmp_path: Path) -> None:
     captions_beside(tmp_path / "raw")
     (tmp_path / "raw" / "0.png").unlink()
