@@ -2,6 +2,8 @@
 
     peak = workers x ((prefetch + 1) x batch bytes + working set + the worker itself) + batches in hand + main
 
+A validation has workers of its own beside those of the training, which wait with their batches ready.
+
 A worker has `prefetch` batches under way or ready, and while it puts the last of them together, that batch's
 samples are there twice: one by one and stacked. What one sample costs is measured; the rest is arithmetic,
 so that settings can be judged which nobody has started yet. Pages that processes share count once.
@@ -57,13 +59,15 @@ class LoaderCost:
 @dataclass(frozen=True)
 class LoaderSize:
     """The settings that decide about memory; `batch_size` is what a worker makes at a time, and `in_hand` how
-    many of those the training holds beside those of the workers."""
+    many of those the training holds beside those of the workers. `judged` are the samples of a batch of the
+    validation, where there is one."""
 
     workers: int
     prefetch: int
     batch_size: int
     ranks: int = 1
     in_hand: int = 1
+    judged: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,17 +82,23 @@ class Limits:
 
 def peak_bytes(cost: LoaderCost, size: LoaderSize) -> float:
     """The most memory that all processes of the ranks on a machine have at once."""
-    batch = cost.sample * size.batch_size
+    batch, judged = cost.sample * size.batch_size, cost.sample * size.judged
     if not size.workers:
-        return size.ranks * (cost.main + cost.buffer + cost.working + (1 + size.in_hand) * batch)
-    each = cost.worker + cost.working + cost.buffer + (size.prefetch + 1) * batch
-    return size.ranks * (cost.main + size.workers * each + size.in_hand * batch)
+        most = max((1 + size.in_hand) * batch, 2 * judged)
+        return size.ranks * (cost.main + cost.buffer + cost.working + most)
+    making = cost.worker + cost.working
+    training = size.workers * (making + cost.buffer + (size.prefetch + 1) * batch) + size.in_hand * batch
+    waiting = size.workers * (cost.worker + cost.buffer + size.prefetch * batch)
+    validating = size.workers * (making + (size.prefetch + 1) * judged) + judged if judged else 0.0
+    return size.ranks * (cost.main + max(training, waiting + validating))
 
 
 def shared_bytes(cost: LoaderCost, size: LoaderSize) -> float:
     """What the batches under way take of /dev/shm."""
-    batches = size.workers * size.prefetch + size.in_hand if size.workers else 0
-    return size.ranks * batches * cost.sample * size.batch_size
+    ready = size.workers * size.prefetch
+    training = (ready + size.in_hand) * size.batch_size
+    validating = ready * size.batch_size + (ready + 1) * size.judged if size.judged else 0
+    return size.ranks * max(training, validating) * cost.sample if size.workers else 0.0
 
 
 def open_descriptors(cost: LoaderCost, size: LoaderSize) -> int:
@@ -103,7 +113,8 @@ def largest(cost: LoaderCost, size: LoaderSize, limits: Limits) -> LoaderSize | 
     tries += [replace(size, workers=workers, prefetch=1) for workers in range(size.workers - 1, 0, -1)]
     least = replace(size, workers=min(size.workers, 1), prefetch=1)
     while least.batch_size > 1:
-        least = replace(least, batch_size=least.batch_size // 2)
+        half = least.batch_size // 2
+        least = replace(least, batch_size=half, judged=min(least.judged, half))
         tries.append(least)
     return next((one for one in tries if fits(cost, one, limits)), None)
 

@@ -30,6 +30,7 @@ from tasks.diagnosis.bench import PREFETCH
 from tasks.diagnosis.foreign.cost import LARGE_PIXELS
 from tasks.diagnosis.memory import LoaderSize
 from tasks.models import hub
+from tasks.models.held_out import held_out
 from tasks.models.recipes import options_type
 from tasks.runs.data import overfull
 
@@ -230,8 +231,12 @@ def _memory(case: OwnCase) -> Iterator[Finding]:
     ranks = case.config.engine.train.processes
     share = max(case.train.batch_size // ranks, 1)
     part = min(case.train.micro_batch or share, share)
-    size = LoaderSize(_workers(case), prefetch, part, ranks, in_hand=-(-share // part))
-    for finding in memory.judge(cost, size, case.limits, NAMES):
+    held = held_out(case.manifest.splits)
+    judged = min(case.config.judged_at_once, case.manifest.splits[held].samples) if held is not None else 0
+    size = LoaderSize(_workers(case), prefetch, part, ranks, -(-share // part), judged)
+    is_given = case.config.evaluate is not None and case.config.evaluate.batch_size is not None
+    names = {**NAMES, "judged": "evaluate.batch_size"} if is_given else NAMES
+    for finding in memory.judge(cost, size, case.limits, names):
         yield _over_all_ranks(finding, ranks)
 
 

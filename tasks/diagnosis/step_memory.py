@@ -54,7 +54,7 @@ def cost_of(peak_of: Callable[[int], float], fixed: float, samples: int, room: R
     found = measured(min(FIRST, samples))
     while not found.fits(samples, room):
         count = min(2 * found.measured, samples)
-        if count == found.measured or not found.fits(count, room):
+        if count == found.measured or not found.fits(2 * count, room):  # others may take memory meanwhile
             break
         found = measured(count)
     return found

@@ -25,6 +25,16 @@ def test_every_worker_costs_its_batches_and_itself() -> None:
     assert peak_bytes(COST, LoaderSize(4, 2, 64, ranks=2)) == 2 * peak_bytes(COST, size)
 
 
+def test_a_validation_has_workers_beside_those_of_the_training() -> None:
+    """Whose batches lie ready meanwhile."""
+    size = LoaderSize(workers=4, prefetch=2, batch_size=64, judged=256)
+    waiting = 4 * (100e6 + 2 * 64e6)
+    assert peak_bytes(COST, size) == 500e6 + waiting + 4 * (100e6 + 5e6 + 3 * 256e6) + 256e6
+    assert memory.shared_bytes(COST, size) == (8 * 64 + 9 * 256) * 1e6
+    alone = LoaderSize(workers=0, prefetch=2, batch_size=64, judged=256)
+    assert peak_bytes(COST, alone) == 500e6 + 5e6 + 2 * 256e6
+
+
 def test_what_fits_is_left_as_it_is() -> None:
     size = LoaderSize(workers=8, prefetch=4, batch_size=256)
     assert largest(COST, size, ROOM) == size

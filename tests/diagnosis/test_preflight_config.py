@@ -125,6 +125,21 @@ def test_a_batch_larger_than_the_split_is_an_error(tmp_path: Path) -> None:
     assert judge(tmp_path)["worker.starved"].config == {"train.batch_size": 20}
 
 
+def test_batches_of_a_validation_count_too(tmp_path: Path) -> None:
+    """Of conversations 256 were judged at once, where two are trained on in a pass."""
+    splits = {
+        "train": {"shards": 4, "samples": 400, "bytes": 400_000},
+        "val": {"shards": 1, "samples": 100_000, "bytes": 40_000},
+    }
+    write_version(tmp_path, splits=splits)
+    tight = replace(ROOM, memory=1.5e9)
+    loader = {"workers": 1, "prefetch": 1}
+    evaluate = {"every": 50, "tasks": ["zero_shot"], "batch_size": 100_000}
+    assert judge(tmp_path, tight, loader=loader) == {}
+    found = judge(tmp_path, tight, loader=loader, evaluate=evaluate)["memory.exceeded"]
+    assert found.config is not None and found.config["evaluate.batch_size"] <= 64
+
+
 def test_a_streaming_reader_with_fewer_shards_than_workers_is_a_warning(tmp_path: Path) -> None:
     write_version(tmp_path, shards=2)
     found = judge(tmp_path, loader={"reader": "streaming", "workers": 4})
