@@ -22,8 +22,8 @@ TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 """Texts and the colour profile: chunks that decoders inflate beside the pixels, and refuse when large."""
 TAIL = 4096
 """Bytes at a file's end in which its end mark is looked for."""
-TURNING = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
-"""Names of the chunks, and of the texts, that may say how the picture is to be turned."""
+TURNING = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+"""How texts begin that may say how the picture is to be turned, as the chunk `eXIf` may."""
 LEVEL = 6
 _GZIP_HEADER = 10
 _GZIP_TRAILER = 8
@@ -36,7 +36,10 @@ def has_end(data: bytes) -> bool:
 
 def may_turn(data: bytes) -> bool:
     """False where nothing in the file says how the picture is to be turned; it need not be parsed then."""
-    return any(name in data for name in TURNING)
+    return any(
+        name == b"eXIf" or (name in TEXTS and data.startswith(TURNING, start + 8))
+        for name, start, _ in chunks(data)
+    )
 
 
 def chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile, get_sampling
+from PIL.PngImagePlugin import PngInfo
 
 from tasks.core.schema import ImageRules
 from tasks.dataset.formats import images
@@ -171,8 +172,10 @@ def test_a_turned_jpeg_is_quantised_as_it_was(subsampling: int, after: int) -> N
 
 def test_xmp_turns_a_picture_as_exif_does() -> None:
     xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
-    for kind in ("JPEG", "WEBP"):
-        data = encoded(Image.new("RGB", (30, 10), "red"), kind, xmp=xmp)
+    info = PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", xmp.decode())
+    for kind, options in (("JPEG", {"xmp": xmp}), ("WEBP", {"xmp": xmp}), ("PNG", {"pnginfo": info})):
+        data = encoded(Image.new("RGB", (30, 10), "red"), kind, **options)
         assert images.store(data, RULES)[2] == (10, 30)
         assert images.store(data, RULES, turns=False)[1:] == (data, (30, 10))
 
