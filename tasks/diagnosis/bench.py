@@ -79,7 +79,7 @@ def tune(
     part = min(config.train.micro_batch or share, share)
     trial = Trial(recipe, config.train)
     room = trial.room(limits, ranks)
-    cost = cost_of(lambda count: trial.peak_bytes(bench.batch(count)), trial.fixed_bytes, part, room)
+    cost = cost_of(lambda count: trial.peak_bytes(bench.batch(count), room), trial.fixed_bytes, part, room)
     require_room(config, cost, part, room, unit)
     taken = trial.samples_per_s(bench.batch(min(size, part)))
     space = space_of(config, version, bench, is_free)

@@ -15,7 +15,7 @@ import math
 import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -325,11 +325,25 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
+@contextmanager
+def bounded(size: float) -> Iterator[None]:
+    """Refuse this process more than so many bytes besides what it has: an allocation then fails, where the
+    kernel would kill the process, or another one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = int(_status(os.getpid())["VmData"] + size)
+    known = [one for one in (soft, hard) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min([wanted, *known]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 def _status(pid: int) -> dict[str, float]:
     """The sizes in /proc/PID/status by name, in bytes."""
     values = {}
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         name, _, rest = line.partition(":")
-        if name in ("VmHWM", "VmRSS"):
+        if name in ("VmHWM", "VmRSS", "VmData"):
             values[name] = int(rest.split()[0]) * 1024.0
     return values

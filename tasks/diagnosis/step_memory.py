@@ -7,6 +7,7 @@ are measured that still fit, up to the training's own. An out-of-memory kill nam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,6 +52,8 @@ def cost_of(peak_of: Callable[[int], float], fixed: float, samples: int, room: R
     def measured(count: int) -> StepCost:
         return StepCost(fixed, max(peak_of(count) - fixed, 0.0) / count, count)
 
+    if not StepCost(fixed, 0.0, 0).fits(0, room):
+        return StepCost(fixed, math.inf, 0)
     found = measured(min(FIRST, samples))
     while not found.fits(samples, room):
         count = min(2 * found.measured, samples)
@@ -65,11 +68,22 @@ def require_room(config: Config, cost: StepCost, samples: int, room: Room, unit:
     assert config.train is not None
     if cost.fits(samples, room):
         return
+    there = f"{gigabytes(room.bytes)} ({room.by})"
+    if not cost.measured:
+        raise UsageError(
+            f"train.model: with gradients and AdamW's averages a rank takes {gigabytes(cost.fixed)}, "
+            f"and there are {there} for {counted(room.ranks, 'rank')}; take a smaller model, or freeze parts"
+        )
+    few = counted(cost.measured, unit.removesuffix("s"))
+    if math.isinf(cost.sample):
+        raise UsageError(
+            f"train.micro_batch: a pass of {few} takes more memory than there is, {there}: "
+            f"lower {levers(config.train)}"
+        )
     largest = int((SPARE * room.bytes / room.ranks - cost.fixed) / cost.sample) if cost.sample else 0
     each = f" on each of {room.ranks} ranks" if room.ranks > 1 else ""
     fitting = f"about {largest:,} fit" if largest > 0 else "not even one fits"
-    seen = f"by the peak of {counted(cost.measured, unit.removesuffix('s'))}"
     raise UsageError(
         f"train.micro_batch: a pass of {samples:,} {unit} takes {gigabytes(cost.peak(samples))}{each}, "
-        f"{seen}, and there are {gigabytes(room.bytes)} ({room.by}); {fitting}: lower {levers(config.train)}"
+        f"by the peak of {few}, and there are {there}; {fitting}: lower {levers(config.train)}"
     )

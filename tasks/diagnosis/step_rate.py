@@ -25,6 +25,8 @@ from tasks.models.recipes import Recipe
 MEASURED_S, LEAST_STEPS, MOST_STEPS = 2.0, 2, 20
 LONG_STEP_S = 20.0
 """The first step, which sets up what all use, is timed only where it takes longer; then it is all."""
+NO_MEMORY = ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "could not create a primitive")
+"""How an allocation that fails on a CPU is reported by torch, C++ and oneDNN."""
 LOWER = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -55,21 +57,27 @@ class Trial:
             return Room(free + torch.cuda.memory_reserved(self._device), "the GPU's free memory")
         return Room(limits.memory, limits.by, ranks)
 
-    def peak_bytes(self, batch: Mapping[str, Any]) -> float:
-        """The most memory that two steps take; infinite where the GPU has not so much."""
-        if self._device.type == "cuda":
+    def peak_bytes(self, batch: Mapping[str, Any], room: Room) -> float:
+        """The most memory that two steps take; infinite where that is more than the room, which they are kept
+        to."""
+        is_cuda = self._device.type == "cuda"
+        if is_cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
             memory.forget_peak()
-        here = self._put(batch)
+        rest = max(memory.SPARE * room.bytes / room.ranks - memory.own_bytes("VmRSS"), 0.0)
         try:
-            for _ in range(2):  # the optimizer's averages are there from the second on
-                self._step(here)
-        except torch.OutOfMemoryError:
+            with nullcontext() if is_cuda else memory.bounded(rest):
+                here = self._put(batch)
+                for _ in range(2):  # the optimizer's averages are there from the second on
+                    self._step(here)
+        except (torch.OutOfMemoryError, MemoryError):
             return math.inf
-        if self._device.type == "cuda":
-            return float(torch.cuda.max_memory_allocated(self._device))
-        return memory.own_bytes("VmHWM")
+        except RuntimeError as error:  # as torch has it on a CPU
+            if not any(sign in str(error) for sign in NO_MEMORY):
+                raise
+            return math.inf
+        return float(torch.cuda.max_memory_allocated(self._device)) if is_cuda else memory.own_bytes("VmHWM")
 
     def samples_per_s(self, batch: Mapping[str, Any]) -> float:
         """Samples a second of one rank, by the fastest of some steps: what else the machine does at the time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -55,11 +56,14 @@ def test_a_pass_that_does_not_fit_names_what_to_lower() -> None:
         "train.micro_batch: a pass of 16 samples takes 19.5 GB, by the peak of 2 samples, and there are 8.0 GB "
         "(/sys/fs/cgroup/memory.max); about 5 fit: lower train.micro_batch (unset) or train.model.max_side"
     )
+    with pytest.raises(UsageError, match=r"a pass of 2 samples takes more memory than there is, 8\.0 GB"):
+        require_room(vlm, StepCost(GB, math.inf, 2), 16, room, "samples")
     with pytest.raises(UsageError, match=r"on each of 2 ranks.*; not even one fits"):
         require_room(vlm, StepCost(5 * GB, GB, 2), 4, Room(8 * GB, "this machine", 2), "samples")
 
 
 PROGRAM = """
+from tasks.diagnosis.memory import SPARE, own_bytes
 from tasks.diagnosis.step_memory import Room, cost_of
 from tasks.diagnosis.step_rate import Trial
 from tasks.models import recipes
@@ -70,9 +74,10 @@ recipe = recipes.load(train)
 transform = recipe.transform(is_train=True)
 samples = [{"key": "a", **transform(SAMPLES["vlm"][1], None)} for _ in range(8)]
 trial = Trial(recipe, train)
-peak_of = lambda count: trial.peak_bytes(recipe.collate(samples[:count]))
+peak_of = lambda count, room=1e15: trial.peak_bytes(recipe.collate(samples[:count]), Room(room, ""))
 few = cost_of(peak_of, trial.fixed_bytes, 8, Room(1e15, ""))
-print(few.measured, few.peak(8) - few.fixed, peak_of(8) - few.fixed)
+tight = peak_of(8, (own_bytes("VmRSS") + 5e6) / SPARE)
+print(few.measured, few.peak(8) - few.fixed, peak_of(8) - few.fixed, tight)
 """
 
 
@@ -80,7 +85,8 @@ def test_two_conversations_show_what_eight_take() -> None:
     """Of a real model, in a process of its own as tuning has it: memory that others freed would hide a peak."""
     program = PROGRAM.replace("LARGE", repr(LARGE))
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    measured, foretold, seen = map(float, said.stdout.split())
+    measured, foretold, seen, tight = map(float, said.stdout.split())
+    assert tight == math.inf, "it is kept to the room, or the kernel would kill something"
     assert measured == 2 and 20e6 < seen < 200e6 and 0.5 < foretold / seen < 2, said.stdout
 
 
@@ -88,5 +94,5 @@ def test_tuning_refuses_what_does_not_fit(make_version: MakeVersion, monkeypatch
     """Before a rank is started that the kernel would kill."""
     limits = Limits(0.5 * own_bytes("VmRSS"), "half of what this process has", 1e12, 1 << 20)
     monkeypatch.setattr(memory, "limits", lambda: limits)
-    with pytest.raises(UsageError, match=r"train\.micro_batch: a pass of 8 samples takes .*half of what"):
+    with pytest.raises(UsageError, match=r"train\.model: with gradients .*half of what"):
         bench.tune(config_with(), make_version(train=[20]))
