@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tasks import doctor, stage, train
+from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
@@ -50,8 +52,9 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
 
 
 @pytest.fixture
-def stalled(tmp_path: Path) -> Callable[..., RunFolder]:
-    """A run whose agent has called it stalled."""
+def stalled(tmp_path: Path) -> Iterator[Callable[..., RunFolder]]:
+    """A run whose agent, this process, has called it stalled."""
+    held = ExitStack()
 
     def make(**blocks: Any) -> RunFolder:
         run = make_run(tmp_path, **blocks)
@@ -69,9 +72,11 @@ def stalled(tmp_path: Path) -> Callable[..., RunFolder]:
         begun = record.load(run).having(state="stalled", reason=REASON, attempts=[attempt], goal="train")
         record.save(run, begun)
         run.findings.write_text(json.dumps(FINDING) + "\n")
+        held.enter_context(Lease(run.lease))
         return run
 
-    return make
+    with held:
+        yield make
 
 
 def watched(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,7 @@ def test_reports_and_labels_must_be_there(folder: Path) -> None:
 
 def test_a_config_that_does_not_fit_names_the_key(folder: Path) -> None:
     reports = {"path": "reports.csv", "key": "VolumeName", "text": ["Finding"]}
-    with pytest.raises(UsageError, match=r"dataset\.source\.reports\.text.*'Findings'"):
+    with pytest.raises(UsageError, match=r"dataset\.source\.reports\.text.*did you mean Findings\?"):
         list(items(source(folder, reports=reports)))
     with pytest.raises(UsageError, match=r"dataset\.source\.labels\.path"):
         list(items(source(folder, labels={"path": "none.csv", "key": "VolumeName"})))
