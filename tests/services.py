@@ -242,7 +242,7 @@ class Api:
 
     def ask(self, method: str, path: str, json: Any = None) -> httpx.Response:
         """The server's answer; asks again while its database is busy or away, as Prefect's own client does."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180  # a write to SQLite waits for 60 s before the server gives it up
         while True:
             with suppress(httpx.ReadTimeout):
                 answer = self.http.request(method, path, json=json)
