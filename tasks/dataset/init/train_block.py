@@ -16,7 +16,7 @@ from tasks.dataset.init.evidence import Key, Reading
 FEW = 40
 """Samples; of fewer, the share that is held out may hold one class, one sample or none."""
 EPOCHS = 32
-SEEN_ON_CPU = {"clip": 40_000, "clip_reinforced": 20_000, "ct_clip": 4_000, "vlm": 2_500}
+SEEN_ON_CPU = {"clip": 40_000, "clip_reinforced": 20_000, "ct_clip": 4_000, "vlm": 10_000}
 """Samples that a CPU of two cores trains on in some minutes, by recipe."""
 CHECKPOINTS = 4
 MOBILECLIP_WIDTH = 1536
@@ -118,7 +118,7 @@ def _vlm(best: Reading, has_gpu: bool) -> Proposal:
             "language": "HuggingFaceTB/SmolLM2-360M-Instruct",
             "pixel_shuffle": 4,
         }
-        lr = {"projector": 5.0e-3, "vision": 5.0e-5, "language": 5.0e-5}
+        lr = {"projector": 5.12e-3, "vision": 5.0e-5, "language": 5.0e-5}
         more = [
             Key("micro_batch", 2, "conversations in one pass"),
             Key("weight_decay", 0.01),
