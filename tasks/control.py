@@ -77,19 +77,21 @@ def label(labels: dict[str, str]) -> None:
 
 
 def due_again() -> datetime | None:
-    """When the schedule that has started the flow run of this process was due last, if that is later: another
-    run was planned for then. While no worker listens, one after another becomes due."""
+    """When the schedule of this process's flow run was due last before a worker took the run; None where that
+    is the run's own time. For each time a run was planned, and all are due once no worker has listened."""
     flow_run = deployed()
     if flow_run is None or not flow_run.auto_scheduled or flow_run.run_count > 1:
         return None
     assert flow_run.deployment_id is not None
-    due = {"after_": flow_run.expected_start_time, "before_": datetime.now(UTC)}
-    chosen = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(any_=[flow_run.deployment_id]),
-        expected_start_time=FlowRunFilterExpectedStartTime.model_validate(due),
-    )
     found: list[FlowRun] = []
     with contextlib.suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
+        states = client.read_flow_run_states(flow_run.id)
+        taken = min((one.timestamp for one in states if one.is_pending()), default=datetime.now(UTC))
+        due = {"after_": flow_run.expected_start_time, "before_": taken}
+        chosen = FlowRunFilter(
+            deployment_id=FlowRunFilterDeploymentId(any_=[flow_run.deployment_id]),
+            expected_start_time=FlowRunFilterExpectedStartTime.model_validate(due),
+        )
         found = client.read_flow_runs(flow_run_filter=chosen)
     alike = [one for one in found if one.auto_scheduled and one.parameters == flow_run.parameters]
     times = [one.expected_start_time for one in alike if one.expected_start_time and one.id != flow_run.id]
