@@ -174,7 +174,7 @@ class SlurmJob:
 
     @property
     def never_starts(self) -> str:
-        """That it waits for what does not come by itself, in Slurm's words; empty when it does not."""
+        """Slurm's words for a wait that does not end by itself; empty where there is none."""
         state, reason = _watch.look(self) or ("", "")
         return f"{self} ({reason})" if state == "PENDING" and NEVER.search(reason) else ""
 
