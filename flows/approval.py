@@ -24,7 +24,7 @@ from tasks.core.errors import NeedsApproval
 from tasks.core.files import digest
 
 
-class Answer(RunInput):
+class ApprovalAnswer(RunInput):
     """The form behind the button Resume."""
 
     accept_loss: bool = Field(
@@ -52,7 +52,9 @@ def approve(loss: NeedsApproval) -> None:
     keys = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = {str(part): key for part, key in keys.items()}
     description = "\n\n".join([f"**{reason}**", *map(str.strip, folders)])
-    form: Any = Answer.with_initial_data(description=description)  # typed as if it might be asynchronous
+    form: Any = ApprovalAnswer.with_initial_data(
+        description=description
+    )  # typed as if it might be asynchronous
     with get_client(sync_client=True) as client:
         answer = client.set_flow_run_state(flow_run.id, state)
     if answer.status is SetStateStatus.ACCEPT:

@@ -55,7 +55,7 @@ from tasks.pulse import TAG
 from tasks.report import Reported
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
-from tasks.stage import Journal, artifact_key, listen, recorded, tell
+from tasks.stage import StageJournal, artifact_key, listen, recorded, tell
 from tasks.supervision.tracking import gathering
 
 SETTLED = timedelta(minutes=1)
@@ -81,7 +81,7 @@ def tarmac_flow(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
 
 
 @dataclass
-class _Subject:
+class _FlowRunSubject:
     """What the flow run of this process is about, as far as that is known yet."""
 
     config: Config | None = None
@@ -90,7 +90,7 @@ class _Subject:
     """What has failed it, once that is in its log and in its last state."""
 
 
-_subject = _Subject()
+_subject = _FlowRunSubject()
 
 
 def looks_at(dataset: str) -> None:
@@ -224,7 +224,7 @@ def _with_endings(dag: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(dag)
     def watched(*arguments: P.args, **named: P.kwargs) -> Any:
         global _subject
-        _subject = _Subject()
+        _subject = _FlowRunSubject()
         listen()
         logging.getLogger("prefect.flow_runs").addFilter(_is_news)
         _have_guarded()
@@ -271,7 +271,7 @@ def _superseded(due: datetime) -> State:
     return Completed(name="Superseded", message=message)
 
 
-def _completed(result: Any, journal: Journal) -> State:
+def _completed(result: Any, journal: StageJournal) -> State:
     """Completed, by a name that says whether anything was done, and by whom."""
     effects = {stage.effect for stage in journal.stages}
     name = "Adopted" if "adopted" in effects else "Unchanged" if effects == {"unchanged"} else "Completed"
@@ -297,7 +297,7 @@ def _field_of(error: TarmacError) -> str | None:
     return form.required[0] if isinstance(error, UsageError) and len(form.required) == 1 else None
 
 
-def _failed(text: str, error: Exception, journal: Journal) -> State:
+def _failed(text: str, error: Exception, journal: StageJournal) -> State:
     """Failed, by a line that says stage, reason and fix, and the field of the form that the fix is in."""
     fix = ""
     if isinstance(error, TarmacError) and (field := _field_of(error)) is not None:
@@ -310,7 +310,7 @@ def _failed(text: str, error: Exception, journal: Journal) -> State:
     return Failed(message=message, data=error)
 
 
-def _publish(journal: Journal, headline: str, failure: str | None) -> None:
+def _publish(journal: StageJournal, headline: str, failure: str | None) -> None:
     """Leave the flow run's page; of a run, if it works on one, else of the dataset that it builds."""
     from tasks.reporting import summary  # imports what draws pages
 

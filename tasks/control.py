@@ -40,7 +40,7 @@ from prefect.types import KeyValueLabels
 from tasks import pulse
 from tasks.core.errors import NeedsApproval, Withdrawn
 
-__all__ = ["NEEDS_APPROVAL", "Stage", "Withdrawn", "check", "deployed", "stage", "watching", "withdrawal"]
+__all__ = ["NEEDS_APPROVAL", "StageTask", "Withdrawn", "check", "deployed", "stage", "watching", "withdrawal"]
 
 NEEDS_APPROVAL = "NeedsApproval"
 """The state of what waits for a person: of a flow run, and of the task that has found what to ask."""
@@ -48,7 +48,7 @@ POLL_S = 4.0
 TIMEOUT_S = 10.0
 P = ParamSpec("P")
 R = TypeVar("R")
-_watch: Watch | None = None
+_watch: FlowRunWatch | None = None
 
 
 def check() -> None:
@@ -106,7 +106,7 @@ def watching() -> Iterator[None]:
     if context is None or context.flow_run is None:
         yield
         return
-    _watch = Watch(context.flow_run)
+    _watch = FlowRunWatch(context.flow_run)
     try:
         yield
     finally:
@@ -114,7 +114,7 @@ def watching() -> Iterator[None]:
         _watch = None
 
 
-class Watch:
+class FlowRunWatch:
     """The thread that looks at one flow run. `found` stays None as long as the run may go on."""
 
     def __init__(self, flow_run: FlowRun) -> None:
@@ -195,7 +195,7 @@ def withdrawal_of(first: FlowRun, seen: FlowRun) -> Withdrawn | None:
     return None
 
 
-class Stage(Task[P, R]):
+class StageTask(Task[P, R]):
     """A Prefect task that can be withdrawn, or come to a question: its run then ends as Cancelled or as
     NeedsApproval, not as Failed, and the flow hears of it by an error. Its results are not cached, as the
     disk knows what is done."""
@@ -213,9 +213,9 @@ class Stage(Task[P, R]):
         return done
 
 
-def stage(**options: Any) -> Callable[[Callable[P, R]], Stage[P, R]]:
+def stage(**options: Any) -> Callable[[Callable[P, R]], StageTask[P, R]]:
     """A decorator that makes a function a Stage; `options` are those of Prefect's `task`."""
-    return lambda function: Stage(function, **options)
+    return lambda function: StageTask(function, **options)
 
 
 def _ended_without_failure(function: Callable[P, R]) -> Callable[P, R]:

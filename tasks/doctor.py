@@ -16,14 +16,14 @@ from tasks.supervision.status import config_of
 
 
 @dataclass(frozen=True)
-class Examined:
+class DoctorResult:
     """The codes of what was found."""
 
     found: tuple[str, ...]
 
 
 @control.stage(name="doctor")
-def examine(run: RunFolder) -> StageResult[Examined]:
+def examine(run: RunFolder) -> StageResult[DoctorResult]:
     """Examine a run on this machine; the text is in an artifact, each cause is a warning in the log. Of
     private data there are codes only, because a log that is quoted may name samples."""
     with shown("doctor") as stage:
@@ -37,7 +37,7 @@ def examine(run: RunFolder) -> StageResult[Examined]:
         key = artifact_key("doctor", run.id)
         page = _withheld(run, done) if is_private else _page(run, done)
         tell(create_markdown_artifact, page, key=key, description=sentence)
-        return stage.result(sentence, Examined(tuple(finding.code for finding in findings)))
+        return stage.result(sentence, DoctorResult(tuple(finding.code for finding in findings)))
 
 
 def _codes(done: Examination) -> str:

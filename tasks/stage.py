@@ -66,21 +66,21 @@ class StageResult(Generic[Details]):
 
 
 @dataclass
-class Journal:
+class StageJournal:
     """What a flow run has done so far: the stages that have ended well, and the one that is under way."""
 
     stages: list[StageResult[Any]] = field(default_factory=list)
     under_way: str | None = None
 
 
-_journal = Journal()
+_journal = StageJournal()
 
 
 @contextmanager
-def recorded() -> Iterator[Journal]:
+def recorded() -> Iterator[StageJournal]:
     """The journal of the stages that the block runs."""
     global _journal
-    _journal = Journal()
+    _journal = StageJournal()
     yield _journal
 
 

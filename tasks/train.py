@@ -28,7 +28,7 @@ from tasks.supervision.tracking import gathering
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedRun:
     """The run that is trained; `changes` names what differs from its last attempt."""
 
     run: Path
@@ -36,7 +36,7 @@ class Trained:
 
 
 @control.stage(name="train")
-def train(run: RunFolder, begun: Started | None = None) -> StageResult[Trained]:
+def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRun]:
     """Watch the training that `begun` has started for this flow run, or start or adopt one.
 
     DataError with the reason and the log's last lines when the training does not succeed.
@@ -78,7 +78,7 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[Trained]:
         status = launch.wait_for_training(run, progress)
         how = "adopted; " if adopted else "up to date: " if started.is_up_to_date else ""
         effect: Effect = "adopted" if adopted else "unchanged" if started.is_up_to_date else "changed"
-        return stage.result(how + _summary(run, status), Trained(run.path, started.changes), effect)
+        return stage.result(how + _summary(run, status), TrainedRun(run.path, started.changes), effect)
 
 
 def _tell_of_standstill(run: RunFolder, reason: str) -> None:

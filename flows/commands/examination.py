@@ -13,7 +13,7 @@ from tasks.core.errors import UsageError
 from tasks.core.units import counted, format_duration, near
 
 if TYPE_CHECKING:
-    from tasks.diagnosis.watch import Watched
+    from tasks.diagnosis.watch import WatchResult
 
 RUNS = Path("runs")
 
@@ -102,7 +102,7 @@ def watch(
     return done.exit_code
 
 
-def _facts(done: Watched) -> dict[str, object]:
+def _facts(done: WatchResult) -> dict[str, object]:
     return {
         **done.report.to_json(),
         "ok": done.exit_code == 0,
@@ -116,7 +116,7 @@ def _facts(done: Watched) -> dict[str, object]:
     }
 
 
-def _ended(done: Watched) -> list[str]:
+def _ended(done: WatchResult) -> list[str]:
     """What became of the training, in lines that go to standard error; of one that was stopped the verdict
     again, which has scrolled away above what the training printed while it ended."""
     from tasks.diagnosis.doctor import verdict_of
@@ -139,6 +139,6 @@ def _ended(done: Watched) -> list[str]:
     return lines
 
 
-def _codes(done: Watched) -> set[str]:
+def _codes(done: WatchResult) -> set[str]:
     """The causes that were shown while the training stood still."""
     return {one.code for stall in done.stalls for one in stall.verdict.report.findings}

@@ -21,8 +21,8 @@ from tasks.core.units import count, counted, duration, size
 
 if TYPE_CHECKING:
     from tasks.core.schema import Config
-    from tasks.dataset.building.forecast import Forecast, Work
-    from tasks.dataset.init import Survey
+    from tasks.dataset.building.forecast import ConversionWork, Forecast
+    from tasks.dataset.init import PlaceSurvey
     from tasks.dataset.quarantine import Quarantined
 
 EVIDENCE_WIDTH = 300
@@ -104,7 +104,7 @@ def init(
     return say("\n".join(_survey_lines(seen, config)))
 
 
-def _survey_lines(seen: Survey, config: Path) -> Iterator[str]:
+def _survey_lines(seen: PlaceSurvey, config: Path) -> Iterator[str]:
     from tasks.dataset.init.evidence import shown
 
     yield shown(f"{seen.inventory.given}: {seen.inventory.described}", EVIDENCE_WIDTH)
@@ -199,7 +199,7 @@ def _build_lines(settings: Config, build: Forecast) -> Iterator[str]:
     yield f"{mark}         {room}"
 
 
-def _work_lines(settings: Config, work: Work) -> Iterator[str]:
+def _work_lines(settings: Config, work: ConversionWork) -> Iterator[str]:
     from tasks.dataset.manifest import passed_over_lines
 
     yield (

@@ -23,7 +23,7 @@ from tasks.core.units import counted, near, number, size
 if TYPE_CHECKING:
     from flows.stages import Stages
     from tasks.core.schema import Config
-    from tasks.diagnosis.staged import Staged
+    from tasks.diagnosis.staged import StagedFindings
     from tasks.runs.folder import RunFolder
 
 
@@ -182,7 +182,7 @@ def _brief(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"
 
 
-def _bench_lines(found: Staged) -> Iterator[str]:
+def _bench_lines(found: StagedFindings) -> Iterator[str]:
     """Where a sample's time goes, the numbers of workers, what limits, and the settings to copy."""
     chosen = found.settings
     unit = chosen.unit.removesuffix("s")
@@ -292,6 +292,6 @@ def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int
 
 def _run_of(stages: Stages) -> RunFolder:
     from tasks.runs.folder import RunFolder
-    from tasks.train import Trained
+    from tasks.train import TrainedRun
 
-    return RunFolder(next(one.details.run for one in stages if isinstance(one.details, Trained)))
+    return RunFolder(next(one.details.run for one in stages if isinstance(one.details, TrainedRun)))

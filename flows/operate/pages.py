@@ -86,7 +86,7 @@ def serving(folder: Path, listener: socket.socket, secret: str | None = None) ->
     With a `secret`, `USER:PASSWORD`, whoever has not got it is refused (HTTP basic authentication).
     """
     folder = folder.resolve()
-    with _Server(folder, listener, secret) as server:
+    with _PageServer(folder, listener, secret) as server:
         threading.Thread(target=server.serve_forever, name="pages", daemon=True).start()
         try:
             yield
@@ -94,19 +94,19 @@ def serving(folder: Path, listener: socket.socket, secret: str | None = None) ->
             server.shutdown()
 
 
-class _Server(ThreadingHTTPServer):
+class _PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, listener: socket.socket, secret: str | None) -> None:
-        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+        super().__init__(listener.getsockname()[:2], _PageHandler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
         self.folder = folder
         self.secret = secret
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+class _PageHandler(BaseHTTPRequestHandler):
+    server: _PageServer
     server_version = "Tarmac"
     sys_version = ""
     timeout = PATIENCE_S

@@ -96,7 +96,7 @@ def running(host: str | None, port: int | None, only: Part | None) -> Iterator[R
     All that was started ends with the block. UsageError names the option or the setting that is wrong,
     TarmacError says why something does not come up.
     """
-    place = _Place.of(host, port, only)
+    place = _ServerLocation.of(host, port, only)
     if only != "server":
         _require_configs()
     with ExitStack() as stack:
@@ -118,7 +118,7 @@ def running(host: str | None, port: int | None, only: Part | None) -> Iterator[R
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ServerLocation:
     """Where the server is, or will be; `is_setting` where PREFECT_API_URL says so and no option. The pages
     take the first free port of `pages_host` from `pages_port` on."""
 
@@ -130,7 +130,7 @@ class _Place:
     pages_port: int
 
     @classmethod
-    def of(cls, host: str | None, port: int | None, only: Part | None) -> _Place:
+    def of(cls, host: str | None, port: int | None, only: Part | None) -> _ServerLocation:
         """By the options, else by PREFECT_API_URL, else the usual port of this machine. With a server that is
         named and not to be started, `host` is that of the pages."""
         url = server.address()
@@ -184,7 +184,7 @@ def _end_on_signals(stack: ExitStack) -> None:
         stack.callback(signal.signal, sign, signal.signal(sign, interrupt))
 
 
-def _waited_for(place: _Place) -> bool:
+def _waited_for(place: _ServerLocation) -> bool:
     """Wait until a server of another service or machine answers; UsageError where none does."""
     patience_s = get_current_settings().server.ephemeral.startup_timeout_seconds
     screen.warn(f"{place.named}: no Prefect server answers there yet; waiting for it, {patience_s} s at most")
@@ -198,7 +198,7 @@ def _waited_for(place: _Place) -> bool:
     return True
 
 
-def _start_server(place: _Place, stack: ExitStack) -> Service:
+def _start_server(place: _ServerLocation, stack: ExitStack) -> Service:
     parts = urlsplit(place.api)
     if place.is_setting and (parts.scheme != "http" or parts.path != "/api" or not _is_here(place.host)):
         raise UsageError(
@@ -233,7 +233,7 @@ def _warn_if_open(listener: socket.socket, can: str, setting: str) -> None:
         )
 
 
-def _serve_pages(place: _Place, stack: ExitStack) -> str:
+def _serve_pages(place: _ServerLocation, stack: ExitStack) -> str:
     """Serve this folder's pages; returns their address for a browser, or that of TARMAC_PAGES_URL, such as a
     proxy's."""
     listener = stack.enter_context(_next_free(place.pages_host, place.pages_port))
@@ -271,7 +271,7 @@ def _take_up_lost() -> None:
             screen.warn(f"{name} was lost when its worker ended; it starts again")
 
 
-def _start_worker(place: _Place, pages_at: str, stack: ExitStack) -> Service:
+def _start_worker(place: _ServerLocation, pages_at: str, stack: ExitStack) -> Service:
     mark = uuid.uuid4().hex
     settings = {
         **get_current_settings().to_environment_variables(exclude_unset=True),

@@ -16,7 +16,7 @@ from tasks.core.units import number, percent
 
 
 @dataclass(frozen=True)
-class Frame:
+class ChartFrame:
     """The chart's size and plot area in user units; labels fit the margins in larger type, too."""
 
     width: int = 520
@@ -27,7 +27,7 @@ class Frame:
     bottom: int = 228
 
 
-FRAME = Frame()
+FRAME = ChartFrame()
 LEAST_GAP, MOST_GAP = 0.75, 6.0
 """Limits of the gap beside a bar, a twelfth of its width, in user units; narrow bars have none."""
 

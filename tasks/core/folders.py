@@ -15,7 +15,7 @@ from tasks.core.errors import UsageError
 from tasks.core.stores import (
     ABSENT,
     NotRegular,
-    Stat,
+    ObjectStat,
     Store,
     is_hidden,
     is_remote,
@@ -49,12 +49,12 @@ class LocalStore:
     def path(self, file: str) -> str:
         return file if file[:1] == "/" else f"{self.location}/{file}"
 
-    def stat(self, file: str) -> Stat:
+    def stat(self, file: str) -> ObjectStat:
         try:
             found = os.stat(file if file[:1] == "/" else f"{self.location}/{file}")
         except (OSError, ValueError):
             return ABSENT
-        return Stat(found.st_size, str(found.st_mtime_ns))
+        return ObjectStat(found.st_size, str(found.st_mtime_ns))
 
     def open(self, file: str, in_order: bool = True) -> BinaryIO:
         descriptor, _ = self._opened(file)

@@ -21,7 +21,7 @@ from tasks.core.folders import LocalStore, open_store
 from tasks.core.stores import (
     ABSENT,
     Store,
-    Unreachable,
+    StoreUnreachable,
     absolute_location,
     host_of,
     is_hidden,
@@ -60,7 +60,7 @@ def expand(location: str, suffixes: Sequence[str], config_key: str = "dataset.so
     try:
         files = _files_among(promised)
         found = [[one] if one in files else _below(one, suffixes) for one in promised]
-    except Unreachable:
+    except StoreUnreachable:
         raise
     except OSError as error:
         place, why = redact(error.filename or location), error.strerror or error

@@ -129,14 +129,14 @@ def is_hidden(file: str) -> bool:
     return not SYSTEM.isdisjoint(parts) or any(part.startswith(".") for part in parts)
 
 
-class Stat(NamedTuple):  # made for every sample, in half the time of a frozen dataclass
+class ObjectStat(NamedTuple):  # made for every sample, in half the time of a frozen dataclass
     """Size in bytes, and a stamp that changes when the content does: modification time, or entity tag."""
 
     size: int
     stamp: str
 
 
-ABSENT = Stat(-1, "")
+ABSENT = ObjectStat(-1, "")
 
 AHEAD = 1 << 18
 """Bytes of a file that are read before it has shown that it has more."""
@@ -146,7 +146,7 @@ class NotRegular(OSError):
     """A pipe, socket, device or folder in a file's place, or a name that no file can have."""
 
 
-class Unreachable(DataError, OSError):
+class StoreUnreachable(DataError, OSError):
     """The store itself does not answer, or refuses everything: it says nothing about a sample.
 
     It ends a build: counting the samples behind it as bad would publish a dataset that lacks them.
@@ -165,7 +165,7 @@ def is_environment_error(error: BaseException | None) -> bool:
     rights, a failing disk, no answer) and hence nothing about the data."""
     while error is not None:
         if isinstance(error, OSError) and error.errno not in _GONE:
-            if error.errno is not None or isinstance(error, Unreachable):
+            if error.errno is not None or isinstance(error, StoreUnreachable):
                 return True
         elif isinstance(error, MemoryError | sqlite3.OperationalError):
             return True
@@ -179,7 +179,7 @@ class Store(Protocol):
     location: str
     """The folder as a person would write it, absolute."""
 
-    def stat(self, file: str) -> Stat:
+    def stat(self, file: str) -> ObjectStat:
         """ABSENT when there is no such file, or it cannot be looked at; Unreachable."""
 
     def open(self, file: str, in_order: bool = True) -> BinaryIO:

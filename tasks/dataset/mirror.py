@@ -25,7 +25,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import write_json
 from tasks.core.remote import remote_stores
 from tasks.core.screen import Progress, no_progress
-from tasks.core.stores import Unreachable
+from tasks.core.stores import StoreUnreachable
 from tasks.dataset.layout import CURRENT, MANIFEST, MIRRORED, SHARDS, VERSION_NAME
 from tasks.dataset.tables import read_shards
 
@@ -75,7 +75,7 @@ def _store_errors(mirror: str) -> Iterator[None]:
     """DataError that names the key for what goes wrong between here and the store."""
     try:
         yield
-    except Unreachable:
+    except StoreUnreachable:
         raise
     except OSError as error:
         raise DataError(f"dataset.mirror: {error.filename or mirror}: {error.strerror or error}") from None

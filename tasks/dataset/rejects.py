@@ -148,7 +148,7 @@ class RejectRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cause:
+class RejectCause:
     """Rejects of one reason whose details differ in names and figures only.
 
     `detail` is that of the first; of private data it names nobody, or is empty, and there are no examples.
@@ -166,7 +166,7 @@ class RejectGroup:
     reason: str
     count: int
     compared: int = 0
-    causes: Sequence[Cause] = ()
+    causes: Sequence[RejectCause] = ()
     traits: Sequence[str] = ()
     """What nearly all have in common, such as `229 of 231 under train_40*`."""
 
@@ -229,17 +229,17 @@ def reject_lines(
     return [group.line() for group in groups]
 
 
-def causes_of(rows: Sequence[RejectRow], is_private: bool = False) -> list[Cause]:
+def causes_of(rows: Sequence[RejectRow], is_private: bool = False) -> list[RejectCause]:
     """The rejects of one reason grouped by their details without names and figures; the largest first."""
     alike: dict[str, list[RejectRow]] = defaultdict(list)
     for row in rows:
         alike[_NUMBER.sub("#", _NAME.sub("…", row.detail))].append(row)
     ordered = sorted(alike.values(), key=len, reverse=True)
     if is_private:
-        found = [Cause(len(same), _private_detail(same)) for same in ordered]
+        found = [RejectCause(len(same), _private_detail(same)) for same in ordered]
         return [cause for cause in found if cause.detail]
     return [
-        Cause(
+        RejectCause(
             len(same),
             shorten(same[0].detail),
             [

@@ -192,7 +192,7 @@ def write_batch(path: Path, table: Any) -> None:
         writer.write_batch(table.combine_chunks().to_batches()[0])
 
 
-class Batches:
+class ArrowBatches:
     """An Arrow file that is open; OSError or pyarrow.ArrowException as they come. Memory-mapped."""
 
     def __init__(self, path: Path, columns: Sequence[str] | None = None) -> None:

@@ -19,7 +19,7 @@ from tasks.core.findings import Finding
 from tasks.diagnosis import passage
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.observe import SECONDS, observe, read_log
-from tasks.diagnosis.observation.record import Observation, Process
+from tasks.diagnosis.observation.record import Observation, ObservedProcess
 from tasks.diagnosis.observation.redaction import redacted, without_home
 from tasks.diagnosis.verdicts import Verdict, facts_of, judge, judge_log
 from tasks.trainers import TRAINERS
@@ -142,7 +142,7 @@ def save(done: Examination, path: Path) -> None:
         raise UsageError(f"--out: {path} cannot be written ({error.strerror}); give another PATH") from None
 
 
-def _roles(processes: Sequence[Process]) -> dict[int, str]:
+def _roles(processes: Sequence[ObservedProcess]) -> dict[int, str]:
     """What each process is, by its id: `rank 0`, and `worker 1 of rank 0` where a rank has several."""
     alike: dict[tuple[str, int], list[int]] = {}
     for one in processes:

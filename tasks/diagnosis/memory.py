@@ -71,7 +71,7 @@ class LoaderSize:
 
 
 @dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """What this machine gives, in bytes and descriptors; `by` names what sets the limit of memory."""
 
     memory: float
@@ -106,7 +106,7 @@ def open_descriptors(cost: LoaderCost, size: LoaderSize) -> int:
     return SPARE_DESCRIPTORS + (size.workers * size.prefetch + size.in_hand) * cost.tensors
 
 
-def largest(cost: LoaderCost, size: LoaderSize, limits: Limits) -> LoaderSize | None:
+def largest(cost: LoaderCost, size: LoaderSize, limits: MachineLimits) -> LoaderSize | None:
     """The largest settings, at most those given, that fit: fewer batches ahead first, then fewer workers,
     then smaller batches; None where not even one sample does."""
     tries = [replace(size, prefetch=prefetch) for prefetch in range(size.prefetch, 0, -1)]
@@ -119,7 +119,7 @@ def largest(cost: LoaderCost, size: LoaderSize, limits: Limits) -> LoaderSize | 
     return next((one for one in tries if fits(cost, one, limits)), None)
 
 
-def fits(cost: LoaderCost, size: LoaderSize, limits: Limits) -> bool:
+def fits(cost: LoaderCost, size: LoaderSize, limits: MachineLimits) -> bool:
     return (
         peak_bytes(cost, size) <= SPARE * limits.memory
         and shared_bytes(cost, size) <= SPARE * limits.shared
@@ -128,7 +128,11 @@ def fits(cost: LoaderCost, size: LoaderSize, limits: Limits) -> bool:
 
 
 def judge(
-    cost: LoaderCost, size: LoaderSize, limits: Limits, names: Mapping[str, str], are_flags: bool = False
+    cost: LoaderCost,
+    size: LoaderSize,
+    limits: MachineLimits,
+    names: Mapping[str, str],
+    are_flags: bool = False,
 ) -> Iterator[Finding]:
     """What does not fit, with the largest settings that do. `names` are those of `workers`, `prefetch` and
     `batch_size` on the command line or in the config; what has no name cannot be set."""
@@ -198,7 +202,7 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e9:,.1f} GB"
 
 
-def limits(shared: Path = Path("/dev/shm")) -> Limits:
+def limits(shared: Path = Path("/dev/shm")) -> MachineLimits:
     """Of this process: the tightest memory cgroup above it, or what the machine has available."""
     available = float(psutil.virtual_memory().available)
     found = [(available, "the machine's available memory")]
@@ -210,7 +214,7 @@ def limits(shared: Path = Path("/dev/shm")) -> Limits:
     except OSError:
         room = float("inf")
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return Limits(memory, by, room, soft if soft != resource.RLIM_INFINITY else 1 << 30)
+    return MachineLimits(memory, by, room, soft if soft != resource.RLIM_INFINITY else 1 << 30)
 
 
 def _cgroup_limits() -> Iterator[tuple[Path, float]]:

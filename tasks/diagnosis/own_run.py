@@ -50,7 +50,7 @@ class OwnCase:
     version: Path
     manifest: Manifest
     cores: int
-    limits: memory.Limits
+    limits: memory.MachineLimits
     free_bytes: float
     cost: memory.LoaderCost | None = None
     """What a sample costs, or a row of packed ones, where it was measured."""

@@ -101,7 +101,7 @@ def watched_command(pid: int) -> int | None:
     return next((one for one in children if one not in relays), None) if relays else None
 
 
-class _Listener:
+class _PassageListener:
     """Who hears a copy, at the other end of a pipe: it may be killed, or stop to listen."""
 
     def __init__(self, descriptor: int) -> None:
@@ -123,7 +123,7 @@ class _Listener:
                 self._patience_s = 0.0
 
 
-def _carry(source: int, target: int, listener: _Listener) -> None:
+def _carry(source: int, target: int, listener: _PassageListener) -> None:
     """From `source` to `target` until the command has closed its end."""
     while True:
         try:
@@ -143,7 +143,7 @@ def _carry(source: int, target: int, listener: _Listener) -> None:
 
 def _relay(told: str, *ways: str) -> None:
     """The relay: `told` is the listener's descriptor, a way is SOURCE:TARGET."""
-    listener = _Listener(int(told))
+    listener = _PassageListener(int(told))
     threads = [threading.Thread(target=_carry, args=(*map(int, way.split(":")), listener)) for way in ways]
     for thread in threads:
         thread.start()

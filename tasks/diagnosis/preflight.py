@@ -29,7 +29,7 @@ from tasks.diagnosis.foreign import judgement
 from tasks.diagnosis.foreign.case import Case
 from tasks.diagnosis.foreign.mend import Mended, mend
 from tasks.diagnosis.foreign.probe import NoAnswer, ask
-from tasks.diagnosis.foreign.survey import Example, Survey, survey
+from tasks.diagnosis.foreign.survey import Example, TarSurvey, survey
 from tasks.diagnosis.own_run import OwnCase
 from tasks.models.needs import UnknownNeed
 from tasks.models.recipes import check
@@ -214,11 +214,11 @@ def _locations(tars: str, folder: Path) -> list[str]:
     return [one if is_remote(one) else os.path.join(folder, one) for one in found]
 
 
-def _present(found: Survey) -> dict[frozenset[str], list[Example]]:
+def _present(found: TarSurvey) -> dict[frozenset[str], list[Example]]:
     return {kind: its for kind, its in found.examples.items() if its}
 
 
-def _unseen(found: Survey, is_deep: bool) -> list[str]:
+def _unseen(found: TarSurvey, is_deep: bool) -> list[str]:
     unseen = []
     if not found.is_whole and not is_deep:
         unseen.append(f"{found.samples - found.looked_at:,} more samples (estimated); --deep reads them all")
@@ -227,7 +227,7 @@ def _unseen(found: Survey, is_deep: bool) -> list[str]:
     return unseen
 
 
-def _bytes_per_s(found: Survey) -> float | None:
+def _bytes_per_s(found: TarSurvey) -> float | None:
     """How fast the end of the largest tar is read: what the look has not read yet, so not from memory."""
     local = [one for one in found.tars.values() if one.looked_at and not is_remote(one.location)]
     if not local:

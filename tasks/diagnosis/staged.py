@@ -25,18 +25,24 @@ from tasks.core.units import number
 from tasks.diagnosis.bench import BATCH_S
 from tasks.loader import worker_state
 from tasks.loader.settings import LoaderSettings, Measurement, Reader
-from tasks.loader.worker_state import Stage
+from tasks.loader.worker_state import WorkerStage
 
 ONE_SAMPLE_S, ONE_WORKER_S, SEARCH_S, SUSTAINED_S = 180.0, 180.0, 900.0, 180.0
 """Deadlines, starts and imports included."""
 STEADY_S, WINDOW_S, WINDOWS = 1.0, 1.0, 8
 LENGTHS = "lengths"
 """The folder that the first test leaves for the others, of how long samples are where they are packed."""
-OF_A_SAMPLE = (Stage.OPEN, Stage.READ, Stage.DECODE, Stage.TRANSFORM, Stage.COLLATE)
+OF_A_SAMPLE = (
+    WorkerStage.OPEN,
+    WorkerStage.READ,
+    WorkerStage.DECODE,
+    WorkerStage.TRANSFORM,
+    WorkerStage.COLLATE,
+)
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedFindings:
     """What the tests found.
 
     `first` says where the time to the first sample went, and `steady` where that of a sample goes later on:
@@ -62,7 +68,7 @@ class Staged:
         }
 
 
-def bench(config: Config, version: Path, progress: Progress = no_progress) -> Staged:
+def bench(config: Config, version: Path, progress: Progress = no_progress) -> StagedFindings:
     """All tests, with loader settings searched for whatever the config says of them.
 
     DataError for data that cannot be read, and for a test that its deadline ended: it says at what it stood.
@@ -83,8 +89,10 @@ def bench(config: Config, version: Path, progress: Progress = no_progress) -> St
         chosen = {**here, **settings.model_dump(include={"workers", "prefetch", "reader"})}
         rates = _tested("sustained", chosen, SUSTAINED_S, states, no_progress, private)
     sustained, slowest = sum(rates) / len(rates), min(rates)
-    steady = {**alone["steady"], Stage.HAND_OVER.label: handing}
-    return Staged(alone["first"], steady, settings, sustained, slowest, limit_of(settings, steady, sustained))
+    steady = {**alone["steady"], WorkerStage.HAND_OVER.label: handing}
+    return StagedFindings(
+        alone["first"], steady, settings, sustained, slowest, limit_of(settings, steady, sustained)
+    )
 
 
 def one_sample(config: Config, version: Path, states: Path) -> dict[str, dict[str, float]]:
@@ -102,7 +110,7 @@ def one_sample(config: Config, version: Path, states: Path) -> dict[str, dict[st
         open_split(data.version, TRAIN, data.quarantined)
     opened = time.perf_counter()
     with feed.train() as batches:
-        path = worker_state.Keeper(states, 0, TRAIN).path(0)
+        path = worker_state.WorkerStates(states, 0, TRAIN).path(0)
         samples = len(next(batches)["key"])
         first = worker_state.read(path)
         while time.perf_counter() - opened < STEADY_S:
@@ -130,7 +138,7 @@ def one_worker(config: Config, version: Path, states: Path) -> float:
     bench = Bench(feed, config.train.threads)
     size = min(feed.batch_size, bench.samples_within(BATCH_S))
     with bench.batches(workers=1, batch_size=size) as batches:
-        path = worker_state.Keeper(states, 0, TRAIN).path(0)
+        path = worker_state.WorkerStates(states, 0, TRAIN).path(0)
         next(batches)
         before, began, samples = worker_state.read(path), time.perf_counter(), 0
         while (elapsed := time.perf_counter() - began) < STEADY_S:
@@ -191,7 +199,7 @@ REMEDIES = {
 }
 
 
-def charts_of(found: Staged) -> list[Chart]:
+def charts_of(found: StagedFindings) -> list[Chart]:
     """What each setting gives and takes: a line for each reader and number of batches ahead."""
     measured, taken = found.settings.measurements, found.settings.taken_per_s
     rate = f"{found.settings.unit}/s"
@@ -223,7 +231,7 @@ def charts_of(found: Staged) -> list[Chart]:
     return charts
 
 
-def save(found: Staged, name: str, path: Path) -> None:
+def save(found: StagedFindings, name: str, path: Path) -> None:
     """Write the page of a bench of the config called `name`. UsageError where it cannot be written."""
     page = pages.render(
         "diagnosis/bench.html", found=found, name=name, charts=charts_of(found), written=time.time()

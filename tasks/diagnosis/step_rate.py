@@ -50,7 +50,7 @@ class Trial:
         self.fixed_bytes = self._held() + 3 * sum(map(_bytes_of, trained)) + averaged
         """Of this process, or of its GPU, with gradients, AdamW's two averages and that of the weights."""
 
-    def room(self, limits: memory.Limits, ranks: int) -> Room:
+    def room(self, limits: memory.MachineLimits, ranks: int) -> Room:
         """What its peak is to be compared with, by the `limits` of the machine before it was made."""
         if self._device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._device)

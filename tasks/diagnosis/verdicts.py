@@ -16,7 +16,7 @@ from tasks.diagnosis.causes.loading import LOADING
 from tasks.diagnosis.causes.printed import findings_in
 from tasks.diagnosis.causes.signs import DISKS, LOCKS, POLLS, Signs
 from tasks.diagnosis.causes.waiting import WAITING
-from tasks.diagnosis.observation.record import Log, Observation, Process
+from tasks.diagnosis.observation.record import Log, Observation, ObservedProcess
 from tasks.trainers.contract import Trainer
 
 MOST_STATES = 4
@@ -152,7 +152,7 @@ def _unknown(signs: Signs) -> Finding:
     )
 
 
-def _stopped(stopped: list[Process], workers: int) -> Finding:
+def _stopped(stopped: list[ObservedProcess], workers: int) -> Finding:
     """Workers that do not answer; nothing says who stopped them, or why."""
     pids = " ".join(str(one.pid) for one in stopped)
     what = f"{len(stopped)} of {counted(workers, 'loader worker')} stopped by a signal (state T): {pids}"

@@ -47,7 +47,7 @@ SI_KERNEL = 0x80
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchResult:
     """How the command ended. `exit_code` is what this process should end with: the command's own, but 1 where
     a finding says that it failed, or it was stopped."""
 
@@ -63,7 +63,7 @@ class Watched:
 
 
 @dataclass
-class _Listener:
+class _OutputListener:
     """What the command's lines have shown so far; fed by the thread that passes the output on."""
 
     trainer: Trainer
@@ -107,7 +107,7 @@ def watch(
     pattern: str | None = None,
     stops: bool = False,
     output_to_stderr: bool = False,
-) -> Watched:
+) -> WatchResult:
     """Run the command until it ends. `say` shows lines about it; `pattern` is a regular expression of lines
     that show progress; `stops` ends the command when a verdict names an error. UsageError where it cannot be
     started."""
@@ -115,7 +115,7 @@ def watch(
     trainer = _with_pattern(recognise(command), pattern)
     began, began_at = time.monotonic(), time.time()
     with tempfile.TemporaryDirectory(prefix="tarmac-watch-") as kept:
-        listener = _Listener(trainer, Path(kept, "output.log"), Rhythm(began))
+        listener = _OutputListener(trainer, Path(kept, "output.log"), Rhythm(began))
         passage = Passage(listener.hear, 2 if output_to_stderr else 1)
         with _Signals() as signals:
             try:
@@ -137,7 +137,7 @@ def watch(
     report = Report([*findings, *(one for each in examinations for one in each.verdict.report.findings)])
     was_stopped = stops and bool(examinations)
     failed = was_stopped or any(one.severity == "error" for one in findings)
-    return Watched(
+    return WatchResult(
         Report(findings) if not examinations else report,
         int(failed) if was_stopped or code == 0 else 128 - code if code < 0 else code,
         trainer.name,
@@ -149,7 +149,7 @@ def watch(
     )
 
 
-def _heard(listener: _Listener) -> list[str]:
+def _heard(listener: _OutputListener) -> list[str]:
     return [*listener.failures, *listener.lines]
 
 
@@ -164,11 +164,11 @@ def _with_pattern(trainer: Trainer, pattern: str | None) -> Trainer:
 
 
 def _attend(
-    process: subprocess.Popen[bytes], listener: _Listener, say: Callable[[str], None], stops: bool
+    process: subprocess.Popen[bytes], listener: _OutputListener, say: Callable[[str], None], stops: bool
 ) -> list[Examination]:
     """Wait for the end; examine the process where it is silent for too long, and show each verdict once."""
     found: list[Examination] = []
-    work = _Work(process.pid)
+    work = _TreeActivity(process.pid)
     told: tuple[str, float] | None = None
     while True:
         try:
@@ -217,7 +217,7 @@ def _stop(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
     process.wait()
 
 
-class _Work:
+class _TreeActivity:
     """The CPU time and I/O of a process and its descendants, to see when they do nothing at all."""
 
     def __init__(self, pid: int) -> None:

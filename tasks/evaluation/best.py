@@ -16,8 +16,8 @@ from tasks.core.schema import Config
 from tasks.core.units import number
 from tasks.runs.checkpoints import (
     Checkpoint,
+    CheckpointListing,
     CheckpointMeta,
-    Listing,
     list_checkpoints,
     lowest_val_loss,
     read_meta,
@@ -29,7 +29,7 @@ Mode = Literal["max", "min"]
 
 
 @dataclass(frozen=True)
-class Best:
+class BestCheckpoint:
     """A checkpoint, and its `value` of the `metric` by which it is the best."""
 
     step: int
@@ -67,7 +67,7 @@ class Pointer:
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._run = run
         self._config = config
-        self._checkpoints = Listing(run)
+        self._checkpoints = CheckpointListing(run)
         self._seen: tuple[int, list[tuple[int, CheckpointMeta | None]]] | None = None
         """How often evaluations had come in at the last choice, and the newest checkpoint, whose validation
         loss comes after it."""
@@ -96,7 +96,7 @@ def is_pointer(run: RunFolder) -> bool:
     return run.best.is_symlink() or not run.best.exists()
 
 
-def standing(run: RunFolder, config: Config) -> Best | None:
+def standing(run: RunFolder, config: Config) -> BestCheckpoint | None:
     """The checkpoint that `checkpoints/best` points at; None where it points at none."""
     name = _pointed_at(run)
     if not name.startswith("step_") or not (run.checkpoints / name).is_dir():
@@ -105,10 +105,10 @@ def standing(run: RunFolder, config: Config) -> Best | None:
     asked = config.evaluate.best if config.evaluate is not None else None
     value = None if asked is None else _figure(run, checkpoint.step, asked.metric)
     if asked is not None and value is not None:
-        return Best(checkpoint.step, asked.metric, value)
+        return BestCheckpoint(checkpoint.step, asked.metric, value)
     meta = read_meta(checkpoint)
     loss = None if meta is None else meta.val_loss
-    return Best(checkpoint.step, VALIDATION_LOSS, loss, "" if asked is None else asked.metric)
+    return BestCheckpoint(checkpoint.step, VALIDATION_LOSS, loss, "" if asked is None else asked.metric)
 
 
 def mode_of(config: Config) -> Mode:

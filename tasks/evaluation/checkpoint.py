@@ -15,7 +15,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset.tar.format import Sample
 from tasks.dataset.versions import read_manifest
-from tasks.evaluation.contract import Answered, BatchLoss, Embedded, Embeddings, Members, Place
+from tasks.evaluation.contract import Answered, BatchLoss, CheckpointLocation, Embedded, Embeddings, Members
 from tasks.loader.bad import BadSampleError
 from tasks.loader.batches import open_split
 from tasks.loader.feed import Data, Feed
@@ -52,7 +52,7 @@ class LoadedCheckpoint:
     """An `Embedder` or an `Answerer`, as its recipe's capabilities say."""
     device: torch.device
     feed: Feed
-    _place: Place
+    _place: CheckpointLocation
 
     @classmethod
     def open(cls, run: RunFolder, config: Config, step: int) -> LoadedCheckpoint:
@@ -65,10 +65,10 @@ class LoadedCheckpoint:
             task=recipe.task(model).to(device).eval(),
             device=device,
             feed=Feed.of(config, [data], recipe, workers=workers),
-            _place=Place(run.path, run.checkpoint(step), step),
+            _place=CheckpointLocation(run.path, run.checkpoint(step), step),
         )
 
-    def place(self) -> Place:
+    def place(self) -> CheckpointLocation:
         return self._place
 
     def held_out(self) -> str:

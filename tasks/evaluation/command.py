@@ -18,7 +18,7 @@ from pydantic import Field
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
-from tasks.evaluation.contract import Evaluator, Outcome, Subject
+from tasks.evaluation.contract import EvaluationOutcome, Evaluator, Subject
 from tasks.models import hub
 from tasks.models.recipes import Capability
 
@@ -30,7 +30,7 @@ OF_ONE_SLURM_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTA
 """Source: what lmms-eval keeps from its jobs, entrypoints/job_scheduler.py."""
 
 
-class Command(Evaluator):
+class CommandEvaluator(Evaluator):
     """The arguments of a task of kind `command`."""
 
     needs: ClassVar[frozenset[Capability]] = frozenset()
@@ -41,7 +41,7 @@ class Command(Evaluator):
     run's, `{step}` its step, and `{output}` the JSON file to write: an object of numbers by name, or one with
     `metrics` and, where it is known, `samples`."""
 
-    def evaluate(self, subject: Subject) -> Outcome:
+    def evaluate(self, subject: Subject) -> EvaluationOutcome:
         """The numbers it wrote. DataError when it fails or writes none, with the last that it said."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "output.json")
@@ -100,7 +100,7 @@ def filled(part: str, values: Mapping[str, str]) -> str:
     return part
 
 
-def outcome_of(output: Path, program: str) -> Outcome:
+def outcome_of(output: Path, program: str) -> EvaluationOutcome:
     try:
         content: Any = read_json(output)
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def outcome_of(output: Path, program: str) -> Outcome:
     if wrong is not None:
         raise DataError(f"{program} wrote {table[wrong]!r} as {wrong!r}, which is no finite number")
     samples = content.get("samples", 0) if table is not content else 0
-    return Outcome({str(name): float(value) for name, value in table.items()}, "", int(samples))
+    return EvaluationOutcome({str(name): float(value) for name, value in table.items()}, "", int(samples))
 
 
 def _is_number(value: Any) -> bool:

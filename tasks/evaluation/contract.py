@@ -56,7 +56,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EvaluationOutcome:
     """What an evaluator found out; see EvaluationResult for the fields."""
 
     metrics: Mapping[str, float]
@@ -71,7 +71,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointLocation:
     """Where a checkpoint lies."""
 
     run: Path
@@ -82,7 +82,7 @@ class Place:
 class Subject(Protocol):
     """A checkpoint together with the data it is judged on."""
 
-    def place(self) -> Place:
+    def place(self) -> CheckpointLocation:
         """Where it lies, for programs that read it themselves."""
 
     def held_out(self) -> str:
@@ -149,7 +149,7 @@ class Evaluator(BaseModel, ABC):
         return ""
 
     @abstractmethod
-    def evaluate(self, subject: Subject) -> Outcome:
+    def evaluate(self, subject: Subject) -> EvaluationOutcome:
         """Judge the checkpoint; DataError, naming the sample and the fix, for data that does not allow it."""
 
 

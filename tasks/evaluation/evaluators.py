@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tasks.core.errors import UsageError, instead, listed
 from tasks.core.schema import Config, TaskSpec
-from tasks.evaluation.command import Command
+from tasks.evaluation.command import CommandEvaluator
 from tasks.evaluation.contract import Evaluator, Members
 from tasks.evaluation.lmms_eval import LmmsEval
 from tasks.evaluation.multilabel import MultiLabel
@@ -27,7 +27,7 @@ EVALUATORS: Mapping[str, type[Evaluator]] = {
     "multilabel": MultiLabel,
     "validation_loss": ValidationLoss,
     "vlm": Vlm,
-    "command": Command,
+    "command": CommandEvaluator,
     "lmms_eval": LmmsEval,
 }
 

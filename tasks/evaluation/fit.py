@@ -19,7 +19,7 @@ from tasks.dataset.sources import open_sources
 from tasks.dataset.versions import read_manifest
 from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Members
-from tasks.evaluation.zero_shot import Label, ZeroShot
+from tasks.evaluation.zero_shot import ClassReader, ZeroShot
 from tasks.loader.indexed import IndexedReader
 from tasks.models.held_out import held_out, nothing_held_out
 from tasks.runs.data import data_of, left_out_of
@@ -82,7 +82,7 @@ def _labels(config: Config, version: Path | None, task: ZeroShot) -> Iterator[tu
     """Label and caption of samples."""
     if version is not None:
         split = task.split or held_out(read_manifest(version).splits)
-        label = Label(task.label)
+        label = ClassReader(task.label)
         for members in _samples(version, split, []) if split is not None else ():
             yield label(members), members["txt"].decode()
         return

@@ -27,7 +27,7 @@ from pydantic import Field
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import read_json, write_json
 from tasks.evaluation.command import run_program
-from tasks.evaluation.contract import Evaluator, Members, Outcome, Subject
+from tasks.evaluation.contract import EvaluationOutcome, Evaluator, Members, Subject
 from tasks.loader.decoders import decode_image
 from tasks.models.recipes import Capability
 from tasks.runs.folder import RunFolder
@@ -67,7 +67,7 @@ class LmmsEval(Evaluator):
             "with `limit: 1` where there is a network"
         )
 
-    def evaluate(self, subject: Subject) -> Outcome:
+    def evaluate(self, subject: Subject) -> EvaluationOutcome:
         """`<task>_<metric>` for each number that lmms-eval found, by nanoVLM's names. DataError when a task
         fails or finds none, after which those that were done are not asked again."""
         place = subject.place()
@@ -81,7 +81,7 @@ class LmmsEval(Evaluator):
             found = read_json(path)
             metrics |= found["metrics"]
             samples += found["samples"]
-        return Outcome(metrics, "", samples)
+        return EvaluationOutcome(metrics, "", samples)
 
     def _digest(self) -> str:
         """Of what changes the figures of a task."""
@@ -137,22 +137,22 @@ def figures_of(results: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {"metrics": metrics, "samples": sum(int(one.get("effective", 0)) for one in counted)}
 
 
-class Server(ThreadingHTTPServer):
+class ChatServer(ThreadingHTTPServer):
     """Answers chat completions by one checkpoint, one after the other; remembers what failed."""
 
     daemon_threads = True
 
     def __init__(self, subject: Subject, most_tokens: int) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), ChatHandler)
         self.subject, self.most_tokens = subject, most_tokens
         self.turn = threading.Lock()
         self.failures: list[str] = []
 
 
 @contextmanager
-def serving(subject: Subject, most_tokens: int) -> Iterator[Server]:
+def serving(subject: Subject, most_tokens: int) -> Iterator[ChatServer]:
     """A server on this machine's loopback, within."""
-    with Server(subject, most_tokens) as server:
+    with ChatServer(subject, most_tokens) as server:
         thread = threading.Thread(target=server.serve_forever, name="lmms-eval-server", daemon=True)
         thread.start()
         try:
@@ -162,10 +162,10 @@ def serving(subject: Subject, most_tokens: int) -> Iterator[Server]:
             thread.join()
 
 
-class Handler(BaseHTTPRequestHandler):
+class ChatHandler(BaseHTTPRequestHandler):
     """OpenAI's `POST /v1/chat/completions`, as far as lmms-eval asks for it."""
 
-    server: Server
+    server: ChatServer
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))

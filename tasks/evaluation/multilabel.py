@@ -20,7 +20,14 @@ from pydantic import Field
 
 from tasks.core.errors import DataError
 from tasks.core.units import counted
-from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject, require_finite
+from tasks.evaluation.contract import (
+    Embeddings,
+    EvaluationOutcome,
+    Evaluator,
+    Members,
+    Subject,
+    require_finite,
+)
 from tasks.evaluation.ct_clip_files import ct_clip_files
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
 from tasks.evaluation.statistics import Figures, auroc, percentile_interval, resampled
@@ -75,7 +82,7 @@ class MultiLabel(Evaluator):
         labels = self.labels or [*known] or ["*"]
         return [f"{metric}_{label}" for metric in ("auroc", *AT_THRESHOLD) for label in ("mean", *labels)]
 
-    def evaluate(self, subject: Subject) -> Outcome:
+    def evaluate(self, subject: Subject) -> EvaluationOutcome:
         """AUROC, F1 (the mean over both classes by their samples), accuracy and precision of each label, and
         their means over the labels.
 
@@ -93,7 +100,7 @@ class MultiLabel(Evaluator):
         truth = np.array([[fact.labels[label] for label in labels] for fact in facts], np.float64)
         scores = probabilities(volumes, texts, subject.logit_scale())
         judged = {
-            label: Label(truth[:, place], scores[:, place])
+            label: LabelScores(truth[:, place], scores[:, place])
             for place, label in enumerate(labels)
             if 0 < truth[:, place].sum() < len(truth)
         }
@@ -111,7 +118,7 @@ class MultiLabel(Evaluator):
         metrics, intervals = summarise(judged, [fact.group or fact.key for fact in facts], self.resamples)
         chance = {name: 0.5 for name in metrics if name.startswith("auroc_")}
         names = [fact.name or fact.key for fact in facts]
-        return Outcome(
+        return EvaluationOutcome(
             metrics,
             split,
             len(facts),
@@ -194,7 +201,7 @@ def read_facts(members: Members, group: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Label:
+class LabelScores:
     """One label over all samples: whether each has it, and the score it got."""
 
     truth: Figures
@@ -242,7 +249,7 @@ def probabilities(volumes: Embeddings, texts: Embeddings, logit_scale: float) ->
 
 
 def summarise(
-    judged: Mapping[str, Label], groups: Sequence[str], rounds: int
+    judged: Mapping[str, LabelScores], groups: Sequence[str], rounds: int
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
     """All metrics and their intervals, the mean AUROC first; the thresholds are those of all samples."""
     once = _figures(judged, np.ones((1, len(groups))))
@@ -254,7 +261,7 @@ def summarise(
     )
 
 
-def _figures(judged: Mapping[str, Label], weights: Figures) -> dict[str, Figures]:
+def _figures(judged: Mapping[str, LabelScores], weights: Figures) -> dict[str, Figures]:
     """By name of the metric: means over labels first, those at a threshold after all AUROCs."""
     by_label = {label: one.figures(weights) for label, one in judged.items()}
     found: dict[str, Figures] = {}
@@ -275,7 +282,7 @@ def _share(part: Figures, whole: Figures) -> Figures:
     return found
 
 
-def _shown(facts: Sequence[Fact], judged: Mapping[str, Label]) -> list[Prediction]:
+def _shown(facts: Sequence[Fact], judged: Mapping[str, LabelScores]) -> list[Prediction]:
     """What is said of the first samples, a prediction for each label."""
     said = {label: one.predicted for label, one in judged.items()}
     return [

@@ -61,7 +61,7 @@ class EvaluationResult(BaseModel):
     """What the run's agent asked, in a word of its own; empty when somebody else did."""
 
 
-class Summary(BaseModel):
+class StepSummary(BaseModel):
     """The content of `eval_results/step_<N>.json`: a step's results, as nanoVLM's trainer reads them."""
 
     model_config = ConfigDict(frozen=True)
@@ -138,10 +138,10 @@ def examine(path: Path) -> EvaluationResult | str:
     return result
 
 
-def examine_summary(path: Path) -> Summary | str:
+def examine_summary(path: Path) -> StepSummary | str:
     """The same of a file of `eval_results/`."""
-    summary = _examine(path, Summary)
-    if isinstance(summary, Summary) and path.name != f"step_{summary.global_step}.json":
+    summary = _examine(path, StepSummary)
+    if isinstance(summary, StepSummary) and path.name != f"step_{summary.global_step}.json":
         return f"it is about step {summary.global_step}, which its name is not"
     return summary
 

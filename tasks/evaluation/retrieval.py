@@ -20,7 +20,14 @@ from pydantic import Field
 
 from tasks.core.errors import DataError
 from tasks.dataset.formats.volumes import stored
-from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject, require_finite
+from tasks.evaluation.contract import (
+    Embeddings,
+    EvaluationOutcome,
+    Evaluator,
+    Members,
+    Subject,
+    require_finite,
+)
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
 from tasks.evaluation.statistics import wilson_interval
 from tasks.loader.decoders import decode_text, picture_name
@@ -48,7 +55,7 @@ class Retrieval(Evaluator):
         figures = (*(f"R@{within}" for within in WITHIN), "median_rank")
         return [f"{direction}_{figure}" for direction in DIRECTIONS for figure in figures]
 
-    def evaluate(self, subject: Subject) -> Outcome:
+    def evaluate(self, subject: Subject) -> EvaluationOutcome:
         """R@K, the share of queries with something that belongs to them among the K nearest, and the median
         place of the first that does, from images to texts and from texts to images.
 
@@ -76,7 +83,7 @@ class Retrieval(Evaluator):
             pairs.prediction(sample, int(to_texts.nearest[pairs.image[sample]]), to_texts.ranks)
             for sample in range(min(KEPT_PREDICTIONS, len(pairs.image)))
         ]
-        return Outcome(metrics, split, len(pairs.image), intervals, chance, shown)
+        return EvaluationOutcome(metrics, split, len(pairs.image), intervals, chance, shown)
 
     def problem(self, split: str, samples: Iterator[Members]) -> str:
         """As a rule two samples are enough to tell."""
@@ -141,7 +148,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Found:
+class RetrievalRanks:
     """By query: how many candidates lie no farther than the first that belongs to it, the nearest that does
     not, and how many belong to it."""
 
@@ -165,7 +172,7 @@ def pair_of(members: Members) -> str:
     return f"{digest} {decode_text(members.get('txt', b'')).strip()}"
 
 
-def search(queries: Embeddings, candidates: Embeddings, query: Places, candidate: Places) -> Found:
+def search(queries: Embeddings, candidates: Embeddings, query: Places, candidate: Places) -> RetrievalRanks:
     """Rank all candidates for each query; `query[i]` and `candidate[i]` belong together.
 
     Of equally near ones those that do not belong come first: a model that tells nothing apart has found
@@ -185,7 +192,7 @@ def search(queries: Embeddings, candidates: Embeddings, query: Places, candidate
         ranks[start:stop] = (scores > best[:, None] - SAME).sum(axis=1)
         nearest[start:stop] = scores.argmax(axis=1)
     belonging = np.bincount(pairs[:, 0], minlength=len(queries))
-    return Found(ranks, nearest, belonging, len(candidates))
+    return RetrievalRanks(ranks, nearest, belonging, len(candidates))
 
 
 def by_chance(belonging: Places, candidates: int, within: int) -> float:

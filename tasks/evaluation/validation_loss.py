@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from tasks.core.errors import DataError
-from tasks.evaluation.contract import Evaluator, Members, Outcome, Subject
+from tasks.evaluation.contract import EvaluationOutcome, Evaluator, Members, Subject
 from tasks.models.recipes import Capability
 
 
@@ -23,14 +23,14 @@ class ValidationLoss(Evaluator):
     def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
         return ("loss",)
 
-    def evaluate(self, subject: Subject) -> Outcome:
+    def evaluate(self, subject: Subject) -> EvaluationOutcome:
         """The mean by weight: by answers' tokens for a language model, by samples for a contrast, which is
         then among `evaluate.batch_size` of them. DataError when it is not finite."""
         split = self.split or subject.held_out()
         losses = list(subject.losses(split))
         loss = sum(one.sum for one in losses) / sum(one.weight for one in losses)
         require_finite_loss(split, loss)
-        return Outcome({"loss": loss}, split, sum(one.samples for one in losses))
+        return EvaluationOutcome({"loss": loss}, split, sum(one.samples for one in losses))
 
 
 def require_finite_loss(split: str, loss: float) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tasks.core.errors import DataError
-from tasks.evaluation.contract import Answered, Evaluator, Members, Outcome, Subject
+from tasks.evaluation.contract import Answered, EvaluationOutcome, Evaluator, Members, Subject
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction, plain
 from tasks.evaluation.statistics import wilson_interval
 from tasks.evaluation.validation_loss import require_finite_loss
@@ -33,7 +33,7 @@ class Vlm(Evaluator):
     def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
         return ("exact_match", "loss")
 
-    def evaluate(self, subject: Subject) -> Outcome:
+    def evaluate(self, subject: Subject) -> EvaluationOutcome:
         """`exact_match`, the share of answers that are right to the letter but for case and outer spaces, and
         `loss` per token of the right answers, on the whole split.
 
@@ -48,7 +48,7 @@ class Vlm(Evaluator):
         if not answers:
             raise DataError(f"{split}: its first {self.samples:,} samples hold no question")
         right = sum(is_right(one) for one in answers)
-        return Outcome(
+        return EvaluationOutcome(
             metrics={"exact_match": right / len(answers), "loss": loss},
             split=split,
             samples=len(answers),

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, field_validator
 
 from tasks.core.errors import DataError, UsageError
-from tasks.evaluation.contract import Embeddings, Evaluator, Members, Outcome, Subject, require_finite
+from tasks.evaluation.contract import (
+    Embeddings,
+    EvaluationOutcome,
+    Evaluator,
+    Members,
+    Subject,
+    require_finite,
+)
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
 from tasks.evaluation.statistics import wilson_interval
 from tasks.loader.decoders import decode_json
@@ -58,7 +65,7 @@ class ZeroShot(Evaluator):
     def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
         return ("top1", "top5", "mean_per_class")
 
-    def evaluate(self, subject: Subject) -> Outcome:
+    def evaluate(self, subject: Subject) -> EvaluationOutcome:
         """Accuracy, accuracy among the five nearest, and the mean of the accuracies by class.
 
         DataError for a sample without a label, or with one that is none of the classes, and for embeddings
@@ -79,10 +86,10 @@ class ZeroShot(Evaluator):
     def problem(self, split: str, samples: Iterator[Members]) -> str:
         """Every sample needs its label, so any one shows a wrong name."""
         members = next(samples, None)
-        if members is None or Label(self.label)(members):
+        if members is None or ClassReader(self.label)(members):
             return ""
         fields = decode_json(members.get("json", b"{}"))
-        known = [name for name in fields if Label(name)(members)] if isinstance(fields, dict) else []
+        known = [name for name in fields if ClassReader(name)(members)] if isinstance(fields, dict) else []
         return (
             f"label: the samples of split {split} have no {self.label!r} in their json member; there are: "
             f"{', '.join(known[:MOST_NAMED]) or 'none'}{', …' if len(known) > MOST_NAMED else ''}"
@@ -97,7 +104,7 @@ class ZeroShot(Evaluator):
         return [one for given in self.templates for one in (theirs if given == IMAGENET else [given])]
 
     def _samples(self, subject: Subject, split: str) -> tuple[list[str], list[str], Embeddings]:
-        batches = list(subject.embed_images(split, Label(self.label)))
+        batches = list(subject.embed_images(split, ClassReader(self.label)))
         keys = [key for batch in batches for key in batch.keys]
         labels = [label for batch in batches for label in batch.extracted]
         if "" in labels:
@@ -125,7 +132,7 @@ class ZeroShot(Evaluator):
 
 
 @dataclass(frozen=True)
-class Label:
+class ClassReader:
     """Reads the class from a sample's `json` member; empty when there is none."""
 
     field: str
@@ -160,7 +167,7 @@ def summarise(
     classes: Sequence[str],
     truth: NDArray[np.intp],
     ranked: NDArray[np.intp],
-) -> Outcome:
+) -> EvaluationOutcome:
     """The metrics of ranked classes; `truth` holds the place of each sample's class."""
     hits = ranked == truth[:, None]
     first = hits[:, 0]
@@ -177,4 +184,4 @@ def summarise(
         Prediction(key=key, label=classes[right], predicted=classes[said])
         for key, right, said in zip(keys[:KEPT_PREDICTIONS], truth, ranked[:, 0], strict=False)
     ]
-    return Outcome(metrics, split, len(truth), intervals, chance, shown)
+    return EvaluationOutcome(metrics, split, len(truth), intervals, chance, shown)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.export.contract import Question, picture, refuse
-from tasks.models.vlm.chat_text import END, START, Message
+from tasks.export.contract import ProofQuestion, picture, refuse
+from tasks.models.vlm.chat_text import END, START, ChatMessage
 from tasks.models.vlm.vlm import VlmRecipe
 from tasks.models.vlm.vlm_towers import OpenClipTower, TrunkTower
 
@@ -46,16 +46,16 @@ def save_tokenizer(recipe: VlmRecipe, folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def ask(recipe: VlmRecipe, model: Any) -> Question:
+def ask(recipe: VlmRecipe, model: Any) -> ProofQuestion:
     """A question about a picture of several tiles: the logits of each of its tokens, in float64."""
     chat, model = recipe.chat, model.double()
     shown = picture(0, 3 * chat.tiles.side, 2 * chat.tiles.side)
     tiles = chat.cut([shown])
     grid = chat.tiles.grid_of(*shown.size)
-    tokens = torch.tensor([chat.text.encode_prompt([Message("user", "What is it?")], [grid])])
+    tokens = torch.tensor([chat.text.encode_prompt([ChatMessage("user", "What is it?")], [grid])])
     with torch.inference_mode():
         positions = torch.arange(tokens.shape[1])[None]
         features = model(tokens, tiles, None, positions)
         logits = model.language.get_output_embeddings()(features)
     spelt = torch.tensor([chat.text.tokenizer.encode(ASKED, add_special_tokens=False).ids])
-    return Question({"logits": logits, "tokens": spelt}, (), [ASKED], {"tokens": tokens, "tiles": tiles})
+    return ProofQuestion({"logits": logits, "tokens": spelt}, (), [ASKED], {"tokens": tokens, "tiles": tiles})

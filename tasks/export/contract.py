@@ -28,7 +28,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A checkpoint's model, on the CPU and in evaluation mode, and the recipe that made it."""
 
     recipe: Any
@@ -39,7 +39,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Question:
+class ProofQuestion:
     """What the other library is given, and what Tarmac's model says to it."""
 
     answers: Mapping[str, Tensor]
@@ -57,7 +57,7 @@ class Written:
     """Which parts of the model are in it, for a reader."""
     usage: str
     """The Python expression that loads it, with `{path}` where the folder's name belongs."""
-    question: Question
+    question: ProofQuestion
     moves: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Of JSON files, by name: keys with a path in the folder, which hold the whole path at the end."""
 

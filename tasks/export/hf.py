@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tasks.export.chat import ask, save_tokenizer, siglip_of
-from tasks.export.contract import TEXTS, Question, Trained, Written, picture, refuse
+from tasks.export.contract import TEXTS, ProofQuestion, TrainedModel, Written, picture, refuse
 from tasks.export.open_clip import described, features
 from tasks.models.clip.clip import ClipRecipe
 from tasks.models.ct.ct_clip_options import CtClipOptions
@@ -42,7 +42,7 @@ RESAMPLING = {"bilinear": 2, "bicubic": 3}
 """Pillow's numbers."""
 
 
-def write(trained: Trained, folder: Path) -> Written:
+def write(trained: TrainedModel, folder: Path) -> Written:
     """UsageError for a model that transformers has no class for."""
     recipe = trained.recipe
     if isinstance(recipe, ClipRecipe):
@@ -95,7 +95,7 @@ def _clip(recipe: ClipRecipe, model: Any, folder: Path) -> Written:
     theirs.save_pretrained(folder)
     _clip_processor(library, model, recipe.tokenize, pictures).save_pretrained(folder)
     shown = [picture(number, *size) for number, size in enumerate(EVENLY_CROPPED)]
-    question = Question(features(recipe, model, shown), shown, TEXTS)
+    question = ProofQuestion(features(recipe, model, shown), shown, TEXTS)
     return Written("CLIPModel, tokenizer, image processor", "CLIPModel.from_pretrained('{path}')", question)
 
 
@@ -233,7 +233,7 @@ def _vlm(recipe: VlmRecipe, model: Any, folder: Path) -> Written:
     return Written(
         "Idefics3ForConditionalGeneration and tokenizer; not the cutting of pictures into tiles",
         "AutoModelForImageTextToText.from_pretrained('{path}')",
-        Question(question.answers, (), question.texts, tensors),
+        ProofQuestion(question.answers, (), question.texts, tensors),
     )
 
 
@@ -250,5 +250,5 @@ def _reports(recipe: Any, model: Any, folder: Path) -> Written:
     return Written(
         "the text tower and its tokenizer; not the vision tower and the projections",
         "AutoModel.from_pretrained('{path}')",
-        Question(answers, (), [text.translate(LEFT_OUT) for text in TEXTS]),
+        ProofQuestion(answers, (), [text.translate(LEFT_OUT) for text in TEXTS]),
     )

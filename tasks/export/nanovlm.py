@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tasks.core.files import write_json
 from tasks.export.chat import ask, save_tokenizer, siglip_of
-from tasks.export.contract import Trained, Written, refuse
+from tasks.export.contract import TrainedModel, Written, refuse
 from tasks.models.vlm.chat_text import IMAGE, WHOLE
 from tasks.models.vlm.vlm import VlmRecipe
 from tasks.models.vlm.vlm_options import VlmOptions
@@ -43,7 +43,7 @@ LANGUAGE_BLOCK = {
 """transformers' names of a layer's parts, and nanoVLM's."""
 
 
-def write(trained: Trained, folder: Path) -> Written:
+def write(trained: TrainedModel, folder: Path) -> Written:
     """UsageError for a model whose parts nanoVLM does not have."""
     recipe, options = trained.recipe, trained.options
     model: Any = trained.model

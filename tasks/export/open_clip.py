@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tasks.core.files import write_json
-from tasks.export.contract import TEXTS, Question, Trained, Written, picture, refuse
+from tasks.export.contract import TEXTS, ProofQuestion, TrainedModel, Written, picture, refuse
 from tasks.models.clip.clip import ClipRecipe
 from tasks.models.clip.clip_options import SIGMOID
 from tasks.models.clip.pictures import Crop, normalised
@@ -25,7 +25,7 @@ OF_PICTURES = ("mean", "std", "interpolation", "resize_mode", "fill_color")
 USAGE = "open_clip.create_model_and_transforms('local-dir:{path}')"
 
 
-def write(trained: Trained, folder: Path) -> Written:
+def write(trained: TrainedModel, folder: Path) -> Written:
     """UsageError for a model that is none of open_clip's."""
     recipe = trained.recipe
     if not isinstance(recipe, ClipRecipe):
@@ -41,7 +41,7 @@ def write(trained: Trained, folder: Path) -> Written:
     sides = ((48, 40), (640, 427), (333, 500), (64, 64))
     shown = [picture(number, *size) for number, size in enumerate(sides)]
     answers = features(recipe, trained.model, shown)
-    return Written("image and text towers, temperature", USAGE, Question(answers, shown, TEXTS))
+    return Written("image and text towers, temperature", USAGE, ProofQuestion(answers, shown, TEXTS))
 
 
 def described(recipe: ClipRecipe) -> dict[str, Any]:

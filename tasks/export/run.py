@@ -29,7 +29,7 @@ from tasks.core.files import blake3_file, fsync_path, read_json, write_json
 from tasks.evaluation.checkpoint import load_model_of
 from tasks.evaluation.command import environment
 from tasks.export import Target
-from tasks.export.contract import Question, Trained, Written
+from tasks.export.contract import ProofQuestion, TrainedModel, Written
 from tasks.models import recipes
 from tasks.runs.checkpoints import MODEL, Checkpoint, newest_sound, read_meta
 from tasks.runs.folder import RunFolder, find
@@ -112,7 +112,7 @@ def export(
     config = configs.reload(run.config)
     recipe, model = load_model_of(run, config, found.step)
     assert config.train is not None
-    trained = Trained(recipe, config.train.recipe, recipes.check(config.train), model.eval())
+    trained = TrainedModel(recipe, config.train.recipe, recipes.check(config.train), model.eval())
     draft = place.with_name(f".draft_{place.name}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -219,7 +219,7 @@ def _prove(kind: Format, draft: Path, written: Written, python: str, source: Pat
     }
 
 
-def put(question: Question, folder: Path) -> None:
+def put(question: ProofQuestion, folder: Path) -> None:
     """Write the question into the folder, as the programs of the proofs read it."""
     names = [f"{number}.png" for number in range(len(question.pictures))]
     for name, one in zip(names, question.pictures, strict=True):
@@ -230,7 +230,7 @@ def put(question: Question, folder: Path) -> None:
     save_file(tensors, folder / "question.safetensors")
 
 
-def compare(question: Question, folder: Path) -> tuple[str, dict[str, float]]:
+def compare(question: ProofQuestion, folder: Path) -> tuple[str, dict[str, float]]:
     """Which library has answered there, and how far its answers are from Tarmac's, each by `difference`."""
     answers = folder / ANSWERS
     with safe_open(answers, "pt") as file:

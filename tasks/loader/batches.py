@@ -17,7 +17,7 @@ from tasks.core.remote.remote_shards import RemoteShard
 from tasks.dataset.quarantine import rows
 from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, OnBad, PassedOver
-from tasks.loader.collate import Collate, Failure, Packed, pack
+from tasks.loader.collate import Collate, Packed, WorkerFailure, pack
 from tasks.loader.indexed import IndexedReader
 from tasks.loader.order import (
     MIXED,
@@ -30,8 +30,8 @@ from tasks.loader.order import (
     stand_ins,
 )
 from tasks.loader.packing.packs import PackedPositions
-from tasks.loader.staging import Shard
-from tasks.loader.worker_state import Stage
+from tasks.loader.staging import StagedShard
+from tasks.loader.worker_state import WorkerStage
 from tasks.loader.workers import Transform
 
 TRAIN = "train"
@@ -77,7 +77,7 @@ class Steps(Iterable[range]):
 
 
 @dataclass(frozen=True)
-class Source:
+class LoaderSource:
     """The samples of one dataset, the order in which they are read, and how many of order.MIXED positions are
     theirs, where several are mixed."""
 
@@ -86,7 +86,7 @@ class Source:
     portion: int = MIXED
 
 
-def stand_at(sources: Sequence[Source], positions: Integers, seed: int) -> tuple[Integers, Integers]:
+def stand_at(sources: Sequence[LoaderSource], positions: Integers, seed: int) -> tuple[Integers, Integers]:
     """The sample at each position, as the place of its source and its number there; all of shape [n]."""
     which, own = np.zeros_like(positions), positions
     if len(sources) > 1:
@@ -98,7 +98,9 @@ def stand_at(sources: Sequence[Source], positions: Integers, seed: int) -> tuple
     return which, numbers
 
 
-def shards_at(sources: Sequence[Source], seed: int, positions: range) -> list[Shard | RemoteShard]:
+def shards_at(
+    sources: Sequence[LoaderSource], seed: int, positions: range
+) -> list[StagedShard | RemoteShard]:
     """The shards that the samples at some positions lie in, each once, as `IndexedReader.shards_of`."""
     which, numbers = stand_at(sources, np.arange(positions.start, positions.stop), seed)
     of_all = (
@@ -107,12 +109,12 @@ def shards_at(sources: Sequence[Source], seed: int, positions: range) -> list[Sh
     return [shard for shards in of_all for shard in shards]
 
 
-class PositionBatches(Dataset[Packed | Failure]):
+class PositionBatches(Dataset[Packed | WorkerFailure]):
     """From a range of positions to the batch of the samples that stand there."""
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[LoaderSource],
         transform: Transform,
         seed: int | None,
         on_bad: OnBad,
@@ -124,7 +126,7 @@ class PositionBatches(Dataset[Packed | Failure]):
         self.on_bad = on_bad
         self.collate = collate
 
-    def __getitem__(self, wanted: range | PackedPositions) -> Packed | Failure:
+    def __getitem__(self, wanted: range | PackedPositions) -> Packed | WorkerFailure:
         """The batch; of packed positions each sample says in `pack` which row of it is its own."""
         positions, packs = (wanted, None) if isinstance(wanted, range) else wanted
         places = np.array(positions, np.int64)
@@ -145,12 +147,12 @@ class PositionBatches(Dataset[Packed | Failure]):
                     passed_over.append(PassedOver(position, bad.defect, key))
             if packs is not None:
                 samples = [{**one, "pack": row} for one, row in zip(samples, packs, strict=True)]
-            worker_state.mine.enter(Stage.COLLATE)
+            worker_state.mine.enter(WorkerStage.COLLATE)
             packed = pack(samples, passed_over, self.collate)
             worker_state.mine.handing_over(len(samples))
             return packed
         except TarmacError as error:
-            return Failure.of(error)
+            return WorkerFailure.of(error)
 
     def _in_place_of(
         self, bad: BadSampleError, reader: IndexedReader, position: int, seed: int | None

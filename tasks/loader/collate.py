@@ -35,7 +35,7 @@ PASSED_OVER = "\0passed_over"
 
 
 @dataclass(frozen=True)
-class Failure:
+class WorkerFailure:
     """An error that a worker hands over whole; torch would bury its message in a traceback's text."""
 
     kind: type[TarmacError]
@@ -43,7 +43,7 @@ class Failure:
     defect: Defect | None = None
 
     @classmethod
-    def of(cls, error: TarmacError) -> Failure:
+    def of(cls, error: TarmacError) -> WorkerFailure:
         return cls(type(error), str(error), error.defect if isinstance(error, BadSampleError) else None)
 
     @property

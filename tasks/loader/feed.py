@@ -24,15 +24,15 @@ from tasks.core.schema.training import JUDGED_AT_ONCE, STREAMS_REPLACE_NOTHING, 
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset.foreign import foreign_split
 from tasks.loader.bad import Budget, most_left_out
-from tasks.loader.batches import TRAIN, PositionBatches, Source, Steps, open_split, shards_at, stand_at
+from tasks.loader.batches import TRAIN, LoaderSource, PositionBatches, Steps, open_split, shards_at, stand_at
 from tasks.loader.collate import Collate
 from tasks.loader.indexed import IndexedReader
 from tasks.loader.order import Integers, Storage, portions
 from tasks.loader.packing import lengths
-from tasks.loader.packing.packs import Lengths, Limits, PackedPositions, Packs, PackSteps, window_size
-from tasks.loader.staging import Fetcher, Staged, Stager, folder_of
+from tasks.loader.packing.packs import Lengths, PackedPositions, PackLimits, Packs, PackSteps, window_size
+from tasks.loader.staging import Fetcher, StagedPositions, Stager, folder_of
 from tasks.loader.streaming import stream_batches
-from tasks.loader.worker_state import Keeper
+from tasks.loader.worker_state import WorkerStates
 from tasks.loader.workers import Batches, Transform
 
 Unit = Literal["sample", "pack"]
@@ -83,7 +83,7 @@ class FeedState:
 class Packing:
     """What a row holds at most, and how long the samples of each dataset are."""
 
-    limits: Limits
+    limits: PackLimits
     lengths: tuple[Lengths, ...]
 
 
@@ -165,7 +165,7 @@ class Feed:
 
     def packing(self, pack: Pack, folder: Path) -> Feed:
         """This feed with rows of packs, by the lengths in `folder`."""
-        limits = Limits(pack.tokens, pack.images)
+        limits = PackLimits(pack.tokens, pack.images)
         readers = [source.reader for source in self._sources()]
         return replace(self, packed=Packing(limits, lengths.read(readers, folder)))
 
@@ -217,7 +217,7 @@ class Feed:
         samples = self._open(self.data, name)
         transform = transform or self.shapes.transform(is_train=False)
         dataset = PositionBatches(
-            [Source(samples, Storage())], transform, None, self.loader.on_bad, self.shapes.collate
+            [LoaderSource(samples, Storage())], transform, None, self.loader.on_bad, self.shapes.collate
         )
         parts = split_parts(len(samples), self.judged_at_once, most)[self.rank :: self.world_size]
         count = sum(map(len, parts))
@@ -239,15 +239,15 @@ class Feed:
             self.loader.sharing_strategy,
         )
 
-    def _steps(self, sources: Sequence[Source], start: int) -> Iterable[range | PackedPositions]:
+    def _steps(self, sources: Sequence[LoaderSource], start: int) -> Iterable[range | PackedPositions]:
         if self.packed is None:
             steps = Steps(start, self.batch_size, self.rank, self.world_size, self.part_size)
             coming = partial(shards_at, sources, self.seed), start * self.batch_size
             if self.loader.stage is not None:
                 samples = sum(len(source.reader) for source in sources)
-                return Staged(steps, lambda: Stager(*coming, samples))
+                return StagedPositions(steps, lambda: Stager(*coming, samples))
             is_fetched = any(source.reader.is_remote for source in sources)
-            return Staged(steps, lambda: Fetcher(*coming)) if is_fetched else steps
+            return StagedPositions(steps, lambda: Fetcher(*coming)) if is_fetched else steps
         known, seed = self.packed.lengths, self.seed
 
         def draw(places: Integers) -> Lengths:
@@ -263,22 +263,22 @@ class Feed:
         packs = Packs(draw, self.packed.limits, window, seed)
         return PackSteps(packs, start, self.batch_size, self.rank, self.world_size, self.part_size)
 
-    def _sources(self) -> list[Source]:
+    def _sources(self) -> list[LoaderSource]:
         counts = portions([data.weight for data in self.datasets])
         is_staged = self.loader.stage is not None
         readers = [
             self._open(data, TRAIN, folder_of(data.version) if is_staged else None) for data in self.datasets
         ]
         return [
-            Source(reader, reader.order(self.loader.shuffle), portion)
+            LoaderSource(reader, reader.order(self.loader.shuffle), portion)
             for reader, portion in zip(readers, counts, strict=True)
         ]
 
     def _open(self, data: Data, split: str, staged: Path | None = None) -> IndexedReader:
         return open_split(data.version, split, data.quarantined, staged, self.loader.checksums)
 
-    def _keeper(self, split: str) -> Keeper | None:
-        return None if self.states is None else Keeper(self.states, self.rank, split)
+    def _keeper(self, split: str) -> WorkerStates | None:
+        return None if self.states is None else WorkerStates(self.states, self.rank, split)
 
     def _step(self, state: FeedState) -> int:
         step, rest = divmod(state.position, self.batch_size)

@@ -30,7 +30,7 @@ from tasks.dataset.tar.reader import parse_foreign
 from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, Defect, Reason
 from tasks.loader.order import OPEN_SHARDS, Order, Shuffle, order_of
-from tasks.loader.staging import Shard
+from tasks.loader.staging import StagedShard
 
 PROBES = 64
 NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
@@ -100,14 +100,14 @@ class IndexedReader:
     def is_remote(self) -> bool:
         return self._foreign is not None and bool(self._foreign.remote)
 
-    def shards_of(self, numbers: Sequence[int]) -> list[Shard | RemoteShard]:
+    def shards_of(self, numbers: Sequence[int]) -> list[StagedShard | RemoteShard]:
         """The shards of some samples, each once, that copies are made of: remote ones, and those staged."""
         rows = [self.row(number) for number in numbers]
         shards = np.unique(self._index[rows]["shard"]).tolist()
         if self._foreign is not None and self._foreign.remote:
             return [self._foreign.remote[shard] for shard in shards]
         names = [shard_name(self.split, shard) for shard in shards]
-        return [Shard(self.version / name, self.staged / name) for name in names] if self.staged else []
+        return [StagedShard(self.version / name, self.staged / name) for name in names] if self.staged else []
 
     def row(self, number: int) -> int:
         """The row of the index that sample `number` stands in; where none is excluded it is the same."""

@@ -37,7 +37,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Block:
+class LaneBlock:
     """Neighbouring samples of a lane: what is read, in order, and the order in which it is given."""
 
     segments: Sequence[Segment]
@@ -57,7 +57,7 @@ class Lane:
     seed: int
     largest: int | None
 
-    def blocks(self, start: int) -> Iterator[tuple[Block, int]]:
+    def blocks(self, start: int) -> Iterator[tuple[LaneBlock, int]]:
         """The endless sequence of its blocks from sample number `start` of it on; and how many samples of the
         first one come before that."""
         samples = sum(self.sizes)
@@ -75,7 +75,7 @@ class Lane:
                 order = list(range(len(block)))
                 if self.largest is not None:
                     Random(f"{self.seed} {epoch} {block.start}").shuffle(order)
-                yield Block(list(_segments(block, shards, ends)), order), skipped
+                yield LaneBlock(list(_segments(block, shards, ends)), order), skipped
                 skipped = 0
 
     def _piece(self, epoch: int, samples: int) -> range:
@@ -108,7 +108,7 @@ def lane_count(shards: int, world_size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """What a rank has of the `size` samples that seat number `seat` gives to each batch."""
 
     seat: int
@@ -116,12 +116,12 @@ class Share:
     mine: slice
 
 
-def shares_of(rank: int, world_size: int, seats: int, batch_size: int) -> list[Share]:
+def shares_of(rank: int, world_size: int, seats: int, batch_size: int) -> list[RankShare]:
     """The shares that make up a rank's slice of a batch, which as many seats as ranks were when the training
     began fill evenly: one whole share, as long as the ranks are as many."""
     mine, size = rank_positions(0, batch_size, rank, world_size), len(rank_positions(0, batch_size, 0, seats))
     return [
-        Share(seat, size, slice(max(mine.start - seat * size, 0), min(mine.stop - seat * size, size)))
+        RankShare(seat, size, slice(max(mine.start - seat * size, 0), min(mine.stop - seat * size, size)))
         for seat in range(mine.start // size, -(-mine.stop // size))
     ]
 

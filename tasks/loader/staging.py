@@ -41,14 +41,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Shard:
+class StagedShard:
     """A shard, and where its copy belongs."""
 
     path: Path
     copy: Path
 
 
-ShardsAt = Callable[[range], Sequence[Shard | RemoteShard]]
+ShardsAt = Callable[[range], Sequence[StagedShard | RemoteShard]]
 """The shards that the samples at some positions lie in, each once."""
 
 
@@ -57,7 +57,7 @@ def folder_of(version: Path) -> Path:
     return own_folder("loader.stage") / version.resolve().name
 
 
-class Staged(Iterable[range]):
+class StagedPositions(Iterable[range]):
     """Passes on the positions of a training, and has the shards of those to come copied meanwhile by what
     `ahead` makes.
 
@@ -163,13 +163,13 @@ class Stager(Ahead):
         for copy in self._used_last:
             copy.unlink(missing_ok=True)
 
-    def _have(self, shard: Shard, until: int) -> None:
+    def _have(self, shard: StagedShard, until: int) -> None:
         try:
             self._stage(shard, until)
         except OSError as error:
             logger.warning("loader.stage: %s is read where it lies: %s", shard.path, error)
 
-    def _stage(self, shard: Shard, until: int) -> None:
+    def _stage(self, shard: StagedShard, until: int) -> None:
         size = shard.path.stat().st_size
         if shard.copy.exists() and shard.copy.stat().st_size == size:
             self._used_last[shard.copy] = until
@@ -193,7 +193,7 @@ class Stager(Ahead):
             del self._used_last[copy]
         return free >= needed or not self._used_last
 
-    def _copy(self, shard: Shard) -> None:
+    def _copy(self, shard: StagedShard) -> None:
         draft = shard.copy.with_suffix(".part")
         with shard.path.open("rb") as source, draft.open("ab") as target:
             try:

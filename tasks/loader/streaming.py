@@ -25,12 +25,12 @@ from tasks.core.stores import is_remote
 from tasks.core.units import counted
 from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, Defect
-from tasks.loader.collate import Collate, Failure, Packed, pack, stack
+from tasks.loader.collate import Collate, Packed, WorkerFailure, pack, stack
 from tasks.loader.indexed import IndexedReader
-from tasks.loader.lanes import Lane, Segment, Share, given_before, lane_count, shares_of
+from tasks.loader.lanes import Lane, RankShare, Segment, given_before, lane_count, shares_of
 from tasks.loader.order import WINDOW, WINDOW_BYTES, Shuffle, rank_positions, sample_seeds
 from tasks.loader.tars import Raw, Shard, folder_of, read_tar, shards_at, size_of
-from tasks.loader.worker_state import Keeper, Stage
+from tasks.loader.worker_state import WorkerStage, WorkerStates
 from tasks.loader.workers import FILE_DESCRIPTOR, Batches, Transform
 
 PROBES = 64
@@ -54,7 +54,7 @@ def stream_batches(
     sizes: Sequence[int] | None = None,
     samples: IndexedReader | None = None,
     collate: Collate = stack,
-    keeper: Keeper | None = None,
+    keeper: WorkerStates | None = None,
     sharing_strategy: str = FILE_DESCRIPTOR,
 ) -> Batches:
     """The endless sequence of training batches of tars; braces as in `{000000..000042}` are expanded.
@@ -136,14 +136,14 @@ def _window(files: Sequence[Shard], counts: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class StreamBatches(IterableDataset[Packed | Failure]):
+class StreamBatches(IterableDataset[Packed | WorkerFailure]):
     """The batches of one rank; in a worker, those whose turn it is."""
 
     files: Sequence[Shard]
     transform: Transform
     batch_size: int
     seed: int
-    shares: Sequence[Share]
+    shares: Sequence[RankShare]
     lanes: Sequence[Sequence[Lane]]
     """Those of each share."""
     start_step: int
@@ -153,11 +153,11 @@ class StreamBatches(IterableDataset[Packed | Failure]):
     samples: IndexedReader | None
     collate: Collate
 
-    def __iter__(self) -> Iterator[Packed | Failure]:
+    def __iter__(self) -> Iterator[Packed | WorkerFailure]:
         try:
             yield from self._batches()
         except TarmacError as error:
-            yield Failure.of(error)
+            yield WorkerFailure.of(error)
 
     def _batches(self) -> Iterator[Packed]:
         worker = get_worker_info()
@@ -168,23 +168,23 @@ class StreamBatches(IterableDataset[Packed | Failure]):
         for step in count(self.start_step):
             if step % number not in lanes:
                 continue
-            worker_state.mine.enter(Stage.READ)
+            worker_state.mine.enter(WorkerStage.READ)
             samples: list[Raw] = []
             for share, lane in zip(self.shares, lanes[step % number], strict=True):
                 samples += list(islice(lane, share.size))[share.mine]
             if (step - self.start_step) % workers == turn:
                 positions = rank_positions(step, self.batch_size, self.rank, self.world_size)
                 seeds = sample_seeds(np.arange(positions.start, positions.stop), self.seed).tolist()
-                worker_state.mine.enter(Stage.TRANSFORM)
+                worker_state.mine.enter(WorkerStage.TRANSFORM)
                 made = [self._apply(raw, seed) for raw, seed in zip(samples, seeds, strict=True)]
-                worker_state.mine.enter(Stage.COLLATE)
+                worker_state.mine.enter(WorkerStage.COLLATE)
                 packed = pack(made, collate=self.collate)
                 worker_state.mine.handing_over(len(made))
                 yield packed
 
     def _from(self, share: int, number: int) -> Iterator[Raw]:
         """The endless sequence of a lane's samples from the first step on."""
-        reading, lane = _Reading(self), self.lanes[share][number]
+        reading, lane = _ShardReading(self), self.lanes[share][number]
         start = given_before(self.start_step, number, len(self.lanes[share])) * self.shares[share].size
         for block, skipped in lane.blocks(start):
             if lane.largest is None:
@@ -214,7 +214,7 @@ class StreamBatches(IterableDataset[Packed | Failure]):
             raise
 
 
-class _Reading:
+class _ShardReading:
     """A shard that is read in pieces, of which the next one mostly begins where the last one ended."""
 
     def __init__(self, stream: StreamBatches) -> None:

@@ -23,7 +23,7 @@ from tasks.core.remote.remote_shards import BLOCK_BYTES, RemoteShard, cache, rem
 from tasks.core.stores import REMOTE_SCHEMES, is_remote
 from tasks.dataset.tar.format import END
 from tasks.loader import worker_state
-from tasks.loader.worker_state import Stage
+from tasks.loader.worker_state import WorkerStage
 
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")
 """What webdataset unpacks."""
@@ -81,7 +81,7 @@ def read_tar(shard: Shard) -> Iterator[Raw]:
     key = None
     try:
         with _opened(shard) as file:
-            worker_state.mine.enter(Stage.READ)
+            worker_state.mine.enter(WorkerStage.READ)
             for raw in group_by_keys(tar_file_expander([{"url": str(shard), "stream": file}])):
                 key = raw["__key__"]
                 worker_state.mine.streaming(name, file.tell())

@@ -35,7 +35,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Stage(IntEnum):
+class WorkerStage(IntEnum):
     """What a worker is at."""
 
     START = 0
@@ -77,7 +77,7 @@ class Record(ctypes.LittleEndianStructure):
         ("dropped", ctypes.c_uint64),
         ("delivered", ctypes.c_uint64),
         ("batches", ctypes.c_uint64),
-        ("seconds", ctypes.c_double * len(Stage)),
+        ("seconds", ctypes.c_double * len(WorkerStage)),
         ("shard", ctypes.c_char * SHARD_BYTES),
     )
     magic: bytes
@@ -118,7 +118,7 @@ class WorkerState:
     rank: int
     worker: int
     split: str
-    stage: Stage
+    stage: WorkerStage
     since: float
     shard: str
     row: int | None
@@ -127,7 +127,7 @@ class WorkerState:
     dropped: int
     delivered: int
     batches: int
-    seconds: Mapping[Stage, float]
+    seconds: Mapping[WorkerStage, float]
 
 
 class Writer:
@@ -155,7 +155,7 @@ class Writer:
         record.changes += 1
         record.shard, record.row, record.offset = shard, NONE, NONE
         record.changes += 1
-        self.enter(Stage.OPEN)
+        self.enter(WorkerStage.OPEN)
 
     def reading(self, shard: bytes, row: int, offset: int) -> None:
         """It reads the sample at byte `offset` of a shard."""
@@ -163,7 +163,7 @@ class Writer:
         record.changes += 1
         record.shard, record.row, record.offset = shard, row, offset
         record.changes += 1
-        self.enter(Stage.READ)
+        self.enter(WorkerStage.READ)
 
     def streaming(self, shard: bytes, offset: int) -> None:
         """One more sample of a stream was read, whose end is about at byte `offset`."""
@@ -180,7 +180,7 @@ class Writer:
     def transforming(self) -> None:
         """The sample was read."""
         self.counting()
-        self.enter(Stage.TRANSFORM)
+        self.enter(WorkerStage.TRANSFORM)
 
     def dropping(self) -> None:
         """The sample is bad."""
@@ -193,7 +193,7 @@ class Writer:
         record.delivered += samples
         record.batches += 1
         record.changes += 1
-        self.enter(Stage.HAND_OVER)
+        self.enter(WorkerStage.HAND_OVER)
 
 
 NOBODY = Writer(Record())
@@ -201,7 +201,7 @@ mine = NOBODY
 
 
 @dataclass(frozen=True)
-class Keeper:
+class WorkerStates:
     """Where the workers of one rank that read one split keep their state."""
 
     folder: Path
@@ -249,7 +249,7 @@ def decoding(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def staged(*args: P.args, **kwargs: P.kwargs) -> R:
         writer = mine
-        before = writer.enter(Stage.DECODE)
+        before = writer.enter(WorkerStage.DECODE)
         try:
             return function(*args, **kwargs)
         finally:
@@ -267,7 +267,7 @@ def read(path: Path) -> WorkerState | None:
         record = _settled(path)
     except OSError:
         return None
-    if record is None or record.magic != MAGIC or record.stage not in list(Stage):
+    if record is None or record.magic != MAGIC or record.stage not in list(WorkerStage):
         return None
     started = record.pid, record.started, None if record.ticks == NONE else record.ticks
     identity = Identity(_text(record.host), _text(record.boot_id), *started, _text(record.namespace) or None)
@@ -276,7 +276,7 @@ def read(path: Path) -> WorkerState | None:
         rank=record.rank,
         worker=record.worker,
         split=_text(record.split),
-        stage=Stage(record.stage),
+        stage=WorkerStage(record.stage),
         since=record.since,
         shard=_text(record.shard),
         row=None if record.row == NONE else record.row,
@@ -285,7 +285,7 @@ def read(path: Path) -> WorkerState | None:
         dropped=record.dropped,
         delivered=record.delivered,
         batches=record.batches,
-        seconds=dict(zip(Stage, record.seconds, strict=True)),
+        seconds=dict(zip(WorkerStage, record.seconds, strict=True)),
     )
 
 

@@ -26,8 +26,8 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.process import die_with_parent, keep_freed_memory
 from tasks.loader import forkserver, worker_state
 from tasks.loader.bad import Budget, PassedOver
-from tasks.loader.collate import Batch, Failure, Packed, unpack
-from tasks.loader.worker_state import Keeper
+from tasks.loader.collate import Batch, Packed, WorkerFailure, unpack
+from tasks.loader.worker_state import WorkerStates
 
 FILE_DESCRIPTOR = "file_descriptor"
 """torch's own way to hand over tensors: a descriptor for each."""
@@ -48,7 +48,7 @@ class Batches(Iterator[Batch]):
 
     def __init__(
         self,
-        dataset: Dataset[Packed | Failure],
+        dataset: Dataset[Packed | WorkerFailure],
         name: str,
         sampler: Iterable[Any] | None,
         transform: Transform,
@@ -56,7 +56,7 @@ class Batches(Iterator[Batch]):
         prefetch: int,
         pin_memory: bool,
         budget: Budget | None = None,
-        keeper: Keeper | None = None,
+        keeper: WorkerStates | None = None,
         sharing_strategy: str = FILE_DESCRIPTOR,
     ) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class Batches(Iterator[Batch]):
         left before it."""
         self._budget = budget
         self._writer = keeper.keep(0) if keeper is not None and not workers else worker_state.NOBODY
-        loader: DataLoader[Packed | Failure] = DataLoader(
+        loader: DataLoader[Packed | WorkerFailure] = DataLoader(
             dataset,
             batch_size=None,
             sampler=sampler,
@@ -101,12 +101,12 @@ class Batches(Iterator[Batch]):
             raise StopIteration
         worker_state.take_up(self._writer)  # which is this process's where it has no workers
         try:
-            packed: Packed | Failure = next(self._source)
+            packed: Packed | WorkerFailure = next(self._source)
         except BaseException as error:
             self._name_the_dead(error)
             self.close()
             raise
-        if isinstance(packed, Failure):
+        if isinstance(packed, WorkerFailure):
             self.close()
             raise packed.error
         return packed
@@ -160,7 +160,7 @@ def _describe_death(name: str, pid: int, code: int) -> str:
     return f"a loader worker (pid {pid}) of {name} was killed by {sign.name}; {cause}"
 
 
-def _prepare_worker(keeper: Keeper | None, sharing_strategy: str, number: int) -> None:
+def _prepare_worker(keeper: WorkerStates | None, sharing_strategy: str, number: int) -> None:
     die_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which Slurm sends to all processes of a job that it ends
     keep_freed_memory()

@@ -39,7 +39,7 @@ MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NeededRepository:
     """What is needed of one repository, by which keys of the config."""
 
     repository: str
@@ -95,13 +95,13 @@ def fetch(
     return [Fetched(**{**one, "mended": tuple(one["mended"])}) for one in found]
 
 
-def _by_repository(needs: Sequence[Need]) -> list[Wanted]:
+def _by_repository(needs: Sequence[Need]) -> list[NeededRepository]:
     found: dict[str, list[HubNeed]] = {}
     for need in needs:
         if isinstance(need, HubNeed):
             found.setdefault(need.repository, []).append(need)
     return [
-        Wanted(
+        NeededRepository(
             repository,
             ", ".join(dict.fromkeys(need.key for need in its)),
             tuple(dict.fromkeys(part for need in its for part in need.parts)),
@@ -110,7 +110,7 @@ def _by_repository(needs: Sequence[Need]) -> list[Wanted]:
     ]
 
 
-def _keys_of(wanted: Sequence[Wanted], doing: str) -> str:
+def _keys_of(wanted: Sequence[NeededRepository], doing: str) -> str:
     return next((one.keys for one in wanted if one.repository in doing), wanted[0].keys)
 
 
@@ -125,7 +125,7 @@ def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
-def download(wanted: list[Wanted], runs: Path, update: bool, progress: Progress) -> list[Fetched]:
+def download(wanted: list[NeededRepository], runs: Path, update: bool, progress: Progress) -> list[Fetched]:
     """The child's side of `fetch`."""
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # whose own transfer knows no time limit
     from huggingface_hub import constants
@@ -150,7 +150,7 @@ def require_offered(needs: Sequence[Need], runs: Path, patience_s: float = OFFER
         call("tasks.models.fetch:ask", arguments, on_idle=on_idle)
 
 
-def ask(wanted: list[Wanted], runs: Path) -> None:
+def ask(wanted: list[NeededRepository], runs: Path) -> None:
     """The child's side of `require_offered`."""
     lock = hub.read_lock(runs)
     for one in wanted:
@@ -160,7 +160,9 @@ def ask(wanted: list[Wanted], runs: Path) -> None:
 class _Repository:
     """One repository on its way into the cache."""
 
-    def __init__(self, wanted: Wanted, lock: Lock, runs: Path, update: bool, progress: Progress) -> None:
+    def __init__(
+        self, wanted: NeededRepository, lock: Lock, runs: Path, update: bool, progress: Progress
+    ) -> None:
         self._wanted, self._name, self._lock, self._runs = wanted, wanted.repository, lock, runs
         self._pinned = None if update else lock.repositories.get(self._name)
         self._progress = progress

@@ -17,7 +17,7 @@ from tasks.core.errors import TarmacError
 from tasks.core.files import blake3_file, digest, read_lines
 from tasks.core.schema import Config
 from tasks.evaluation import results
-from tasks.evaluation.best import Best, standing
+from tasks.evaluation.best import BestCheckpoint, standing
 from tasks.evaluation.results import EvaluationResult
 from tasks.loader.settings import LoaderSettings, read_settings
 from tasks.runs import ledger, metrics, record
@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RunContents:
     """The content of a run's folder. A part that is not there is None or empty; `unreadable` says why."""
 
     run: RunFolder
@@ -38,13 +38,13 @@ class Evidence:
     rows: list[dict[str, Any]] = field(default_factory=list)
     loader: LoaderSettings | None = None
     results: list[EvaluationResult] = field(default_factory=list)
-    ledger: Mapping[ledger.Key, ledger.Entry] = field(default_factory=dict)
+    ledger: Mapping[ledger.Key, ledger.LedgerEntry] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
     replaced: list[dict[str, Any]] = field(default_factory=list)
     """The lines of every rank on the bad samples that it trained without."""
     quarantined: list[quarantine_file.Quarantined] = field(default_factory=list)
     """The samples that the run left out from its start."""
-    best: Best | None = None
+    best: BestCheckpoint | None = None
     """What `checkpoints/best` points at."""
     last_checkpoint: int = 0
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Evidence:
         return self.config is None or self.config.dataset.private
 
 
-def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
+def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
     """Everything the report needs from the folder of `run`; the metrics, which may be long, only if asked."""
     unreadable: dict[str, str] = {}
 
@@ -76,7 +76,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> Evidence:
     settings = attempt(run.config, config.reload)
     read_results = [attempt(path, _read_result) for path in results.files_of(run)]
     steps = [_step_of(path.name) for path in run.checkpoints.glob("step_*")]
-    return Evidence(
+    return RunContents(
         run=run,
         record=attempt(run.record, lambda _: record.load(run)),
         config=settings,

@@ -38,7 +38,7 @@ LONGEST = 240
 
 
 @dataclass(frozen=True)
-class Item:
+class GallerySample:
     """One sample as the page shows it; `image` is a data URI or None, `right` None without predictions."""
 
     caption: str
@@ -71,7 +71,9 @@ class Item:
         return all(self.verdicts) if self.said else None
 
 
-def read_items(version: Path, split: str, predictions: Mapping[str, Sequence[Prediction]]) -> list[Item]:
+def read_items(
+    version: Path, split: str, predictions: Mapping[str, Sequence[Prediction]]
+) -> list[GallerySample]:
     """The first samples of a split in storage order; DataError or OSError when the split cannot be read.
 
     A sample that cannot be read or decoded is shown without its image, and its caption says why.
@@ -82,29 +84,31 @@ def read_items(version: Path, split: str, predictions: Mapping[str, Sequence[Pre
         try:
             sample = reader.read(position)
         except BadSampleError as error:
-            items.append(Item(str(error), f"Held-out image {position + 1}", is_bad=True))
+            items.append(GallerySample(str(error), f"Held-out image {position + 1}", is_bad=True))
             continue
         items.append(_item(sample.members, position + 1, predictions.get(sample.key, ())))
     return items
 
 
-def _item(members: Mapping[str, bytes], number: int, said: Sequence[Prediction]) -> Item:
+def _item(members: Mapping[str, bytes], number: int, said: Sequence[Prediction]) -> GallerySample:
     alt = f"Held-out image {number}"
     caption = _caption(members)
     if stored.member_of(members) is not None:
         return _scan(members, caption, number, said)
     pictures = [name for name in sorted(members) if name.rpartition(".")[2] in IMAGE_MEMBERS]
     if not pictures:
-        return Item(caption, alt, said=said)
+        return GallerySample(caption, alt, said=said)
     try:
         encoded = [_encode(decode_image(members[name])) for name in pictures[:MOST_PICTURES]]
     except DataError as error:
-        return Item(f"{caption} ({error})", alt, said=said)
+        return GallerySample(f"{caption} ({error})", alt, said=said)
     uri, width, height = encoded[0]
-    return Item(caption, alt, uri, width, height, said, [other for other, _, _ in encoded[1:]])
+    return GallerySample(caption, alt, uri, width, height, said, [other for other, _, _ in encoded[1:]])
 
 
-def _scan(members: Mapping[str, bytes], caption: str, number: int, said: Sequence[Prediction]) -> Item:
+def _scan(
+    members: Mapping[str, bytes], caption: str, number: int, said: Sequence[Prediction]
+) -> GallerySample:
     """A CT volume by three slices through its middle, in the window of the lungs."""
     alt = f"Held-out scan {number}"
     try:
@@ -113,8 +117,10 @@ def _scan(members: Mapping[str, bytes], caption: str, number: int, said: Sequenc
         spacing = spacing_of(facts.get("spacing_mm"), axes)
         first, *others = slices(volume_of(members), axes, spacing, alt)[:PLANES_SHOWN]
     except (DataError, Reject, AttributeError) as error:
-        return Item(f"{caption} ({error})", alt, said=said)
-    return Item(caption, alt, first.uri, first.width, first.height, said, [one.uri for one in others])
+        return GallerySample(f"{caption} ({error})", alt, said=said)
+    return GallerySample(
+        caption, alt, first.uri, first.width, first.height, said, [one.uri for one in others]
+    )
 
 
 def _caption(members: Mapping[str, bytes]) -> str:

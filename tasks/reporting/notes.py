@@ -13,9 +13,9 @@ from typing import Any, Literal
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.evaluation.expected import expected
-from tasks.reporting.evidence import Evidence
+from tasks.reporting.evidence import RunContents
 from tasks.runs.data import version_path
-from tasks.runs.ledger import Entry, Key
+from tasks.runs.ledger import Key, LedgerEntry
 
 Tone = Literal["bad", "warn", ""]
 SIGNS: Mapping[Tone, str] = {"bad": "✗", "warn": "!", "": "·"}
@@ -39,7 +39,7 @@ class Note:
         return SIGNS[self.tone]
 
 
-def notes(evidence: Evidence, more: Sequence[Note] = ()) -> list[Note]:
+def notes(evidence: RunContents, more: Sequence[Note] = ()) -> list[Note]:
     """Every note with `more` from elsewhere, the gravest first and otherwise in the order of the pipeline."""
     every = [
         *_state(evidence),
@@ -60,7 +60,7 @@ def notes(evidence: Evidence, more: Sequence[Note] = ()) -> list[Note]:
     )
 
 
-def _state(evidence: Evidence) -> Iterator[Note]:
+def _state(evidence: RunContents) -> Iterator[Note]:
     record = evidence.record
     if record is None:
         if "run.json" not in evidence.unreadable:
@@ -76,7 +76,7 @@ def _state(evidence: Evidence) -> Iterator[Note]:
         yield Note("", f"The run is not over: {record.state}", ("This page shows how far it is.",))
 
 
-def _findings(evidence: Evidence) -> Iterator[Note]:
+def _findings(evidence: RunContents) -> Iterator[Note]:
     trained = evidence.record.trained if evidence.record is not None else 0
     for finding in evidence.findings:
         if isinstance(finding.get("attempt"), int) and finding["attempt"] < trained:
@@ -96,7 +96,7 @@ def _findings(evidence: Evidence) -> Iterator[Note]:
         yield Note(tone, kind, tuple(line for line in lines if line), str(command) if command else None)
 
 
-def _replaced(evidence: Evidence) -> Iterator[Note]:
+def _replaced(evidence: RunContents) -> Iterator[Note]:
     """The bad samples that the training did without, and the first places of them."""
     if not evidence.replaced:
         return
@@ -115,7 +115,7 @@ def _replaced(evidence: Evidence) -> Iterator[Note]:
     )
 
 
-def _evaluations(evidence: Evidence) -> Iterator[Note]:
+def _evaluations(evidence: RunContents) -> Iterator[Note]:
     """Every evaluation that should have a result and has none, or only one from before it was asked for
     again, with the reason that the ledger gives."""
     there = {(result.step, result.task) for result in evidence.results}
@@ -153,18 +153,18 @@ def _expected(config: Config | None) -> list[Key]:
     return expected(config) if config is not None and are_known else []
 
 
-def _lost(entry: Entry) -> str:
+def _lost(entry: LedgerEntry) -> str:
     if entry.state == "done":
         return "The ledger says done, but its result file is not there or cannot be read."
     return entry.reason or "No reason was recorded."
 
 
-def _unreadable(evidence: Evidence) -> Iterator[Note]:
+def _unreadable(evidence: RunContents) -> Iterator[Note]:
     for file, reason in evidence.unreadable.items():
         yield Note("bad", f"{file} cannot be read", _free_text(reason, evidence, file))
 
 
-def _missing(evidence: Evidence) -> Iterator[Note]:
+def _missing(evidence: RunContents) -> Iterator[Note]:
     if evidence.config is None and "config.yaml" not in evidence.unreadable:
         lines = ("Samples are left out, because it might have said that they are private.",)
         yield Note("warn", "The run's config is missing", lines)
@@ -180,7 +180,7 @@ def first_of(places: Sequence[str], file: str) -> tuple[str, ...]:
     return (*places[:MOST_NAMED], *([f"and {left:,} more, in {file}"] if left > 0 else []))
 
 
-def _free_text(text: str, evidence: Evidence, file: str) -> tuple[str, ...]:
+def _free_text(text: str, evidence: RunContents, file: str) -> tuple[str, ...]:
     if not text:
         return ()
     return (WITHHELD.format(file=file),) if evidence.private else (text,)

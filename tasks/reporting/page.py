@@ -18,8 +18,8 @@ from tasks.core.units import count, counted
 from tasks.evaluation import results
 from tasks.evaluation.fit import doubtful_classes
 from tasks.reporting.accounts import Account, read_account
-from tasks.reporting.evidence import Evidence
-from tasks.reporting.gallery import Item, read_items
+from tasks.reporting.evidence import RunContents
+from tasks.reporting.gallery import GallerySample, read_items
 from tasks.reporting.notes import Note, first_of, notes
 from tasks.reporting.plots import summarize, training_charts
 from tasks.reporting.portrait import portrait
@@ -36,16 +36,16 @@ class Gallery:
     """Held-out samples with a sentence about them, or the reason that there are none."""
 
     text: str
-    items: Sequence[Item] = ()
+    items: Sequence[GallerySample] = ()
     is_broken: bool = False
 
 
-def compose(evidence: Evidence, inputs: str, written: float) -> str:
+def compose(evidence: RunContents, inputs: str, written: float) -> str:
     """The page of a run; `inputs` is the digest of what it is made from, `written` in Unix seconds."""
     return render("reporting/report.html", inputs=inputs, written=written, **_values(evidence))
 
 
-def _values(evidence: Evidence) -> dict[str, Any]:
+def _values(evidence: RunContents) -> dict[str, Any]:
     """Everything the template shows."""
     record = evidence.record
     data = record.data if record is not None else []
@@ -84,25 +84,25 @@ def _values(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _doubtful_classes(evidence: Evidence, data: Sequence[DataRef]) -> Iterator[Note]:
+def _doubtful_classes(evidence: RunContents, data: Sequence[DataRef]) -> Iterator[Note]:
     config = evidence.config
     if config is not None and data and version_path(data[0]).is_dir() and not evidence.private:
         for sentence in doubtful_classes(config, version_path(data[0])):
             yield Note("warn", "The classes are numbers", (sentence,))
 
 
-def _is_chosen_by(first: Headline | None, evidence: Evidence) -> bool:
+def _is_chosen_by(first: Headline | None, evidence: RunContents) -> bool:
     """Whether the best checkpoint was chosen by the very figure that stands first, which flatters it."""
     if first is None or evidence.best is None:
         return False
     return evidence.best.metric == results.full_name(first.task, first.metric)
 
 
-def _is_tracked(evidence: Evidence) -> bool:
+def _is_tracked(evidence: RunContents) -> bool:
     return evidence.config is None or evidence.config.track.mode != "disabled"
 
 
-def _gallery(evidence: Evidence, accounts: Sequence[Account], first: Headline | None) -> Gallery:
+def _gallery(evidence: RunContents, accounts: Sequence[Account], first: Headline | None) -> Gallery:
     """The first held-out samples with the predictions of the headline's evaluation."""
     if evidence.private:
         return Gallery("The dataset is private, or nobody knows that it is not: counts only.")
@@ -130,7 +130,7 @@ def _gallery(evidence: Evidence, accounts: Sequence[Account], first: Headline | 
     return Gallery(f"{shown}, and {judge}: {verdict}.", items, bool(bad))
 
 
-def _left_out(evidence: Evidence, accounts: Sequence[Account]) -> list[Note]:
+def _left_out(evidence: RunContents, accounts: Sequence[Account]) -> list[Note]:
     """A note for each version of which samples were in quarantine when the run began."""
     counts = Counter(f"{entry.shard} ({entry.reason})" for entry in evidence.quarantined)
     lines = [f"{place}: {counted(samples, 'sample')}" for place, samples in sorted(counts.items())]
@@ -153,7 +153,7 @@ def _broken_samples(gallery: Gallery) -> list[Note]:
     return [Note("warn", "Not all samples can be shown", (gallery.text,))] if gallery.is_broken else []
 
 
-def _reasons(evidence: Evidence) -> Mapping[str, str]:
+def _reasons(evidence: RunContents) -> Mapping[str, str]:
     """Why a section is empty, for those that are."""
     asked = evidence.config is None or evidence.config.evaluate is not None
     return {

@@ -18,7 +18,7 @@ from tasks.dataset.preview import page_path
 from tasks.dataset.rejects import reject_lines
 from tasks.loader.settings import LoaderSettings
 from tasks.reporting.accounts import Account, read_account
-from tasks.reporting.evidence import Evidence, collect
+from tasks.reporting.evidence import RunContents, collect
 from tasks.reporting.links import link
 from tasks.reporting.notes import notes
 from tasks.reporting.plots import loss_chart
@@ -63,7 +63,7 @@ def of_dataset(config: Config, built: BuildResult | None, failure: str | None) -
     return "\n".join(lines)
 
 
-def _head(evidence: Evidence, failure: str | None) -> Iterator[str]:
+def _head(evidence: RunContents, failure: str | None) -> Iterator[str]:
     who = portrait(evidence.run, evidence.record)
     first = headline_of(evidence.results, evidence.config, evidence.best_step)
     yield from (f"# {who.sign} {evidence.run.name}", "")
@@ -82,7 +82,7 @@ def _failure(failure: str | None) -> list[str]:
     return [] if failure is None else ["## What went wrong", "", *quoted(failure.splitlines())]
 
 
-def _picture(evidence: Evidence) -> list[str]:
+def _picture(evidence: RunContents) -> list[str]:
     chart = loss_chart(evidence.rows)
     if chart is None:
         return []
@@ -144,7 +144,7 @@ def _evaluation(view: TaskView) -> list[str]:
     return [f"## {view.title}", "", *_table(("step", *(title for _, title in view.metrics)), rows)]
 
 
-def _links(evidence: Evidence, accounts: Sequence[Account], wandb: str | None) -> Iterator[str]:
+def _links(evidence: RunContents, accounts: Sequence[Account], wandb: str | None) -> Iterator[str]:
     run = evidence.run
     if run.report.exists():
         yield f"- report: {link(run.report)}"

@@ -52,7 +52,7 @@ def list_checkpoints(folder: RunFolder) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
-class Listing:
+class CheckpointListing:
     """The checkpoints of a run for somebody who asks often: listed only when their folder has changed."""
 
     def __init__(self, folder: RunFolder) -> None:

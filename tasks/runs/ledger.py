@@ -21,7 +21,7 @@ Key = tuple[int, str]
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """Where one evaluation stands. `uid` is the digest of what was asked; `attempt` counts its tries from 1.
 
     `job` is the job as `tasks.runs.job.Job` writes itself, its folder from the run's on; None when none was
@@ -51,14 +51,14 @@ class Entry:
     def is_final(self) -> bool:
         return self.state in ENDED
 
-    def having(self, **changes: Any) -> Entry:
+    def having(self, **changes: Any) -> LedgerEntry:
         return replace(self, **changes)
 
     @property
     def waits_to_be_tried_again(self) -> bool:
         return bool(self.tried) and len(self.tried) == self.attempt and not self.is_final
 
-    def having_been_refused(self, reason: str) -> Entry:
+    def having_been_refused(self, reason: str) -> LedgerEntry:
         """The try is given back."""
         since = self.refused_since if self.refusals else time.time()
         return replace(
@@ -66,17 +66,17 @@ class Entry:
         )
 
 
-def append(path: Path, entry: Entry) -> None:
+def append(path: Path, entry: LedgerEntry) -> None:
     """Add one line; a line torn by a crash before it stays a line of its own."""
     append_line(path, json.dumps(vars(entry), ensure_ascii=False))
 
 
-def read(path: Path) -> list[Entry]:
+def read(path: Path) -> list[LedgerEntry]:
     """All lines; those that are no entry are skipped."""
     entries = []
     for row in read_lines(path)[0]:
         try:
-            entry = Entry(**{**row, "tried": tuple(row.get("tried", ()))})
+            entry = LedgerEntry(**{**row, "tried": tuple(row.get("tried", ()))})
         except TypeError:
             continue
         if isinstance(entry.step, int) and isinstance(entry.task, str) and isinstance(entry.at, int | float):
@@ -84,6 +84,6 @@ def read(path: Path) -> list[Entry]:
     return entries
 
 
-def fold(entries: Iterable[Entry]) -> dict[Key, Entry]:
+def fold(entries: Iterable[LedgerEntry]) -> dict[Key, LedgerEntry]:
     """The last word on each evaluation."""
     return {entry.key: entry for entry in entries}

@@ -40,11 +40,11 @@ from tasks.supervision.chores import Chores
 from tasks.supervision.ends import RankEnd, causes_of, stood_still, tail_of
 from tasks.supervision.evaluation_jobs import Evaluations
 from tasks.supervision.evaluations import Training
-from tasks.supervision.journal import Journal
+from tasks.supervision.journal import AttemptJournal
 from tasks.supervision.progress import last_step, loss_at
 from tasks.supervision.standstill import GoesOn, Stalled, Standstill
 from tasks.supervision.status import look, pause_after
-from tasks.supervision.success import Evidence, exit_of, judge
+from tasks.supervision.success import TrainingEnd, exit_of, judge
 from tasks.supervision.succession import Succession
 from tasks.supervision.tracking import gathering
 
@@ -69,10 +69,10 @@ class Agent:
         self._lease = lease
         self._allocation = allocation
         self._began = time.monotonic()
-        self._ranks: trainer.Ranks | None = None
-        self._journal = Journal(run, lease)
+        self._ranks: trainer.RunningRanks | None = None
+        self._journal = AttemptJournal(run, lease)
         self._config = configs.reload(run.config)
-        self._gatherer = gathering.Keeper(run, self._config.track.mode != "disabled")
+        self._gatherer = gathering.GathererKeeper(run, self._config.track.mode != "disabled")
         self._best = best.Pointer(run, self._config)
         self._chores = Chores()
         self._succession = Succession(run, self._config, aside_s)
@@ -278,7 +278,7 @@ class Agent:
     def _on_stall(self) -> str:
         return "report" if self._config.train is None else self._config.train.on_stall
 
-    def _start_ranks(self, held: Sequence[int]) -> trainer.Ranks:
+    def _start_ranks(self, held: Sequence[int]) -> trainer.RunningRanks:
         self._lease.require()
         self._oom_kills = oom_kills()
         ranks = self._ranks = trainer.start(
@@ -289,7 +289,7 @@ class Agent:
         return ranks
 
     def _attend_ranks(
-        self, ranks: trainer.Ranks, evaluations: Evaluations
+        self, ranks: trainer.RunningRanks, evaluations: Evaluations
     ) -> tuple[Sequence[RankEnd], str | None]:
         """How the ranks ended, and the verdict on the standstill that they were ended for, if they were."""
         watch = Standstill(self._run, self._journal.number)
@@ -349,7 +349,7 @@ class Agent:
         step = max(said, 0 if newest is None else newest.step)
         assert self._config.train is not None
         all_seen = [
-            Evidence(
+            TrainingEnd(
                 exit_code=end.exit_code,
                 step=step,
                 last_step=int(self._journal.record.identity["steps"]),

@@ -22,18 +22,18 @@ from tasks.core.schema import Config
 from tasks.evaluation import results
 from tasks.evaluation.results import EvaluationResult
 from tasks.runs import jobs, ledger, metrics
-from tasks.runs.checkpoints import SETTLED_NS, Listing
+from tasks.runs.checkpoints import SETTLED_NS, CheckpointListing
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
-from tasks.runs.ledger import Entry, Key
+from tasks.runs.ledger import Key, LedgerEntry
 from tasks.supervision.evaluations import (
-    Failure,
+    JobFailure,
     Mark,
     Pause,
     Seen,
     Submit,
     Training,
-    Wanted,
+    WantedEvaluation,
     next_actions,
     reopened,
     unfinished,
@@ -93,7 +93,7 @@ class Evaluations:
         self._stale_summaries = True
         self.summaries_written = 0
         """How often `eval_results/` has changed by this agent."""
-        self._checkpoints = Listing(run)
+        self._checkpoints = CheckpointListing(run)
         self._running: set[Key] = set()
         self._results: set[Key] = set()
         self._looked = -FULL_LOOK_S
@@ -192,12 +192,12 @@ class Evaluations:
             now=time.time(),
         )
 
-    def _failure(self, entry: Entry) -> Failure:
+    def _failure(self, entry: LedgerEntry) -> JobFailure:
         job, result = self._job_of(entry), self._run.evaluation(*entry.key)
         if job is not None and job.said_goodbye and result.exists():
             found = results.examine(result)
             if isinstance(found, str):
-                return Failure("failed", f"{result.relative_to(self._run.path)}: {found} (log: {job.log})")
+                return JobFailure("failed", f"{result.relative_to(self._run.path)}: {found} (log: {job.log})")
         return _last_words(entry, job, entry.key in self._known_alive)
 
     def _stuck(self, waiting: Collection[Key]) -> dict[Key, str]:
@@ -226,14 +226,14 @@ class Evaluations:
         holder = holder_of(self._run.evaluation_lease(*key))
         return holder is not None and holder.is_alive()
 
-    def _job_of(self, entry: Entry) -> Job | None:
+    def _job_of(self, entry: LedgerEntry) -> Job | None:
         return None if entry.job is None else Job.from_json(entry.job, self._run.path)
 
-    def _job_lives(self, entry: Entry) -> bool:
+    def _job_lives(self, entry: LedgerEntry) -> bool:
         job = self._job_of(entry)
         return not entry.is_final and job is not None and job.is_alive()
 
-    def _answers(self, entry: Entry) -> bool:
+    def _answers(self, entry: LedgerEntry) -> bool:
         """Whether the result file parses and, while the question is open, answers it and no earlier one."""
         result = self._result(entry.key)
         return result is not None and (entry.is_final or result.question == _question(entry))
@@ -276,7 +276,7 @@ class Evaluations:
         else:
             self._record(entry.having(job=job.to_json(self._run.path), refusals=0))
 
-    def _start_job(self, want: Wanted, attempt: int, question: str) -> Job:
+    def _start_job(self, want: WantedEvaluation, attempt: int, question: str) -> Job:
         arguments = [str(self._run.path), str(want.step), want.task, question]
         logs, name = self._run.logs(self._number), f"{want.task}_{want.step}_{attempt}"
         if self._engine.kind == "slurm":
@@ -284,7 +284,7 @@ class Evaluations:
         gpus, limit_s = min(jobs.gpus_here(), 1), self._engine.time
         return jobs.submit(JOB, arguments, logs, time_limit_s=limit_s, gpus=gpus, name=name)
 
-    def _record(self, entry: Entry) -> None:
+    def _record(self, entry: LedgerEntry) -> None:
         entry = entry.having(at=time.time())
         ledger.append(self._run.ledger, entry)
         self._entries[entry.key] = entry
@@ -313,7 +313,7 @@ class Evaluations:
                 write_json(path, summary)
                 self.summaries_written += 1
 
-    def _is_settled(self, want: Wanted) -> bool:
+    def _is_settled(self, want: WantedEvaluation) -> bool:
         """Final, with its result there if it is done: a deleted one is made again."""
         entry = self._entries.get(want.key)
         if entry is None or entry.uid != want.uid or not entry.is_final:
@@ -321,32 +321,32 @@ class Evaluations:
         return entry.state != "done" or self._run.evaluation(*want.key).exists()
 
 
-def _first_entry(want: Wanted) -> Entry:
+def _first_entry(want: WantedEvaluation) -> LedgerEntry:
     now = time.time()
-    return Entry(want.uid, want.step, want.task, "submitted", None, 0, at=now, since=now)
+    return LedgerEntry(want.uid, want.step, want.task, "submitted", None, 0, at=now, since=now)
 
 
-def _question(entry: Entry) -> str:
+def _question(entry: LedgerEntry) -> str:
     """What a result repeats: clocks, which may differ, do not tell whether it is older than the question."""
     return f"{entry.uid[:12]}-{entry.since}"
 
 
-def _last_words(entry: Entry, job: Job | None, was_alive: bool) -> Failure:
+def _last_words(entry: LedgerEntry, job: Job | None, was_alive: bool) -> JobFailure:
     """How a dead job ended: it failed with an error, or it is gone without one. One that `was_alive` for this
     agent or its predecessor and that Slurm calls cancelled was cancelled by a person."""
     if job is None:
-        return Failure("failed", entry.reason or "its job was not submitted")
+        return JobFailure("failed", entry.reason or "its job was not submitted")
     lines = job.log.read_text(errors="replace").splitlines() if job.log.exists() else []
     last = next((line for line in reversed(lines) if line.strip() and not SUBMITIT.match(line)), "")
     last = OURS.sub("", last)
     if job.said_goodbye:
-        return Failure("failed", f"{last} (log: {job.log})")
+        return JobFailure("failed", f"{last} (log: {job.log})")
     how = "" if job.slurm is None else ending(job.id)
     if how == CANCELLED and was_alive:
-        return Failure("failed", f"{job.slurm} was cancelled in Slurm, so it is not tried again", True)
+        return JobFailure("failed", f"{job.slurm} was cancelled in Slurm, so it is not tried again", True)
     how = f" ({how})" if how else ""
     words = f"job {job.id} ended without a result{how}{f': {last}' if last else ''} (log: {job.log})"
-    return Failure("lost", words)
+    return JobFailure("lost", words)
 
 
 def run_job(run_folder: str, step: str, task: str, question: str) -> None:

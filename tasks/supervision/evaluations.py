@@ -17,7 +17,7 @@ from tasks.core.files import digest
 from tasks.core.schema import Config
 from tasks.evaluation import results
 from tasks.evaluation.expected import expected
-from tasks.runs.ledger import Entry, EvaluationState, Key
+from tasks.runs.ledger import EvaluationState, Key, LedgerEntry
 
 TRIES = 3
 RETRY_S, TIMES = 30.0, 4.0
@@ -32,7 +32,7 @@ Training = Literal["going", "complete", "broken"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedEvaluation:
     """One evaluation that the config asks for; `uid` is the digest of checkpoint, task and arguments."""
 
     step: int
@@ -45,7 +45,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Failure:
+class JobFailure:
     """How a job ended without a result; `is_final` where trying again would be against somebody's will."""
 
     state: Literal["failed", "lost"]
@@ -67,7 +67,7 @@ class Seen:
     alive: Collection[Key]
     running: Collection[Key]
     results: Collection[Key]
-    failures: Mapping[Key, Failure]
+    failures: Mapping[Key, JobFailure]
     training: Training
     stuck: Mapping[Key, str] = field(default_factory=dict)
     now: float = 0.0
@@ -77,7 +77,7 @@ class Seen:
 class Submit:
     """Start a job for it; `attempt` counts from 1."""
 
-    wanted: Wanted
+    wanted: WantedEvaluation
     attempt: int
 
 
@@ -85,7 +85,7 @@ class Submit:
 class Mark:
     """Write its new state into the ledger; a job of it that waits is cancelled where that is final."""
 
-    wanted: Wanted
+    wanted: WantedEvaluation
     state: EvaluationState
     reason: str = ""
 
@@ -94,24 +94,26 @@ class Mark:
 class Pause:
     """Write down why a try gave no result, and that there will be another one."""
 
-    wanted: Wanted
+    wanted: WantedEvaluation
     cause: str
     reason: str
 
 
-def wanted_of(run_id: str, config: Config) -> list[Wanted]:
+def wanted_of(run_id: str, config: Config) -> list[WantedEvaluation]:
     """Every evaluation the config asks for. A step of a run names one checkpoint, as runs are exact."""
     if config.evaluate is None:
         return []
     tasks = {task.name: task for task in config.evaluate.tasks}
     return [
-        Wanted(step, name, digest([run_id, step, tasks[name].model_dump(mode="json"), results.VERSION]))
+        WantedEvaluation(
+            step, name, digest([run_id, step, tasks[name].model_dump(mode="json"), results.VERSION])
+        )
         for step, name in expected(config)
     ]
 
 
 def next_actions(
-    wanted: Sequence[Wanted], entries: Mapping[Key, Entry], seen: Seen, jobs: int
+    wanted: Sequence[WantedEvaluation], entries: Mapping[Key, LedgerEntry], seen: Seen, jobs: int
 ) -> list[Submit | Mark | Pause]:
     """What to do now, with at most `jobs` jobs alive at once; empty when there is only waiting left to do."""
     actions: list[Submit | Mark | Pause] = []
@@ -127,7 +129,9 @@ def next_actions(
     return actions
 
 
-def unfinished(wanted: Sequence[Wanted], entries: Mapping[Key, Entry], seen: Seen) -> list[Wanted]:
+def unfinished(
+    wanted: Sequence[WantedEvaluation], entries: Mapping[Key, LedgerEntry], seen: Seen
+) -> list[WantedEvaluation]:
     """What is still to come: neither final nor of a checkpoint that will not appear."""
     left = []
     for want in wanted:
@@ -138,7 +142,7 @@ def unfinished(wanted: Sequence[Wanted], entries: Mapping[Key, Entry], seen: See
     return left
 
 
-def reopened(entries: Mapping[Key, Entry], alive: Collection[Key]) -> dict[Key, Entry]:
+def reopened(entries: Mapping[Key, LedgerEntry], alive: Collection[Key]) -> dict[Key, LedgerEntry]:
     """The ledger as an agent takes it up that a person has started: what has no result is tried anew. Tries
     that are spent on an open question stay spent, but for one that ended with the agent before."""
     return {
@@ -148,7 +152,7 @@ def reopened(entries: Mapping[Key, Entry], alive: Collection[Key]) -> dict[Key, 
     }
 
 
-def _current(want: Wanted, entries: Mapping[Key, Entry], seen: Seen) -> Entry | None:
+def _current(want: WantedEvaluation, entries: Mapping[Key, LedgerEntry], seen: Seen) -> LedgerEntry | None:
     """The entry about just this question: not about other arguments, not done with its result gone since."""
     entry = entries.get(want.key)
     if entry is None or entry.uid != want.uid:
@@ -156,7 +160,7 @@ def _current(want: Wanted, entries: Mapping[Key, Entry], seen: Seen) -> Entry | 
     return None if entry.state == "done" and want.key not in seen.results else entry
 
 
-def _next(want: Wanted, entry: Entry | None, seen: Seen) -> Submit | Mark | Pause | None:
+def _next(want: WantedEvaluation, entry: LedgerEntry | None, seen: Seen) -> Submit | Mark | Pause | None:
     if entry is not None and entry.is_final:
         return None
     if want.key in seen.alive:
@@ -179,8 +183,8 @@ def _next(want: Wanted, entry: Entry | None, seen: Seen) -> Submit | Mark | Paus
     return _after_failure(want, entry, seen)
 
 
-def _after_failure(want: Wanted, entry: Entry, seen: Seen) -> Mark | Pause:
-    failure = seen.failures.get(want.key, Failure("lost", "its job left no trace"))
+def _after_failure(want: WantedEvaluation, entry: LedgerEntry, seen: Seen) -> Mark | Pause:
+    failure = seen.failures.get(want.key, JobFailure("lost", "its job left no trace"))
     if failure.is_final:
         return Mark(want, failure.state, failure.reason)
     if entry.attempt < TRIES:
@@ -200,7 +204,7 @@ def _is_over(pause_s: float, since: float, now: float) -> bool:
     return not 0 <= now - since < pause_s
 
 
-def _after_refusal(want: Wanted, entry: Entry, now: float) -> Submit | Mark | None:
+def _after_refusal(want: WantedEvaluation, entry: LedgerEntry, now: float) -> Submit | Mark | None:
     if now - entry.refused_since >= REFUSED_S:
         return Mark(want, "failed", f"no job could be submitted for {REFUSED_S / 60:.0f} min; {entry.reason}")
     pause_s = min(PAUSE_S * 2.0 ** (entry.refusals - 1), LONGEST_PAUSE_S)

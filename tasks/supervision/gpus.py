@@ -25,7 +25,7 @@ PLACE = Path("/tmp")
 
 
 @dataclass(frozen=True)
-class Taken:
+class HeldGpus:
     """GPUs held until this process, and all that inherited `descriptors`, have released them or ended."""
 
     names: tuple[str, ...]
@@ -47,7 +47,7 @@ class Busy:
         return f"waiting for a GPU: {'; '.join(self.holders)}"
 
 
-def take(visible: Sequence[str], count: int, run: str) -> Taken | Busy:
+def take(visible: Sequence[str], count: int, run: str) -> HeldGpus | Busy:
     """Take the first `count` free ones of `visible` for `run`, all or none.
 
     TarmacError when so many are not even visible, OSError where no lock can be written.
@@ -70,7 +70,7 @@ def take(visible: Sequence[str], count: int, run: str) -> Taken | Busy:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"run": run, "pid": os.getpid()}).encode(), 0)
         got[name] = descriptor
-    taken = Taken(tuple(got), tuple(got.values()))
+    taken = HeldGpus(tuple(got), tuple(got.values()))
     if len(got) == count:
         return taken
     taken.release()

@@ -20,7 +20,7 @@ from tasks.runs.job import Job
 from tasks.runs.record import ASIDE, UNDER_WAY, Attempt, RunRecord, State
 
 
-class Journal:
+class AttemptJournal:
     """One attempt as the run's files tell it.
 
     Only the holder of the run's lease may write: each method raises TarmacError where that is somebody else.

@@ -17,15 +17,15 @@ from tasks.core.files import read_json
 from tasks.core.lock import holder_of
 from tasks.core.schema import Config
 from tasks.evaluation import results
-from tasks.evaluation.best import Best, is_due, standing
+from tasks.evaluation.best import BestCheckpoint, is_due, standing
 from tasks.runs import ledger, metrics, phases, record
-from tasks.runs.checkpoints import Listing
+from tasks.runs.checkpoints import CheckpointListing
 from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.job import Job, agent_is_alive
-from tasks.runs.ledger import Entry, Key
+from tasks.runs.ledger import Key, LedgerEntry
 from tasks.runs.phases import Phase
 from tasks.runs.record import OVER, RunRecord, State
-from tasks.supervision.evaluations import Wanted, wanted_of
+from tasks.supervision.evaluations import WantedEvaluation, wanted_of
 
 LONGEST_PAUSE_S = 2.0
 SILENT_S = 60.0
@@ -38,7 +38,7 @@ class EvaluationStatus:
 
     step: int
     task: str
-    entry: Entry | None
+    entry: LedgerEntry | None
     has_result: bool
     waiting: str = ""
     """Why its job does not run yet: Slurm's reason, or when it is tried again; empty where none waits."""
@@ -72,7 +72,7 @@ class RunStatus:
     evaluations: Sequence[EvaluationStatus]
     checkpoints: Sequence[int]
     agent_is_alive: bool
-    best: Best | None
+    best: BestCheckpoint | None
     """What `checkpoints/best` points at."""
     silent_s: float = 0.0
     """Seconds since the training last wrote what it is doing; 0 where that is not long, or none runs."""
@@ -279,14 +279,16 @@ def _standing(
     return max(checkpoints, default=0) if phase.phase == "start" else phase.step
 
 
-def _evaluation(run: RunFolder, want: Wanted, entry: Entry | None, alive: bool) -> EvaluationStatus:
+def _evaluation(
+    run: RunFolder, want: WantedEvaluation, entry: LedgerEntry | None, alive: bool
+) -> EvaluationStatus:
     current = entry if entry is not None and entry.uid == want.uid else None
     has_result = _has_result(run.evaluation(*want.key))
     waiting = "" if current is None or not alive else _why_it_waits(run, current)
     return EvaluationStatus(want.step, want.task, current, has_result, waiting)
 
 
-def _why_it_waits(run: RunFolder, entry: Entry) -> str:
+def _why_it_waits(run: RunFolder, entry: LedgerEntry) -> str:
     if entry.state != "submitted":
         return ""
     slurm = None if entry.job is None else Job.from_json(entry.job, run.path).slurm
@@ -294,14 +296,14 @@ def _why_it_waits(run: RunFolder, entry: Entry) -> str:
 
 
 @lru_cache(maxsize=64)
-def _wanted(path: Path, modified_ns: int, run_id: str) -> Sequence[Wanted]:
+def _wanted(path: Path, modified_ns: int, run_id: str) -> Sequence[WantedEvaluation]:
     return wanted_of(run_id, _parsed(path, modified_ns))
 
 
-_listing = lru_cache(maxsize=64)(Listing)
+_listing = lru_cache(maxsize=64)(CheckpointListing)
 
 
-def _entries(path: Path) -> Mapping[Key, Entry]:
+def _entries(path: Path) -> Mapping[Key, LedgerEntry]:
     """The last word on each evaluation, folded once a version of the ledger."""
     try:
         seen = path.stat()
@@ -311,7 +313,7 @@ def _entries(path: Path) -> Mapping[Key, Entry]:
 
 
 @lru_cache(maxsize=4)
-def _folded(path: Path, modified_ns: int, size_bytes: int) -> Mapping[Key, Entry]:
+def _folded(path: Path, modified_ns: int, size_bytes: int) -> Mapping[Key, LedgerEntry]:
     return ledger.fold(ledger.read(path))
 
 

@@ -37,7 +37,7 @@ ORPHANS_S = 5.0
 
 
 @dataclass(frozen=True)
-class Process:
+class RunProcess:
     """One process of a run, or a job in Slurm; `what` is it in words, such as `zero_shot of step 200`."""
 
     what: str
@@ -67,9 +67,9 @@ class Stopped:
     `elsewhere` is the agent, where it lives on another machine or in another container.
     """
 
-    ended: tuple[Process, ...]
-    forced: tuple[Process, ...]
-    left: tuple[Process, ...]
+    ended: tuple[RunProcess, ...]
+    forced: tuple[RunProcess, ...]
+    left: tuple[RunProcess, ...]
     elsewhere: Holder | None = None
 
 
@@ -104,7 +104,7 @@ def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float = STOP
     with contextlib.suppress(Held):  # somebody is preparing a start of it, which is not ours to stop
         obeys = cancel(run, reason, who)
     deadline = time.monotonic() + (patience_s if obeys else min(patience_s, ORPHANS_S))
-    forced: tuple[Process, ...] = ()
+    forced: tuple[RunProcess, ...] = ()
     while left := _alive({**seen, **_living(run)}):
         seen |= left
         _leave_the_queue(run)  # a job that Slurm queues again is not there from the first
@@ -137,13 +137,13 @@ def _agent_jobs(state: RunRecord) -> list[SlurmJob]:
     return list(dict.fromkeys(job for job in (waited_for, last) if job is not None))
 
 
-def _alive(processes: Mapping[Identity | SlurmJob, Process]) -> dict[Identity | SlurmJob, Process]:
+def _alive(processes: Mapping[Identity | SlurmJob, RunProcess]) -> dict[Identity | SlurmJob, RunProcess]:
     return {identity: process for identity, process in processes.items() if identity.is_alive()}
 
 
-def _living(run: RunFolder) -> dict[Identity | SlurmJob, Process]:
+def _living(run: RunFolder) -> dict[Identity | SlurmJob, RunProcess]:
     """Those that live on this machine or in Slurm."""
-    named: dict[Identity | SlurmJob, Process] = {}
+    named: dict[Identity | SlurmJob, RunProcess] = {}
     for process in _recorded(run):
         named.setdefault(process.identity, process)
     known = _alive(named)
@@ -156,44 +156,44 @@ def _living(run: RunFolder) -> dict[Identity | SlurmJob, Process]:
         if owner is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 identity = Identity.of(pid)
-                known[identity] = Process(f"started by {owner}", identity)
+                known[identity] = RunProcess(f"started by {owner}", identity)
     return _alive(known)
 
 
-def _recorded(run: RunFolder) -> Iterator[Process]:
+def _recorded(run: RunFolder) -> Iterator[RunProcess]:
     """The agent, the training, its loader workers, the evaluation jobs and the gatherer, as the run's folder
     has them, living or dead; the first name of a process is its best."""
     state = record.load(run)
     holder = holder_of(run.lease)
     if state.job is not None:
-        yield Process("job of the agent", Job.from_json(state.job, run.path).identity)
+        yield RunProcess("job of the agent", Job.from_json(state.job, run.path).identity)
     for slurm in _agent_jobs(state):
-        yield Process("job of the agent", slurm)
+        yield RunProcess("job of the agent", slurm)
     if holder is not None and state.has_agent(holder):
-        yield Process("agent", holder.identity)
+        yield RunProcess("agent", holder.identity)
     for path in run.attempts.glob("*/rank_*.json"):
         rank = path.stem.removeprefix("rank_")
-        yield Process(f"training, rank {rank}", Identity.from_json(read_json(path)))
+        yield RunProcess(f"training, rank {rank}", Identity.from_json(read_json(path)))
     for worker in worker_state.read_all(run.workers):
-        yield Process(f"loader worker {worker.worker} of rank {worker.rank}", worker.identity)
+        yield RunProcess(f"loader worker {worker.worker} of rank {worker.rank}", worker.identity)
     yield from _evaluating(run)
     if (gatherer := holder_of(run.gatherer_lease)) is not None:
-        yield Process("gatherer", gatherer.identity)
+        yield RunProcess("gatherer", gatherer.identity)
     for identity in trainer.survivors(run):
-        yield Process("started by the training", identity)
+        yield RunProcess("started by the training", identity)
 
 
-def _evaluating(run: RunFolder) -> Iterator[Process]:
+def _evaluating(run: RunFolder) -> Iterator[RunProcess]:
     entries = ledger.read(run.ledger)
     open_ones = {key for key, entry in ledger.fold(entries).items() if not entry.is_final}
     for entry in entries:
         job = None if entry.job is None else Job.from_json(entry.job, run.path)
         if job is not None and (job.slurm is None or entry.key in open_ones):  # or squeue is asked a lot
-            yield Process(f"job of {entry.task} of step {entry.step}", job.identity)
+            yield RunProcess(f"job of {entry.task} of step {entry.step}", job.identity)
     for path in run.evaluations.glob("step_*/.*.lease"):
         if (evaluating := holder_of(path)) is not None:
             task, step = path.stem.removeprefix("."), path.parent.name.removeprefix("step_")
-            yield Process(f"{task} of step {step}", evaluating.identity)
+            yield RunProcess(f"{task} of step {step}", evaluating.identity)
 
 
 def _session(pid: int) -> int | None:

@@ -74,7 +74,7 @@ OF_ALL_RANKS = ("run.no_batches", "loss.nonfinite")
 
 
 @dataclass(frozen=True)
-class Evidence:
+class TrainingEnd:
     """What is known when the training process has ended.
 
     `exit_code` is negative for a signal. `step` is how far this training came of `last_step`, whatever one
@@ -102,7 +102,7 @@ class Evidence:
     rank: int = 0
     ranks: int = 1
     stood_still: str | None = None
-    further: Sequence[Evidence] = ()
+    further: Sequence[TrainingEnd] = ()
     stalled: str | None = None
     restarts: int = 0
     oom_kills: int = 0
@@ -115,7 +115,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """The run's state, the reason in words (empty for a success), and every cause found."""
 
     state: State
@@ -123,14 +123,14 @@ class Verdict:
     findings: Sequence[Finding] = ()
 
 
-def judge(seen: Evidence) -> Verdict:
+def judge(seen: TrainingEnd) -> RunVerdict:
     """Succeeded only with exit code 0, the last step reached, a finite loss and its checkpoint sound.
 
     Cancelled is a training that obeyed, or was made to; what went wrong all the same is no less a failure.
     """
     if seen.stalled is not None:  # its causes were written down as they were found
         tried = f" after {counted(seen.restarts, 'restart')}" if seen.restarts else ""
-        return Verdict("failed", f"{seen.stalled}; ended{tried}, as train.on_stall says")
+        return RunVerdict("failed", f"{seen.stalled}; ended{tried}, as train.on_stall says")
     complete = seen.exit_code == 0 and seen.step >= seen.last_step
     if seen.stop is not None and not (complete and seen.checkpoint == seen.last_step):
         return _judge_stopped(seen, seen.stop)
@@ -149,11 +149,11 @@ def judge(seen: Evidence) -> Verdict:
     if not causes and seen.loss is None:
         causes = [_unknown(seen, "no loss is recorded")]
     if causes:
-        return Verdict("failed", _in_words(causes), causes)
-    return Verdict("succeeded", "")
+        return RunVerdict("failed", _in_words(causes), causes)
+    return RunVerdict("succeeded", "")
 
 
-def exit_of(seen: Evidence, verdict: Verdict, started: float, ended: float) -> dict[str, object]:
+def exit_of(seen: TrainingEnd, verdict: RunVerdict, started: float, ended: float) -> dict[str, object]:
     """The content of `attempts/<n>/exit.json`; times are Unix seconds."""
     return {
         "exit_code": seen.exit_code,
@@ -173,7 +173,7 @@ def exit_of(seen: Evidence, verdict: Verdict, started: float, ended: float) -> d
     }
 
 
-def _judge_stopped(seen: Evidence, stop: Stop) -> Verdict:
+def _judge_stopped(seen: TrainingEnd, stop: Stop) -> RunVerdict:
     """That it came to no batch, or to no checkpoint, is then no cause."""
     causes = [cause for cause in _causes(seen) if cause.code != "run.no_batches"]
     if not causes and seen.exit_code != 0 and not seen.is_forced:
@@ -183,11 +183,11 @@ def _judge_stopped(seen: Evidence, stop: Stop) -> Verdict:
         by = f"by {seen.signal_name}" if seen.signal_name else "by force"
         reason += f"; the training did not obey in time and was ended {by}"
     if causes:
-        return Verdict("failed", f"{_in_words(causes)}; it was asked to stop: {reason}", causes)
-    return Verdict("cancelled", f"{reason}, at step {seen.step} of {seen.last_step}")
+        return RunVerdict("failed", f"{_in_words(causes)}; it was asked to stop: {reason}", causes)
+    return RunVerdict("cancelled", f"{reason}, at step {seen.step} of {seen.last_step}")
 
 
-def _causes(seen: Evidence) -> list[Finding]:
+def _causes(seen: TrainingEnd) -> list[Finding]:
     """Every cause that shows. That no batch came is one only where nothing says why."""
     numbers, end = _of_the_numbers(seen), _of_the_end(seen)
     end += [cause for other in seen.further for cause in _of_the_end(other)]
@@ -198,7 +198,7 @@ def _causes(seen: Evidence) -> list[Finding]:
     return [*(one for one in numbers if one.code not in told), *end]
 
 
-def _of_the_numbers(seen: Evidence) -> list[Finding]:
+def _of_the_numbers(seen: TrainingEnd) -> list[Finding]:
     """What the metrics show, whatever the exit code."""
     if seen.step == 0:
         remedy = "see the last lines of its log; tarmac verify the dataset"
@@ -208,7 +208,7 @@ def _of_the_numbers(seen: Evidence) -> list[Finding]:
     return []
 
 
-def _of_the_end(seen: Evidence) -> list[Finding]:
+def _of_the_end(seen: TrainingEnd) -> list[Finding]:
     """What the exit code and the last words show, as far as they are understood."""
     if seen.stood_still is not None:
         return [_cause("collective.desync", seen, RESUME, what=seen.stood_still)]
@@ -226,7 +226,7 @@ def _of_the_end(seen: Evidence) -> list[Finding]:
     return known
 
 
-def _cause(code: str, seen: Evidence, remedy: str, **evidence: Any) -> Finding:
+def _cause(code: str, seen: TrainingEnd, remedy: str, **evidence: Any) -> Finding:
     last = _last_line(seen)
     facts = {
         "step": seen.step,
@@ -239,7 +239,7 @@ def _cause(code: str, seen: Evidence, remedy: str, **evidence: Any) -> Finding:
     return Finding(code, "error", remedy, where={"rank": seen.rank}, evidence=facts)
 
 
-def _last_line(seen: Evidence) -> str | None:
+def _last_line(seen: TrainingEnd) -> str | None:
     """The log's last words, None where it has none. After a traceback the last error: libraries still print
     something while Python ends."""
     said = [line.strip() for line in seen.log_tail if line.strip()]
@@ -248,7 +248,7 @@ def _last_line(seen: Evidence) -> str | None:
     return next(reversed(errors or said), None)
 
 
-def _unknown(seen: Evidence, words: str) -> Finding:
+def _unknown(seen: TrainingEnd, words: str) -> Finding:
     return _cause("unknown", seen, f"see the log; {RESUME}", what=words)
 
 

@@ -54,7 +54,7 @@ def rank_command(run: RunFolder, config: Config) -> list[str]:
     return [sys.executable, "-m", f"tasks.training.{kind}", str(run.path)]
 
 
-class Ranks:
+class RunningRanks:
     """The running processes of one training."""
 
     def __init__(
@@ -155,7 +155,9 @@ class Ranks:
         return since is not None and time.monotonic() - since > STOPPED_S
 
 
-def start(run: RunFolder, number: int, config: Config, agent: Identity, held: Sequence[int] = ()) -> Ranks:
+def start(
+    run: RunFolder, number: int, config: Config, agent: Identity, held: Sequence[int] = ()
+) -> RunningRanks:
     """Start the training of attempt `number`, whose ranks inherit the descriptors `held`; they end when
     `agent` does not hold the run's lease any more."""
     assert config.train is not None
@@ -182,7 +184,7 @@ def start(run: RunFolder, number: int, config: Config, agent: Identity, held: Se
                     start_new_session=True,
                 )
             )
-    ranks = Ranks(processes, meeting, agent)
+    ranks = RunningRanks(processes, meeting, agent)
     for rank, identity in enumerate(ranks.identities):
         write_json(run.rank_identity(number, rank), identity.to_json())
     for process in processes:

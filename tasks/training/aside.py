@@ -22,7 +22,7 @@ from tasks.training import checkpoints
 logger = logging.getLogger(__name__)
 
 
-class Aside:
+class CheckpointSaver:
     """Writes the checkpoints of a run. Leaving the block waits for what is on its way, however it is left."""
 
     def __init__(self, run: RunFolder) -> None:

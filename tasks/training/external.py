@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Place:
+class TrainerPosition:
     """Where the command is, in steps of `per_epoch` to an epoch where it counts in epochs."""
 
     per_epoch: int
@@ -81,7 +81,7 @@ class Following:
     run: RunFolder
     trainer: Trainer
     process: subprocess.Popen[bytes]
-    place: Place
+    place: TrainerPosition
     phases: PhaseWriter
     metrics: MetricsWriter
     output: Path
@@ -246,7 +246,7 @@ def _train(run: RunFolder) -> int:
         preexec_fn=functools.partial(signal_at_starters_end, signal.SIGTERM),
     )
     leave_with_starter(lambda: kill_tree(Identity.of(process.pid), END_S))
-    place, metrics = Place(train.checkpoint_every), MetricsWriter(run.metrics)
+    place, metrics = TrainerPosition(train.checkpoint_every), MetricsWriter(run.metrics)
     following = Following(
         run, trainer, process, place, phases, metrics, output, converted=known, is_terminated=is_terminated
     )

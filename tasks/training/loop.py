@@ -33,11 +33,11 @@ from tasks.runs.data import left_out_by, version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
-from tasks.training.aside import Aside
+from tasks.training.aside import CheckpointSaver
 from tasks.training.devices import Device
 from tasks.training.finite import check_losses, check_weights
 from tasks.training.meter import Meter
-from tasks.training.ranks import ALONE, Order, Ranks
+from tasks.training.ranks import ALONE, RankRequest, Ranks
 from tasks.training.replaced import ReplacedLedger
 from tasks.training.resume import generators_of, is_due, take_up
 from tasks.training.validation import Validation
@@ -71,7 +71,7 @@ def train(
     feed = _packing(run, options, feed, ranks)
     start = take_up(run, options, recipe, device, feed, ranks)
     take_step, step = start.take_step, start.step
-    aside = Aside(run)
+    aside = CheckpointSaver(run)
     validation = Validation.of(run, config, device, metrics, phases, feed, aside, manifest, ranks)
     logger.info("%s: from step %d of %d, on %s%s", run.name, step, options.steps, device.torch, ranks)
 
@@ -170,7 +170,7 @@ def _next_batch(
     parts: int,
     replaced: ReplacedLedger,
     meter: Meter,
-    aside: Aside,
+    aside: CheckpointSaver,
     ranks: Ranks,
 ) -> list[Batch] | None:
     """That of `step`, in `parts`; None when the training is to stop before it, which all ranks decide."""
@@ -178,13 +178,13 @@ def _next_batch(
     with ranks.agreeing() as vote:
         aside.check()
         if ranks.is_first and run.stop.exists():
-            vote.order = Order.STOP
+            vote.order = RankRequest.STOP
         else:
             for _ in range(parts):
                 with meter.waiting():
                     batch.append(next(batches))
                 replaced.add(step, batches.passed_over)
-    return None if vote.order is Order.STOP else batch
+    return None if vote.order is RankRequest.STOP else batch
 
 
 def _rates(rates: Mapping[str, float]) -> dict[str, float]:

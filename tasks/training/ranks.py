@@ -31,7 +31,7 @@ PATIENCE_S = 600.0
 was killed or stopped is noticed by the agent, long before that."""
 
 
-class Order(IntEnum):
+class RankRequest(IntEnum):
     """What a rank asks for, in rising order: the highest of all ranks holds for all."""
 
     DONE = 0
@@ -44,7 +44,7 @@ class Order(IntEnum):
 class Vote:
     """What this rank asks for and, once all have voted, what holds."""
 
-    order: Order = Order.GO_ON
+    order: RankRequest = RankRequest.GO_ON
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ class Ranks:
             yield vote
         except Exception:
             with suppress(OtherRankError):
-                self._highest(Order.FAILED)
+                self._highest(RankRequest.FAILED)
             raise
         vote.order = self._highest(vote.order)
-        if vote.order is Order.FAILED:
+        if vote.order is RankRequest.FAILED:
             raise OtherRankError("another rank has failed, and says why in its own log")
 
     def of_first(self, *values: int) -> list[int]:
@@ -106,7 +106,7 @@ class Ranks:
         distributed.all_gather(values, value.contiguous())
         return values
 
-    def _highest(self, order: Order) -> Order:
+    def _highest(self, order: RankRequest) -> RankRequest:
         if self.count == 1:
             return order
         number = torch.tensor(order)
@@ -115,7 +115,7 @@ class Ranks:
         except RuntimeError as error:
             says = str(error).splitlines()[0]
             raise OtherRankError(f"another rank is gone, or does not answer: {says}") from error
-        return Order(int(number))
+        return RankRequest(int(number))
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum over all ranks, without a gradient."""

@@ -29,7 +29,7 @@ from tasks.training.ranks import ALONE, Ranks, Spread
 from tasks.training.schedule import learning_rate
 
 
-class Taken(NamedTuple):
+class StepResult(NamedTuple):
     """What a step did: its mean loss and logs, of shape [] and detached, and its learning rates by part.
 
     `scale` is None but for a step that was skipped, whose gradients were not finite: the loss scale since.
@@ -42,14 +42,14 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pace:
+class RateSchedule:
     """The learning rate that a group of parameters comes to, and over how many steps."""
 
     peak: float
     warmup: int
 
     @classmethod
-    def of(cls, options: Train, part: str) -> Pace:
+    def of(cls, options: Train, part: str) -> RateSchedule:
         return cls(options.peak(part), options.warmup_steps_of(part))
 
 
@@ -66,7 +66,7 @@ class Step:
             parameter.requires_grad_(parameter.requires_grad and not self._is_frozen(name))
         groups, self._paces = parameter_groups(recipe, model, options)
         trained = {recipe.part_of(name) for name, p in model.named_parameters() if p.requires_grad}
-        self._pace_of = {part: Pace.of(options, part) for part in sorted(trained)}
+        self._pace_of = {part: RateSchedule.of(options, part) for part in sorted(trained)}
         if not groups:
             key = "freeze" if options.freeze else "lr"
             raise UsageError(f"train.{key}: {', '.join(sorted(options.frozen))} leaves nothing to train")
@@ -78,7 +78,7 @@ class Step:
         self._judged = self.task if options.ema is None else recipe.task(copy.deepcopy(model))
         self._set_training()
 
-    def __call__(self, number: int, *batch: Mapping[str, Any]) -> Taken:
+    def __call__(self, number: int, *batch: Mapping[str, Any]) -> StepResult:
         """Take step `number`, counted from 0, on a batch that is on the device, whole or in parts.
 
         DataError when the loss scale has become so small that it is no overflow any more.
@@ -92,10 +92,10 @@ class Step:
         if self._is_skipped():
             scale = self._scaler.get_scale()
             check_scale(scale, number + 1, float(loss))
-            return Taken(loss, logs, rates, scale)
+            return StepResult(loss, logs, rates, scale)
         self.task.after_step()
         self._follow(number)
-        return Taken(loss, logs, rates, None)
+        return StepResult(loss, logs, rates, None)
 
     @property
     def model(self) -> nn.Module:
@@ -279,20 +279,20 @@ def _exchanging_gradients(spread: Spread, options: Train, ranks: Ranks) -> Distr
 
 def parameter_groups(
     recipe: Recipe, model: nn.Module, options: Train
-) -> tuple[list[dict[str, Any]], list[Pace]]:
+) -> tuple[list[dict[str, Any]], list[RateSchedule]]:
     """Groups for AdamW, and the pace of each.
 
     Parts of one pace share their groups, so a training without parts has two: of parameters that decay, and
     of others.
     """
-    groups: dict[tuple[bool, Pace], dict[str, Any]] = {}
-    paces: list[Pace] = []
+    groups: dict[tuple[bool, RateSchedule], dict[str, Any]] = {}
+    paces: list[RateSchedule] = []
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     for is_decayed in (True, False):
         for name, parameter in trained:
             if recipe.is_decayed(name, parameter) != is_decayed:
                 continue
-            pace = Pace.of(options, recipe.part_of(name))
+            pace = RateSchedule.of(options, recipe.part_of(name))
             if (is_decayed, pace) not in groups:
                 decay = options.weight_decay if is_decayed else 0.0
                 groups[is_decayed, pace] = {"params": [], "weight_decay": decay, **recipe.adam}

@@ -24,10 +24,10 @@ from tasks.models.task import Task
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
-from tasks.training.aside import Aside
+from tasks.training.aside import CheckpointSaver
 from tasks.training.devices import Device
 from tasks.training.finite import check_validation
-from tasks.training.ranks import ALONE, Order, Ranks
+from tasks.training.ranks import ALONE, RankRequest, Ranks
 from tasks.training.step import Step
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Validation:
     metrics: MetricsWriter
     phases: PhaseWriter
     feed: Feed
-    aside: Aside
+    aside: CheckpointSaver
     split: str | None
     most: int = MOST_VALIDATED
     ranks: Ranks = ALONE
@@ -57,7 +57,7 @@ class Validation:
         metrics: MetricsWriter,
         phases: PhaseWriter,
         feed: Feed,
-        aside: Aside,
+        aside: CheckpointSaver,
         manifest: Manifest,
         ranks: Ranks,
     ) -> Validation:
@@ -92,27 +92,27 @@ class Validation:
         """
         mine: list[tuple[float, float]] = []
         with weights.judging() as task, self.feed.split(split, most=self.most) as batches:
-            order = Order.GO_ON
-            while order is Order.GO_ON:
+            order = RankRequest.GO_ON
+            while order is RankRequest.GO_ON:
                 with self.ranks.agreeing() as vote:
                     vote.order = self._judge_next(task, batches, mine)
                     on_batch()
                 order = vote.order
-        if order is Order.STOP:
+        if order is RankRequest.STOP:
             return None
         longest = max(int(count) for count in self.ranks.of_all(torch.tensor(len(mine))))
         padded = torch.tensor([*mine, *[(0.0, 0.0)] * (longest - len(mine))], dtype=torch.float64)
         in_order: list[list[float]] = torch.stack(self.ranks.of_all(padded), dim=1).reshape(-1, 2).tolist()
         return sum(total for total, _ in in_order) / sum(weight for _, weight in in_order)
 
-    def _judge_next(self, task: Task, batches: Batches, judged: list[tuple[float, float]]) -> Order:
+    def _judge_next(self, task: Task, batches: Batches, judged: list[tuple[float, float]]) -> RankRequest:
         """Append sum and weight of the next batch; what this rank asks for then."""
         if self.ranks.is_first and self.run.stop.exists():
-            return Order.STOP
+            return RankRequest.STOP
         batch = next(batches, None)
         if batch is None:
-            return Order.DONE
+            return RankRequest.DONE
         with self.device.autocast():
             loss = task(self.device.put(batch))
         judged.append((float(loss.sum), float(loss.weight)))
-        return Order.GO_ON
+        return RankRequest.GO_ON

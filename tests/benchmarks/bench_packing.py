@@ -19,12 +19,12 @@ from itertools import islice
 import numpy as np
 
 from tasks.loader.order import Integers
-from tasks.loader.packing.packs import Lengths, Limits, Packs, window_size
+from tasks.loader.packing.packs import Lengths, PackLimits, Packs, window_size
 
 SAMPLES, ROUNDS = 1_000_000, 5
 THEIRS = 50_000
 """So many samples are enough to time the peer, whose buffers are alike."""
-LIMITS = Limits(4096, 18)
+LIMITS = PackLimits(4096, 18)
 BUFFERED, SPARE = 8, 5
 LEAST_RATIO, LEAST_FILL = 5.0, 0.98
 

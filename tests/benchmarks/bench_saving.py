@@ -21,7 +21,7 @@ from torch import nn
 
 from tasks.runs.folder import RunFolder
 from tasks.training import checkpoints
-from tasks.training.aside import Aside
+from tasks.training.aside import CheckpointSaver
 
 WIDTH, LAYERS, BATCH = 2048, 6, 16
 ROUNDS, STEPS = 3, 20
@@ -62,7 +62,7 @@ def main() -> None:
     size = sum(value.numel() * value.element_size() for value in training.model.state_dict().values())
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder))
-        aside = Aside(run)
+        aside = CheckpointSaver(run)
 
         def save_aside() -> None:
             aside.save(1, training.model, training.state())

@@ -21,11 +21,11 @@ import torch
 
 from tasks.core.schema import Train
 from tasks.loader import worker_state
-from tasks.loader.worker_state import Keeper, Stage
+from tasks.loader.worker_state import WorkerStage, WorkerStates
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
-from tasks.training.aside import Aside
+from tasks.training.aside import CheckpointSaver
 from tasks.training.meter import Meter
 
 ROUNDS, STEPS, TRANSITIONS = 7, 3000, 50_000
@@ -37,7 +37,7 @@ class Telling:
 
     def __init__(self, run: RunFolder) -> None:
         self.metrics, self.phases = MetricsWriter(run.metrics), PhaseWriter(run)
-        self.meter, self.aside = Meter(64), Aside(run)
+        self.meter, self.aside = Meter(64), CheckpointSaver(run)
         self.every = Train.model_fields["log_every"].default
         self.step = 0
         self.loss = torch.tensor(1.0)
@@ -64,11 +64,11 @@ def microseconds(work: Callable[[], object], times: int) -> float:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder))
-        writer = Keeper(run.workers, 0, "train").keep(0)
+        writer = WorkerStates(run.workers, 0, "train").keep(0)
         shard = worker_state.shard_field("train/000007.tar")
         work: dict[str, tuple[Callable[[], object], int, float]] = {
             "a step": (Telling(run), STEPS, STEP_BOUND_US),
-            "stage entered": (lambda: writer.enter(Stage.DECODE), TRANSITIONS, TRANSITION_BOUND_US),
+            "stage entered": (lambda: writer.enter(WorkerStage.DECODE), TRANSITIONS, TRANSITION_BOUND_US),
             "sample begun": (lambda: writer.reading(shard, 12, 51_200), TRANSITIONS, TRANSITION_BOUND_US),
             "sample read": (writer.transforming, TRANSITIONS, TRANSITION_BOUND_US),
             "batch made": (lambda: writer.handing_over(64), TRANSITIONS, TRANSITION_BOUND_US),

@@ -24,7 +24,7 @@ from tasks.dataset.tar.format import Sample
 from tasks.loader import forkserver, worker_state
 from tasks.loader.decoders import image_of
 from tasks.loader.indexed import IndexedReader
-from tasks.loader.worker_state import Keeper, Stage
+from tasks.loader.worker_state import WorkerStage, WorkerStates
 from tasks.loader.workers import Batches
 from tests.benchmarks import pace
 from tests.loader.feeds import train_batches
@@ -68,7 +68,7 @@ def overhead_us(version: Path) -> float:
     decode = worker_state.decoding(len)
     taken = []
     with tempfile.TemporaryDirectory() as folder:
-        writer = Keeper(Path(folder), 0, "train").keep(0)
+        writer = WorkerStates(Path(folder), 0, "train").keep(0)
         name = worker_state.shard_field("train/000007.tar")
         for number, sample in enumerate(samples(version)):
             span = b"".join(sample.members.values())  # in the cache, as what was just read
@@ -77,7 +77,7 @@ def overhead_us(version: Path) -> float:
             google_crc32c.value(span)
             writer.transforming()
             decode(span)
-            writer.enter(Stage.COLLATE)
+            writer.enter(WorkerStage.COLLATE)
             writer.handing_over(BATCH)
             taken.append(time.thread_time() - begin)
     return sorted(taken)[len(taken) // 2] * 1e6

@@ -22,7 +22,7 @@ from tasks.core.errors import UsageError
 from tasks.core.folders import open_store
 from tasks.core.patterns import expand
 from tasks.core.remote import remote_stores
-from tasks.core.stores import ABSENT, AHEAD, Unreachable
+from tasks.core.stores import ABSENT, AHEAD, StoreUnreachable
 from tests.web import endless_server, failing_server, web_server
 
 
@@ -68,7 +68,7 @@ def test_a_server_that_sends_without_end_fills_nothing(status: int, headers: dic
         else:
             with pytest.raises(OSError, match="sends more than it was asked for") as caught:
                 open_store(address).read("x", 1000)
-            assert not isinstance(caught.value, Unreachable)
+            assert not isinstance(caught.value, StoreUnreachable)
             with pytest.raises(OSError, match="sends more than it was asked for"):
                 open_store(address).open("x")
         assert sent[0] < 64 << 20
@@ -141,7 +141,7 @@ def test_a_server_that_says_nothing_is_an_error_soon(
         store = open_store(address.replace("//", "//me:very-secret@") if scheme == "http" else "s3://bucket")
         started = time.monotonic()
         for attempt in (store.open, store.stat):
-            with pytest.raises(Unreachable, match="does not answer in time") as caught:
+            with pytest.raises(StoreUnreachable, match="does not answer in time") as caught:
                 attempt("x.png?signature=very-secret")
             assert "secret" not in str(caught.value) and "AKIA" not in str(caught.value)
         assert time.monotonic() - started < 40
@@ -167,7 +167,7 @@ def test_a_server_that_drips_is_given_up(quick: None) -> None:
                     time.sleep(0.05)
 
         threading.Thread(target=drip, daemon=True).start()
-        with pytest.raises(Unreachable, match="does not answer in time"):
+        with pytest.raises(StoreUnreachable, match="does not answer in time"):
             open_store(f"http://127.0.0.1:{listener.getsockname()[1]}").open("x")
         listener.shutdown(socket.SHUT_RDWR)
 
@@ -217,7 +217,7 @@ def test_a_connection_that_breaks_is_tried_again(status: int, quick: None) -> No
         assert len(sent) == 3
     with dropping_server(content, status, drops=9) as (address, sent):
         with pytest.raises(
-            Unreachable, match=r"x\.tar: the connection broke; check the network and run again"
+            StoreUnreachable, match=r"x\.tar: the connection broke; check the network and run again"
         ):
             open_store(address).open("x.tar")
         assert len(sent) == remote_stores.TRIES
@@ -239,7 +239,7 @@ def test_a_server_without_parts_costs_disk_and_no_memory(tmp_path: Path) -> None
 def test_a_server_that_is_not_there_is_an_error(quick: None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(Unreachable, match="cannot be reached"):
+    with pytest.raises(StoreUnreachable, match="cannot be reached"):
         open_store(address).stat("x")
 
 
@@ -249,7 +249,7 @@ def test_many_files_of_a_server_that_fails_are_given_up_together(quick: None) ->
         store = open_store(address)
         store.look_ahead(names)
         for name in names:
-            with pytest.raises(Unreachable):
+            with pytest.raises(StoreUnreachable):
                 store.stat(name)
         assert len(asked) <= remote_stores.TRIES * (remote_stores.TOGETHER + remote_stores.HOPELESS)
     with failing_server(404) as (address, asked):

@@ -16,7 +16,7 @@ from tasks.dataset.build_info import seal_files
 from tasks.dataset.building.run import build, is_up_to_date
 from tasks.dataset.layout import BUILD, CARD, INPUTS
 from tasks.dataset.repair.run import repair
-from tasks.dataset.tables import Batches, BatchWriter
+from tasks.dataset.tables import ArrowBatches, BatchWriter
 from tasks.dataset.verify.run import verify
 from tests.dataset import handmade, raw
 from tests.dataset.raw import chat
@@ -122,7 +122,7 @@ def test_the_card_is_sealed_and_mended_as_every_other_file(tmp_path: Path) -> No
 def test_a_version_of_an_earlier_tarmac_has_no_card_and_is_sound(tmp_path: Path) -> None:
     version = published(pictures(tmp_path / "raw"))
     (version / CARD).unlink()
-    batches = Batches(version / INPUTS)
+    batches = ArrowBatches(version / INPUTS)
     tables = [batches[number].drop_columns("members") for number in range(len(batches))]
     with BatchWriter(version / INPUTS, tables[0].schema) as inputs:
         for table in tables:

@@ -16,7 +16,7 @@ from tasks.dataset import quarantine
 from tasks.dataset.quarantine import Quarantined
 from tasks.diagnosis import bench, measure, memory, step_rate
 from tasks.diagnosis.bench import explain, readers_of, searched, space_of, tune
-from tasks.diagnosis.memory import Limits, LoaderCost
+from tasks.diagnosis.memory import LoaderCost, MachineLimits
 from tasks.diagnosis.step_memory import Room
 from tasks.loader.feed import Data, Feed
 from tasks.loader.settings import LoaderSettings, Measurement, Setting
@@ -74,7 +74,7 @@ class Stand:
     batches: list[Any] = field(default_factory=list)
     fixed_bytes = 0.0
 
-    def room(self, limits: Limits, ranks: int) -> Room:
+    def room(self, limits: MachineLimits, ranks: int) -> Room:
         return Room(1e12, "a test")
 
     def peak_bytes(self, batch: Any, room: Room) -> float:
@@ -182,11 +182,11 @@ def test_memory_bounds_what_is_tried(
     bench_ = measure.Bench(measure.feed_of(config, version, One(transforms.slow), prefetch=2), 1)
     cost = LoaderCost(sample=1e3, working=0.0, worker=100e6, main=1e9)
     monkeypatch.setattr(memory, "measure", lambda feed: cost)
-    monkeypatch.setattr(memory, "limits", lambda: Limits(1.25e9 / memory.SPARE, "a test", 1e12, 10**6))
+    monkeypatch.setattr(memory, "limits", lambda: MachineLimits(1.25e9 / memory.SPARE, "a test", 1e12, 10**6))
     space = space_of(config, version, bench_, is_free=False)
     best, measured = searched(bench_, space, 2, 1e9)
     assert best.workers == 2 and {m.workers for m in measured} <= {0, 1, 2}
-    monkeypatch.setattr(memory, "limits", lambda: Limits(1e9, "a test", 1e12, 10**6))
+    monkeypatch.setattr(memory, "limits", lambda: MachineLimits(1e9, "a test", 1e12, 10**6))
     with pytest.raises(UsageError, match=r"train\.batch_size: 8 samples a rank do not fit into memory"):
         space_of(config, version, bench_, is_free=False)
 

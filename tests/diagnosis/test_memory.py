@@ -10,13 +10,21 @@ from pathlib import Path
 import pytest
 
 from tasks.diagnosis import memory
-from tasks.diagnosis.memory import Limits, LoaderCost, LoaderSize, largest, measure, peak_bytes, tree_bytes
+from tasks.diagnosis.memory import (
+    LoaderCost,
+    LoaderSize,
+    MachineLimits,
+    largest,
+    measure,
+    peak_bytes,
+    tree_bytes,
+)
 from tests.diagnosis.large import enlarged
 from tests.loader.conftest import MakeVersion
 from tests.loader.feeds import feed_of
 
 COST = LoaderCost(sample=1e6, working=5e6, worker=100e6, main=500e6)
-ROOM = Limits(memory=100e9, by="the machine", shared=100e9, descriptors=100_000)
+ROOM = MachineLimits(memory=100e9, by="the machine", shared=100e9, descriptors=100_000)
 
 
 def test_every_worker_costs_its_batches_and_itself() -> None:
@@ -43,16 +51,16 @@ def test_what_fits_is_left_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("room", "fitting"),
     [
-        (Limits(9e9, "", 1e12, 10**6), LoaderSize(8, 2, 256)),
-        (Limits(3e9, "", 1e12, 10**6), LoaderSize(3, 1, 256)),
-        (Limits(1.0e9, "", 1e12, 10**6), LoaderSize(1, 1, 64)),
-        (Limits(1e12, "", 3e9, 10**6), LoaderSize(8, 1, 256)),
-        (Limits(1e12, "", 1e12, 160), LoaderSize(8, 1, 256)),
-        (Limits(0.5e9, "", 1e12, 10**6), None),
+        (MachineLimits(9e9, "", 1e12, 10**6), LoaderSize(8, 2, 256)),
+        (MachineLimits(3e9, "", 1e12, 10**6), LoaderSize(3, 1, 256)),
+        (MachineLimits(1.0e9, "", 1e12, 10**6), LoaderSize(1, 1, 64)),
+        (MachineLimits(1e12, "", 3e9, 10**6), LoaderSize(8, 1, 256)),
+        (MachineLimits(1e12, "", 1e12, 160), LoaderSize(8, 1, 256)),
+        (MachineLimits(0.5e9, "", 1e12, 10**6), None),
     ],
 )
 def test_the_largest_settings_that_fit_lose_prefetch_first_and_then_workers(
-    room: Limits, fitting: LoaderSize | None
+    room: MachineLimits, fitting: LoaderSize | None
 ) -> None:
     assert largest(COST, LoaderSize(8, 4, 256), room) == fitting
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.diagnosis.observation.passed import SampleReader, passed_in
+from tasks.diagnosis.observation.passed import ReplayReader, passed_in
 from tests.stalls.open_clip import write_shards
 
 
@@ -36,7 +36,7 @@ def test_nothing_behind_the_place_is_read(tar: Path) -> None:
 
 
 def test_a_reader_that_goes_round_has_passed_all(tar: Path) -> None:
-    reader = SampleReader()
+    reader = ReplayReader()
     reader.ask([(os.getpid(), str(tar), 0, 4096, 10 * tar.stat().st_size), (0, str(tar) + ".gone", 0, 1, 0)])
     found, is_whole = reader.answer(60)
     assert is_whole and [(pid, passed.samples) for pid, passed in found] == [(os.getpid(), 50)]
@@ -44,7 +44,7 @@ def test_a_reader_that_goes_round_has_passed_all(tar: Path) -> None:
 
 def test_a_file_that_does_not_answer_costs_no_other_its_answer(tar: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "hangs.tar")
-    reader = SampleReader()
+    reader = ReplayReader()
     size = tar.stat().st_size
     reader.ask([(os.getpid(), str(tar), 0, size, 0), (os.getpid(), str(tmp_path / "hangs.tar"), 0, 9999, 0)])
     found, is_whole = reader.answer(12)

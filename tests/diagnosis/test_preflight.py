@@ -19,7 +19,7 @@ from tasks.core.findings import Finding
 from tasks.diagnosis.foreign import judgement
 from tasks.diagnosis.foreign.case import Case
 from tasks.diagnosis.foreign.mend import mend
-from tasks.diagnosis.foreign.probe import Answer, Flow, Refusal, Stage
+from tasks.diagnosis.foreign.probe import Flow, PipelineStage, ProbeReport, Refusal
 from tasks.diagnosis.foreign.survey import survey
 from tasks.diagnosis.preflight import Preflight, preflight_command
 from tasks.trainers import recognise
@@ -38,7 +38,7 @@ def by_code(found: Preflight) -> dict[str, Finding]:
     return {one.code: one for one in found.report.findings}
 
 
-def case(folder: Path, options: str, answer: Answer | None = None) -> Case:
+def case(folder: Path, options: str, answer: ProbeReport | None = None) -> Case:
     """A case whose pipeline has given this answer."""
     command = Command.of(open_clip(PATTERN, options), folder)
     trainer = recognise(command)
@@ -50,21 +50,21 @@ def case(folder: Path, options: str, answer: Answer | None = None) -> Case:
 
 def answer_of(
     seen: Case, dropped_by: str = "", failing: Mapping[str, int] | None = None, **facts: Any
-) -> Answer:
+) -> ProbeReport:
     """What a pipeline says that passes everything, or drops everything at one of its stages."""
     flows = {}
     for kind, examples in seen.survey.examples.items():
         count, stages = (
             len(examples),
-            [Stage("tarfile_to_samples_nothrow", "open_clip_train/data.py:222", 1, len(examples))],
+            [PipelineStage("tarfile_to_samples_nothrow", "open_clip_train/data.py:222", 1, len(examples))],
         )
         for name in ("select(filter_no_caption_or_no_image)", "decode", "batched"):
             out = 0 if name == dropped_by else count
-            stages.append(Stage(name, "open_clip_train/data.py:174", count, out))
+            stages.append(PipelineStage(name, "open_clip_train/data.py:174", count, out))
             count = out
         flows[kind] = Flow(stages, failing or {}, ["said by the trainer"] if failing else [])
     given: dict[str, Any] = {"versions": {}, "whole": {}, "assigned": [], "refusal": None, **facts}
-    return Answer(flows=flows, **given)
+    return ProbeReport(flows=flows, **given)
 
 
 def test_samples_without_a_caption_are_an_error_with_a_config_that_mends_it(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_webdataset_of_another_line_is_named_where_it_reads_no_tar_to_its_end(
 ) -> None:
     write_tars(tmp_path / "train", ("jpg", "txt"))
     seen = case(tmp_path, "--workers 1")
-    stages = [Stage("tarfile_to_samples_nothrow", "open_clip_train/data.py:222", 1, read)]
+    stages = [PipelineStage("tarfile_to_samples_nothrow", "open_clip_train/data.py:222", 1, read)]
     unread = Flow(stages, {}, error="KeyError: 'fname'", error_place="open_clip_train/data.py:195")
     given = replace(
         answer_of(seen, versions={"webdataset": "1.0.2"}), flows=dict.fromkeys(seen.survey.kinds, unread)

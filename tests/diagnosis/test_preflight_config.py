@@ -22,12 +22,12 @@ from tasks.dataset.building.run import build
 from tasks.dataset.index import INDEX
 from tasks.dataset.manifest import read_manifest
 from tasks.diagnosis import own_run, preflight
-from tasks.diagnosis.memory import Limits, LoaderCost
+from tasks.diagnosis.memory import LoaderCost, MachineLimits
 from tasks.diagnosis.own_run import OwnCase
 from tasks.diagnosis.preflight import preflight_config
 from tasks.trainers.command import Command
 
-ROOM = Limits(memory=1e12, by="the machine", shared=1e12, descriptors=1 << 20)
+ROOM = MachineLimits(memory=1e12, by="the machine", shared=1e12, descriptors=1 << 20)
 
 
 def write_version(folder: Path, shards: int = 4, samples: int = 400, side: int = 8, **facts: Any) -> Path:
@@ -68,7 +68,9 @@ def config(folder: Path, **changes: Any) -> Config:
     )
 
 
-def judge(folder: Path, limits: Limits = ROOM, free: float = 1e15, **changes: Any) -> dict[str, Finding]:
+def judge(
+    folder: Path, limits: MachineLimits = ROOM, free: float = 1e15, **changes: Any
+) -> dict[str, Finding]:
     settings = config(folder, **changes)
     assert settings.train is not None
     version = folder / "data/version"

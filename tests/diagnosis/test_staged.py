@@ -14,7 +14,7 @@ from tasks.core import config as configs
 from tasks.core.errors import DataError
 from tasks.dataset import versions
 from tasks.diagnosis import staged
-from tasks.diagnosis.staged import Staged, limit_of, one_sample
+from tasks.diagnosis.staged import StagedFindings, limit_of, one_sample
 from tasks.loader.settings import LoaderSettings, Measurement
 from tests.training.helpers import make_run
 
@@ -51,7 +51,9 @@ def test_the_page_plots_what_was_measured(tmp_path: Path, taken: float | None) -
     ]
     chosen = settings(taken).model_copy(update={"measurements": tuple(measured)})
     limit = limit_of(chosen, STEADY, sustained=2000.0)
-    staged.save(Staged(STEADY, STEADY, chosen, 2000.0, 1900.0, limit), "digits", tmp_path / "runs/page.html")
+    staged.save(
+        StagedFindings(STEADY, STEADY, chosen, 2000.0, 1900.0, limit), "digits", tmp_path / "runs/page.html"
+    )
     page = (tmp_path / "runs/page.html").read_text(encoding="utf-8")
     assert page.count("<figure") == 3 and limit.remedy in page
     assert ("goes into decode" in page) == (taken == 9000.0)

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.core.errors import UsageError
 from tasks.diagnosis import bench, memory
-from tasks.diagnosis.memory import Limits, own_bytes
+from tasks.diagnosis.memory import MachineLimits, own_bytes
 from tasks.diagnosis.step_memory import Room, StepCost, cost_of, require_room
 from tests.diagnosis.test_bench import config_with
 from tests.loader.conftest import MakeVersion
@@ -92,7 +92,7 @@ def test_two_conversations_show_what_eight_take() -> None:
 
 def test_tuning_refuses_what_does_not_fit(make_version: MakeVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a rank is started that the kernel would kill."""
-    limits = Limits(0.5 * own_bytes("VmRSS"), "half of what this process has", 1e12, 1 << 20)
+    limits = MachineLimits(0.5 * own_bytes("VmRSS"), "half of what this process has", 1e12, 1 << 20)
     monkeypatch.setattr(memory, "limits", lambda: limits)
     with pytest.raises(UsageError, match=r"train\.model: with gradients .*half of what"):
         bench.tune(config_with(), make_version(train=[20]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.diagnosis.observation.record import Observation, Process
+from tasks.diagnosis.observation.record import Observation, ObservedProcess
 from tasks.diagnosis.verdicts import judge
 
 RECORDS = sorted((Path(__file__).parent / "observations").glob("*.json"))
@@ -26,7 +26,7 @@ def observation(name: str) -> Observation:
 def without_stacks(seen: Observation) -> Observation:
     """As where tracing is denied: no stacks, and no system calls either."""
 
-    def untraced(process: Process) -> Process:
+    def untraced(process: ObservedProcess) -> ObservedProcess:
         first = replace(process.first, syscall=None) if process.first is not None else None
         last = replace(process.last, syscall=None) if process.last is not None else None
         return replace(process, stack=None, first=first, last=last)

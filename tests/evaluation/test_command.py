@@ -10,15 +10,15 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import TaskSpec
 from tasks.evaluation import evaluators
-from tasks.evaluation.contract import Outcome, Place
+from tasks.evaluation.contract import CheckpointLocation, EvaluationOutcome
 
 
 class Subject:
-    def place(self) -> Place:
-        return Place(Path("/runs/a"), Path("/runs/a/checkpoints/step_00000005"), 5)
+    def place(self) -> CheckpointLocation:
+        return CheckpointLocation(Path("/runs/a"), Path("/runs/a/checkpoints/step_00000005"), 5)
 
 
-def evaluated(code: str, *arguments: str) -> Outcome:
+def evaluated(code: str, *arguments: str) -> EvaluationOutcome:
     task = TaskSpec(
         kind="command", command=[sys.executable, "-c", f"import json, os, sys\n{code}", *arguments]
     )

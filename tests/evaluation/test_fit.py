@@ -11,7 +11,7 @@ import pytest
 from flows.parameters import Overrides, configured
 from tasks.core.errors import UsageError
 from tasks.core.files import read_json, write_json
-from tasks.core.schema.recipes import RECIPES, Recipe
+from tasks.core.schema.recipes import RECIPES, RecipeClasses
 from tasks.dataset import versions
 from tasks.dataset.building.run import build
 from tasks.dataset.index import read_index
@@ -91,7 +91,7 @@ def test_a_sample_that_cannot_be_read_says_nothing(digits_dataset: Path, tmp_pat
 def test_a_task_that_judges_what_the_recipe_does_not_give_is_refused_before_any_data_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(RECIPES, lengths.NAME, Recipe(*lengths.ROW))
+    monkeypatch.setitem(RECIPES, lengths.NAME, RecipeClasses(*lengths.ROW))
     block = f"train={{recipe: {lengths.NAME}, model: {{}}, batch_size: 32, steps: 200, lr: 0.01, checkpoint_every: 200}}"
     says = (
         "zero_shot judges embeddings, and models of recipe lengths give none; take it out of evaluate.tasks"

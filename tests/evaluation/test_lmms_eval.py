@@ -18,7 +18,7 @@ from PIL import Image
 
 from tasks.core.errors import DataError
 from tasks.evaluation.checkpoint import LoadedCheckpoint
-from tasks.evaluation.contract import Place
+from tasks.evaluation.contract import CheckpointLocation
 from tasks.evaluation.lmms_eval import LmmsEval, figures_of, serving
 from tests.models.examples import picture
 from tests.models.test_vlm import learnt
@@ -44,8 +44,8 @@ class Parrot:
     def __init__(self, run: Path) -> None:
         self.run = run
 
-    def place(self) -> Place:
-        return Place(self.run, self.run / "checkpoints/step_00000005", 5)
+    def place(self) -> CheckpointLocation:
+        return CheckpointLocation(self.run, self.run / "checkpoints/step_00000005", 5)
 
     def reply(self, messages: Sequence[tuple[str, str]], pictures: Sequence[Any], most_tokens: int) -> str:
         return f"{len(pictures)} {messages[-1][1]}"[:most_tokens]
@@ -118,7 +118,7 @@ def question(doc, lmms_eval_specific_kwargs=None): return doc["question"]
 @pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no interpreter with lmms-eval")
 def test_the_real_package_judges_a_model_by_what_it_writes(tmp_path: Path) -> None:
     """Of four questions it is to write to three what it does write, asked without lmms-eval."""
-    place = Place(tmp_path, tmp_path / "checkpoints/step_00000005", 5)
+    place = CheckpointLocation(tmp_path, tmp_path / "checkpoints/step_00000005", 5)
     subject = LoadedCheckpoint(learnt(), torch.device("cpu"), None, place)  # type: ignore[arg-type]
     folder = tmp_path / "tasks"
     folder.mkdir()

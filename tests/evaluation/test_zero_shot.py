@@ -16,7 +16,7 @@ from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Embedded, Embeddings, Members
 from tasks.evaluation.results import KEPT_PREDICTIONS
 from tasks.evaluation.statistics import wilson_interval
-from tasks.evaluation.zero_shot import Label, ZeroShot, class_embeddings, rank_classes
+from tasks.evaluation.zero_shot import ClassReader, ZeroShot, class_embeddings, rank_classes
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 
@@ -123,11 +123,11 @@ def test_a_sample_without_label_is_named_with_the_fix() -> None:
 
 @pytest.mark.parametrize("members", [{}, {"json": b"[1]"}, {"json": b"{}"}, {"json": b'{"label": null}'}])
 def test_no_label_is_no_word(members: Members) -> None:
-    assert Label("label")(members) == ""
+    assert ClassReader("label")(members) == ""
 
 
 def test_a_label_that_is_no_word_is_taken_as_written() -> None:
-    assert Label("label")({"json": b'{"label": 7}'}) == "7"
+    assert ClassReader("label")({"json": b'{"label": 7}'}) == "7"
 
 
 def test_a_label_beside_the_classes_is_named() -> None:

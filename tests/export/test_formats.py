@@ -16,7 +16,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import read_json
 from tasks.evaluation.checkpoint import load_model_of
 from tasks.export import hf, nanovlm, open_clip
-from tasks.export.contract import Trained, Written
+from tasks.export.contract import TrainedModel, Written
 from tasks.export.proofs import with_open_clip, with_transformers
 from tasks.export.run import MOST_APART, compare, difference, export, put
 from tasks.models import recipes
@@ -28,7 +28,7 @@ from tests.models.test_ct_clip import bert
 
 VARIABLE = "TARMAC_NANOVLM"
 """The folder of nanoVLM's sources, which a test may use; they need einops beside what Tarmac has."""
-Write = Callable[[Trained, Path], Written]
+Write = Callable[[TrainedModel, Path], Written]
 
 
 @pytest.fixture(autouse=True)
@@ -36,16 +36,16 @@ def use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def trained(folder: Path, recipe: str, **model: Any) -> Trained:
+def trained(folder: Path, recipe: str, **model: Any) -> TrainedModel:
     run = run_of(folder, recipe, **model)
     config = configs.reload(run.config)
     assert config.train is not None
     made, weights = load_model_of(run, config, STEP)
-    return Trained(made, recipe, recipes.check(config.train), weights.eval())
+    return TrainedModel(made, recipe, recipes.check(config.train), weights.eval())
 
 
 def differences(
-    write: Write, program: Callable[[str, str], None], model: Trained, folder: Path
+    write: Write, program: Callable[[str, str], None], model: TrainedModel, folder: Path
 ) -> dict[str, float]:
     """What the program of the proof finds, called in this process to save the imports."""
     exported, proof = folder / "export", folder / "proof"
@@ -121,7 +121,7 @@ def test_a_difference_is_seen(tmp_path: Path) -> None:
     """One weight of a layer's bias, and one token."""
     model = trained(tmp_path, "clip")
 
-    def damaged(given: Trained, folder: Path) -> Written:
+    def damaged(given: TrainedModel, folder: Path) -> Written:
         written = open_clip.write(given, folder)
         weights = load_file(folder / open_clip.WEIGHTS)
         weights["visual.ln_post.bias"][0] += 0.01

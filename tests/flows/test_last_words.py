@@ -13,7 +13,7 @@ from flows import lifecycle
 from tasks import control
 from tasks.core.child import WITHHELD
 from tasks.core.errors import DataError, NeedsApproval, UsageError
-from tasks.stage import Effect, Journal, StageResult
+from tasks.stage import Effect, StageJournal, StageResult
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 )
 def test_the_name_says_whether_anything_was_done_and_by_whom(effects: tuple[Effect, ...], name: str) -> None:
     stages = [StageResult("build", "12 shards written", 1.0, None, effect) for effect in effects]
-    state = lifecycle._completed(stages, Journal(stages))
+    state = lifecycle._completed(stages, StageJournal(stages))
     assert (state.is_completed(), state.name, state.message) == (True, name, "build: 12 shards written")
 
 
@@ -57,26 +57,26 @@ def test_the_first_line_of_a_failure_says_stage_reason_and_the_field_of_the_form
 ) -> None:
     form("config", "accept_loss")
     loss = NeedsApproval("12 of 20 samples are gone; accept the loss\n  more")
-    state = lifecycle._failed(str(loss), loss, Journal(under_way="build"))
+    state = lifecycle._failed(str(loss), loss, StageJournal(under_way="build"))
     first = "build failed: 12 of 20 samples are gone; accept the loss; in the form: accept_loss"
     assert state.message == f"{first}\n  more"
     assert published == [state.message]
-    state = lifecycle._failed("no data", DataError("no data"), Journal())
+    state = lifecycle._failed("no data", DataError("no data"), StageJournal())
     assert state.message == "start failed: no data"
 
 
 def test_a_field_that_the_form_does_not_have_is_not_named(form: Callable[..., None]) -> None:
     form("dataset")
     loss = NeedsApproval("12 of 20 samples are gone")
-    state = lifecycle._failed(str(loss), loss, Journal())
+    state = lifecycle._failed(str(loss), loss, StageJournal())
     assert state.message == "start failed: 12 of 20 samples are gone: tarmac build CONFIG --accept-loss"
     wrong = UsageError("x: no dataset there", field="overrides")
-    assert lifecycle._failed(str(wrong), wrong, Journal()).message.endswith("; in the form: dataset")
+    assert lifecycle._failed(str(wrong), wrong, StageJournal()).message.endswith("; in the form: dataset")
 
 
 def test_a_failure_in_a_terminal_names_no_form() -> None:
     loss = NeedsApproval("12 of 20 samples are gone")
-    state = lifecycle._failed(str(loss), loss, Journal())
+    state = lifecycle._failed(str(loss), loss, StageJournal())
     assert state.message == "start failed: 12 of 20 samples are gone: tarmac build CONFIG --accept-loss"
 
 

@@ -105,7 +105,7 @@ def test_a_process_that_ends_is_started_again_after_growing_pauses(
 
 def _place(monkeypatch: pytest.MonkeyPatch, url: str | None, *options: object) -> tuple[str, str, int]:
     monkeypatch.setattr("flows.operate.server.address", lambda: url)
-    place = up._Place.of(*options)  # type: ignore[arg-type]
+    place = up._ServerLocation.of(*options)  # type: ignore[arg-type]
     return place.api, place.pages_host, place.pages_port
 
 

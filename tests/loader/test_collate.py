@@ -5,7 +5,7 @@ import torch
 
 from tasks.core.errors import UsageError
 from tasks.loader.bad import BadSampleError, Defect, PassedOver
-from tasks.loader.collate import Failure, pack, unpack
+from tasks.loader.collate import WorkerFailure, pack, unpack
 
 
 def test_a_batch_survives_the_journey() -> None:
@@ -47,7 +47,7 @@ def test_what_a_batch_does_without_travels_along_and_is_no_part_of_it() -> None:
 
 
 def test_an_error_arrives_as_it_was() -> None:
-    bad = pickle.loads(pickle.dumps(Failure.of(BadSampleError("text", DEFECT)))).error
+    bad = pickle.loads(pickle.dumps(WorkerFailure.of(BadSampleError("text", DEFECT)))).error
     assert (type(bad), str(bad), bad.defect) == (BadSampleError, "text", DEFECT)
-    other = pickle.loads(pickle.dumps(Failure.of(UsageError("text")))).error
+    other = pickle.loads(pickle.dumps(WorkerFailure.of(UsageError("text")))).error
     assert (type(other), str(other)) == (UsageError, "text")

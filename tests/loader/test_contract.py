@@ -22,7 +22,7 @@ from tasks.core.remote import remote_stores
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.indexing import index_tars
 from tasks.loader.feed import Feed, FeedState, Packing
-from tasks.loader.packing.packs import Lengths, Limits
+from tasks.loader.packing.packs import Lengths, PackLimits
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion, members_of
 from tests.loader.feeds import feed_of
@@ -214,7 +214,7 @@ def test_ranks_and_workers_change_in_the_middle_of_an_epoch(make_version: MakeVe
 def test_packs_go_on_with_other_ranks(place: Place) -> None:
     placed = place(samples_of("chat"))
     lengths = Lengths(*np.random.default_rng(0).integers(1, [[60], [3]], (2, COUNT)).astype(np.int32))
-    of = dataclasses.replace(feed(placed.version, "indexed"), packed=Packing(Limits(100, 4), (lengths,)))
+    of = dataclasses.replace(feed(placed.version, "indexed"), packed=Packing(PackLimits(100, 4), (lengths,)))
     whole = steps_of(of, 3, 4)
     assert min(map(len, whole)) > 12, "rows hold several"
     for ranks in (1, 2, 4):

@@ -9,9 +9,9 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.loader.order import Integers, Samples
-from tasks.loader.packing.packs import Lengths, Limits, Packs, PackSteps, pack_window, window_size
+from tasks.loader.packing.packs import Lengths, PackLimits, Packs, PackSteps, pack_window, window_size
 
-NANOVLM = Limits(4096, 18)
+NANOVLM = PackLimits(4096, 18)
 
 
 def conversations(count: int, seed: int = 0) -> Lengths:
@@ -22,7 +22,7 @@ def conversations(count: int, seed: int = 0) -> Lengths:
     return Lengths(np.clip(65 * images + text, 20, 4094).astype(np.int32), images)
 
 
-def packs_of(lengths: Lengths, seed: int = 3, limits: Limits = NANOVLM) -> Packs:
+def packs_of(lengths: Lengths, seed: int = 3, limits: PackLimits = NANOVLM) -> Packs:
     count = len(lengths.tokens)
 
     def draw(places: Integers) -> Lengths:
@@ -78,12 +78,12 @@ def test_ranks_share_the_packs_of_a_step_evenly(world_size: int, part_size: int)
 
 def test_what_fits_into_no_pack_is_left_out() -> None:
     lengths = Lengths(np.array([50, 101, 60, 10], np.int32), np.array([0, 0, 3, 1], np.int32))
-    found = pack_window(lengths, Limits(100, 2))
+    found = pack_window(lengths, PackLimits(100, 2))
     assert found[1] == found[2] == -1 and found[0] == found[3] == 0
     with pytest.raises(
         DataError, match=r"no sample has at most 9 tokens.*the longest has 101 tokens; raise train"
     ):
-        window_size([lengths], Limits(9, 2))
+        window_size([lengths], PackLimits(9, 2))
 
 
 def test_images_are_spread_where_texts_are_short() -> None:
@@ -103,6 +103,6 @@ def test_every_sample_finds_a_pack_whatever_the_lengths(tokens: int) -> None:
             random.integers(1, tokens + 1, size).astype(np.int32),
             random.integers(0, 5, size).astype(np.int32),
         )
-        found = pack_window(lengths, Limits(tokens, 4))
+        found = pack_window(lengths, PackLimits(tokens, 4))
         assert (found >= 0).all() and np.bincount(found, lengths.tokens).max() <= tokens
         assert np.bincount(found, lengths.images).max() <= 4 and np.bincount(found).min() > 0

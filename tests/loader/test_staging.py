@@ -17,7 +17,7 @@ from tasks.loader import staging
 from tasks.loader.batches import TRAIN
 from tasks.loader.feed import Feed
 from tasks.loader.staging import CHUNK, Stager, folder_of
-from tasks.loader.staging import Shard as OneShard
+from tasks.loader.staging import StagedShard as OneShard
 from tests.disks import small_disk
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion, flip

@@ -15,7 +15,7 @@ from tasks.core.process import Identity
 from tasks.dataset.index import read_index
 from tasks.loader import worker_state
 from tasks.loader.decoders import image_of
-from tasks.loader.worker_state import Keeper, Record, Stage, WorkerState
+from tasks.loader.worker_state import Record, WorkerStage, WorkerState, WorkerStates
 from tests.loader.conftest import MakeVersion, flip, members_of
 from tests.loader.feeds import feed_of, train_batches
 from tests.loader.transforms import plain, suicidal
@@ -24,7 +24,7 @@ INDEXED: dict[str, Any] = {"batch_size": 4, "shuffle": "none", "prefetch": 2}
 
 
 def of_train(folder: Path, worker: int = 0) -> WorkerState:
-    state = worker_state.read(Keeper(folder, 0, "train").path(worker))
+    state = worker_state.read(WorkerStates(folder, 0, "train").path(worker))
     assert state is not None
     return state
 
@@ -44,7 +44,7 @@ def test_every_worker_tells_what_it_read_and_delivered(make_version: MakeVersion
         assert state.delivered <= state.read <= state.delivered + 4
         assert state.shard in ("train/000000.tar", "train/000001.tar")
         assert state.dropped == 0
-        assert state.seconds[Stage.READ] > 0 and state.seconds[Stage.DECODE] > 0
+        assert state.seconds[WorkerStage.READ] > 0 and state.seconds[WorkerStage.DECODE] > 0
 
 
 def test_a_killed_worker_has_said_at_what_it_was(make_version: MakeVersion, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_killed_worker_has_said_at_what_it_was(make_version: MakeVersion, tmp_
             next(batches)
     state = of_train(folder)
     assert not state.identity.is_alive()
-    assert (state.stage, state.shard, state.row) == (Stage.TRANSFORM, "train/000001.tar", 13)
+    assert (state.stage, state.shard, state.row) == (WorkerStage.TRANSFORM, "train/000001.tar", 13)
     assert (state.read, state.delivered) == (14, 12)
     assert state.offset == read_index(version, "train")[13]["offset"]
 
@@ -71,7 +71,7 @@ def test_without_workers_the_training_process_tells(make_version: MakeVersion, t
             assert len(list(held_out)) == 1
         next(batches)
         train, val = worker_state.read_all(folder)
-    assert (train.split, train.delivered, train.stage) == ("train", 8, Stage.HAND_OVER)
+    assert (train.split, train.delivered, train.stage) == ("train", 8, WorkerStage.HAND_OVER)
     assert (val.split, val.delivered) == ("val", 4)
     assert train.identity == Identity.mine()
 
@@ -99,12 +99,12 @@ def test_a_stream_tells_how_far_its_file_is_read(make_version: MakeVersion, tmp_
 
 
 def test_decoding_is_told_from_transforming(tmp_path: Path) -> None:
-    writer = Keeper(tmp_path, 0, "train").keep(0)
+    writer = WorkerStates(tmp_path, 0, "train").keep(0)
     writer.transforming()
     image_of(members_of(1))
     state = of_train(tmp_path)
-    assert state.stage is Stage.TRANSFORM
-    assert state.seconds[Stage.DECODE] > 0
+    assert state.stage is WorkerStage.TRANSFORM
+    assert state.seconds[WorkerStage.DECODE] > 0
     worker_state.take_up(worker_state.NOBODY)
 
 
@@ -126,7 +126,7 @@ def torn(data: bytearray) -> None:
 def test_a_file_is_read_whole_or_not_at_all(
     tmp_path: Path, damage: Callable[[bytearray], None], is_read: bool
 ) -> None:
-    keeper = Keeper(tmp_path, 3, "train")
+    keeper = WorkerStates(tmp_path, 3, "train")
     keeper.keep(5).reading(worker_state.shard_field("train/000002.tar"), 7, 512)
     worker_state.take_up(worker_state.NOBODY)
     data = bytearray(keeper.path(5).read_bytes())
@@ -140,7 +140,7 @@ def test_a_file_is_read_whole_or_not_at_all(
 
 def test_a_reader_never_sees_half_a_change(tmp_path: Path) -> None:
     """A process changes its record as fast as it can, and every look finds shard, row and offset together."""
-    keeper = Keeper(tmp_path, 0, "train")
+    keeper = WorkerStates(tmp_path, 0, "train")
     child = os.fork()
     if not child:
         writer = keeper.keep(0)

@@ -16,7 +16,7 @@ from tasks.core import config as configs
 from tasks.core.errors import UsageError
 from tasks.core.schema import Train
 from tasks.core.schema.recipes import RECIPES
-from tasks.core.schema.recipes import Recipe as Row
+from tasks.core.schema.recipes import RecipeClasses as Row
 from tasks.models import recipes
 from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Embedder

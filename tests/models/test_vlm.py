@@ -16,7 +16,7 @@ from tasks.core.errors import UsageError
 from tasks.loader.feed import Data, Feed
 from tasks.models import recipes
 from tasks.models.task import Answerer
-from tasks.models.vlm.chat_text import ChatText, Message
+from tasks.models.vlm.chat_text import ChatMessage, ChatText
 from tasks.models.vlm.tiles import Tiles
 from tasks.models.vlm.vlm import VlmTask, block_mask, rows_of
 from tests.conftest import ROOT
@@ -24,17 +24,17 @@ from tests.models.examples import MODELS, SAMPLES, batch_of, chat, train_block
 
 TEXT = ChatText("tarmac/chat", tokens_per_tile=4, grid=2)
 TALK = [
-    Message("user", "What <|image|>is this?"),
-    Message("assistant", "A cat,\n  and a dög."),
-    Message("user", "And this?"),
-    Message("assistant", "  Nothing."),
+    ChatMessage("user", "What <|image|>is this?"),
+    ChatMessage("assistant", "A cat,\n  and a dög."),
+    ChatMessage("user", "And this?"),
+    ChatMessage("assistant", "  Nothing."),
 ]
 SMALL = MODELS["vlm"]
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 """Of models of transformers."""
 
 
-def described(messages: list[Message], grids: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+def described(messages: list[ChatMessage], grids: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
     """nanoVLM's description read step by step: its whole text tokenized at once, each message once more to
     find where answers lie, labels moved by one."""
     picture = ""
@@ -75,7 +75,7 @@ def test_only_what_the_assistant_says_is_a_target() -> None:
 
 
 def test_pictures_stand_where_the_text_marks_them() -> None:
-    marked = [Message("user", "Is <image: 2> like <image: 1>?"), Message("assistant", "No.")]
+    marked = [ChatMessage("user", "Is <image: 2> like <image: 1>?"), ChatMessage("assistant", "No.")]
     shown = TEXT.tokenizer.decode(TEXT.encode(marked, [(1, 1)] * 2).tokens, skip_special_tokens=False)
     second, first = shown.index("<image: 1>"), shown.index("<image: 0>")
     assert shown.index("Is ") < second < shown.index(" like ") < first, "nanoVLM counts them from 0"

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from tasks.core.schema import Config
-from tasks.reporting.evidence import Evidence
+from tasks.reporting.evidence import RunContents
 from tasks.reporting.notes import Note, notes
 from tasks.runs.folder import RunFolder
-from tasks.runs.ledger import Entry
+from tasks.runs.ledger import LedgerEntry
 from tasks.runs.record import Attempt, RunRecord, State
 from tests.reporting.finished_run import make_config
 from tests.reporting.test_scores import result
@@ -20,20 +20,20 @@ def config(tmp_path: Path) -> Config:
     return make_config(tmp_path, ["a"])
 
 
-def kinds(evidence: Evidence) -> list[str]:
+def kinds(evidence: RunContents) -> list[str]:
     return [note.kind for note in notes(evidence)]
 
 
-def evidence(config: Config | None, state: State = "running", **changes: object) -> Evidence:
+def evidence(config: Config | None, state: State = "running", **changes: object) -> RunContents:
     state_record = RunRecord(
         id=RUN.id, name="digits-clip", identity={}, data=[], state=state, reason="because"
     )
     values = {"rows": [{}], "results": [result(200, 0.9)], **changes}
-    return Evidence(RUN, state_record, config, **values)  # type: ignore[arg-type]
+    return RunContents(RUN, state_record, config, **values)  # type: ignore[arg-type]
 
 
 def test_each_evaluation_without_a_result_is_told_by_where_it_stands(config: Config) -> None:
-    entry = Entry("u", 400, "zero_shot", "submitted", None, 1, 0.0)
+    entry = LedgerEntry("u", 400, "zero_shot", "submitted", None, 1, 0.0)
     found = kinds(evidence(config, ledger={entry.key: entry}, last_checkpoint=400))
     assert "Evaluation under way: zero_shot at step 400" in found
     assert "1 evaluation to come" in found
@@ -42,7 +42,7 @@ def test_each_evaluation_without_a_result_is_told_by_where_it_stands(config: Con
 
 
 def test_done_without_a_result_counts_as_lost(config: Config) -> None:
-    entry = Entry("u", 400, "zero_shot", "done", None, 1, 0.0)
+    entry = LedgerEntry("u", 400, "zero_shot", "done", None, 1, 0.0)
     (note,) = [note for note in notes(evidence(config, ledger={entry.key: entry})) if "lost" in note.kind]
     assert note.tone == "bad" and "The ledger says done" in note.lines[0]
 

@@ -16,7 +16,7 @@ from tasks.core import config as configs
 from tasks.core.files import link_atomic, write_atomic, write_json
 from tasks.core.quarantine_file import Quarantined, to_text
 from tasks.core.schema import Config
-from tasks.core.schema.training import Best
+from tasks.core.schema.training import BestMetric
 from tasks.dataset.building.run import build
 from tasks.dataset.index import read_index
 from tasks.dataset.manifest import read_manifest
@@ -28,7 +28,7 @@ from tasks.reporting.report import is_current, read_headline, write_report
 from tasks.runs import ledger, record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
-from tasks.runs.ledger import Entry
+from tasks.runs.ledger import LedgerEntry
 from tests.core.test_pages import Tags
 from tests.reporting.finished_run import finished_run, make_config, write_evaluation, write_metrics
 
@@ -79,7 +79,7 @@ def make_private(run: RunFolder) -> None:
 
 
 def note_lost(run: RunFolder, step: int, reason: str) -> None:
-    entry = Entry("u", step, "zero_shot", "lost", None, 3, 1_763_630_760.0, reason=reason)
+    entry = LedgerEntry("u", step, "zero_shot", "lost", None, 3, 1_763_630_760.0, reason=reason)
     ledger.append(run.ledger, entry)
 
 
@@ -200,7 +200,7 @@ def test_a_run_that_goes_on_shows_how_far_it_is(run: RunFolder) -> None:
     run.metrics.unlink()
     write_metrics(run, steps=400)
     write_evaluation(run, version_of(run), 200, 0.85)
-    ledger.append(run.ledger, Entry("u", 400, "zero_shot", "running", None, 1, 1_763_630_760.0))
+    ledger.append(run.ledger, LedgerEntry("u", 400, "zero_shot", "running", None, 1, 1_763_630_760.0))
     record.save(run, record.load(run).having(state="running", attempts=[]))
     text = text_of(run)
     assert "The run is not over: running" in text and "Training steps 400 of 600" in text
@@ -287,7 +287,7 @@ def test_the_page_says_by_what_the_best_checkpoint_was_chosen(run: RunFolder) ->
     assert "the best by validation loss. " in text and "Best: step 600 by validation loss 0.400." in text
     settings = configs.reload(run.config)
     assert settings.evaluate is not None
-    evaluate = settings.evaluate.model_copy(update={"best": Best(metric="zero_shot_top1")})
+    evaluate = settings.evaluate.model_copy(update={"best": BestMetric(metric="zero_shot_top1")})
     write_atomic(run.config, configs.dump(settings.model_copy(update={"evaluate": evaluate})))
     assert "by validation loss 0.400, until zero_shot_top1 has a result." in text_of(run)
     write_json(run.eval_result(600), {"global_step": 600, "results": {"zero_shot_top1": 0.957}})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.runs import ledger
-from tasks.runs.ledger import Entry
+from tasks.runs.ledger import LedgerEntry
 
 
 def test_the_last_line_of_an_evaluation_stands(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    first = Entry("u", 200, "zero_shot", "submitted", None, 1, at=1.0, since=1.0)
+    first = LedgerEntry("u", 200, "zero_shot", "submitted", None, 1, at=1.0, since=1.0)
     ledger.append(path, first)
     ledger.append(path, first.having(step=400))
     with path.open("a") as file:

@@ -20,7 +20,7 @@ from tasks.core.errors import DataError, Withdrawn
 from tasks.core.files import read_json
 from tasks.core.process import Identity
 from tasks.dataset.layout import resolve
-from tasks.evaluation.best import Best
+from tasks.evaluation.best import BestCheckpoint
 from tasks.runs import ledger, metrics, record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
@@ -108,7 +108,7 @@ def test_the_best_checkpoint_follows_the_evaluations_through_a_kill_and_a_late_w
     def watched(step: int) -> bool:
         if run.best.is_symlink():
             seen.add(run.best.readlink().name)
-        return look(run).best == Best(step, "zero_shot_top1", step / 100)
+        return look(run).best == BestCheckpoint(step, "zero_shot_top1", step / 100)
 
     launch.start_or_adopt(run)
     wait_for(lambda: watched(20))

@@ -25,7 +25,7 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
 from tasks.supervision import evaluation_jobs, evaluations
 from tasks.supervision.evaluation_jobs import Evaluations, _last_words, has_requests, request
-from tasks.supervision.evaluations import Failure
+from tasks.supervision.evaluations import JobFailure
 from tasks.supervision.status import look
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run
@@ -64,7 +64,7 @@ def submit(target: str, arguments: list[str], folder: Path, *, name: str, **opti
     return job
 
 
-def drive(run: RunFolder, **behaviour: Any) -> ledger.Entry:
+def drive(run: RunFolder, **behaviour: Any) -> ledger.LedgerEntry:
     """An agent's evaluations until all are final; returns the last word on the one of the last step."""
     (run.path / "fake.json").write_text(json.dumps({"evaluation_s": 0.0, **behaviour}))
     number = len(list(run.attempts.glob("*"))) + 1
@@ -137,7 +137,7 @@ def test_what_is_done_is_not_looked_at_again_and_again(
         fakes.save(run, step, b"")
     driven = Evaluations(run, configs.reload(run.config), 1)
     for step in range(10, 2410, 10):
-        entry = ledger.Entry(driven._wanted[step // 10 - 1].uid, step, TASK, "done", None, 1, at=0.0)
+        entry = ledger.LedgerEntry(driven._wanted[step // 10 - 1].uid, step, TASK, "done", None, 1, at=0.0)
         fakes.evaluate(run.path, step, TASK)
         driven._record(entry)
     for folder in (run.checkpoints, run.evaluations):
@@ -225,7 +225,7 @@ def test_an_error_of_ours_is_told_without_its_class(tmp_path: Path, run: RunFold
     )
     job: Any = SimpleNamespace(log=log, said_goodbye=True)
     told = _last_words(drive(run), job, was_alive=False)
-    assert told == Failure("failed", f"val: no sample has a label (log: {log})")
+    assert told == JobFailure("failed", f"val: no sample has a label (log: {log})")
 
 
 def test_a_torn_result_is_named_as_the_reason(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

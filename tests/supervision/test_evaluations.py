@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runs.ledger import Entry
+from tasks.runs.ledger import LedgerEntry
 from tasks.supervision.evaluations import (
-    Failure,
+    JobFailure,
     Mark,
     Pause,
     Seen,
     Submit,
-    Wanted,
+    WantedEvaluation,
     next_actions,
     reopened,
     unfinished,
@@ -22,14 +22,14 @@ from tasks.supervision.evaluations import (
 )
 from tests.supervision.fakes import make_config
 
-A, B, C = (Wanted(step, "zero_shot", f"u{step}") for step in (200, 400, 600))
+A, B, C = (WantedEvaluation(step, "zero_shot", f"u{step}") for step in (200, 400, 600))
 NOTHING = Seen(checkpoints=(), alive=(), running=(), results=(), failures={}, training="going")
 
 TWO = replace(NOTHING, checkpoints=(200, 400))
 
 
-def entry(want: Wanted, state: str, attempt: int = 1) -> Entry:
-    return Entry(want.uid, want.step, want.task, state, None, attempt, at=1.0)  # type: ignore[arg-type]
+def entry(want: WantedEvaluation, state: str, attempt: int = 1) -> LedgerEntry:
+    return LedgerEntry(want.uid, want.step, want.task, state, None, attempt, at=1.0)  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_is_submitted_when_it_is_there_and_a_place_is_free() -> None:
@@ -55,7 +55,7 @@ def test_three_tries_with_pauses_then_the_reasons(state: str) -> None:
     """The pauses stand in the ledger, so another agent keeps them."""
     now, asked, pauses = 1000.0, entry(A, "running"), []
     for attempt, why in enumerate(("it had no memory", "it said why", "it said why"), 1):
-        seen = replace(TWO, failures={A.key: Failure(state, why)}, now=now)  # type: ignore[arg-type]
+        seen = replace(TWO, failures={A.key: JobFailure(state, why)}, now=now)  # type: ignore[arg-type]
         (ended,) = next_actions([A], {A.key: asked}, seen, jobs=1)
         if attempt == 3:
             break
@@ -77,7 +77,7 @@ def test_three_tries_with_pauses_then_the_reasons(state: str) -> None:
 
 
 def test_what_a_person_cancelled_and_what_slurm_does_not_start_is_final() -> None:
-    cancelled = replace(TWO, failures={A.key: Failure("failed", "cancelled in Slurm", True)})
+    cancelled = replace(TWO, failures={A.key: JobFailure("failed", "cancelled in Slurm", True)})
     assert next_actions([A], {A.key: entry(A, "running")}, cancelled, jobs=1) == [
         Mark(A, "failed", "cancelled in Slurm")
     ]

@@ -231,7 +231,7 @@ def test_a_gatherer_that_dies_again_and_again_is_started_again(
     monkeypatch.setattr(gathering, "PAUSE_S", 0.05)
     monkeypatch.setattr(gathering, "LONGEST_PAUSE_S", 0.5)
     run = make_run(tmp_path, track={"mode": "offline"})
-    keeper = gathering.Keeper(run, is_wanted=True)
+    keeper = gathering.GathererKeeper(run, is_wanted=True)
     run.wandb.mkdir()
     with Lease(run.lease):
         for _ in range(7):

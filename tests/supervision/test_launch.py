@@ -19,7 +19,7 @@ from tasks.core.files import link_atomic, read_json, write_json
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Lease
 from tasks.core.process import Identity
 from tasks.runs import ledger, provenance, record
-from tasks.runs.ledger import Entry
+from tasks.runs.ledger import LedgerEntry
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.record import Attempt
@@ -199,10 +199,10 @@ def test_a_run_that_a_person_cancelled_needs_nobody(
     mine = attempt_of(Identity.mine()).model_copy(update={"ended": 2.0, "outcome": "cancelled"})
     record.save(run, record.load(run).having(state="cancelled", attempts=[mine]))
     (want,) = wanted_of(run.id, config_of(run))
-    ledger.append(run.ledger, Entry(want.uid, want.step, want.task, "submitted", None, 1, at=1.0))
+    ledger.append(run.ledger, LedgerEntry(want.uid, want.step, want.task, "submitted", None, 1, at=1.0))
     run_commands.status(runs=run.path.parent)
     assert "NEEDS YOU" not in capsys.readouterr().out
-    ledger.append(run.ledger, Entry(want.uid, want.step, want.task, "lost", None, 3, at=1.0))
+    ledger.append(run.ledger, LedgerEntry(want.uid, want.step, want.task, "lost", None, 3, at=1.0))
     run_commands.status(runs=run.path.parent)
     told = capsys.readouterr().out
     assert "evaluation without a result: step 40 zero_shot: it was lost, and its job is gone" in told
@@ -214,7 +214,7 @@ def test_an_evaluation_that_waits_to_be_tried_again_is_shown(
     run = make_run(tmp_path)
     (want,) = wanted_of(run.id, config_of(run))
     why = "job 7 ended without a result; try 2 of 3 in 30 s"
-    asked = Entry(want.uid, want.step, want.task, "submitted", None, 1, at=time.time(), reason=why)
+    asked = LedgerEntry(want.uid, want.step, want.task, "submitted", None, 1, at=time.time(), reason=why)
     ledger.append(run.ledger, asked)
     with Lease(run.lease):
         run_commands.status(runs=run.path.parent)

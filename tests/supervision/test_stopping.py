@@ -46,7 +46,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_gpu_is_one_trainings_until_all_that_inherited_it_have_ended(gpu: str) -> None:
     taken = gpus.take([gpu], 1, "first")
-    assert isinstance(taken, gpus.Taken)
+    assert isinstance(taken, gpus.HeldGpus)
     says = f"waiting for a GPU: {gpu} is used by first (process {os.getpid()})"
     assert told_to_another(gpu) == says
     heir = subprocess.Popen(["sleep", "60"], pass_fds=taken.descriptors)
@@ -61,14 +61,14 @@ def test_the_first_free_gpus_are_taken_all_or_none(gpu: str) -> None:
     names = [f"{gpu}-{number}" for number in range(3)]
     second = gpus.take(names[1:2], 1, "second")
     others = gpus.take(names, 2, "others")
-    assert isinstance(second, gpus.Taken) and isinstance(others, gpus.Taken)
+    assert isinstance(second, gpus.HeldGpus) and isinstance(others, gpus.HeldGpus)
     assert others.names == (names[0], names[2])
     others.release()
     second.release()
     third = gpus.take(names[2:], 1, "third")
     assert isinstance(gpus.take(names[1:], 2, "both"), gpus.Busy)
     assert told_to_another(names[1]).startswith("Taken"), "one of two was kept"
-    assert isinstance(third, gpus.Taken)
+    assert isinstance(third, gpus.HeldGpus)
     third.release()
     with pytest.raises(TarmacError, match="2 GPUs are asked for, but there are 1"):
         gpus.take([gpu], 2, "greedy")
@@ -90,7 +90,7 @@ def test_a_second_run_waits_for_the_gpu_and_names_who_has_it(tmp_path: Path, gpu
 
 def test_a_run_that_waits_for_a_gpu_can_be_stopped(tmp_path: Path, gpu: str) -> None:
     taken = gpus.take([gpu], 1, "somebody")
-    assert isinstance(taken, gpus.Taken)
+    assert isinstance(taken, gpus.HeldGpus)
     run = make_run(tmp_path)
     launch.start_or_adopt(run)
     wait_for(lambda: look(run).state == "queued" and look(run).reason != "")

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tasks.runs.stop import Stop
-from tasks.supervision.success import Evidence, exit_of, judge
+from tasks.supervision.success import TrainingEnd, exit_of, judge
 
-GOOD = Evidence(exit_code=0, step=600, last_step=600, loss=0.2, checkpoint=600, log_tail=["step 600"])
+GOOD = TrainingEnd(exit_code=0, step=600, last_step=600, loss=0.2, checkpoint=600, log_tail=["step 600"])
 
 
 def test_all_of_the_evidence_is_a_success() -> None:

@@ -20,7 +20,7 @@ from tasks.core.folders import open_store
 from tasks.core.patterns import expand
 from tasks.core.remote import remote_stores
 from tasks.core.schema import Config
-from tasks.core.stores import ABSENT, Unreachable
+from tasks.core.stores import ABSENT, StoreUnreachable
 from tasks.dataset import mirror, versions
 from tasks.dataset.building.run import build
 from tasks.dataset.rejects import Reject
@@ -194,7 +194,7 @@ def test_a_server_that_stalls_is_an_error_soon(wire: Wire, bucket: str, tmp_path
     assert store.open("x").read() == b"x"
     wire.is_stalled = True
     started = time.monotonic()
-    with pytest.raises(Unreachable, match="does not answer in time"):
+    with pytest.raises(StoreUnreachable, match="does not answer in time"):
         store.open("x")
     assert time.monotonic() - started < 60
 

@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from tasks.core.schema.recipes import RECIPES
-from tasks.core.schema.recipes import Recipe as Row
+from tasks.core.schema.recipes import RecipeClasses as Row
 from tasks.models import recipes
 from tasks.training.devices import Device
 from tasks.training.ranks import ALONE, Ranks

@@ -14,7 +14,7 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import read_json
 from tasks.runs.checkpoints import is_sound, list_checkpoints
 from tasks.runs.folder import RunFolder
-from tasks.training.aside import Aside
+from tasks.training.aside import CheckpointSaver
 from tests.training.test_checkpoints import files_no_larger_than
 
 LARGE = (2048, 4096)
@@ -23,7 +23,7 @@ LARGE = (2048, 4096)
 
 def test_steps_taken_meanwhile_change_nothing_of_it(tmp_path: Path) -> None:
     run, model = RunFolder(tmp_path), nn.Linear(*LARGE)
-    with torch.no_grad(), Aside(run) as aside:
+    with torch.no_grad(), CheckpointSaver(run) as aside:
         for step in (1, 2, 3):
             model.weight.fill_(step)
             aside.save(step, model, {"momentum": model.weight, "feed": {"position": step}})
@@ -40,7 +40,7 @@ def test_steps_taken_meanwhile_change_nothing_of_it(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_cannot_be_written_is_told_at_a_later_step(tmp_path: Path) -> None:
     run, model = RunFolder(tmp_path), nn.Linear(*LARGE)
-    with Aside(run) as aside:
+    with CheckpointSaver(run) as aside:
         aside.save(1, model, {})
         aside.wait()
         with files_no_larger_than(1 << 20), pytest.raises(TarmacError, match=r"step_00000002.*make room"):
@@ -56,7 +56,7 @@ def test_the_last_one_is_waited_for_and_its_failure_told(tmp_path: Path) -> None
     with (
         files_no_larger_than(1 << 20),
         pytest.raises(TarmacError, match=r"step_00000001.*make room"),
-        Aside(run) as aside,
+        CheckpointSaver(run) as aside,
     ):
         aside.save(1, nn.Linear(*LARGE), {})
 
@@ -65,14 +65,14 @@ def test_an_error_of_the_training_is_not_hidden_and_costs_no_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = RunFolder(tmp_path)
-    with pytest.raises(DataError, match="bad sample"), Aside(run) as aside:
+    with pytest.raises(DataError, match="bad sample"), CheckpointSaver(run) as aside:
         aside.save(1, nn.Linear(*LARGE), {})
         raise DataError("bad sample")
     assert is_sound(list_checkpoints(run)[0])
     with (
         files_no_larger_than(1 << 20),
         pytest.raises(DataError, match="bad sample"),
-        Aside(run) as aside,
+        CheckpointSaver(run) as aside,
     ):
         aside.save(2, nn.Linear(*LARGE), {})
         raise DataError("bad sample")

@@ -17,7 +17,7 @@ import torch
 
 from tasks.core.config import load
 from tasks.core.schema.recipes import RECIPES
-from tasks.core.schema.recipes import Recipe as Row
+from tasks.core.schema.recipes import RecipeClasses as Row
 from tasks.dataset import examples
 from tasks.dataset.building.run import build
 from tasks.models import recipes

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from tasks.core.errors import DataError, OtherRankError, UsageError
 from tasks.core.files import read_json, write_json
-from tasks.core.schema.recipes import RECIPES, Recipe
+from tasks.core.schema.recipes import RECIPES, RecipeClasses
 from tasks.dataset import versions
 from tasks.models.clip.clip import ClipTask
 from tasks.models.task import Features, Loss
@@ -299,7 +299,7 @@ def test_an_operation_without_a_deterministic_form_names_the_key(
 def test_a_second_recipe_is_one_file_and_one_line(
     digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RECIPES, lengths.NAME, Recipe(*lengths.ROW))
+    monkeypatch.setitem(RECIPES, lengths.NAME, RecipeClasses(*lengths.ROW))
     block = f"train={{recipe: {lengths.NAME}, model: {{}}, batch_size: 32, steps: 40, lr: 0.01, checkpoint_every: 20, threads: 1}}"
     run = make_run(digits_dataset, tmp_path, block, "evaluate=null", workers=1)
     assert train_here(run) == 40

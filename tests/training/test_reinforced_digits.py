@@ -13,7 +13,7 @@ from tasks.core.config import load
 from tasks.dataset.building.run import build
 from tasks.dataset.examples import DIGITS, write
 from tasks.evaluation.checkpoint import Extracting
-from tasks.evaluation.zero_shot import TEMPLATES, Label, class_embeddings
+from tasks.evaluation.zero_shot import TEMPLATES, ClassReader, class_embeddings
 from tasks.loader.feed import Data, Feed
 from tasks.models import recipes
 from tasks.training.devices import Device
@@ -37,7 +37,7 @@ def accuracy(version: Path, changes: tuple[str, ...]) -> float:
         for number in range(STEPS):
             step(number, next(batches))
     found: list[bool] = []
-    labelled = Extracting(recipe.transform(is_train=False), Label("label"))
+    labelled = Extracting(recipe.transform(is_train=False), ClassReader("label"))
     with step.judging() as task, feed.split("val", labelled) as batches:
         embedder: Any = task
         prompts = embedder.embed_texts([one.replace("{}", name) for name in DIGITS for one in TEMPLATES])

@@ -69,7 +69,7 @@ def map_on_dask(
     try:
         with _connected(address) as client:
             packed = (pickle.dumps(_PackedItem(function, expected, item)) for item in items)
-            yield from _Window(client, address, say).results(packed)
+            yield from _InFlight(client, address, say).results(packed)
     finally:
         expected.proof.unlink(missing_ok=True)
 
@@ -89,7 +89,7 @@ def _connected(address: str) -> Iterator[Client]:
         client.close(timeout=CONNECT_S)
 
 
-class _Window:
+class _InFlight:
     """The items in flight: twice as many as the cluster has threads."""
 
     def __init__(self, client: Client, address: str, say: Callable[[str], None]) -> None:

@@ -35,7 +35,7 @@ LEAVES_S = 1.0
 """How long a closed map waits for its threads: on a local disk they end soon, on a dead store never."""
 
 
-class _Process(ForkServerProcess):
+class _WorkerProcess(ForkServerProcess):
     """A process that does not import the caller's main module."""
 
     @staticmethod
@@ -49,11 +49,11 @@ class _Process(ForkServerProcess):
 
 
 class _Context(ForkServerContext):
-    Process = _Process
+    Process = _WorkerProcess
 
 
 @dataclass
-class _Work(Generic[Item]):
+class _WorkItem(Generic[Item]):
     """An item, and how many workers were lost over it."""
 
     item: Item
@@ -72,10 +72,10 @@ def map_here(
     """
     context = _Context()
     context.set_forkserver_preload([module_of(function)])
-    fresh = (_Work(item) for item in items)
-    again: deque[_Work[Item]] = deque()
+    fresh = (_WorkItem(item) for item in items)
+    again: deque[_WorkItem[Item]] = deque()
     while True:
-        running: dict[Future[Result], _Work[Item]] = {}
+        running: dict[Future[Result], _WorkItem[Item]] = {}
         with ProcessPoolExecutor(workers, context, initializer=die_with_parent) as pool:
             try:
                 yield from _drain(pool, function, again, fresh, running, 2 * workers)
@@ -157,9 +157,9 @@ def module_of(function: Callable[..., object]) -> str:
 def _drain(
     pool: ProcessPoolExecutor,
     function: Callable[[Item], Result],
-    again: deque[_Work[Item]],
-    fresh: Iterator[_Work[Item]],
-    running: dict[Future[Result], _Work[Item]],
+    again: deque[_WorkItem[Item]],
+    fresh: Iterator[_WorkItem[Item]],
+    running: dict[Future[Result], _WorkItem[Item]],
     ahead: int,
 ) -> Iterator[Result]:
     """Keep `ahead` items in the pool: enough to keep it busy, few enough to lose little by a failure."""
@@ -188,7 +188,7 @@ def _is_broken(future: Future[Result]) -> bool:
     return isinstance(future.exception(), BrokenProcessPool)
 
 
-def _lost(in_hand: Iterable[_Work[Item]]) -> Iterator[_Work[Item]]:
+def _lost(in_hand: Iterable[_WorkItem[Item]]) -> Iterator[_WorkItem[Item]]:
     for work in in_hand:
         work.losses += 1
         if work.losses >= TRIES:

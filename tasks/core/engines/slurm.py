@@ -3,8 +3,8 @@
 What is done is known from the rows that the jobs append to their files, and what lives from squeue;
 submitit's own states mean nothing without Slurm's accounting. The starter only submits, reads and writes a
 heartbeat: the work, and the memory it takes, is the jobs'. When the starter ends, or the process that it ends
-with, it cancels the jobs; when it is killed they notice. `Share` and `Tally` decide what becomes of a share
-from values alone, without any I/O.
+with, it cancels the jobs; when it is killed they notice. `MapShare` and `MapTally` decide what becomes of a
+share from values alone, without any I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from tasks.core.engines.local import TRIES
-from tasks.core.engines.slurm_job import Plan, unpacked
+from tasks.core.engines.slurm_job import MapPlan, unpacked
 from tasks.core.engines.slurm_queue import SETTLE_S, Queue, ending, require_slurm
 from tasks.core.errors import KINDS, TarmacError
 from tasks.core.files import read_lines
@@ -58,14 +58,14 @@ def map_on_slurm(
     require_slurm()
     token = secrets.token_hex(4)
     workers = engine.workers or engine.cpus or 1
-    plan = Plan.write(folder / token, function, items, engine.jobs or JOBS, workers, SILENCE_S)
+    plan = MapPlan.write(folder / token, function, items, engine.jobs or JOBS, workers, SILENCE_S)
     if plan.count == 0:
         return
     queue = Queue(f"tarmac-build-{token}")
     settle_s = 0.0
     with _heartbeat(plan.heartbeat), before_killed(queue.give_up):
         try:
-            yield from _Watch(plan, queue, engine, say).results()
+            yield from _MapWatch(plan, queue, engine, say).results()
             settle_s = SETTLE_S
         finally:
             queue.cancel(after_s=settle_s)
@@ -102,7 +102,7 @@ def _waiting(reasons: list[str]) -> str:
 
 
 @dataclass
-class Share:
+class MapShare:
     """One share and the current attempt at it."""
 
     number: int
@@ -148,7 +148,7 @@ class Share:
         return "lost" if now - self.gone_since >= GRACE_S else "running"
 
 
-class Tally:
+class MapTally:
     """Which items are done, and how often an item or a share was lost."""
 
     def __init__(self, count: int) -> None:
@@ -165,7 +165,7 @@ class Tally:
         self.left -= 1
         return True
 
-    def add_end(self, share: Share) -> bool:
+    def add_end(self, share: MapShare) -> bool:
         """Count the early end of a share's attempt; True when it is to be given up, after TRIES attempts over
         the same item, or one after the other without any result."""
         share.fruitless = 0 if share.results else share.fruitless + 1
@@ -175,16 +175,16 @@ class Tally:
         return share.fruitless >= TRIES or any(self._losses[item] >= TRIES for item in in_hand)
 
 
-class _Watch:
+class _MapWatch:
     """The starter's side of a map while it runs."""
 
-    def __init__(self, plan: Plan, queue: Queue, engine: BuildEngine, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: MapPlan, queue: Queue, engine: BuildEngine, say: Callable[[str], None]) -> None:
         self._plan = plan
         self._queue = queue
         self._engine = engine
         self._say = say
-        self._tally = Tally(plan.count)
-        self._shares = [Share(number, plan.size_of(number)) for number in range(plan.shares)]
+        self._tally = MapTally(plan.count)
+        self._shares = [MapShare(number, plan.size_of(number)) for number in range(plan.shares)]
         self._offsets: dict[Path, int] = {}
         self._answered = self._progressed = self._looked = time.monotonic()
 
@@ -203,16 +203,16 @@ class _Watch:
             if not has_news:
                 time.sleep(POLL_S)  # no event reports the growth of a file on another machine
 
-    def _unfinished(self) -> list[Share]:
+    def _unfinished(self) -> list[MapShare]:
         return [share for share in self._shares if share.left]
 
-    def _submit(self, shares: list[Share]) -> None:
+    def _submit(self, shares: list[MapShare]) -> None:
         jobs = self._queue.submit(self._plan, self._engine, [(s.number, s.attempt) for s in shares])
         for share, job in zip(shares, jobs, strict=True):
             share.begin(job)
         self._answered = self._looked = time.monotonic()
 
-    def _news(self, share: Share) -> Iterator[Any]:
+    def _news(self, share: MapShare) -> Iterator[Any]:
         """New results of a share, also of earlier attempts, whose rows may appear late."""
         for attempt in range(share.attempt + 1):
             path = self._plan.rows_of(share.number, attempt)
@@ -227,7 +227,7 @@ class _Watch:
                     self._progressed = time.monotonic()
                     yield unpacked(row["result"])
 
-    def _error(self, row: dict[str, Any], share: Share) -> TarmacError:
+    def _error(self, row: dict[str, Any], share: MapShare) -> TarmacError:
         if row["error"]:
             return KINDS[row["error"]](row["text"])
         log = self._plan.log_of(share.job)
@@ -257,7 +257,7 @@ class _Watch:
         if waiting and len(waiting) == len(shares):
             self._say(_waiting(waiting))
 
-    def _again(self, share: Share, is_lost: bool) -> None:
+    def _again(self, share: MapShare, is_lost: bool) -> None:
         """Submit what an ended job has left over; TarmacError when that has been tried often enough."""
         how = (ending(share.job) if is_lost else "") or ("TIMEOUT" if share.ended == "time" else "vanished")
         if self._tally.add_end(share):
@@ -268,7 +268,7 @@ class _Watch:
         share.attempt += 1
         self._submit([share])
 
-    def _hopeless(self, share: Share, how: str) -> str:
+    def _hopeless(self, share: MapShare, how: str) -> str:
         remedy = {
             "TIMEOUT": "; give engine.build.time a longer time",
             "OUT_OF_MEMORY": "; give engine.build.memory more, or fewer workers",

@@ -46,7 +46,7 @@ def unpacked(text: str | bytes) -> Any:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MapPlan:
     """A map and its folder, where the items and the rows of each job lie.
 
     Share `s` of `shares` has the items s, s + shares, s + 2 * shares and so on, so that a list sorted by size
@@ -69,7 +69,7 @@ class Plan:
         jobs: int,
         workers: int,
         silence_s: float,
-    ) -> Plan:
+    ) -> MapPlan:
         """Write the items to the folder, one at a time."""
         folder.mkdir(parents=True)
         count = 0
@@ -106,7 +106,7 @@ class Plan:
         return self.logs / f"{job}_0_log.out"
 
 
-def enter(plan: Plan, share: int, attempt: int) -> None:
+def enter(plan: MapPlan, share: int, attempt: int) -> None:
     """The job's entry point, called by submitit."""
     time_is_up = _heed_signals(module_of(plan.function))
     rows = plan.rows_of(share, attempt)
@@ -149,7 +149,7 @@ def _do(function: Callable[[Any], Any], numbered: tuple[int, Any]) -> dict[str, 
         return {"item": number, "error": "", "text": f"{type(error).__name__}: {error}"}
 
 
-def _done(plan: Plan, share: int) -> bytearray:
+def _done(plan: MapPlan, share: int) -> bytearray:
     """One byte per item of the share: whether any attempt at it left a result."""
     done = bytearray(plan.size_of(share))
     for path in plan.folder.glob(f"rows/{share}.*.jsonl"):
@@ -175,7 +175,7 @@ def _heed_signals(preload: str) -> threading.Event:
     return time_is_up
 
 
-def _end_with_starter(plan: Plan, alive: Path) -> None:
+def _end_with_starter(plan: MapPlan, alive: Path) -> None:
     """End this process, and its pool with it, when the starter's heartbeat is missing or too old."""
 
     def watch() -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tasks.core.errors import TarmacError, UsageError
 
 if TYPE_CHECKING:
-    from tasks.core.engines.slurm_job import Plan
+    from tasks.core.engines.slurm_job import MapPlan
     from tasks.core.schema.engine import BuildEngine, EvaluateEngine, SlurmDefaults, TrainEngine
 
 ANSWER_S = 30
@@ -63,7 +63,7 @@ class Queue:
 
     name: str
 
-    def submit(self, plan: Plan, engine: BuildEngine, attempts: Sequence[tuple[int, int]]) -> list[str]:
+    def submit(self, plan: MapPlan, engine: BuildEngine, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Submit an array with a job for each (share, attempt); their ids, as squeue shows them.
 
         TarmacError with sbatch's own words when it refuses.
@@ -207,7 +207,7 @@ class SlurmJob:
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _QueueListing:
     """What squeue said of a user's jobs, by id: name, state, reason. `asked` at last, `heard` at last."""
 
     asked: float
@@ -215,12 +215,12 @@ class _Answer:
     jobs: Mapping[str, tuple[str, str, str]]
 
 
-class _Watch:
+class _QueueWatch:
     """The answers of squeue, and since when this process asks for which job: one that is not in an answer
     from before may have been submitted since."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, _QueueListing] = {}
         self._first: dict[SlurmJob, float] = {}
         self._seen: dict[SlurmJob, float] = {}
 
@@ -249,16 +249,18 @@ class _Watch:
         self._answers.pop(job.user, None)
 
     @staticmethod
-    def _asked(user: int, before: _Answer | None) -> _Answer:
+    def _asked(user: int, before: _QueueListing | None) -> _QueueListing:
         now = time.monotonic()
         text = _ask(["squeue", "-h", "-r", "-u", str(user), "-o", "%i|%j|%T|%r"])
         if text is None:
-            return _Answer(now, -math.inf if before is None else before.heard, before.jobs if before else {})
+            return _QueueListing(
+                now, -math.inf if before is None else before.heard, before.jobs if before else {}
+            )
         rows = (line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3)
-        return _Answer(now, now, {job: (name, state, reason) for job, name, state, reason in rows})
+        return _QueueListing(now, now, {job: (name, state, reason) for job, name, state, reason in rows})
 
 
-_watch = _Watch()
+_watch = _QueueWatch()
 
 
 def own_job() -> SlurmJob | None:

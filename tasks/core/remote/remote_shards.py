@@ -31,7 +31,7 @@ from blake3 import blake3
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import blake3_file, is_disk_full, own_folder
 from tasks.core.folders import open_store
-from tasks.core.stores import Stat, Unreachable, redact, split_location
+from tasks.core.stores import ObjectStat, StoreUnreachable, redact, split_location
 from tasks.core.units import parse_size
 
 BLOCK_BYTES = 2 << 20
@@ -154,7 +154,7 @@ class Arriving(io.RawIOBase):
         except Exception as error:  # noqa: BLE001 - the reader gets it, whatever it is
             self._put(error)
 
-    def _looked_at(self, found: Stat) -> Stat:
+    def _looked_at(self, found: ObjectStat) -> ObjectStat:
         """What the store says of the shard now, if it can still be the one that is meant."""
         if found.size < 0 and not found.stamp:
             raise FileNotFoundError(2, "no such file, or access is denied")
@@ -346,7 +346,7 @@ def _cache(named: str, size: str) -> ShardCache:
 
 
 def _as_error(shard: RemoteShard, error: Exception) -> DataError:
-    if isinstance(error, Unreachable):
+    if isinstance(error, StoreUnreachable):
         return DataError(str(error))  # which, unlike this one, goes whole from worker to training
     if isinstance(error, DataError):
         return error

@@ -25,8 +25,8 @@ from tasks.core.remote import web
 from tasks.core.stores import (
     ABSENT,
     NotRegular,
-    Stat,
-    Unreachable,
+    ObjectStat,
+    StoreUnreachable,
     host_of,
     is_remote,
     is_web,
@@ -98,7 +98,7 @@ class RemoteStore:
         self.location = location.rstrip("/")
         self._config_key = config_key
         self._is_web = is_web(location)
-        self._known: dict[str, Stat | OSError] = {}
+        self._known: dict[str, ObjectStat | OSError] = {}
 
     @cached_property
     def _fs(self) -> Any:
@@ -109,7 +109,7 @@ class RemoteStore:
             return file
         return f"{self.location}/{file.replace('#', '%23') if self._is_web else file}".rstrip("/")
 
-    def stat(self, file: str) -> Stat:
+    def stat(self, file: str) -> ObjectStat:
         """An answer that `entries` or `look_ahead` has just got is used once, then the store is asked."""
         known = self._known.pop(file, None)
         path = self.path(file)
@@ -125,11 +125,11 @@ class RemoteStore:
         found = call(self._fs, self._look, files, where=self.location, limit_s=LISTING_S)
         self._known = dict(zip(files, found, strict=True))
 
-    async def _look(self, files: Sequence[str]) -> list[Stat | OSError]:
+    async def _look(self, files: Sequence[str]) -> list[ObjectStat | OSError]:
         limit = asyncio.Semaphore(TOGETHER)
         failed: Counter[str] = Counter()
 
-        async def one(file: str) -> Stat | OSError:
+        async def one(file: str) -> ObjectStat | OSError:
             path = self.path(file)
             host = host_of(path)
             async with limit:
@@ -138,7 +138,7 @@ class RemoteStore:
                 try:
                     found = _stat(await _persistent(self._info, path, where=path))
                 except OSError as error:
-                    failed[host] += isinstance(error, Unreachable)
+                    failed[host] += isinstance(error, StoreUnreachable)
                     return error
                 failed[host] = 0
                 return found
@@ -181,7 +181,7 @@ class RemoteStore:
         """The first bytes, and the size where that was all: most files cost one request."""
         try:
             ahead = self.fetch(path, 0, count)
-        except (FileNotFoundError, PermissionError, Unreachable):
+        except (FileNotFoundError, PermissionError, StoreUnreachable):
             raise
         except OSError:
             return b"", -1  # an empty file has no first byte to ask for
@@ -330,12 +330,12 @@ def failure(error: BaseException, location: str) -> tuple[OSError, bool]:
     if isinstance(error, OSError) and error.errno in FULL:
         return OSError(error.errno, f"{error.strerror}, where temporary files are kept", where), False
     if code in REFUSED:
-        return Unreachable(errno.EACCES, REFUSED[code], where), False
+        return StoreUnreachable(errno.EACCES, REFUSED[code], where), False
     if _is_a(error, _CREDENTIALS):
         fix = CREDENTIALS_FIX[location.partition("://")[0]]
-        return Unreachable(errno.EACCES, f"there are no credentials; {fix}", where), False
+        return StoreUnreachable(errno.EACCES, f"there are no credentials; {fix}", where), False
     if code == "NoSuchBucket":
-        return Unreachable(errno.ENOENT, "there is no such bucket", where), False
+        return StoreUnreachable(errno.ENOENT, "there is no such bucket", where), False
     if isinstance(error, FileNotFoundError) or code in ("404", "410"):
         return FileNotFoundError(errno.ENOENT, "no such file", where), False
     if isinstance(error, PermissionError) or code in ("401", "403"):
@@ -343,7 +343,7 @@ def failure(error: BaseException, location: str) -> tuple[OSError, bool]:
     if code and code not in TEMPORARY:
         return OSError(errno.EIO, f"the store answers {code}", where), False
     reason = f"the store answers {code}" if code else _described(error)
-    return Unreachable(errno.EIO, f"{reason}; check the network and run again", where), True
+    return StoreUnreachable(errno.EIO, f"{reason}; check the network and run again", where), True
 
 
 def _described(error: BaseException) -> str:
@@ -381,8 +381,8 @@ def _is_a(error: BaseException, names: set[str]) -> bool:
     return any(f"{kind.__module__}.{kind.__qualname__}" in names for kind in type(error).__mro__)
 
 
-def _stat(info: Mapping[str, Any]) -> Stat:
+def _stat(info: Mapping[str, Any]) -> ObjectStat:
     if info["type"] != "file":
         return ABSENT
     stamp = next((str(info[tag]) for tag in TAGS if info.get(tag)), "")
-    return Stat(-1 if info.get("size") is None else info["size"], stamp)
+    return ObjectStat(-1 if info.get("size") is None else info["size"], stamp)

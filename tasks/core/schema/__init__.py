@@ -27,7 +27,7 @@ from tasks.core.schema.source import (
     Metadata,
     NiftiSource,
     NpzSource,
-    Reports,
+    ReportTable,
     ShardsSource,
     Source,
     TableSource,
@@ -39,8 +39,9 @@ from tasks.core.schema.training import DataShare, Evaluate, Loader, TaskSpec, Tr
 __all__ = [
     "Block", "BuildEngine", "ChatSource", "Config", "DataShare", "Dataset", "Engines", "Evaluate",
     "EvaluateEngine", "ImageFolderSource", "ImageRules", "Join", "Labels", "Loader", "Metadata",
-    "NiftiSource", "NpzSource", "Reinforce", "Reports", "Schedule", "ShardRules", "ShardsSource", "Source",
-    "Splits", "TableSource", "TaskSpec", "Track", "Train", "TrainEngine", "VolumeRules", "VolumeSource",
+    "NiftiSource", "NpzSource", "Reinforce", "ReportTable", "Schedule", "ShardRules", "ShardsSource",
+    "Source", "Splits", "TableSource", "TaskSpec", "Track", "Train", "TrainEngine", "VolumeRules",
+    "VolumeSource",
 ]
 # fmt: on
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-class Recipe(NamedTuple):
+class RecipeClasses(NamedTuple):
     """Where a recipe's two classes stand, each as `module:Class`."""
 
     options: str
@@ -25,24 +25,26 @@ class Recipe(NamedTuple):
     """Whether the loss compares the samples of a batch, as contrastive ones do, and grows with it."""
 
 
-RECIPES: dict[str, Recipe] = {
-    "clip": Recipe("tasks.models.clip.clip_options:ClipOptions", "tasks.models.clip.clip:ClipRecipe"),
-    "clip_reinforced": Recipe(
+RECIPES: dict[str, RecipeClasses] = {
+    "clip": RecipeClasses("tasks.models.clip.clip_options:ClipOptions", "tasks.models.clip.clip:ClipRecipe"),
+    "clip_reinforced": RecipeClasses(
         "tasks.models.reinforced.clip_reinforced_options:ReinforcedOptions",
         "tasks.models.reinforced.clip_reinforced:ReinforcedRecipe",
     ),
-    "vlm": Recipe(
+    "vlm": RecipeClasses(
         "tasks.models.vlm.vlm_options:VlmOptions",
         "tasks.models.vlm.vlm:VlmRecipe",
         judged_at_once=8,
         compares_samples=False,
     ),
-    "ct_clip": Recipe(
+    "ct_clip": RecipeClasses(
         "tasks.models.ct.ct_clip_options:CtClipOptions",
         "tasks.models.ct.ct_clip:CtClipRecipe",
         judged_at_once=8,
     ),
-    "external": Recipe("tasks.models.external_options:ExternalOptions", "tasks.models.clip.clip:ClipRecipe"),
+    "external": RecipeClasses(
+        "tasks.models.external_options:ExternalOptions", "tasks.models.clip.clip:ClipRecipe"
+    ),
 }
 
 

@@ -90,7 +90,7 @@ class TableSource(Block):
         return self
 
 
-class Reports(Block):
+class ReportTable(Block):
     """A table of reports, one row per volume."""
 
     path: Location
@@ -147,7 +147,7 @@ class VolumeSource(Block):
     path: Location
     fields: dict[str, str] = {}
     """Regular expressions on the file's path by field name; the first group is the field's value."""
-    reports: Reports
+    reports: ReportTable
     labels: Labels | None = None
     metadata: Metadata | None = None
 

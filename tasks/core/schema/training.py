@@ -231,7 +231,7 @@ Task = Annotated[TaskSpec, BeforeValidator(_kind_alone, json_schema_input_type=s
 """A task as a config gives it: `zero_shot` alone means `{kind: zero_shot}`."""
 
 
-class Best(Block):
+class BestMetric(Block):
     """The metric by which the best checkpoint is chosen."""
 
     metric: Annotated[str, Field(min_length=1)]
@@ -251,7 +251,9 @@ class Evaluate(Block):
     every: Annotated[int, Field(ge=1)]
     """Steps between evaluated checkpoints, a multiple of `train.checkpoint_every`; the last always is."""
     tasks: Annotated[list[Task], Field(min_length=1)]
-    best: Annotated[Best, BeforeValidator(_metric_alone, json_schema_input_type=str | Best)] | None = None
+    best: (
+        Annotated[BestMetric, BeforeValidator(_metric_alone, json_schema_input_type=str | BestMetric)] | None
+    ) = None
     """The metric by which `checkpoints/best` is chosen among the evaluated checkpoints, such as
     `zero_shot_top1` or `{metric: command_fid, mode: min}`; the validation loss unless given, and until the
     metric has a result."""

@@ -62,7 +62,7 @@ UNLINKABLE = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.E
 
 
 @dataclass(frozen=True)
-class Shard:
+class DraftShard:
     """A converted shard: its split, its sidecar, and its tar to be linked, if there is one."""
 
     split: str
@@ -89,7 +89,7 @@ class Draft:
     """Sum of the BLAKE3 of every sample's line, modulo 2^256: the same in any order of the samples."""
 
 
-def draft_version(config: Config, shards: Iterable[Shard], staging: Path) -> Draft:
+def draft_version(config: Config, shards: Iterable[DraftShard], staging: Path) -> Draft:
     """Write the shards, as they come, into a draft in the folder `staging`: split by split, in order."""
     folder = staging / DRAFT
     shutil.rmtree(folder, ignore_errors=True)
@@ -171,7 +171,7 @@ def write_rejects(path: Path, rejects: Iterator[Rejected]) -> dict[str, int]:
     return dict(sorted(reasons.items()))
 
 
-def _write_split(draft: Draft, split: str, shards: Iterable[Shard]) -> None:
+def _write_split(draft: Draft, split: str, shards: Iterable[DraftShard]) -> None:
     """Link and index the split's shards, numbered from 0 without gaps; one without any leaves no trace."""
     sizes: list[int] = []
     size_bytes = 0

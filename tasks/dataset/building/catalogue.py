@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.core.schema.dataset import ShardRules
-from tasks.core.stores import Stat
+from tasks.core.stores import ObjectStat
 from tasks.dataset.building.shard_plan import PlannedShard, plan_shards
 from tasks.dataset.keys import HASH_BITS
 from tasks.dataset.rejects import Reason, printable
@@ -33,7 +33,7 @@ _SIGN = 1 << (HASH_BITS - 1)
 """SQLite's integers are signed; shard hashes are shifted so that their order stays."""
 
 
-class Entry(NamedTuple):  # made in a quarter of the time that a frozen dataclass takes
+class ListedSample(NamedTuple):  # made in a quarter of the time that a frozen dataclass takes
     """A listed sample that is to be converted.
 
     `source` counts the config's sources, and `number` orders all raw samples as they stand in them: it is
@@ -67,7 +67,7 @@ class Entry(NamedTuple):  # made in a quarter of the time that a frozen dataclas
 class Listed(NamedTuple):
     """An entry with its split, its place among all samples and its weight (samples or bytes)."""
 
-    entry: Entry
+    entry: ListedSample
     split: str
     shard_hash: int
     weight: int
@@ -164,7 +164,7 @@ class Catalogue:
             f"SELECT * FROM containers WHERE filtered IS {'NOT ' * are_read}NULL ORDER BY rowid"
         )
         return [
-            (source, Container(name.decode("utf-8", "surrogatepass"), Stat(size, stamp)))
+            (source, Container(name.decode("utf-8", "surrogatepass"), ObjectStat(size, stamp)))
             for source, name, size, stamp, _ in found
         ]
 
@@ -319,10 +319,10 @@ class Catalogue:
         row = self._database.execute("SELECT ordinal FROM shards WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else int(row[0])
 
-    def entries(self, shard: PlannedShard) -> list[Entry]:
+    def entries(self, shard: PlannedShard) -> list[ListedSample]:
         return list(self.between(shard.start, shard.stop))
 
-    def between(self, start: int, stop: int) -> Iterator[Entry]:
+    def between(self, start: int, stop: int) -> Iterator[ListedSample]:
         """The entries of ranks start to stop."""
         query = "SELECT entry FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
         return (_entry(packed) for (packed,) in self._database.execute(query, (start, stop)))
@@ -381,13 +381,13 @@ class Catalogue:
         return int(self._database.execute(query).fetchone()[0])
 
 
-def rejected(entry: Entry, reason: Reason, detail: str) -> Rejected:
+def rejected(entry: ListedSample, reason: Reason, detail: str) -> Rejected:
     """The entry as one that is not taken."""
     return Rejected(entry.number, entry.key, entry.original_key, reason, detail, entry.place, entry.file)
 
 
-def _entry(packed: bytes) -> Entry:
-    return Entry._make(marshal.loads(packed))
+def _entry(packed: bytes) -> ListedSample:
+    return ListedSample._make(marshal.loads(packed))
 
 
 def _raw(name: str) -> bytes:

@@ -28,7 +28,7 @@ from tasks.dataset.building.sidecar import accepted, first
 from tasks.dataset.keys import key_of
 from tasks.dataset.layout import INPUTS
 from tasks.dataset.manifest import read_manifest
-from tasks.dataset.tables import Batches, read_pieces, read_shards
+from tasks.dataset.tables import ArrowBatches, read_pieces, read_shards
 
 ALLOWED = 0.05
 """Share of the samples that may go, or be written over, from one version to the next without a word from the
@@ -187,7 +187,7 @@ class _Comparison:
     def compare_sidecars(self, version: Path, untouched: set[tuple[str, str | None]]) -> None:
         """Of a shard that is untouched every sample is there, as it was."""
         with contextlib.suppress(OSError, ValueError, pa.ArrowException):  # verify is who reports damage
-            batches = Batches(version / INPUTS, ("planned", "blake3", "reason", *MADE_OF))
+            batches = ArrowBatches(version / INPUTS, ("planned", "blake3", "reason", *MADE_OF))
             for number in range(len(batches)):
                 table = accepted(batches[number])
                 if table.num_rows and _name(table) in untouched:
@@ -224,9 +224,9 @@ def _note_converted(before: Path, made: Path, catalogue: Catalogue) -> set[tuple
     that it has."""
     had: set[tuple[str, str | None]] = set()
     with contextlib.suppress(OSError, ValueError, pa.ArrowException):
-        batches = Batches(before / INPUTS, ("planned", "blake3"))
+        batches = ArrowBatches(before / INPUTS, ("planned", "blake3"))
         had = {_name(batches[number]) for number in range(len(batches))}
-    batches = Batches(made, ("planned", "blake3", "reason", *MADE_OF))
+    batches = ArrowBatches(made, ("planned", "blake3", "reason", *MADE_OF))
     found = set()
     for number in range(len(batches)):
         table = batches[number]

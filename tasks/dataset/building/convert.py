@@ -28,12 +28,12 @@ from tasks.core.files import digest, disk_full_as_error, fsync_path
 from tasks.core.schema import Config, Dataset
 from tasks.core.screen import Progress
 from tasks.core.units import near
-from tasks.dataset.building.catalogue import NAME, Catalogue, Entry
+from tasks.dataset.building.catalogue import NAME, Catalogue, ListedSample
 from tasks.dataset.building.fingerprint import members_digest
 from tasks.dataset.building.freshness import rejects_allowed
 from tasks.dataset.building.reuse import KnownShard, KnownSidecars
 from tasks.dataset.building.shard_plan import PlannedShard
-from tasks.dataset.building.sidecar import Outcome, counted_reasons, holds_transient, sidecar
+from tasks.dataset.building.sidecar import ConvertedSample, counted_reasons, holds_transient, sidecar
 from tasks.dataset.building.spill import FOLDER, read_spilled
 from tasks.dataset.building.staging import JOBS, RULES, sidecar_path, staged, tar_path, write_rules
 from tasks.dataset.modalities import MODALITIES, Modality
@@ -79,7 +79,7 @@ class Exceeded(Exception):
 
 
 @dataclass
-class Tally:
+class BuildTally:
     """Counts samples and rejects while a build runs, and knows when it is certain to pass its budget.
 
     In the order of key hashes the first shards are a random sample, so a build that must fail fails early.
@@ -147,9 +147,9 @@ class Tally:
         return DataError("\n".join(lines))
 
 
-def counted(config: Config, catalogue: Catalogue) -> Tally:
+def counted(config: Config, catalogue: Catalogue) -> BuildTally:
     """A tally of what the listing has found."""
-    return Tally(
+    return BuildTally(
         catalogue.read,
         config.dataset.reject_budget,
         catalogue.accepted,
@@ -163,7 +163,7 @@ def convert_all(
     config: Config,
     catalogue: Catalogue,
     known: dict[int, KnownShard],
-    tally: Tally,
+    tally: BuildTally,
     progress: Progress,
     *,
     rehash: bool = False,
@@ -257,7 +257,7 @@ class Converter:
     modality: Modality
     staging: Path
 
-    def raw(self, entry: Entry) -> Members:
+    def raw(self, entry: ListedSample) -> Members:
         """The sample's raw members; Reject when they cannot be had."""
         if entry.part is not None:
             return read_spilled(self.staging / FOLDER, entry)
@@ -269,7 +269,7 @@ class Converter:
                 raise Reject(TRANSIENT, "was there when it was listed") from None
             raise
 
-    def is_unchanged(self, entries: Sequence[Entry], table: Any) -> bool:
+    def is_unchanged(self, entries: Sequence[ListedSample], table: Any) -> bool:
         """Whether every sample has the content that the sidecar says, or is rejected as it was."""
         for entry, content in zip(entries, table.column("content").to_pylist(), strict=True):
             try:
@@ -280,7 +280,7 @@ class Converter:
                 return False
         return True
 
-    def convert(self, writer: ShardWriter, entry: Entry) -> Outcome:
+    def convert(self, writer: ShardWriter, entry: ListedSample) -> ConvertedSample:
         """Append the sample to the tar if it can be taken."""
         content = None
         try:
@@ -289,7 +289,7 @@ class Converter:
             taken = self.modality.take(raw, self.dataset)
             span = writer.add(entry.key, taken.members)
         except Reject as reject:
-            return Outcome(entry, None, content, {}, reject)
+            return ConvertedSample(entry, None, content, {}, reject)
         except MemoryError:
             raise TarmacError(
                 f"{printable(entry.place)}: there is not enough memory on this machine to convert it; give "
@@ -299,8 +299,8 @@ class Converter:
             raise  # of this host, or of the source as a whole
         except Exception as error:  # noqa: BLE001 - decoders are fed hostile bytes: one sample, never the build
             detail = _ADDRESS.sub("", f"{type(error).__name__}: {error}")[:200]
-            return Outcome(entry, None, content, {}, Reject(self.modality.undecodable, detail))
-        return Outcome(entry, span, content, taken.statistics, None, " ".join(sorted(taken.members)))
+            return ConvertedSample(entry, None, content, {}, Reject(self.modality.undecodable, detail))
+        return ConvertedSample(entry, span, content, taken.statistics, None, " ".join(sorted(taken.members)))
 
 
 @lru_cache(maxsize=1)
@@ -314,12 +314,14 @@ def converter(staging: Path, rules: str) -> Converter:
     return Converter(dataset, open_sources(dataset), MODALITIES[dataset.modality], staging)
 
 
-def content_digest(entry: Entry, raw: Members) -> bytes:
+def content_digest(entry: ListedSample, raw: Members) -> bytes:
     """Of the sample as it came: its original key and raw members, not times or places."""
     return bytes(members_digest(raw, entry.key, entry.original_key).digest())
 
 
-def _write(work: Converter, planned: PlannedShard, entries: Sequence[Entry]) -> tuple[Any, Path | None]:
+def _write(
+    work: Converter, planned: PlannedShard, entries: Sequence[ListedSample]
+) -> tuple[Any, Path | None]:
     """A shard's sidecar, and its tar under a temporary name, if it holds any sample."""
     modality = work.dataset.modality
     temporary = work.staging / f".{planned.digest}.{uuid4().hex}"

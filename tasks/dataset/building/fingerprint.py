@@ -19,7 +19,7 @@ from tasks.core.errors import DataError
 from tasks.core.files import digest
 from tasks.core.schema import Config, Dataset
 from tasks.dataset.build_info import read_build_info
-from tasks.dataset.sources import Container, Item, Source
+from tasks.dataset.sources import Container, RawSample, Source
 from tasks.dataset.tar.format import Members
 
 NOT_SHAPING = {"output", "mirror", "keep", "private", "license", "reject_budget", "source", "sources"}
@@ -141,7 +141,7 @@ class Fingerprint:
         if kinds:
             self._add(sorted(kinds.items()))
 
-    def add_item(self, source: Source, item: Item) -> None:
+    def add_item(self, source: Source, item: RawSample) -> None:
         """A sample that has files of its own; of its fields, only those that filters and splits use count."""
         place, original_key, file, fields, content, (size, stamp), _, fault, *_ = item
         used = [fields.get(name) for name in self._used] if self._used else ""

@@ -25,7 +25,7 @@ from tasks.dataset.building.changes import since
 from tasks.dataset.building.convert import Converter, converter, counted
 from tasks.dataset.building.fingerprint import another_converter, config_digest
 from tasks.dataset.building.freshness import is_for_the_same, unchanged
-from tasks.dataset.building.listing import Listing
+from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.reuse import known_shards
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.staging import write_rules
@@ -36,7 +36,7 @@ TRIED = 20
 
 
 @dataclass(frozen=True)
-class Work:
+class ConversionWork:
     """What is to be converted, known from listing the sources: `bytes` and `seconds` are for one process, and
     `tried_rejects` holds an example of each reason among the samples that were tried."""
 
@@ -72,7 +72,7 @@ class Forecast:
     containers: int
     read_bytes: int
     free_bytes: int
-    work: Work | None
+    work: ConversionWork | None
     doubts: Sequence[str] = ()
     """What looks like a mistake in the config."""
 
@@ -82,7 +82,7 @@ def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
     before = layout.linked(config.dataset.output)
     with (
         tempfile.TemporaryDirectory(prefix="tarmac-plan-") as folder,
-        closing(Listing(config, Path(folder), progress)) as listing,
+        closing(SourceListing(config, Path(folder), progress)) as listing,
     ):
         free = _room(config.dataset.output)
         listing.survey()
@@ -123,7 +123,7 @@ def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
     return "the current version is damaged, or a sample could not be read for it" if is_same else changed
 
 
-def _work(config: Config, before: Path | None, catalogue: Catalogue) -> Work:
+def _work(config: Config, before: Path | None, catalogue: Catalogue) -> ConversionWork:
     """Count what is planned and try a few samples of those that are to be converted."""
     dataset, staging = config.dataset, catalogue.path.parent
     known = known_shards(dataset.output, catalogue)
@@ -132,7 +132,7 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue) -> Work:
     ranks = spread(missing, TRIED)
     size, seconds, taken, rejects = _try(catalogue, converter(staging, write_rules(staging, dataset)), ranks)
     share = to_convert / max(len(ranks), 1)
-    return Work(
+    return ConversionWork(
         listed=catalogue.read,
         filtered=catalogue.filtered,
         rejected=catalogue.reasons(),

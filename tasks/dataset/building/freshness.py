@@ -45,7 +45,7 @@ def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
     process: see `take_survey`. UsageError and DataError as the build would raise them.
     """
     from tasks.dataset.building.check import check
-    from tasks.dataset.building.listing import Listing
+    from tasks.dataset.building.listing import SourceListing
 
     dataset = config.dataset
     version = current(dataset.output)
@@ -55,7 +55,7 @@ def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
     folder = _survey_folder(dataset.output)
     is_kept = False
     try:
-        with disk_full_as_error(folder.parent), contextlib.closing(Listing(config, folder)) as listing:
+        with disk_full_as_error(folder.parent), contextlib.closing(SourceListing(config, folder)) as listing:
             listing.survey()
             if unchanged(version, listing.inputs_digest, dataset) and _is_mirrored(dataset, version):
                 return version

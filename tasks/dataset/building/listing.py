@@ -21,16 +21,24 @@ from tasks.core.errors import DataError
 from tasks.core.files import digest
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
-from tasks.core.stores import Stat
+from tasks.core.stores import ObjectStat
 from tasks.dataset import filters, splits
-from tasks.dataset.building.catalogue import NAME, SCHEMA, SOURCE_BITS, Catalogue, Entry, Listed, Rejected
+from tasks.dataset.building.catalogue import (
+    NAME,
+    SCHEMA,
+    SOURCE_BITS,
+    Catalogue,
+    Listed,
+    ListedSample,
+    Rejected,
+)
 from tasks.dataset.building.check import check
 from tasks.dataset.building.fingerprint import Fingerprint, members_digest, rules_digest, source_digests
 from tasks.dataset.building.spill import FOLDER, Spill, is_whole
 from tasks.dataset.keys import key_of, shard_hash
 from tasks.dataset.manifest import passed_over_lines
 from tasks.dataset.rejects import Reject, printable
-from tasks.dataset.sources import Container, Item, Source, of_files
+from tasks.dataset.sources import Container, RawSample, Source, of_files
 from tasks.dataset.sources.shards import Shards
 from tasks.dataset.tar.format import span_bytes
 
@@ -48,7 +56,7 @@ COMMIT_S = 5.0
 """A killed reading loses at most what it read since this much."""
 
 
-class Listing:
+class SourceListing:
     """One listing of a config's sources into a catalogue in a folder, such as the staging folder.
 
     Making it writes nothing; UsageError for a config that does not fit its sources. `survey` comes first,
@@ -290,7 +298,7 @@ class Listing:
         listed.clear()
         rejected.clear()
 
-    def _entries(self, index: int, number: int, item: Item, spill: Spill | None) -> Sequence[Listed]:
+    def _entries(self, index: int, number: int, item: RawSample, spill: Spill | None) -> Sequence[Listed]:
         """The sample, unless it is not looked for."""
         key = key_of(item.original_key)
         if self._keys is not None and key not in self._keys:
@@ -305,13 +313,13 @@ class Listing:
         if item.members is not None:
             assert spill is not None
             sizes = [len(content) for content in item.members.values()]
-            stat = Stat(sum(sizes), members_digest(item.members).hexdigest())
+            stat = ObjectStat(sum(sizes), members_digest(item.members).hexdigest())
             spilled = spill.write(place, item.members)
             if rules.shard.bytes is not None:
                 weight = span_bytes(sizes)
         elif rules.shard.bytes is not None:
             weight = of_files(self._sources[index]).stored_bytes(item.file, stat.size, item.content)
-        entry = Entry(
+        entry = ListedSample(
             number,
             key,
             item.original_key,

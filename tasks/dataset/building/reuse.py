@@ -13,7 +13,7 @@ from tasks.dataset import layout, versions
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.sidecar import counted_reasons, first, holds_transient
 from tasks.dataset.layout import INPUTS
-from tasks.dataset.tables import Batches
+from tasks.dataset.tables import ArrowBatches
 
 LOOKED_AT = ("planned", "tar", "bytes", "reason")
 
@@ -62,7 +62,7 @@ def _sidecars(version: Path) -> Iterator[tuple[int, Any]]:
     """The version's sidecars, of LOOKED_AT only, as far as they can be read: damage is for verify to
     report."""
     try:
-        batches = Batches(version / INPUTS, LOOKED_AT)
+        batches = ArrowBatches(version / INPUTS, LOOKED_AT)
         for number in range(len(batches)):
             yield number, batches[number]
     except (OSError, pa.ArrowException, ValueError):
@@ -81,9 +81,9 @@ class KnownSidecars:
     """Reads whole sidecars of known shards, each version's file opened once."""
 
     def __init__(self) -> None:
-        self._open: dict[Path, Batches] = {}
+        self._open: dict[Path, ArrowBatches] = {}
 
     def __getitem__(self, known: KnownShard) -> Any:
         if known.version not in self._open:
-            self._open[known.version] = Batches(known.version / INPUTS)
+            self._open[known.version] = ArrowBatches(known.version / INPUTS)
         return self._open[known.version][known.batch]

@@ -33,10 +33,10 @@ from tasks.dataset import layout, quarantine
 from tasks.dataset.build_info import read_build_info
 from tasks.dataset.building import assemble, changes
 from tasks.dataset.building.catalogue import Catalogue, Rejected
-from tasks.dataset.building.convert import Exceeded, Tally, convert_all, counted
+from tasks.dataset.building.convert import BuildTally, Exceeded, convert_all, counted
 from tasks.dataset.building.fingerprint import CONVERTER, another_converter, packages
 from tasks.dataset.building.freshness import is_up_to_date, sweep_surveys, unchanged
-from tasks.dataset.building.listing import Listing
+from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.result import BuildResult
 from tasks.dataset.building.reuse import known_shards
 from tasks.dataset.building.staging import (
@@ -81,7 +81,9 @@ def build(
     give_memory_back()
     try:
         output = config.dataset.output
-        listing = Listing(config, output / STAGING, progress)  # a wrong config is reported before any writing
+        listing = SourceListing(
+            config, output / STAGING, progress
+        )  # a wrong config is reported before any writing
         if config.dataset.mirror is not None:
             from tasks.dataset import mirror  # not above: workers would wait for its import before they start
 
@@ -131,7 +133,7 @@ class _Build:
     """One build, from its lease on."""
 
     config: Config
-    listing: Listing
+    listing: SourceListing
     staging: Path
     progress: Progress
     lease: Lease
@@ -240,16 +242,16 @@ class NamedShards:
     """
 
     config: Config
-    listing: Listing
+    listing: SourceListing
     missing: Sequence[str]
     refused: Mapping[str, Rejected]
 
-    def convert(self, progress: Progress = no_progress) -> Iterator[assemble.Shard]:
+    def convert(self, progress: Progress = no_progress) -> Iterator[assemble.DraftShard]:
         """Convert the samples that were found, shard by shard. A shard's `split` is its name here; its
         sidecar has a row per sample in the order of the keys."""
         with closing(self.listing):
             catalogue = self.listing.catalogue
-            tally = Tally(catalogue.accepted, share=1.0, total=catalogue.accepted)
+            tally = BuildTally(catalogue.accepted, share=1.0, total=catalogue.accepted)
             with closing(convert_all(self.config, catalogue, {}, tally, progress)) as converted:
                 yield from converted_shards(catalogue, {}, catalogue.path.parent, converted)
 
@@ -265,7 +267,7 @@ def list_named(
     `staging`, which the caller has made and removes. Of sequential sources only `containers` are read, where
     they are given. Whether a shard comes out as it was is for the caller to prove. UsageError and DataError
     as a build's listing raises them."""
-    listing = Listing(config, staging, progress, wanted, containers)
+    listing = SourceListing(config, staging, progress, wanted, containers)
     listing.survey(anew=True)
     listing.read()
     keys = {key for some in wanted.values() for key in some}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tasks.dataset.building.catalogue import Entry
+from tasks.dataset.building.catalogue import ListedSample
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import TRANSIENT, Reject, printable
 from tasks.dataset.tar.writer import Span
@@ -43,11 +43,11 @@ SAMPLE_COLUMNS: Mapping[str, Any] = {
 }
 
 
-class Outcome(NamedTuple):
+class ConvertedSample(NamedTuple):
     """What became of one raw sample: a span in the tar with content digest, statistics and the names of its
     `members` between spaces, or a reject."""
 
-    entry: Entry
+    entry: ListedSample
     span: Span | None
     content: bytes | None
     statistics: Mapping[str, float]
@@ -67,7 +67,7 @@ def schema(modality: str) -> Any:
 
 
 def sidecar(
-    modality: str, planned: str, seal: str | None, size_bytes: int, outcomes: Sequence[Outcome]
+    modality: str, planned: str, seal: str | None, size_bytes: int, outcomes: Sequence[ConvertedSample]
 ) -> Any:
     """The table of one shard; `seal`, the tar's BLAKE3, is None where every sample was rejected and there is
     no tar."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tasks.core.errors import DataError
-from tasks.dataset.building.catalogue import Entry
+from tasks.dataset.building.catalogue import ListedSample
 from tasks.dataset.keys import HASH_BITS
 from tasks.dataset.tar.format import Members
 
@@ -81,7 +81,7 @@ def is_whole(folder: Path, sizes: Mapping[int, int]) -> bool:
         return False
 
 
-def read_spilled(folder: Path, entry: Entry) -> dict[str, bytes]:
+def read_spilled(folder: Path, entry: ListedSample) -> dict[str, bytes]:
     """The raw members of one sample by suffix; DataError when the spill is damaged, which is no sample's
     fault."""
     assert entry.part is not None and entry.offset is not None and entry.length is not None

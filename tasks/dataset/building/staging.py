@@ -19,13 +19,13 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import digest, read_json, write_atomic
 from tasks.core.schema import Dataset
 from tasks.core.stores import absolute_location, is_remote, redact
-from tasks.dataset.building.assemble import Shard
-from tasks.dataset.building.catalogue import Catalogue, Entry, Rejected, rejected
+from tasks.dataset.building.assemble import DraftShard
+from tasks.dataset.building.catalogue import Catalogue, ListedSample, Rejected, rejected
 from tasks.dataset.building.reuse import KnownShard, KnownSidecars
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.sidecar import counted_reasons, first
 from tasks.dataset.rejects import TRANSIENT
-from tasks.dataset.tables import Batches
+from tasks.dataset.tables import ArrowBatches
 
 RULES = "dataset.json"
 """The config's dataset block, where workers on any machine find it."""
@@ -122,7 +122,7 @@ def sweep(staging: Path, is_kept: Callable[[str], bool]) -> None:
 def staged(staging: Path, shard: str) -> Any | None:
     """The sidecar of a shard that is done; None when it has to be done."""
     try:
-        table = Batches(sidecar_path(staging, shard))[0]
+        table = ArrowBatches(sidecar_path(staging, shard))[0]
     except (OSError, pa.ArrowException, ValueError):
         return None
     if first(table, "blake3") is None:
@@ -133,7 +133,7 @@ def staged(staging: Path, shard: str) -> Any | None:
 
 def converted_shards(
     catalogue: Catalogue, known: Mapping[int, KnownShard], staging: Path, converted: Iterator[int]
-) -> Generator[Shard, None, None]:
+) -> Generator[DraftShard, None, None]:
     """Every planned shard as it was converted, here or in an earlier version, in order, each as soon as
     `converted` has given its ordinal. DataError when the files of one have gone since."""
     sidecars = KnownSidecars()
@@ -148,15 +148,15 @@ def converted_shards(
 
 def _converted(
     planned: PlannedShard, known: Mapping[int, KnownShard], staging: Path, sidecars: KnownSidecars
-) -> Shard:
+) -> DraftShard:
     one = known.get(planned.ordinal)
     if one is not None:
-        return Shard(planned.split, sidecars[one], None if one.tar is None else one.version / one.tar)
+        return DraftShard(planned.split, sidecars[one], None if one.tar is None else one.version / one.tar)
     table = staged(staging, planned.digest)
     if table is None:
         raise DataError(f"a converted shard has gone from {staging}; build again")
     is_empty = first(table, "blake3") is None
-    return Shard(planned.split, table, None if is_empty else tar_path(staging, planned.digest))
+    return DraftShard(planned.split, table, None if is_empty else tar_path(staging, planned.digest))
 
 
 def note_rejects(
@@ -174,7 +174,7 @@ def note_rejects(
         catalogue.note("unread", unread)
 
 
-def _rejects(entries: Iterable[Entry], table: Any) -> Iterator[Rejected]:
+def _rejects(entries: Iterable[ListedSample], table: Any) -> Iterator[Rejected]:
     """The rejects among a shard's entries, as its sidecar holds them."""
     reasons = table.column("reason").to_pylist()
     details = table.column("detail").to_pylist()

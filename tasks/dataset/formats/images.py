@@ -145,7 +145,7 @@ def _store(data: bytes, rules: ImageRules, turns: bool) -> Stored:
 
 def _inspect(
     data: bytes, rules: ImageRules
-) -> tuple[str, tuple[int, int], ImageFile | None, jpeg.Frame | None]:
+) -> tuple[str, tuple[int, int], ImageFile | None, jpeg.JpegHeader | None]:
     """Format and (width, height) by the header, nothing decoded; what Pillow has parsed, unless a plain JPEG
     needed no parser; and a JPEG's frame."""
     frame = jpeg.frame(data)
@@ -189,7 +189,7 @@ def _load(kind: str, image: ImageFile, data: bytes) -> None:
 
 
 def _prove(
-    data: bytes, rules: ImageRules, kind: str, image: ImageFile | None, frame: jpeg.Frame | None
+    data: bytes, rules: ImageRules, kind: str, image: ImageFile | None, frame: jpeg.JpegHeader | None
 ) -> None:
     """Reject unless the image can be decoded."""
     if frame is not None and jpeg.surely_decodes(data, frame):
@@ -199,7 +199,7 @@ def _prove(
     _load(kind, image, data)
 
 
-def _is_whole(kind: str, data: bytes, image: ImageFile | None, frame: jpeg.Frame | None) -> bool:
+def _is_whole(kind: str, data: bytes, image: ImageFile | None, frame: jpeg.JpegHeader | None) -> bool:
     """Whether the end of the file is there, which a torn one lacks; False if only decoding can tell."""
     if kind == "png":
         return png.has_end(data)

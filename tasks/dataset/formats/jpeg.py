@@ -55,7 +55,7 @@ _marker_and_length = struct.Struct(">HH").unpack_from
 _bits_and_size = struct.Struct(">BHHB").unpack_from
 
 
-class Frame(NamedTuple):
+class JpegHeader(NamedTuple):
     """What a header says. `size` is (width, height), `mode` Pillow's; `scan` is where the first scan's data
     start; `is_plain` says that Pillow's parser is sure to take the header."""
 
@@ -65,7 +65,7 @@ class Frame(NamedTuple):
     is_plain: bool
 
 
-def frame(data: bytes) -> Frame | None:
+def frame(data: bytes) -> JpegHeader | None:
     """Of a file in which segment follows segment up to the first scan, as nearly always; None of any other,
     whether sound or not."""
     if not data.startswith(SIGNATURE):
@@ -80,12 +80,12 @@ def frame(data: bytes) -> Frame | None:
 
 
 @lru_cache(maxsize=64)
-def _of_header(header: bytes) -> Frame | None:
+def _of_header(header: bytes) -> JpegHeader | None:
     """Images that were scaled and encoded alike, as in many collections, share one header."""
     return _parsed(header)
 
 
-def _parsed(data: bytes) -> Frame | None:
+def _parsed(data: bytes) -> JpegHeader | None:
     size_and_mode = None
     is_plain = True
     start, end = 2, len(data)
@@ -105,7 +105,7 @@ def _parsed(data: bytes) -> Frame | None:
             if size_and_mode is not None or (size_and_mode := _size_and_mode(data, content, length)) is None:
                 return None
         elif marker == _SCAN:
-            return None if size_and_mode is None else Frame(*size_and_mode, stop, is_plain)
+            return None if size_and_mode is None else JpegHeader(*size_and_mode, stop, is_plain)
         else:
             return None
         start = stop
@@ -126,7 +126,7 @@ def has_end(data: bytes, scan: int) -> bool:
     return data.rfind(END, max(scan, len(data) - TAIL)) >= 0
 
 
-def surely_decodes(data: bytes, found: Frame) -> bool:
+def surely_decodes(data: bytes, found: JpegHeader) -> bool:
     """Whether a file of this frame can be decoded, if Pillow's parser takes it; False where only whole
     decoding can tell. MemoryError."""
     small = (-(-found.size[0] // SCALE), -(-found.size[1] // SCALE))

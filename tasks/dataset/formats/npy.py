@@ -29,7 +29,7 @@ INT16 = np.iinfo(np.int16)
 
 
 @dataclass(frozen=True)
-class Header:
+class NpyHeader:
     """What an NPY file says of itself; `offset` bytes stand before the first number."""
 
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Header:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def parse_header(start: bytes, name: str) -> Header:
+def parse_header(start: bytes, name: str) -> NpyHeader:
     """The header at the start of an NPY file; Reject that says `name` when there is none."""
     file = io.BytesIO(start[:LONGEST_HEADER])  # version 2 lets a header claim to be gigabytes long
     try:
@@ -56,10 +56,10 @@ def parse_header(start: bytes, name: str) -> Header:
         raise  # of this host, not of the file
     except Exception as error:  # noqa: BLE001 - numpy raises whatever a torn header leads it to
         raise Reject("volume.undecodable", f"{name} is no NPY array: {str(error)[:200]}") from None
-    return Header(shape, fortran, dtype, file.tell())
+    return NpyHeader(shape, fortran, dtype, file.tell())
 
 
-def require_numbers(header: Header, name: str) -> None:
+def require_numbers(header: NpyHeader, name: str) -> None:
     """Reject for Python objects, for more than LARGEST_BYTES, and for what is no integer or float."""
     if header.dtype.hasobject:
         raise Reject("volume.pickle", f"{name} holds Python objects, which are never unpickled")

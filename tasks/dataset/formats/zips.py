@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import IO, cast
 
 from tasks.core.files import CHUNK
-from tasks.core.stores import Unreachable
+from tasks.core.stores import StoreUnreachable
 from tasks.dataset.rejects import Reason, Reject
 
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -33,7 +33,7 @@ def opened(file: IO[bytes], name: str, unsound: Reason) -> Iterator[zipfile.ZipF
             _check(archive, name, unsound)
             yield archive
     except OSError as error:
-        if error.errno != errno.EINVAL or isinstance(error, Unreachable):
+        if error.errno != errno.EINVAL or isinstance(error, StoreUnreachable):
             raise
         raise Reject(unsound, f"{name} is no sound zip archive: its parts lie outside of it") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:

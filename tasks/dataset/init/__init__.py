@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tasks.dataset.init.config_text import config_text
-from tasks.dataset.init.run import Survey, survey
+from tasks.dataset.init.run import PlaceSurvey, survey
 
-__all__ = ["Survey", "config_text", "survey"]
+__all__ = ["PlaceSurvey", "config_text", "survey"]

@@ -20,9 +20,9 @@ from tasks.dataset.init.columns import (
     KEY_NAMES,
     MOST_DISTINCT,
     SPLIT_NAMES,
-    Column,
-    Table,
-    Tables,
+    ColumnCounts,
+    SurveyedTable,
+    SurveyedTables,
     add_row,
     caption_columns,
     class_column,
@@ -58,7 +58,7 @@ USUAL_BYTES = 100_000
 """Of a photo that lies elsewhere."""
 
 
-def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
+def readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
     found = [one for table in tables.joined if (one := _of_table(inventory, table)) is not None]
     images = inventory.of(IMAGES)
     if images and inventory.is_folder:
@@ -91,7 +91,7 @@ def without_captions(inventory: Inventory) -> str:
     )
 
 
-def unused_table(inventory: Inventory, table: Table) -> str:
+def unused_table(inventory: Inventory, table: SurveyedTable) -> str:
     """Why a table is no source."""
     if doubt := _header_doubt(inventory, table):
         return doubt
@@ -99,7 +99,7 @@ def unused_table(inventory: Inventory, table: Table) -> str:
     return f"{shown(table.file)} {lacking}; its columns: {listed(list(table.columns), 12)}"
 
 
-def _of_table(inventory: Inventory, table: Table) -> Reading | None:
+def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
     image = image_column(table)
     captions = caption_columns(table.columns, image) if image is not None else []
     classes = class_column(table, image) if image is not None and not captions else None
@@ -141,7 +141,9 @@ def _of_table(inventory: Inventory, table: Table) -> Reading | None:
     )
 
 
-def _of_classes(inventory: Inventory, table: Table, image: Column, classes: Column) -> Reading:
+def _of_classes(
+    inventory: Inventory, table: SurveyedTable, image: ColumnCounts, classes: ColumnCounts
+) -> Reading:
     """A table without captions whose label names the classes, as Hugging Face's `ClassLabel` does."""
     where, fix, grade = _where_images_are(inventory, table, image)
     warnings = [*filter(None, [_header_doubt(inventory, table), fix])]
@@ -178,7 +180,7 @@ def _of_classes(inventory: Inventory, table: Table, image: Column, classes: Colu
     )
 
 
-def _source(table: Table, image: Column, where: str) -> Iterator[Key]:
+def _source(table: SurveyedTable, image: ColumnCounts, where: str) -> Iterator[Key]:
     yield Key("kind", "table")
     yield Key("path", table.path, table.size)
     if pattern := _split_pattern(table):
@@ -186,19 +188,19 @@ def _source(table: Table, image: Column, where: str) -> Iterator[Key]:
     yield Key("image", image.name, where)
 
 
-def _dataset(inventory: Inventory, table: Table, image: Column) -> list[Key]:
+def _dataset(inventory: Inventory, table: SurveyedTable, image: ColumnCounts) -> list[Key]:
     rules = _image_rules({suffix_of(name) for name in image.values} if not image.is_binary else ())
     each = _bytes_of_a_sample(inventory, table, image)
     return [rules, *_splits(table, image), shard_key(table.rows, each, is_kept=rules.is_alternative)]
 
 
-def _bytes_of_a_sample(inventory: Inventory, table: Table, image: Column) -> float:
+def _bytes_of_a_sample(inventory: Inventory, table: SurveyedTable, image: ColumnCounts) -> float:
     if image.is_binary:
         return sum(map(inventory.size, table.files)) / max(table.rows, 1)
     return inventory.mean_size(inventory.of(IMAGES)) or USUAL_BYTES
 
 
-def _header_doubt(inventory: Inventory, table: Table) -> str:
+def _header_doubt(inventory: Inventory, table: SurveyedTable) -> str:
     """What to do about a table whose first row names no columns; "" where it does."""
     for name in table.columns if suffix_of(table.file) in (".csv", ".tsv") else ():
         is_image = suffix_of(name) in IMAGES and _is_there(inventory, table, name)
@@ -208,14 +210,16 @@ def _header_doubt(inventory: Inventory, table: Table) -> str:
     return ""
 
 
-def _encoding_doubt(table: Table) -> str:
+def _encoding_doubt(table: SurveyedTable) -> str:
     """What to do about a table with cells that are not UTF-8; "" where there is none."""
     cells = (cell for column in table.columns.values() for cell in column.values)
     odd = next((cell for cell in cells if any("\udc80" <= char <= "\udcff" for char in cell)), None)
     return f"{table.name} is not UTF-8, as in “{shown(odd, 40)}”{RECODE}" if odd is not None else ""
 
 
-def _where_images_are(inventory: Inventory, table: Table, image: Column) -> tuple[str, str, Grade]:
+def _where_images_are(
+    inventory: Inventory, table: SurveyedTable, image: ColumnCounts
+) -> tuple[str, str, Grade]:
     """Where the images are, what to mend, and how well they can be read."""
     if image.is_binary:
         return "the images themselves", "", 2
@@ -229,13 +233,13 @@ def _where_images_are(inventory: Inventory, table: Table, image: Column) -> tupl
     return where, _misplaced(inventory, table, image, named[0]), 0
 
 
-def _is_there(inventory: Inventory, table: Table, name: str) -> bool:
+def _is_there(inventory: Inventory, table: SurveyedTable, name: str) -> bool:
     """Whether an image that a table names is there."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(table.file), name))
     return inventory.store.stat(path) != ABSENT
 
 
-def _misplaced(inventory: Inventory, table: Table, image: Column, named: str) -> str:
+def _misplaced(inventory: Inventory, table: SurveyedTable, image: ColumnCounts, named: str) -> str:
     """Where the images are instead."""
     if "\\" in named:
         return f"{shown(image.name)} holds paths with backslashes ({shown(named)}): write them with /"
@@ -248,12 +252,12 @@ def _misplaced(inventory: Inventory, table: Table, image: Column, named: str) ->
     return f"{where}: move the table there, or write that before each path"
 
 
-def _shares_images(image: Column) -> bool:
+def _shares_images(image: ColumnCounts) -> bool:
     """Whether several rows have one image, as with five captions each."""
     return image.repeats and not image.is_binary
 
 
-def _key(table: Table, image: Column, caption: Column) -> Iterator[Key]:
+def _key(table: SurveyedTable, image: ColumnCounts, caption: ColumnCounts) -> Iterator[Key]:
     if _shares_images(image):
         yield Key("key", [image.name, caption.name], "several rows share an image")
         return
@@ -272,7 +276,7 @@ def _image_rules(suffixes: Iterable[str]) -> Key:
     return Key("image", {"max_side": 1024}, "scales larger images down, once", is_alternative=True)
 
 
-def _splits(table: Table, image: Column) -> Iterator[Key]:
+def _splits(table: SurveyedTable, image: ColumnCounts) -> Iterator[Key]:
     """By the column or the files that name splits, else by key; alternatives after it."""
     if _split_pattern(table):
         yield Key("splits", {"from": "split"}, "as the tables' names say: what is held out stays so")
@@ -294,7 +298,7 @@ def _splits(table: Table, image: Column) -> Iterator[Key]:
         yield Key("splits", {"val": 0.05, "group_by": group.name}, why, is_alternative=True)
 
 
-def _split_pattern(table: Table) -> str:
+def _split_pattern(table: SurveyedTable) -> str:
     """The expression that finds the split in the names of tables such as `train-00000-of-00002.parquet`; ""
     where they are not named after splits, `train` among them, or hold a column of that name."""
     names = {re.split(r"[-_.]", posixpath.basename(file))[0] for file in table.files}
@@ -302,14 +306,14 @@ def _split_pattern(table: Table) -> str:
     return f"(?:^|/)({'|'.join(sorted(names))})[-_.]" if is_named and "split" not in table.columns else ""
 
 
-def _quoted(column: Column, among: str) -> str:
+def _quoted(column: ColumnCounts, among: str) -> str:
     values = [value for value in column.values if value.strip()]
     if len(column.values) <= 3:
         return ", ".join(f"“{shown(value, 40)}”" for value in values)
     return f"“{shown(values[0] if values else '', 48)}”, {_different(column, among)}"
 
 
-def _different(column: Column, among: str) -> str:
+def _different(column: ColumnCounts, among: str) -> str:
     number = len(column.values)
     return f"{count(number)}{'+' * (number >= MOST_DISTINCT)} different{among}"
 
@@ -322,7 +326,7 @@ def _beside(inventory: Inventory, images: Sequence[str], kind: str) -> Reading |
         return None
     looked_at = [partners[posixpath.splitext(image)[0]] for image in spread(paired, LOOKED_AT)]
     contents, warnings = look_at_each(looked_at, partial(_fields, inventory, kind))
-    columns: dict[str, Column] = {}
+    columns: dict[str, ColumnCounts] = {}
     for _, fields in contents:
         add_row(columns, fields)
     captions = caption_columns(columns) if kind == "json" else list(columns.values())
@@ -342,7 +346,7 @@ def _beside(inventory: Inventory, images: Sequence[str], kind: str) -> Reading |
 
 
 def _by_folder(
-    inventory: Inventory, images: Sequence[str], tables: Tables, others: Sequence[Reading]
+    inventory: Inventory, images: Sequence[str], tables: SurveyedTables, others: Sequence[Reading]
 ) -> Iterator[Reading]:
     """The folders' names as captions, which is a guess."""
     folders = Counter(posixpath.basename(posixpath.dirname(image)) for image in images)

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from tasks.core.errors import TarmacError
-from tasks.core.stores import Unreachable, is_remote, join_location
+from tasks.core.stores import StoreUnreachable, is_remote, join_location
 from tasks.core.units import counted
 from tasks.dataset.init.evidence import LOOKED_AT, shown, spread
 from tasks.dataset.init.inventory import IMAGES, Inventory, config_path, suffix_of
@@ -41,7 +41,7 @@ SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "test",
 
 
 @dataclass
-class Column:
+class ColumnCounts:
     """Counts over a column's filled cells by what they are: text, number, image, address, list, and so on.
 
     `values` are the first distinct ones, at most MOST_DISTINCT of each table.
@@ -75,7 +75,7 @@ class Column:
         if len(self.values) < MOST_DISTINCT:
             self.values[text] = None
 
-    def merge(self, other: Column) -> None:
+    def merge(self, other: ColumnCounts) -> None:
         self.is_binary |= other.is_binary
         self.filled += other.filled
         self.counts += other.counts
@@ -121,13 +121,13 @@ class Column:
         return names if names and (is_named or {name.lower() for name in names} <= SPLIT_NAMES) else []
 
 
-def add_row(columns: dict[str, Column], fields: Mapping[str, Any]) -> None:
+def add_row(columns: dict[str, ColumnCounts], fields: Mapping[str, Any]) -> None:
     for name, cell in fields.items():
-        columns.setdefault(name, Column(name)).add(cell)
+        columns.setdefault(name, ColumnCounts(name)).add(cell)
 
 
 @dataclass(frozen=True)
-class Table:
+class SurveyedTable:
     """A table, or `files` of one header that `path` means together.
 
     `rows` are those of all files, exact unless `is_estimate`; `columns` and `kept` are of the `looked_at`.
@@ -136,7 +136,7 @@ class Table:
 
     files: Sequence[str]
     path: str
-    columns: Mapping[str, Column] = field(default_factory=dict)
+    columns: Mapping[str, ColumnCounts] = field(default_factory=dict)
     rows: int = 0
     is_estimate: bool = False
     looked_at: int = 0
@@ -147,7 +147,7 @@ class Table:
     def file(self) -> str:
         return self.files[0]
 
-    def named(self, *names: str) -> Column | None:
+    def named(self, *names: str) -> ColumnCounts | None:
         """The first column with one of these names, in lower case."""
         found = {column.name.lower(): column for column in reversed(list(self.columns.values()))}
         return next((found[name] for name in names if name in found), None)
@@ -169,15 +169,15 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Tables:
+class SurveyedTables:
     """The tables of a place that were looked at: each by itself, and all that can be read, joined by header,
     the longest first."""
 
-    each: Sequence[Table]
-    joined: Sequence[Table]
+    each: Sequence[SurveyedTable]
+    joined: Sequence[SurveyedTable]
 
     @property
-    def unreadable(self) -> list[Table]:
+    def unreadable(self) -> list[SurveyedTable]:
         return [one for one in self.each if one.problem]
 
     def warnings(self) -> list[str]:
@@ -187,25 +187,25 @@ class Tables:
         ]
 
 
-def look_at_tables(inventory: Inventory) -> Tables:
+def look_at_tables(inventory: Inventory) -> SurveyedTables:
     files = inventory.of(SUFFIXES)
     chosen = spread(files, MOST_TABLES)
     most_rows = MOST_ROWS if len(chosen) <= 4 else FEW_ROWS
     each = [look_at_table(inventory, file, most_rows) for file in chosen]
-    alike: dict[tuple[Any, ...], list[Table]] = defaultdict(list)
+    alike: dict[tuple[Any, ...], list[SurveyedTable]] = defaultdict(list)
     for one in each:
         if one.rows:
             alike[*_folder_and_suffix(one.file), *one.columns].append(one)
     joined = [_join(inventory, its, set(files) - set(chosen)) for its in alike.values()]
-    return Tables(each, sorted(joined, key=lambda one: (-one.rows, one.path)))
+    return SurveyedTables(each, sorted(joined, key=lambda one: (-one.rows, one.path)))
 
 
-def look_at_table(inventory: Inventory, file: str, most_rows: int) -> Table:
+def look_at_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTable:
     """Look at a table's first rows; Unreachable."""
     location, path = join_location(inventory.store.location, file), inventory.path(file)
     try:
         table = open_table(location, "PATH", wanted=())
-        columns = {name: Column(name, name in table.binary) for name in table.columns}
+        columns = {name: ColumnCounts(name, name in table.binary) for name in table.columns}
         kept: list[Mapping[str, Any]] = []
         seen = characters = 0
         for row in islice(table.rows, most_rows):
@@ -214,19 +214,19 @@ def look_at_table(inventory: Inventory, file: str, most_rows: int) -> Table:
             if len(kept) < KEPT_ROWS:
                 kept.append(row.fields)
             add_row(columns, row.fields)
-    except Unreachable:
+    except StoreUnreachable:
         raise
     except (TarmacError, OSError) as error:
         problem = shown(str(error).replace(location, file).removeprefix("PATH: "), 160)
-        return Table([file], path, problem=problem)
+        return SurveyedTable([file], path, problem=problem)
     if seen < most_rows or table.count is not None:
-        return Table([file], path, columns, table.count or seen, False, seen, kept)
+        return SurveyedTable([file], path, columns, table.count or seen, False, seen, kept)
     table.close()
     rows = max(seen, round(inventory.size(file) * seen / max(characters, 1)))
-    return Table([file], path, columns, rows, True, seen, kept)
+    return SurveyedTable([file], path, columns, rows, True, seen, kept)
 
 
-def _join(inventory: Inventory, tables: Sequence[Table], not_looked_at: set[str]) -> Table:
+def _join(inventory: Inventory, tables: Sequence[SurveyedTable], not_looked_at: set[str]) -> SurveyedTable:
     """Tables of one header as one. Files that were not looked at belong to it where all that were looked at
     beside them do."""
     folder, suffix = place = _folder_and_suffix(tables[0].file)
@@ -241,11 +241,11 @@ def _join(inventory: Inventory, tables: Sequence[Table], not_looked_at: set[str]
         stems = ",".join(posixpath.basename(file).removesuffix(suffix) for file in files)
         name = "*" if len(files) == len(beside) else f"{{{stems}}}"
         path = f"{config_path(inventory.store.location, folder)}/{name}{suffix}"
-    columns = {name: Column(name) for name in tables[0].columns}
+    columns = {name: ColumnCounts(name) for name in tables[0].columns}
     for one in tables:
         for name, column in one.columns.items():
             columns[name].merge(column)
-    return Table(
+    return SurveyedTable(
         files,
         path,
         columns,
@@ -261,7 +261,7 @@ def _folder_and_suffix(file: str) -> tuple[str, str]:
     return posixpath.dirname(file), posixpath.splitext(file)[1]
 
 
-def image_column(table: Table) -> Column | None:
+def image_column(table: SurveyedTable) -> ColumnCounts | None:
     """Bytes before paths before addresses; of several the one with an image's name, else the first."""
     columns = list(table.columns.values())
     for candidates in (
@@ -275,9 +275,11 @@ def image_column(table: Table) -> Column | None:
     return None
 
 
-def caption_columns(columns: Mapping[str, Column], image: Column | None = None) -> list[Column]:
+def caption_columns(
+    columns: Mapping[str, ColumnCounts], image: ColumnCounts | None = None
+) -> list[ColumnCounts]:
     """The columns that may be captions, the likeliest first."""
-    scores: list[tuple[float, Column]] = []
+    scores: list[tuple[float, ColumnCounts]] = []
     for column in columns.values():
         points_elsewhere = max(column.share("image"), column.share("address")) > 0.1
         is_other = column is image or column.name.lower() in (*KEY_NAMES, *SPLIT_COLUMNS)
@@ -287,7 +289,7 @@ def caption_columns(columns: Mapping[str, Column], image: Column | None = None) 
     return [column for score, column in scores if score >= 1]
 
 
-def label_column(table: Table, image: Column, caption: Column) -> Column | None:
+def label_column(table: SurveyedTable, image: ColumnCounts, caption: ColumnCounts) -> ColumnCounts | None:
     """A column of few names that come again and again: the classes, perhaps. Numbers of classes say nothing
     to a model of texts."""
     for column in table.columns.values():
@@ -301,7 +303,7 @@ def label_column(table: Table, image: Column, caption: Column) -> Column | None:
     return None
 
 
-def class_column(table: Table, image: Column) -> Column | None:
+def class_column(table: SurveyedTable, image: ColumnCounts) -> ColumnCounts | None:
     """A column of a label's name with few names that come again and again, for a table without captions."""
     return next(
         (

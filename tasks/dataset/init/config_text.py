@@ -14,7 +14,7 @@ from tasks.core.errors import UsageError
 from tasks.core.stores import is_remote
 from tasks.dataset.building.check import beside, lies_inside
 from tasks.dataset.init.evidence import Key, shown
-from tasks.dataset.init.run import Survey
+from tasks.dataset.init.run import PlaceSurvey
 from tasks.dataset.init.train_block import train_keys
 
 WIDTH = 110
@@ -23,7 +23,7 @@ COLUMN = 36
 _PLAIN = re.compile(r"(?:(?:s3|gs|https?)://|[A-Za-z_/]|\.\./)[\w/. -]*(?<! )|\d+[kMGT]?B")
 
 
-def config_text(survey: Survey, has_gpu: bool = False) -> str:
+def config_text(survey: PlaceSurvey, has_gpu: bool = False) -> str:
     """The config of the best reading, with a model that this machine can train."""
     best = survey.best
     private = (
@@ -43,7 +43,7 @@ def config_text(survey: Survey, has_gpu: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def output_of(survey: Survey) -> str:
+def output_of(survey: PlaceSurvey) -> str:
     """`data/NAME`, unless the raw data lies there, or the source would hold it."""
     location = survey.inventory.store.location
     wanted = f"data/{survey.name}"
@@ -58,7 +58,7 @@ def output_of(survey: Survey) -> str:
     return beside(survey.inventory.given) if is_inside else wanted
 
 
-def _head(survey: Survey) -> Iterator[str]:
+def _head(survey: PlaceSurvey) -> Iterator[str]:
     best = survey.best
     yield f"{survey.name}: {best.what}, as seen by: tarmac init {shown(survey.inventory.given, 200)}"
     width = max(len(what) for what, _ in best.seen)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.core.units import count, counted, percent
-from tasks.dataset.init.columns import Table, Tables
+from tasks.dataset.init.columns import SurveyedTable, SurveyedTables
 from tasks.dataset.init.evidence import Key, Reading, listed, shard_key, shown, splits_key
 from tasks.dataset.init.inventory import Inventory, suffix_of
 from tasks.dataset.modalities.chat import RATINGS
@@ -17,7 +17,7 @@ TURN = {"user", "assistant"}
 OTHER_TURNS = ({"from", "value"}, {"role", "content"})
 
 
-def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
+def readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
     """One reading of all files with conversations, as subsets of one source."""
     found = [one for one in tables.joined if suffix_of(one.file) in SUFFIXES and _texts_column(one)]
     if not found:
@@ -29,7 +29,7 @@ def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
     return [_reading(inventory, [one], one.path) for one in found]
 
 
-def other_conversations(tables: Tables) -> str:
+def other_conversations(tables: SurveyedTables) -> str:
     """What to do about conversations in a form that is not read; "" where there are none."""
     for one in tables.joined:
         for fields in one.kept:
@@ -42,7 +42,7 @@ def other_conversations(tables: Tables) -> str:
     return ""
 
 
-def _reading(inventory: Inventory, joined: Sequence[Table], path: str) -> Reading:
+def _reading(inventory: Inventory, joined: Sequence[SurveyedTable], path: str) -> Reading:
     first = joined[0]
     texts, images = str(_texts_column(first)), _images_column(first)
     rows, files = sum(one.rows for one in joined), sum(len(one.files) for one in joined)
@@ -80,12 +80,12 @@ def _reading(inventory: Inventory, joined: Sequence[Table], path: str) -> Readin
     return Reading("chat", "conversations about images", "chat", rows, 2, seen, warnings, source, dataset)
 
 
-def _texts_column(table: Table) -> str | None:
+def _texts_column(table: SurveyedTable) -> str | None:
     cells = (cell for fields in table.kept for cell in fields.items())
     return next((name for name, value in cells if _is_list_of(value, TURN)), None)
 
 
-def _images_column(table: Table) -> str | None:
+def _images_column(table: SurveyedTable) -> str | None:
     """A column of that name, else one of bytes; None where conversations have no image."""
     named = table.named("images", "image")
     if named is not None:

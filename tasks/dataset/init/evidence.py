@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from tasks.core.errors import TarmacError
-from tasks.core.stores import Unreachable
+from tasks.core.stores import StoreUnreachable
 from tasks.core.units import parse_size, shorten
 from tasks.dataset.rejects import Reject
 
@@ -87,7 +87,7 @@ def look_at_each(
     for file in files:
         try:
             found.append((file, look(file)))
-        except Unreachable:
+        except StoreUnreachable:
             raise
         except Reject as reject:
             broken.append(f"{shown(file)}: {reject.detail}")

@@ -15,7 +15,7 @@ from tasks.core.errors import UsageError
 from tasks.core.folders import LocalStore, open_store
 from tasks.core.patterns import base_folder, expand, pattern_start
 from tasks.core.schema.source import TABLES
-from tasks.core.stores import ABSENT, Store, Unreachable, is_hidden, is_remote, split_location
+from tasks.core.stores import ABSENT, Store, StoreUnreachable, is_hidden, is_remote, split_location
 from tasks.core.units import count, counted
 from tasks.dataset.formats import images
 from tasks.dataset.init.evidence import LONGEST, LOOKED_AT, shown, spread
@@ -108,7 +108,7 @@ def take_inventory(location: str) -> Inventory:
         if pattern_start(location) is not None and not os.path.isdir(location):
             return _of_pattern(location)
         return _of_folder(open_store(location, "PATH"))
-    except Unreachable:
+    except StoreUnreachable:
         raise
     except OSError as error:
         where = error.filename or location

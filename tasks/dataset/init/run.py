@@ -18,7 +18,7 @@ from tasks.core.patterns import pattern_start
 from tasks.core.stores import absolute_location, split_location
 from tasks.core.units import counted
 from tasks.dataset.init import captions, conversations, tar_folders, volumes
-from tasks.dataset.init.columns import MOST_NAMED, Tables, look_at_tables
+from tasks.dataset.init.columns import MOST_NAMED, SurveyedTables, look_at_tables
 from tasks.dataset.init.evidence import LONGEST, Reading, shown
 from tasks.dataset.init.inventory import IMAGES, READ, Inventory, take_inventory
 
@@ -27,7 +27,7 @@ ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
 
 
 @dataclass(frozen=True)
-class Survey:
+class PlaceSurvey:
     """What was seen in a place; `readings` holds at least one."""
 
     name: str
@@ -39,7 +39,7 @@ class Survey:
         return self.readings[0]
 
 
-def survey(location: str) -> Survey:
+def survey(location: str) -> PlaceSurvey:
     """Look at a folder, a file or a pattern, local or remote; UsageError when nothing fits."""
     if not location:
         raise UsageError("PATH: it is empty; give a folder, a file or a pattern")
@@ -60,10 +60,10 @@ def survey(location: str) -> Survey:
         doubt = f"{shown(table.file)} may hold the captions of {images_there}, and it cannot be read"
         way_out = "To have the folders' names as captions, move it out of the folder"
         raise UsageError(shown(f"PATH: {doubt}: {table.problem}. {way_out}", LONGEST))
-    return Survey(name_of(location), inventory, [_with_notes(one, tables) for one in found])
+    return PlaceSurvey(name_of(location), inventory, [_with_notes(one, tables) for one in found])
 
 
-def _with_notes(reading: Reading, tables: Tables) -> Reading:
+def _with_notes(reading: Reading, tables: SurveyedTables) -> Reading:
     """The reading with what holds for all: tables that cannot be read."""
     return replace(reading, warnings=list(dict.fromkeys([*reading.warnings, *tables.warnings()])))
 
@@ -80,7 +80,7 @@ def name_of(location: str) -> str:
     return clean or "dataset"
 
 
-def _nothing_fits(inventory: Inventory, tables: Tables, location: str) -> str:
+def _nothing_fits(inventory: Inventory, tables: SurveyedTables, location: str) -> str:
     """What was seen, what is missing, and what can be read."""
     place = shown(location, LONGEST)
     about_tables = [f"{shown(one.file)} cannot be read: {one.problem}" for one in tables.unreadable]

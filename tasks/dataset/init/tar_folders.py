@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tasks.core.schema.source import PLACE
-from tasks.core.stores import Unreachable, is_remote
+from tasks.core.stores import StoreUnreachable, is_remote
 from tasks.core.units import counted, percent
 from tasks.dataset.formats import Unjudged
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.init.columns import Column, add_row, caption_columns
+from tasks.dataset.init.columns import ColumnCounts, add_row, caption_columns
 from tasks.dataset.init.evidence import Key, Reading, listed, shard_key, shown, splits_key, spread
 from tasks.dataset.init.inventory import Inventory, config_path
 from tasks.dataset.modalities import reinforced
@@ -69,7 +69,7 @@ class TarFolder:
     """The tar in which each whole key was seen first."""
     restarts: bool = False
     """Whether a key was seen in two tars."""
-    columns: dict[str, Column] = field(default_factory=dict)
+    columns: dict[str, ColumnCounts] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     samples: int = 0
     is_estimate: bool = False
@@ -236,7 +236,7 @@ def _look_at_tar(inventory: Inventory, file: str, found: TarFolder) -> float:
                 _add(sample, found)
                 looked_at += 1
             found.bytes += reader.offset
-    except Unreachable:
+    except StoreUnreachable:
         raise
     except OSError as error:
         found.broken.append(f"{shown(file)}: {shown(error, 120)}")

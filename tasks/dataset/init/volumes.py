@@ -16,12 +16,19 @@ from math import prod
 from typing import Literal
 
 from tasks.core.errors import TarmacError
-from tasks.core.stores import Store, Unreachable, join_location
+from tasks.core.stores import Store, StoreUnreachable, join_location
 from tasks.core.units import count, counted
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.hounsfield import implausible
 from tasks.dataset.formats.volumes.stored import require_package
-from tasks.dataset.init.columns import FEW_ROWS, MOST_TABLES, Column, Table, Tables, look_at_table
+from tasks.dataset.init.columns import (
+    FEW_ROWS,
+    MOST_TABLES,
+    ColumnCounts,
+    SurveyedTable,
+    SurveyedTables,
+    look_at_table,
+)
 from tasks.dataset.init.evidence import (
     Grade,
     Key,
@@ -91,10 +98,10 @@ class VolumeTable:
     key: str
     names: frozenset[str]
     volumes: int
-    table: Table
+    table: SurveyedTable
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[ColumnCounts]:
         return [column for name, column in self.table.columns.items() if name != self.key]
 
     @property
@@ -156,7 +163,7 @@ def _sides(some: Sequence[Sequence[float]]) -> str:
     return listed([" × ".join(f"{side:g}" for side in one) for one in dict.fromkeys(map(tuple, some))], 2)
 
 
-def readings(inventory: Inventory, tables: Tables) -> list[Reading]:
+def readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
     """One reading per format, where a table of reports names its files."""
     formats = (("nifti", NIFTI), ("npz", NPZ)) if inventory.is_folder else ()
     files = ((kind, inventory.of(suffixes)) for kind, suffixes in formats)
@@ -205,7 +212,9 @@ def axes_of(shapes: Sequence[Sequence[int]]) -> tuple[str, str]:
     return "zyx", "assumed, as the sides do not show which one is z"
 
 
-def _reading(inventory: Inventory, kind: str, files: Sequence[str], all_tables: Tables) -> Reading | None:
+def _reading(
+    inventory: Inventory, kind: str, files: Sequence[str], all_tables: SurveyedTables
+) -> Reading | None:
     tables, warnings = _tables_about(inventory, files, all_tables)
     if "reports" not in tables:
         return None
@@ -340,7 +349,7 @@ def _add_scale(found: Voxels, store: Store, files: Sequence[str], array: str) ->
 
 
 def _tables_about(
-    inventory: Inventory, files: Sequence[str], all_tables: Tables
+    inventory: Inventory, files: Sequence[str], all_tables: SurveyedTables
 ) -> tuple[dict[Role, VolumeTable], list[str]]:
     """The table of each role that names most of the volumes, and warnings about tables that are not used.
 
@@ -359,13 +368,13 @@ def _tables_about(
         if its:
             chosen[role], others = _joined(its)
             unused += [shown(table.path) for table in others]
-    warnings = Tables(looked_at, ()).warnings()
+    warnings = SurveyedTables(looked_at, ()).warnings()
     if unused:
         warnings.append(f"not used, as other tables name these volumes: {listed(unused)}")
     return chosen, warnings
 
 
-def _tables_around(inventory: Inventory) -> list[Table]:
+def _tables_around(inventory: Inventory) -> list[SurveyedTable]:
     try:
         files = inventory.store.entries("..")[1]
     except OSError:
@@ -388,7 +397,7 @@ def _joined(tables: Sequence[VolumeTable]) -> tuple[VolumeTable, list[VolumeTabl
     return replace(first, path=path, names=names), others
 
 
-def _table(inventory: Inventory, table: Table, volumes: frozenset[str]) -> VolumeTable | None:
+def _table(inventory: Inventory, table: SurveyedTable, volumes: frozenset[str]) -> VolumeTable | None:
     """The table as one about volumes; None where it is none."""
     candidates = [name for name, one in table.columns.items() if one.counts["text"] or one.is_numeric]
     matches = _matches(inventory, table.file, candidates, volumes)
@@ -420,18 +429,18 @@ def _matches(
                 name = stem(str(row.fields.get(column)))
                 if name in volumes:
                     found[column].add(name)
-    except Unreachable:
+    except StoreUnreachable:
         raise
     except (TarmacError, OSError):
         pass  # The table is torn further down: what was read is evidence, and the build names the line.
     return found
 
 
-def _is_report(column: Column) -> bool:
+def _is_report(column: ColumnCounts) -> bool:
     """Texts that are long, or in a column of a report's name."""
     is_long = column.share("characters") >= REPORT_CHARACTERS
     return column.is_text and (is_long or _is_named_report(column))
 
 
-def _is_named_report(column: Column) -> bool:
+def _is_named_report(column: ColumnCounts) -> bool:
     return any(word in column.name.lower() for word in REPORT_WORDS)

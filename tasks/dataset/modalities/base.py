@@ -14,7 +14,7 @@ Required = tuple[tuple[str, ...], ...]
 """Sets of members, of each of which a sample must have one."""
 
 
-class Taken(NamedTuple):
+class AcceptedSample(NamedTuple):
     """A raw sample that was taken: the members to store, and its cheap statistics."""
 
     members: Mapping[str, Buffer]
@@ -22,7 +22,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class MemberFault:
     """What is wrong with a stored member."""
 
     code: str
@@ -45,8 +45,8 @@ class Modality:
     config that the modality cannot follow.
     """
 
-    take: Callable[[Members, Dataset], Taken]
-    judge: Callable[[Mapping[str, bytes]], list[Fault]]
+    take: Callable[[Members, Dataset], AcceptedSample]
+    judge: Callable[[Mapping[str, bytes]], list[MemberFault]]
     required: Required
     statistics: Mapping[str, type[int] | type[float]]
     undecodable: Reason

@@ -19,7 +19,7 @@ from typing import Any
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import images
 from tasks.dataset.formats.checks import is_blank, json_object
-from tasks.dataset.modalities.base import Fault, Modality, Taken
+from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality
 from tasks.dataset.modalities.image_text import judge_each, judge_json
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
@@ -50,7 +50,7 @@ class Conversation:
         return [number for turn in self.turns for number in PLACEHOLDER.findall(turn["user"])]
 
 
-def take(raw: Members, dataset: Dataset) -> Taken:
+def take(raw: Members, dataset: Dataset) -> AcceptedSample:
     """`json` and the images `000`, `001`, …; these are stored as `000.jpg` or what they are."""
     numbered = sorted(name for name in raw if _IMAGE.fullmatch(name))
     gap = _gap(numbered)
@@ -71,17 +71,17 @@ def take(raw: Members, dataset: Dataset) -> Taken:
     statistics = {"images": len(numbered), "turns": len(conversation.turns), "width": width, "height": height}
     for role in ROLES:
         statistics[f"{role}_length"] = sum(len(turn[role]) for turn in conversation.turns)
-    return Taken(members, statistics)
+    return AcceptedSample(members, statistics)
 
 
-def judge(members: Mapping[str, bytes]) -> list[Fault]:
+def judge(members: Mapping[str, bytes]) -> list[MemberFault]:
     numbered = sorted(name for name in members if _IMAGE.fullmatch(name))
     nameless = [name for name in numbered if "." not in name]
-    faults = [Fault("member.undecodable", name, "its name says no format") for name in nameless]
+    faults = [MemberFault("member.undecodable", name, "its name says no format") for name in nameless]
     faults += judge_each(members, (name for name in numbered if "." in name))
     gap = _gap(numbered)
     if gap is not None:
-        faults.append(Fault("sample.missing_member", numbered[-1], gap))
+        faults.append(MemberFault("sample.missing_member", numbered[-1], gap))
     malformed = judge_json(members)
     if malformed or "json" not in members:
         return faults + malformed
@@ -89,7 +89,7 @@ def judge(members: Mapping[str, bytes]) -> list[Fault]:
         check_images(_conversation(members["json"]), len(numbered))
     except Reject as reject:
         code = "sample.missing_member" if reject.reason == "chat.images" else "member.undecodable"
-        faults.append(Fault(code, "json", str(reject)))
+        faults.append(MemberFault(code, "json", str(reject)))
     return faults
 
 

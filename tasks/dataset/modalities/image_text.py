@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import images
 from tasks.dataset.formats.checks import is_blank, json_object, problem_of
-from tasks.dataset.modalities.base import Fault, Modality, Taken
+from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
 
 
-def take(raw: Members, dataset: Dataset) -> Taken:
+def take(raw: Members, dataset: Dataset) -> AcceptedSample:
     return take_pair(raw, dataset)
 
 
-def take_pair(raw: Members, dataset: Dataset, *, turns: bool = True) -> Taken:
+def take_pair(raw: Members, dataset: Dataset, *, turns: bool = True) -> AcceptedSample:
     """`turns` False stores the image as it lies, however its EXIF turns it."""
     text = bytes(raw["txt"]).decode()
     caption = text.strip()
@@ -29,24 +29,26 @@ def take_pair(raw: Members, dataset: Dataset, *, turns: bool = True) -> Taken:
     members = {suffix: image, "txt": caption.encode()}
     if "json" in raw:
         members["json"] = raw["json"]
-    return Taken(members, {"width": width, "height": height, "caption_length": len(caption)})
+    return AcceptedSample(members, {"width": width, "height": height, "caption_length": len(caption)})
 
 
-def judge(members: Mapping[str, bytes]) -> list[Fault]:
+def judge(members: Mapping[str, bytes]) -> list[MemberFault]:
     return [*judge_each(members, (*images.MEMBERS, "txt")), *judge_json(members)]
 
 
-def judge_each(members: Mapping[str, bytes], names: Iterable[str]) -> list[Fault]:
+def judge_each(members: Mapping[str, bytes], names: Iterable[str]) -> list[MemberFault]:
     """What is wrong with those of the members that are there, each by its suffix."""
     problems = {name: problem_of(name, members[name]) for name in names if name in members}
-    return [Fault(problem[0], name, problem[1]) for name, problem in problems.items() if problem is not None]
+    return [
+        MemberFault(problem[0], name, problem[1]) for name, problem in problems.items() if problem is not None
+    ]
 
 
-def judge_json(members: Mapping[str, bytes]) -> list[Fault]:
+def judge_json(members: Mapping[str, bytes]) -> list[MemberFault]:
     try:
         json_object(members.get("json", b"{}"), "source.unreadable")
     except Reject as reject:
-        return [Fault("member.undecodable", "json", reject.detail)]
+        return [MemberFault("member.undecodable", "json", reject.detail)]
     return []
 
 

@@ -31,7 +31,7 @@ from tasks.dataset.formats import Unjudged, images, npy, tensors
 from tasks.dataset.formats.checks import is_blank, json_object
 from tasks.dataset.formats.tensors import UNSOUND
 from tasks.dataset.modalities import image_text
-from tasks.dataset.modalities.base import Fault, Modality, Taken, missing
+from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality, missing
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.tar.format import Members
 
@@ -53,7 +53,7 @@ REASONS: Mapping[Reason, Reason] = {
 """What the faults of an array are called where it holds embeddings."""
 
 
-class Crop(NamedTuple):
+class CropBox(NamedTuple):
     """In pixels of the image as it is stored."""
 
     top: int
@@ -75,14 +75,14 @@ def check(dataset: Dataset) -> None:
         logger.warning("torch is not installed: embeddings in pth.gz are taken as they are, not judged")
 
 
-def take(raw: Members, dataset: Dataset) -> Taken:
+def take(raw: Members, dataset: Dataset) -> AcceptedSample:
     pair = image_text.take_pair(raw, dataset, turns=False)
     added = {suffix: raw[suffix] for suffix in ADDED if suffix in raw}
     counts = check_added(added, int(pair.statistics["width"]), int(pair.statistics["height"]))
-    return Taken({**pair.members, **added}, {**pair.statistics, **counts})
+    return AcceptedSample({**pair.members, **added}, {**pair.statistics, **counts})
 
 
-def judge(members: Mapping[str, bytes]) -> list[Fault]:
+def judge(members: Mapping[str, bytes]) -> list[MemberFault]:
     faults = image_text.judge(members)
     size = _size(members)
     if size is None or missing(REQUIRED, members):
@@ -91,7 +91,7 @@ def judge(members: Mapping[str, bytes]) -> list[Fault]:
         check_added(members, *size)
     except Reject as reject:
         member = "paug.json" if reject.reason == "reinforcement.crop" else f"{NPZ}|{PTH}"
-        faults.append(Fault("member.undecodable", member, str(reject)))
+        faults.append(MemberFault("member.undecodable", member, str(reject)))
     return faults
 
 
@@ -141,7 +141,7 @@ def augmentations(content: bytes) -> Sequence[Any]:
     return value
 
 
-def crop_of(number: int, augmentation: Any) -> Crop:
+def crop_of(number: int, augmentation: Any) -> CropBox:
     """The crop of the augmentation of that number, which is `[crop, operations]` or `[crop]`; Reject."""
     where = f"augmentation {number}"
     if not isinstance(augmentation, list) or len(augmentation) not in (1, 2):
@@ -149,7 +149,7 @@ def crop_of(number: int, augmentation: Any) -> Crop:
     crop = augmentation[0]
     if not isinstance(crop, list) or len(crop) != 4 or not all(map(_is_pixels, crop)):
         raise Reject("reinforcement.crop", f"{where} has no crop [top, left, height, width] in pixels")
-    return Crop(*crop)
+    return CropBox(*crop)
 
 
 def captions(content: bytes) -> dict[str, Sequence[str]]:

@@ -33,7 +33,7 @@ from tasks.dataset.formats.volumes.geometry import (
 from tasks.dataset.formats.volumes.hounsfield import QUANTILES, implausible, quantiles, require_in_range
 from tasks.dataset.formats.volumes.resample import resample
 from tasks.dataset.formats.volumes.stored import StoredVolume
-from tasks.dataset.modalities.base import Fault, Modality, Taken
+from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality
 from tasks.dataset.modalities.image_text import judge_each, judge_json
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
@@ -54,7 +54,7 @@ def check(dataset: Dataset) -> None:
         raise UsageError(f"dataset.volume.spacing_mm: {reject.detail}") from None
 
 
-def take(raw: Members, dataset: Dataset) -> Taken:
+def take(raw: Members, dataset: Dataset) -> AcceptedSample:
     rules = dataset.volume
     report = _report(raw)
     facts = _stated(raw)
@@ -80,7 +80,7 @@ def take(raw: Members, dataset: Dataset) -> Taken:
         "pad_fraction": facts["pad_fraction"],
         "caption_length": len(report),
     }
-    return Taken({member: content, "txt": raw["txt"], "json": _dumped(facts)}, statistics)
+    return AcceptedSample({member: content, "txt": raw["txt"], "json": _dumped(facts)}, statistics)
 
 
 def _report(raw: Members) -> str:
@@ -178,13 +178,13 @@ def _dumped(facts: Mapping[str, Any]) -> bytes:
         raise Reject("caption.encoding", "json holds a text that is not UTF-8") from None
 
 
-def judge(members: Mapping[str, bytes]) -> list[Fault]:
+def judge(members: Mapping[str, bytes]) -> list[MemberFault]:
     malformed = judge_json(members)
     facts: Any = {} if malformed else json.loads(members.get("json", b"{}"))
     return [*_judge_volume(members, facts), *judge_each(members, ("txt",)), *malformed, *_judge_facts(facts)]
 
 
-def _judge_volume(members: Mapping[str, bytes], facts: Mapping[str, Any]) -> list[Fault]:
+def _judge_volume(members: Mapping[str, bytes], facts: Mapping[str, Any]) -> list[MemberFault]:
     member = stored.member_of(members)
     if member is None:
         return []
@@ -192,13 +192,13 @@ def _judge_volume(members: Mapping[str, bytes], facts: Mapping[str, Any]) -> lis
         volume = stored.open_volume(member, members[member])
         fault = _implausible(stored.read_crop(volume), facts)
     except stored.Damaged as error:
-        return [Fault("member.undecodable", member, str(error))]
+        return [MemberFault("member.undecodable", member, str(error))]
     if fault is not None:
-        return [Fault("member.undecodable", member, fault)]
-    return [Fault("member.checksum", member, DIFFERS)] if _differs(volume, facts) else []
+        return [MemberFault("member.undecodable", member, fault)]
+    return [MemberFault("member.checksum", member, DIFFERS)] if _differs(volume, facts) else []
 
 
-def _judge_facts(facts: Mapping[str, Any]) -> list[Fault]:
+def _judge_facts(facts: Mapping[str, Any]) -> list[MemberFault]:
     axes = axes_of(facts.get("axes"))
     problems = [] if axes or facts.get("axes") is None else ["axes are no order of z, y and x"]
     try:
@@ -208,7 +208,7 @@ def _judge_facts(facts: Mapping[str, Any]) -> list[Fault]:
     fault = _fault_of_labels(facts)
     if fault is not None:
         problems.append(fault)
-    return [Fault("member.undecodable", "json", problem) for problem in problems]
+    return [MemberFault("member.undecodable", "json", problem) for problem in problems]
 
 
 def _fault_of_labels(facts: Mapping[str, Any]) -> str | None:

@@ -124,7 +124,7 @@ def merged(some: Sequence[Distribution]) -> Distribution:
 
 
 @dataclass(frozen=True)
-class Column:
+class NumberColumn:
     """One number of every sample, by split."""
 
     name: str
@@ -134,7 +134,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class FigureRow:
     """One number of one split in the FIGURES."""
 
     title: str
@@ -146,7 +146,7 @@ class Row:
 
 def read_columns(
     version: Path, splits: Sequence[str], modality: str, progress: Progress = no_progress
-) -> list[Column]:
+) -> list[NumberColumn]:
     """The numeric columns of these splits; DataError when a table cannot be read."""
     found: dict[str, dict[str, Distribution]] = {}
     schemas = {split: _schema(version / samples_name(split)) for split in splits}
@@ -161,7 +161,7 @@ def read_columns(
     known = VOLUME_TITLES if modality == "volume_report" else TITLES
     order = {name: place for place, name in enumerate(known)}
     return [
-        Column(name, *known.get(name, (name.replace("_", " "), name)), found[name])
+        NumberColumn(name, *known.get(name, (name.replace("_", " "), name)), found[name])
         for name in sorted(found, key=lambda name: (order.get(name, len(order)), name))
     ]
 
@@ -207,7 +207,7 @@ def token_lengths(version: Path, samples: Mapping[str, int], count_tokens: Count
     return Distribution(values=np.array(found))
 
 
-def table_rows(columns: Sequence[Column]) -> list[Row]:
+def table_rows(columns: Sequence[NumberColumn]) -> list[FigureRow]:
     """The table of all numbers, split by split."""
     rows = []
     for column in columns:
@@ -215,11 +215,11 @@ def table_rows(columns: Sequence[Column]) -> list[Row]:
             if values.total:
                 found = [values.quantile(share) for share in FIGURES.values()]
                 figures = [count(value) if values.is_whole else number(value, 4) for value in found]
-                rows.append(Row(column.title, column.unit, split, figures, values.missing))
+                rows.append(FigureRow(column.title, column.unit, split, figures, values.missing))
     return rows
 
 
-def column_charts(columns: Sequence[Column]) -> list[BarLayout]:
+def column_charts(columns: Sequence[NumberColumn]) -> list[BarLayout]:
     """A histogram of each column that has more than one value, all splits together."""
     charts = (
         histogram(column.title, column.unit, merged(list(column.splits.values()))) for column in columns

@@ -54,7 +54,7 @@ class Content:
     groups: Sequence[RejectGroup] = ()
     passed_over: Sequence[str] = ()
     charts: list[BarLayout] = field(default_factory=list)
-    rows: list[numbers.Row] = field(default_factory=list)
+    rows: list[numbers.FigureRow] = field(default_factory=list)
     shard_charts: list[BarLayout] = field(default_factory=list)
     no_tokens: str = ""
     missing: list[str] = field(default_factory=list)
@@ -226,7 +226,7 @@ def _add_tokens(
         )
         return
     lengths = numbers.token_lengths(version, samples, count_tokens)
-    column = numbers.Column("tokens", "Tokens per caption", "tokens", {"a sample of all": lengths})
+    column = numbers.NumberColumn("tokens", "Tokens per caption", "tokens", {"a sample of all": lengths})
     content.rows += numbers.table_rows([column])
     chart = numbers.token_chart(lengths)
     content.charts += [chart] if chart is not None else []

@@ -19,8 +19,8 @@ from tasks.dataset.building.sidecar import SAMPLE_COLUMNS, accepted, first
 from tasks.dataset.index import read_index
 from tasks.dataset.layout import INPUTS, samples_name
 from tasks.dataset.rejects import TRANSIENT, printable
-from tasks.dataset.repair.source import Conversion
-from tasks.dataset.tables import DAMAGED, Batches, ShardRecord, read_pieces
+from tasks.dataset.repair.source import ReconvertedShard
+from tasks.dataset.tables import DAMAGED, ArrowBatches, ShardRecord, read_pieces
 from tasks.dataset.tar.format import END
 
 COLUMNS = ("key", "original_key", "file", "size", "stamp", "content", "offset", "length", "crc32c")
@@ -40,7 +40,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """A shard to be made: what seals it, a table of ROWS per sample, and which samples its file still has."""
 
     record: ShardRecord
@@ -101,13 +101,13 @@ class Contents:
         return pa.table({**nothing, **named, **spans}).cast(ROWS)
 
     @cached_property
-    def _batches(self) -> Batches:
-        return Batches(self._version / INPUTS)
+    def _batches(self) -> ArrowBatches:
+        return ArrowBatches(self._version / INPUTS)
 
     @cached_property
     def _batch_numbers(self) -> dict[str | None, int]:
         """The batch of each tar."""
-        batches = Batches(self._version / INPUTS, ("tar",))
+        batches = ArrowBatches(self._version / INPUTS, ("tar",))
         return {first(batches[number], "tar"): number for number in range(len(batches))}
 
     @cached_property
@@ -145,7 +145,7 @@ def spans_of(rows: Any) -> Spans:
     return np.stack(columns, axis=1)
 
 
-def rejected(plan: Plan, conversion: Conversion) -> Faults:
+def rejected(plan: ShardPlan, conversion: ReconvertedShard) -> Faults:
     """The needed samples that were not converted."""
     faults = defaultdict(list)
     names = dict(zip(plan.column("key"), plan.column("original_key"), strict=True))
@@ -158,7 +158,7 @@ def rejected(plan: Plan, conversion: Conversion) -> Faults:
     return faults
 
 
-def differing(plan: Plan, conversion: Conversion, changes: str) -> Faults:
+def differing(plan: ShardPlan, conversion: ReconvertedShard, changes: str) -> Faults:
     """The converted samples whose bytes are not those that the shard had; `changes` names other packages."""
     faults = defaultdict(list)
     otherwise = f"{CONVERTED_OTHERWISE}: {changes or 'the packages are, too; was Tarmac itself another?'}"

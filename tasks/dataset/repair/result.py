@@ -37,7 +37,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Aside:
+class QuarantineChange:
     """Samples that were added to the quarantine, that were taken out of it, and that are in it now."""
 
     added: int = 0
@@ -58,7 +58,7 @@ class Repaired:
     moved: Mapping[str, Path] = field(default_factory=dict)
     failed: Sequence[Failed] = ()
     findings: Sequence[Finding] = ()
-    aside: Aside = field(default_factory=Aside)
+    aside: QuarantineChange = field(default_factory=QuarantineChange)
     not_seen: Sequence[str] = ()
 
 

@@ -18,12 +18,12 @@ from tasks.core.files import disk_full_as_error
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
-from tasks.core.stores import Unreachable
+from tasks.core.stores import StoreUnreachable
 from tasks.dataset import quarantine
 from tasks.dataset.foreign import addresses
 from tasks.dataset.layout import samples_name, shard_name
 from tasks.dataset.quarantine import Quarantined
-from tasks.dataset.repair.result import MEND, REBUILD, Aside, Failed, Repaired
+from tasks.dataset.repair.result import MEND, REBUILD, Failed, QuarantineChange, Repaired
 from tasks.dataset.repair.shards import ShardRepair
 from tasks.dataset.repair.source import read_origin
 from tasks.dataset.repair.tables import TableRepair
@@ -71,7 +71,7 @@ def repair(
                     raise UsageError(f"DATASET: {path} {NOT_OURS}")
                 return _leave_out(place.version, level, progress)
             return _Repair(place, level, progress, config, quarantines, shards).run()
-    except Unreachable:
+    except StoreUnreachable:
         raise
     except (OSError, sqlite3.OperationalError) as error:
         where = getattr(error, "filename", None) or place.version
@@ -147,7 +147,7 @@ class _Repair:
             aside = _set_aside(self._place.version, self._level, self._bad, repaired, adds and knows_keys)
         except DataError as error:
             failed.append(Failed(quarantine.NAME, str(error), UNTANGLE))
-            aside, is_set_aside = Aside(), False
+            aside, is_set_aside = QuarantineChange(), False
         return Repaired(
             version=self._place.version,
             ok=is_set_aside or not (failed or findings),
@@ -199,7 +199,7 @@ class _Repair:
 
 def _set_aside(
     version: Path, level: Level, bad: Iterable[BadSample], repaired: Collection[str], adds: bool
-) -> Aside:
+) -> QuarantineChange:
     """Bring the quarantine up to date with what is `bad` now, as far as this level can tell.
 
     Entries whose reason the level does not look for stay, but for those of shards that were `repaired`. With
@@ -220,7 +220,7 @@ def _set_aside(
     ]
     released = quarantine.remove(home, sound) if sound else 0
     added = quarantine.add(home, entries) if adds and still - known else 0
-    return Aside(added, released, len(listed) - released + added)
+    return QuarantineChange(added, released, len(listed) - released + added)
 
 
 def _named(shard: str, seals: Seals, version: Path) -> str:

@@ -29,7 +29,7 @@ from tasks.dataset.repair.contents import (
     NO_SPANS,
     UNREADABLE,
     Contents,
-    Plan,
+    ShardPlan,
     Spans,
     differing,
     rejected,
@@ -37,14 +37,14 @@ from tasks.dataset.repair.contents import (
     worded,
 )
 from tasks.dataset.repair.result import BRING_BACK, CONFIGURE, MIND, MOVED, REBUILD, Done, Failed, Way
-from tasks.dataset.repair.source import Conversion, Origin, Source
+from tasks.dataset.repair.source import BuildOrigin, ReconvertedShard, Reconverter
 from tasks.dataset.repair.workplace import Workplace, inode, is_file, is_sealed
 from tasks.dataset.tables import ShardRecord, read_shards
 from tasks.dataset.tar.format import END
 
 
 @dataclass(frozen=True)
-class Examined:
+class ExaminedShard:
     """What lies under a shard's name. `blake3` is None for what cannot be read to its end; `sound` says of
     each sample whether its bytes are as they were."""
 
@@ -61,7 +61,7 @@ class ShardRepair:
 
     place: Workplace
     records: Mapping[str, ShardRecord]
-    origin: Origin
+    origin: BuildOrigin
     progress: Progress
     done: list[Done] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
@@ -95,7 +95,7 @@ class ShardRepair:
     def _good(self, record: ShardRecord) -> Path:
         return self.place.good / f"{record.blake3}.tar"
 
-    def _examine(self, records: Sequence[ShardRecord], extras: Sequence[str]) -> dict[Path, Examined]:
+    def _examine(self, records: Sequence[ShardRecord], extras: Sequence[str]) -> dict[Path, ExaminedShard]:
         paths = [path for path in map(self.place.version.joinpath, extras) if is_file(path)]
         tasks: list[tuple[Path, Spans]] = [(path, NO_SPANS) for path in paths]
         for record in records:
@@ -112,7 +112,7 @@ class ShardRepair:
     def _contents(self) -> Contents:
         return Contents(self.place.version, self.records)
 
-    def _link(self, records: Sequence[ShardRecord], seen: Mapping[Path, Examined]) -> list[ShardRecord]:
+    def _link(self, records: Sequence[ShardRecord], seen: Mapping[Path, ExaminedShard]) -> list[ShardRecord]:
         """Take what another file has; returns those that none has. All get a second name first, because one
         shard's file may be another's content."""
         under = {one.blake3: path for path, one in seen.items() if one.blake3 is not None}
@@ -135,8 +135,8 @@ class ShardRepair:
         return left
 
     def _plans(
-        self, records: Iterable[ShardRecord], seen: Mapping[Path, Examined], afresh: Collection[str]
-    ) -> dict[str, Plan]:
+        self, records: Iterable[ShardRecord], seen: Mapping[Path, ExaminedShard], afresh: Collection[str]
+    ) -> dict[str, ShardPlan]:
         plans = {}
         for record in records:
             rows = self._contents.rows(record)
@@ -144,17 +144,17 @@ class ShardRepair:
                 self._fail(record, "no table says which samples it held", REBUILD)
                 continue
             found = None if record.name in afresh else seen.get(self._path(record))
-            plan = Plan(record, rows, [False] * len(rows) if found is None else found.sound)
+            plan = ShardPlan(record, rows, [False] * len(rows) if found is None else found.sound)
             if plan.needed and self.origin.lacking:
                 self._fail(record, self.origin.lacking, CONFIGURE)
             else:
                 plans[record.name] = plan
         return plans
 
-    def _make(self, plans: Mapping[str, Plan]) -> None:
+    def _make(self, plans: Mapping[str, ShardPlan]) -> None:
         """Put the shards together, those first that need nothing of the source."""
         for name in [name for name, plan in plans.items() if not plan.needed]:
-            self._put_together(plans[name], Conversion(name))
+            self._put_together(plans[name], ReconvertedShard(name))
         wanted = {
             name: [plan.column("key")[row] for row in plan.needed]
             for name, plan in plans.items()
@@ -163,7 +163,7 @@ class ShardRepair:
         if not wanted or self.origin.config is None:
             return
         files = {file for plan in plans.values() for file in plan.needed_column("file")}
-        source = Source(self.origin.config, self.place.staging, self.progress)
+        source = Reconverter(self.origin.config, self.place.staging, self.progress)
         finished = set()
         for conversion in source.convert(wanted, frozenset(filter(None, files))):
             if conversion.sidecar is None and source.trouble is not None:
@@ -177,7 +177,7 @@ class ShardRepair:
             is_environment = source.is_environment
             self._fail(plan.record, reason, MIND if is_environment else MOVED, is_environment)
 
-    def _put_together(self, plan: Plan, conversion: Conversion) -> None:
+    def _put_together(self, plan: ShardPlan, conversion: ReconvertedShard) -> None:
         faults = rejected(plan, conversion)
         total = len(plan.sound)
         if not faults and self._write(plan, conversion):
@@ -195,7 +195,7 @@ class ShardRepair:
         is_environment = UNREADABLE in faults
         self._fail(plan.record, reason, MIND if is_environment else BRING_BACK, is_environment)
 
-    def _write(self, plan: Plan, conversion: Conversion) -> bool:
+    def _write(self, plan: ShardPlan, conversion: ReconvertedShard) -> bool:
         """Write the shard from its sound spans and the converted ones; whether it has its seal then."""
         temporary = self.place.temporary()
         running = blake3()
@@ -243,7 +243,7 @@ class ShardRepair:
             self.cleared.add(name)
 
 
-def examine(task: tuple[Path, Spans]) -> Examined:
+def examine(task: tuple[Path, Spans]) -> ExaminedShard:
     """Read the file at a path, and each span of it; what its disk does not give is not sound."""
     path, spans = task
     folder, name = os.path.split(path)
@@ -252,12 +252,12 @@ def examine(task: tuple[Path, Spans]) -> Examined:
             found = os.fstat(file.fileno())
             sound = [_crc32c(file, int(offset), int(length)) == crc32c for offset, length, crc32c in spans]
     except (OSError, ValueError):
-        return Examined(path, sound=[False] * len(spans))
+        return ExaminedShard(path, sound=[False] * len(spans))
     try:
         seal = blake3_file(path)
     except OSError:
         seal = None
-    return Examined(path, seal, (found.st_dev, found.st_ino), sound)
+    return ExaminedShard(path, seal, (found.st_dev, found.st_ino), sound)
 
 
 class _Copies:
@@ -295,7 +295,7 @@ class _Copies:
                 yield path
 
 
-def _parts(plan: Plan, damaged: Path, conversion: Conversion) -> Iterator[bytes]:
+def _parts(plan: ShardPlan, damaged: Path, conversion: ReconvertedShard) -> Iterator[bytes]:
     """The bytes of the shard: each sample's span, from its damaged file or from the converted one."""
     converted: Iterator[tuple[int, int]] = iter(())
     if conversion.sidecar is not None:

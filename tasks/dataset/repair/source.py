@@ -31,7 +31,7 @@ from tasks.dataset.sources import open_sources
 
 
 @dataclass(frozen=True)
-class Origin:
+class BuildOrigin:
     """What the version was built by. `config` is None where nothing says it; `lacking` says why the sources
     cannot be read, "" where they can; `changes` names packages that may take samples otherwise now."""
 
@@ -41,7 +41,7 @@ class Origin:
     changes: str = ""
 
 
-def read_origin(version: Path, others: Iterable[Path], seals: Seals, given: Config | None) -> Origin:
+def read_origin(version: Path, others: Iterable[Path], seals: Seals, given: Config | None) -> BuildOrigin:
     """The config that the version's build.json keeps, or that of another version by the same rules, or the
     given one; UsageError for one with other rules."""
     info = seals.info or _of_the_same_rules(others, seals.manifest)
@@ -55,12 +55,12 @@ def read_origin(version: Path, others: Iterable[Path], seals: Seals, given: Conf
         engine = given.engine.for_build()
         workers = engine.workers if engine.kind == "local" else None
         config = _config(name if seals.manifest is None else seals.manifest.name, given.dataset, workers)
-        return Origin(config, "", is_private, _changed_packages(config, seals))
+        return BuildOrigin(config, "", is_private, _changed_packages(config, seals))
     if stored is None or info is None:
-        return Origin(None, f"its config is lost: {seals.lost}", is_private)
+        return BuildOrigin(None, f"its config is lost: {seals.lost}", is_private)
     keys = ", ".join(info.cut)
     lacking = f"build.json keeps no passwords or signatures, which {keys} has" if keys else ""
-    return Origin(stored, lacking, is_private, _changed_packages(stored, seals))
+    return BuildOrigin(stored, lacking, is_private, _changed_packages(stored, seals))
 
 
 def _of_the_same_rules(others: Iterable[Path], manifest: Manifest | None) -> BuildInfo | None:
@@ -74,7 +74,7 @@ def _of_the_same_rules(others: Iterable[Path], manifest: Manifest | None) -> Bui
 
 
 @dataclass(frozen=True)
-class Conversion:
+class ReconvertedShard:
     """A shard's needed samples after their conversion: a sidecar with a row and a tar with a span for each,
     in the order of the needed keys; no tar where none could be taken. `rejects` are the reason and detail of
     each sample that was not taken, by key; nothing is converted where the source itself lacks one."""
@@ -85,7 +85,7 @@ class Conversion:
     tar: Path | None = None
 
 
-class Source:
+class Reconverter:
     """Converts samples again, in a staging folder of its own. `trouble` is why a source could not be read."""
 
     def __init__(self, config: Config, staging: Path, progress: Progress) -> None:
@@ -96,7 +96,7 @@ class Source:
 
     def convert(
         self, wanted: Mapping[str, Sequence[str]], containers: frozenset[str]
-    ) -> Iterator[Conversion]:
+    ) -> Iterator[ReconvertedShard]:
         """Convert the samples of these keys, shard by shard, each as soon as it is done.
 
         `containers` are those of sequential sources that held them: they are read first, the others only
@@ -113,14 +113,14 @@ class Source:
             for name, keys in wanted.items():
                 rejects = {key: lacking[key] for key in keys if key in lacking}
                 if rejects:
-                    yield Conversion(name, rejects)
+                    yield ReconvertedShard(name, rejects)
             for shard in named.convert(self._progress):
                 name, sidecar = shard.split, shard.sidecar
                 if lacking.keys().isdisjoint(wanted[name]):
                     columns = (sidecar.column(column).to_pylist() for column in ("reason", "detail"))
                     fates = zip(wanted[name], *columns, strict=True)
                     rejects = {key: (reason, detail) for key, reason, detail in fates if reason is not None}
-                    yield Conversion(name, rejects, sidecar, shard.tar)
+                    yield ReconvertedShard(name, rejects, sidecar, shard.tar)
         except (TarmacError, OSError) as error:
             if is_disk_full(error):
                 raise

@@ -22,15 +22,15 @@ from tasks.core.files import is_disk_full
 from tasks.core.screen import Progress
 from tasks.core.stores import is_environment_error
 from tasks.dataset.build_info import FileSeal, read_build_info, write_build_info
-from tasks.dataset.building.assemble import Shard, describe, draft_version
+from tasks.dataset.building.assemble import DraftShard, describe, draft_version
 from tasks.dataset.building.catalogue import Rejected
 from tasks.dataset.building.run import build
 from tasks.dataset.building.sidecar import first
 from tasks.dataset.layout import BUILD, INPUTS, MANIFEST, REJECTS, VERSIONS
 from tasks.dataset.repair.result import CONFIGURE, MIND, REBUILD, Done, Failed
-from tasks.dataset.repair.source import Origin
+from tasks.dataset.repair.source import BuildOrigin
 from tasks.dataset.repair.workplace import Seals, Workplace, is_file, is_sealed, read_seals
-from tasks.dataset.tables import DAMAGED, REJECTS_SCHEMA, Batches, read_pieces
+from tasks.dataset.tables import DAMAGED, REJECTS_SCHEMA, ArrowBatches, read_pieces
 
 NEIGHBOUR = "0" * 12
 """The name, in the dataset of a build from the source, of the damaged version whose shards that build
@@ -43,7 +43,7 @@ class TableRepair:
 
     place: Workplace
     seals: Seals
-    origin: Origin
+    origin: BuildOrigin
     progress: Progress
     done: list[Done] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
@@ -174,10 +174,10 @@ class TableRepair:
         )
 
 
-def _shards_of(version: Path) -> Iterator[Shard]:
+def _shards_of(version: Path) -> Iterator[DraftShard]:
     """The shards that have a tar as `inputs.arrow` lists them, without their tars. What an earlier Tarmac
     wrote names no members, and its version has no card."""
-    batches = Batches(version / INPUTS)
+    batches = ArrowBatches(version / INPUTS)
     for number in range(len(batches)):
         table = batches[number]
         tar = first(table, "tar")
@@ -185,7 +185,7 @@ def _shards_of(version: Path) -> Iterator[Shard]:
             columns = table.schema.get_field_index("crc32c") + 1
             table = table.add_column(columns, "members", pa.array([""] * table.num_rows))
         if tar is not None:
-            yield Shard(tar.partition("/")[0], table, None)
+            yield DraftShard(tar.partition("/")[0], table, None)
 
 
 def _plant(version: Path, neighbour: Path) -> None:

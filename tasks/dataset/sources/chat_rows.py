@@ -22,7 +22,7 @@ from typing import Any
 
 from tasks.core.errors import DataError
 from tasks.core.schema import ChatSource, Dataset
-from tasks.core.stores import ABSENT, Stat, Unreachable, absolute_location
+from tasks.core.stores import ABSENT, ObjectStat, StoreUnreachable, absolute_location
 from tasks.dataset import filters
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.modalities.chat import (
@@ -33,10 +33,10 @@ from tasks.dataset.modalities.chat import (
     select,
 )
 from tasks.dataset.rejects import TRANSIENT, Reason, Reject
-from tasks.dataset.sources.contract import Container, Item, fault_of
-from tasks.dataset.sources.fields import Row, is_nothing, to_json
+from tasks.dataset.sources.contract import Container, RawSample, fault_of
+from tasks.dataset.sources.fields import TableRow, is_nothing, to_json
 from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
-from tasks.dataset.sources.tabular import Table, open_table, require
+from tasks.dataset.sources.tabular import OpenTable, open_table, require
 from tasks.dataset.tar.format import BLOCK, Members, span_bytes
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class ChatRows:
         for file, stat in self._files.stats():
             yield Container(file, stat)
 
-    def items(self, container: Container) -> Iterator[Item]:
+    def items(self, container: Container) -> Iterator[RawSample]:
         items = self._rows(container.name)
         if self.is_sequential:
             yield from items
@@ -102,7 +102,7 @@ class ChatRows:
     def _images(self) -> LinkedFiles:
         return LinkedFiles(self._files.store, f"{self._config_key}.path")
 
-    def _with_stats(self, items: Sequence[Item]) -> Iterator[Item]:
+    def _with_stats(self, items: Sequence[RawSample]) -> Iterator[RawSample]:
         """The items of files, the images looked at together of those that are samples."""
         images = [_images_of(item.file) if item.content else [] for item in items]
         stats = iter(self._images.stats(list(chain.from_iterable(images))))
@@ -112,7 +112,7 @@ class ChatRows:
             if silent is not None:
                 yield item._replace(content="", fault=fault_of(silent), may_pass=True)
             else:
-                yield item._replace(stat=_together([stat for stat in found if isinstance(stat, Stat)]))
+                yield item._replace(stat=_together([stat for stat in found if isinstance(stat, ObjectStat)]))
 
     @cached_property
     def _heads(self) -> tuple[list[str], set[str]]:
@@ -123,7 +123,7 @@ class ChatRows:
         for file in self._files.names:
             try:
                 table = self._open(file, self._wanted)
-            except Unreachable:
+            except StoreUnreachable:
                 raise
             except DataError as error:
                 faults.append(str(error))
@@ -139,12 +139,12 @@ class ChatRows:
                 require(f"{self._config_key}.{role}", name, list(columns), self.location)
         return list(columns), binary
 
-    def _open(self, file: str, wanted: Collection[str] | None) -> Table:
+    def _open(self, file: str, wanted: Collection[str] | None) -> OpenTable:
         """Errors name the file as it is named within the source, wherever that lies."""
         key = f"{self._config_key}.path"
         return open_table(self._files.location(file), key, wanted, self._config.images, place=file)
 
-    def _rows(self, file: str) -> Iterator[Item]:
+    def _rows(self, file: str) -> Iterator[RawSample]:
         table, line = None, 0
         try:
             is_parquet = file.lower().endswith(".parquet")
@@ -155,12 +155,12 @@ class ChatRows:
             for row in table.rows:
                 line = row.line
                 yield self._item(file, row)
-        except Unreachable:
+        except StoreUnreachable:
             raise
         except DataError as error:
             yield from self._lost(file, line, table.count if table is not None else None, error)
 
-    def _require_images(self, file: str, table: Table) -> None:
+    def _require_images(self, file: str, table: OpenTable) -> None:
         """A subset without the images' column is one of text alone, unless it holds bytes by another name."""
         wanted = self._config.images
         if wanted is None or not table.columns or table.columns_vary or wanted in table.columns:
@@ -174,26 +174,26 @@ class ChatRows:
             "%s: %s: has no column %r: its rows are taken as text alone", self._config_key, file, wanted
         )
 
-    def _lost(self, file: str, read: int, count: int | None, error: DataError) -> Iterator[Item]:
+    def _lost(self, file: str, read: int, count: int | None, error: DataError) -> Iterator[RawSample]:
         """The rows after the first `read`, of `count` or (None) of an unknown number."""
         fault: tuple[Reason, str] = ("source.unreadable", str(error))
         if count is None:
             logger.warning("%s: %s is left out: %s", self._config_key, file, error)
             name = file.rpartition(".")[0]
-            yield Item(name, name, file, {}, fault=fault, more_lost=True)
+            yield RawSample(name, name, file, {}, fault=fault, more_lost=True)
             return
         logger.warning(
             "%s: %s: %s of %s rows are left out: %s", self._config_key, file, count - read, count, error
         )
         for place in (f"{file}:{row}" for row in range(read + 1, count + 1)):
-            yield Item(place, place, "", {}, fault=fault)
+            yield RawSample(place, place, "", {}, fault=fault)
 
-    def _item(self, file: str, row: Row) -> Item:
+    def _item(self, file: str, row: TableRow) -> RawSample:
         place = f"{file}:{row.line}"
         if row.fault is not None:
-            return Item(place, place, "", {}, fault=("source.unreadable", row.fault))
+            return RawSample(place, place, "", {}, fault=("source.unreadable", row.fault))
         facts = self._facts(_subset_of(file), row.fields)
-        item = Item(place, place, file if self.is_sequential else "", facts)
+        item = RawSample(place, place, file if self.is_sequential else "", facts)
         try:
             images = _images(None if self._config.images is None else row.fields.get(self._config.images))
             item = item._replace(original_key=self._key(row.fields, facts[SUBSET], images))
@@ -272,11 +272,11 @@ def _images_of(file: str) -> list[str]:
     return [file] if file else []
 
 
-def _together(stats: Sequence[Stat]) -> Stat:
+def _together(stats: Sequence[ObjectStat]) -> ObjectStat:
     """Of all images of a sample; ABSENT where one is not there."""
     if ABSENT in stats:
         return ABSENT
-    return Stat(sum(stat.size for stat in stats), " ".join(stat.stamp for stat in stats))
+    return ObjectStat(sum(stat.size for stat in stats), " ".join(stat.stamp for stat in stats))
 
 
 def _members(document: bytes, images: Iterable[bytes]) -> Members:

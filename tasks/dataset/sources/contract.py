@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
-from tasks.core.stores import ABSENT, Stat
+from tasks.core.stores import ABSENT, ObjectStat
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.tar.format import Members
 
@@ -23,10 +23,10 @@ class Container:
     """What samples are listed from: a table, a folder, a tar. `stat` changes when the container does."""
 
     name: str
-    stat: Stat
+    stat: ObjectStat
 
 
-class Item(NamedTuple):  # made in a third of the time that a frozen dataclass takes
+class RawSample(NamedTuple):  # made in a third of the time that a frozen dataclass takes
     """One raw sample as listed.
 
     `place` is where a person finds it (`captions.csv:17`), `file` its file as `FileSource.read` takes it,
@@ -38,7 +38,7 @@ class Item(NamedTuple):  # made in a third of the time that a frozen dataclass t
     file: str
     fields: Mapping[str, Any]
     content: str = ""
-    stat: Stat = ABSENT
+    stat: ObjectStat = ABSENT
     """Of a sample with files of its own: their size and stamp together, ABSENT where one is not there."""
     members: Members | None = None
     """The raw members, where they come with the listing."""
@@ -73,7 +73,7 @@ class Source(Protocol):
     def containers(self) -> Iterator[Container]:
         """In the source's own order, without reading them."""
 
-    def items(self, container: Container) -> Iterator[Item]:
+    def items(self, container: Container) -> Iterator[RawSample]:
         """Every raw sample, in the container's order; UsageError or DataError when it cannot be listed."""
 
 

@@ -21,12 +21,12 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import open_store
 from tasks.core.schema import Dataset
 from tasks.core.schema.source import ImageFolderSource
-from tasks.core.stores import ABSENT, Stat, Store, Unreachable, is_hidden
+from tasks.core.stores import ABSENT, ObjectStat, Store, StoreUnreachable, is_hidden
 from tasks.dataset.formats import images
 from tasks.dataset.formats.checks import json_object
 from tasks.dataset.keys import key_of
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.contract import Container, Item
+from tasks.dataset.sources.contract import Container, RawSample
 from tasks.dataset.sources.fields import RECODE, filled, text_of, to_json
 from tasks.dataset.sources.raw_files import SourceCheck, kind_of, read_file, read_start, stats_of
 from tasks.dataset.tar.format import Members, span_bytes
@@ -62,7 +62,7 @@ class ImageFolder:
         """`folder`: the first on the way to the image, such as `train`. `label`: the one it lies in."""
         try:
             self._store.entries()
-        except Unreachable:
+        except StoreUnreachable:
             raise
         except OSError as error:
             raise UsageError(
@@ -73,14 +73,14 @@ class ImageFolder:
         return ["folder", "label"]
 
     def containers(self) -> Iterator[Container]:
-        yield Container(".", Stat(0, ""))
+        yield Container(".", ObjectStat(0, ""))
 
-    def items(self, container: Container) -> Iterator[Item]:
+    def items(self, container: Container) -> Iterator[RawSample]:
         by_folder = groupby(stats_of(self._store, self._files()), key=lambda one: one[0].rpartition("/")[0])
         try:
             for folder, its_files in by_folder:
                 yield from self._pairs(folder, its_files)
-        except Unreachable:
+        except StoreUnreachable:
             raise
         except OSError as error:
             raise DataError(
@@ -116,12 +116,12 @@ class ImageFolder:
             else:
                 self.passed_over[kind_of(file)] += 1
 
-    def _pairs(self, folder: str, files: Iterable[tuple[str, Stat]]) -> Iterator[Item]:
+    def _pairs(self, folder: str, files: Iterable[tuple[str, ObjectStat]]) -> Iterator[RawSample]:
         """A folder's images in the order of their names, then those in formats that are not read, then the
         captions that have none."""
-        found: dict[str, Stat] = {}
+        found: dict[str, ObjectStat] = {}
         unread: list[str] = []
-        captions: dict[str, tuple[str, Stat]] = {}
+        captions: dict[str, tuple[str, ObjectStat]] = {}
         for file, stat in files:
             name, suffix = splitext(file)
             suffix = suffix.lower()
@@ -149,7 +149,9 @@ class ImageFolder:
         stored = {_stem(image) for image in found if image not in lesser}
         return [image for image in found if image not in lesser or _stem(image) not in stored]
 
-    def _item(self, folder: str, image: str, stat: Stat, caption: tuple[str, Stat] | None) -> Item:
+    def _item(
+        self, folder: str, image: str, stat: ObjectStat, caption: tuple[str, ObjectStat] | None
+    ) -> RawSample:
         fields = _fields(folder)
         if self._suffix:
             if caption is None:
@@ -157,14 +159,14 @@ class ImageFolder:
             file, its_stat = caption
             size = max(its_stat.size, 0)
             if stat != ABSENT:  # a changed caption is a changed sample
-                stat = Stat(stat.size + size, f"{stat.stamp} {its_stat.size} {its_stat.stamp}")
+                stat = ObjectStat(stat.size + size, f"{stat.stamp} {its_stat.size} {its_stat.stamp}")
             content: dict[str, Any] = {"file": file, "bytes": size}
         elif not folder:
             return _faulty(image, folder, ("caption.missing", "lies in no folder that names its class"))
         else:
             caption_of_class = filled(self._config.templates, fields["label"], key_of(image))
             content = {"label": fields["label"], "caption": caption_of_class}
-        return Item(image, image, image, fields, json.dumps(content), stat)
+        return RawSample(image, image, image, fields, json.dumps(content), stat)
 
     def _from_file(self, file: str) -> dict[str, bytes]:
         content = self._text(file)
@@ -188,8 +190,8 @@ def _stem(file: str) -> str:
     return splitext(file)[0]
 
 
-def _faulty(file: str, folder: str, fault: tuple[Reason, str]) -> Item:
-    return Item(file, file, file, _fields(folder), fault=fault)
+def _faulty(file: str, folder: str, fault: tuple[Reason, str]) -> RawSample:
+    return RawSample(file, file, file, _fields(folder), fault=fault)
 
 
 def _fields(folder: str) -> dict[str, str]:

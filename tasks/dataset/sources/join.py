@@ -26,7 +26,7 @@ from tasks.core.stores import is_remote
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import Lookup, look_up, object_of
 from tasks.dataset.sources.raw_files import Files, unreachable
-from tasks.dataset.sources.tabular import Table, open_table, require
+from tasks.dataset.sources.tabular import OpenTable, open_table, require
 from tasks.dataset.sources.tar_samples import FIELD, Roles, TarSamples
 from tasks.dataset.tar.reader import Member, StoredSample
 
@@ -97,7 +97,7 @@ class TableRows(Partners):
     def members(self, container: str, key: str) -> dict[str, bytes]:
         return {self._roles.described: self._find(container, key).encode()}
 
-    def _open(self, file: str) -> Table:
+    def _open(self, file: str) -> OpenTable:
         table = open_table(self.files.location(file), f"{self._config_key}.path")
         require(f"{self._config_key}.key", str(self._config.key), table.columns, stem(file))
         return table

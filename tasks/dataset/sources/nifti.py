@@ -213,7 +213,7 @@ def _judged(header: Any) -> NiftiHeader:
         dtype: np.dtype[Any] = header.get_data_dtype()
     except KeyError:
         raise Reject("volume.dtype", f"datatype {int(header['datatype'])} is unknown") from None
-    npy.require_numbers(npy.Header(shape, True, dtype, 0), "the file")
+    npy.require_numbers(npy.NpyHeader(shape, True, dtype, 0), "the file")
     offset = float(header["vox_offset"])
     if not 0 <= offset <= LARGEST_OFFSET:
         raise Reject("volume.undecodable", f"voxels at byte {offset:g}")

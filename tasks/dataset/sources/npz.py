@@ -78,13 +78,13 @@ def read_npy(store: Store, file: str, name: str | None, scale: float | None) -> 
             return _read(stream, member, header, 1.0 if scale is None else scale)
 
 
-def peek(store: Store, file: str, name: str | None) -> npy.Header:
+def peek(store: Store, file: str, name: str | None) -> npy.NpyHeader:
     """The header of the array that `read_npy` would read."""
     with _opened(store, file) as archive:
         return _choose(archive, name)[1]
 
 
-def headers(store: Store, file: str) -> dict[str, npy.Header]:
+def headers(store: Store, file: str) -> dict[str, npy.NpyHeader]:
     """The headers of all the file's arrays, by name; Reject when there is none."""
     with _opened(store, file) as archive:
         found = _headers(archive)
@@ -111,7 +111,7 @@ def _opened(store: Store, file: str) -> Iterator[zipfile.ZipFile]:
             raise unreadable(error) from None
 
 
-def _choose(archive: zipfile.ZipFile, name: str | None) -> tuple[str, npy.Header]:
+def _choose(archive: zipfile.ZipFile, name: str | None) -> tuple[str, npy.NpyHeader]:
     """The member to read and its header."""
     if name is not None:
         member = f"{name}.npy"
@@ -132,11 +132,11 @@ def _choose(archive: zipfile.ZipFile, name: str | None) -> tuple[str, npy.Header
     return candidates[0]
 
 
-def _headers(archive: zipfile.ZipFile) -> dict[str, npy.Header]:
+def _headers(archive: zipfile.ZipFile) -> dict[str, npy.NpyHeader]:
     return {member: _header(archive, member) for member in archive.namelist() if member.endswith(".npy")}
 
 
-def _header(archive: zipfile.ZipFile, member: str) -> npy.Header:
+def _header(archive: zipfile.ZipFile, member: str) -> npy.NpyHeader:
     with archive.open(member) as stream:
         return npy.parse_header(stream.read(npy.LONGEST_HEADER), member)
 
@@ -145,7 +145,7 @@ def _name(member: str) -> str:
     return member.removesuffix(".npy")
 
 
-def _read(stream: IO[bytes], member: str, header: npy.Header, scale: float) -> NDArray[np.uint8]:
+def _read(stream: IO[bytes], member: str, header: npy.NpyHeader, scale: float) -> NDArray[np.uint8]:
     """Straight into the bytes that are returned, unless the order or the numbers must change."""
     stream.read(header.offset)
     if not header.fortran and scale == 1:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
-from tasks.dataset.sources.fields import Row
+from tasks.dataset.sources.fields import TableRow
 from tasks.dataset.sources.raw_files import unreachable
 
 BUFFER = 4 << 20
@@ -70,7 +70,7 @@ class ParquetRows:
         self._classes = class_names(schema.metadata)
         self._wanted = [name for name in self.columns if name not in self.binary or name == image]
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[TableRow]:
         line = 1
         try:
             with self._file:
@@ -129,15 +129,15 @@ def _repeating(metadata: Any) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _row(line: int, names: Sequence[str], cells: Sequence[Any], used: Collection[str] | None) -> Row:
+def _row(line: int, names: Sequence[str], cells: Sequence[Any], used: Collection[str] | None) -> TableRow:
     fields = dict(zip(names, cells, strict=True))
     if TORN in cells:
         for name, cell in fields.items():
             if cell is TORN:
                 if used is None or name in used:
-                    return Row(line, {}, f"column {name} holds no valid value")
+                    return TableRow(line, {}, f"column {name} holds no valid value")
                 fields[name] = None
-    return Row(line, fields)
+    return TableRow(line, fields)
 
 
 def _batch_rows(group: Any, schema: Any) -> int:

@@ -27,9 +27,9 @@ from tasks.core.patterns import base_folder, expand
 from tasks.core.stores import (
     ABSENT,
     NotRegular,
-    Stat,
+    ObjectStat,
     Store,
-    Unreachable,
+    StoreUnreachable,
     address_key,
     host_of,
     is_remote,
@@ -95,17 +95,17 @@ def _rejected(error: OSError | ValueError) -> Reject:
 
 def unreadable(error: OSError) -> Reject:
     """The Reject of a sample whose file cannot be read; raises what is the whole source's trouble."""
-    if isinstance(error, Unreachable):
+    if isinstance(error, StoreUnreachable):
         raise error
     return Reject(TRANSIENT, error.strerror or type(error).__name__)
 
 
-def unreachable(place: str, error: OSError, problem: str = "cannot be read") -> Unreachable:
+def unreachable(place: str, error: OSError, problem: str = "cannot be read") -> StoreUnreachable:
     """The error that ends a build when a file of many samples cannot be read for no fault of its content: the
     dataset would lack them all, and the next try may well read it."""
-    if isinstance(error, Unreachable):
+    if isinstance(error, StoreUnreachable):
         return error
-    return Unreachable(error.errno, f"{problem}: {error.strerror or error}", place)
+    return StoreUnreachable(error.errno, f"{problem}: {error.strerror or error}", place)
 
 
 def kind_of(file: str) -> str:
@@ -118,7 +118,7 @@ def kind_of(file: str) -> str:
     return suffix if _KIND.fullmatch(suffix) else "other"
 
 
-def stats_of(store: Store, files: Iterable[str]) -> Iterator[tuple[str, Stat]]:
+def stats_of(store: Store, files: Iterable[str]) -> Iterator[tuple[str, ObjectStat]]:
     """Each file with its Stat, as they are listed: a bucket's listing has just given it, a web server is
     asked about many files together."""
     if not is_web(store.location):
@@ -195,14 +195,14 @@ class Files:
         """A file's whole path or address."""
         return join_location(self.store.location, self._written[name])
 
-    def stats(self) -> Iterator[tuple[str, Stat]]:
+    def stats(self) -> Iterator[tuple[str, ObjectStat]]:
         """Each file with its Stat; Unreachable where it cannot be looked at."""
         remaining = iter(self.names)
         while some := list(islice(remaining, AT_ONCE)):
             self.store.look_ahead([self._written[name] for name in some])
             yield from ((name, self.stat(name)) for name in some)
 
-    def stat(self, name: str) -> Stat:
+    def stat(self, name: str) -> ObjectStat:
         try:
             return self.store.stat(self._written[name])
         except OSError as error:
@@ -280,7 +280,7 @@ class LinkedFiles:
         """The whole address of a name, which `read` takes as well."""
         return join_location(self._base, name)
 
-    def stats(self, names: Sequence[str]) -> list[Stat | Reject]:
+    def stats(self, names: Sequence[str]) -> list[ObjectStat | Reject]:
         """Of each file, remote ones asked for together and each once: its Stat, ABSENT where it is not there,
         a Reject that may pass where it cannot be looked at; Unreachable when the source itself is gone."""
         distinct = dict.fromkeys(names)
@@ -304,11 +304,11 @@ class LinkedFiles:
                 content = read_file(self._open(name), name, limit)
                 self._failures.pop(host_of(name), None)
                 return content
-        except Unreachable:
+        except StoreUnreachable:
             self._failed(name)
         raise Reject(*SILENT_SERVER)
 
-    def _stat(self, name: str) -> Stat | Reject:
+    def _stat(self, name: str) -> ObjectStat | Reject:
         if not is_remote(name):
             try:
                 return self._store.stat(name)
@@ -321,7 +321,7 @@ class LinkedFiles:
                 found = self._open(name).stat(name)
                 self._failures.pop(host_of(name), None)
                 return found
-        except Unreachable:
+        except StoreUnreachable:
             self._failed(name)
         except OSError as error:
             return unreadable(error)

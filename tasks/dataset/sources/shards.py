@@ -16,9 +16,9 @@ from typing import Any
 
 from tasks.core.schema import Dataset, ShardsSource
 from tasks.core.schema.source import PLACE
-from tasks.core.stores import Stat, absolute_location, is_web
+from tasks.core.stores import ObjectStat, absolute_location, is_web
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.contract import Container, Item, fault_of
+from tasks.dataset.sources.contract import Container, RawSample, fault_of
 from tasks.dataset.sources.fields import as_member, look_up, object_of
 from tasks.dataset.sources.join import TableRows, TarMembers
 from tasks.dataset.sources.raw_files import Files
@@ -89,11 +89,11 @@ class Shards:
         for file, stat in self._files.stats():
             if self._joins:
                 stamps = "\0".join([stat.stamp, *(join.stamp(file) for join in self._joins)])
-                stat = Stat(stat.size, blake2b(stamps.encode(), digest_size=16).hexdigest())
+                stat = ObjectStat(stat.size, blake2b(stamps.encode(), digest_size=16).hexdigest())
             yield Container(file, stat)
 
-    def items(self, container: Container) -> Iterator[Item]:
-        torn: Item | None = None
+    def items(self, container: Container) -> Iterator[RawSample]:
+        torn: RawSample | None = None
         count = 0
         with self._files.opened(container.name) as file:
             samples = TarSamples(file, self._roles, container.stat.size)
@@ -109,7 +109,7 @@ class Shards:
         if samples.damage:
             yield from self._lost(container.name, count, torn, samples.damage)
 
-    def _lost(self, tar: str, count: int, torn: Item | None, damage: str) -> Iterator[Item]:
+    def _lost(self, tar: str, count: int, torn: RawSample | None, damage: str) -> Iterator[RawSample]:
         """What a damaged tar has lost beside the `count` samples that were found in it; the last `torn` one
         of these has not been handed over yet."""
         stated = self._stated(tar)
@@ -118,14 +118,14 @@ class Shards:
                 "source.unreadable",
                 f"{damage}; how many samples it has lost is unknown",
             )
-            yield (torn or Item(tar, tar, tar, {}))._replace(fault=fault, more_lost=True)
+            yield (torn or RawSample(tar, tar, tar, {}))._replace(fault=fault, more_lost=True)
             return
         if torn is not None:
             yield torn
         total, file = stated
         fault = "source.unreadable", f"{damage}, where {file} says that it holds {total:,} samples"
         for place in (f"{tar}:{number}" for number in range(count + 1, total + 1)):
-            yield Item(place, place, tar, {}, fault=fault)
+            yield RawSample(place, place, tar, {}, fault=fault)
 
     def _stated(self, tar: str) -> tuple[int, str] | None:
         """How many samples img2dataset wrote into a tar, and its file that states it."""
@@ -134,8 +134,8 @@ class Shards:
         base = self._files.store.location.rstrip("/") + "/"
         return stated_samples(self._files.store, name.removeprefix(base), mark + query)
 
-    def _item(self, tar: str, sample: StoredSample, fault: tuple[Reason, str] | None) -> Item:
-        item = Item(f"{tar}:{sample.key}", sample.key or tar, tar, {}, fault=fault)
+    def _item(self, tar: str, sample: StoredSample, fault: tuple[Reason, str] | None) -> RawSample:
+        item = RawSample(f"{tar}:{sample.key}", sample.key or tar, tar, {}, fault=fault)
         if fault is not None:
             return item
         try:
@@ -143,7 +143,7 @@ class Shards:
         except Reject as reject:
             return item._replace(fault=fault_of(reject))
 
-    def _taken(self, tar: str, sample: StoredSample, item: Item) -> Item:
+    def _taken(self, tar: str, sample: StoredSample, item: RawSample) -> RawSample:
         """The item with key, members and fields; Reject when it lacks what its modality needs."""
         found = _contents(sample)
         fields = self._fields(found)

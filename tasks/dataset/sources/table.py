@@ -20,15 +20,15 @@ from typing import Any
 from tasks.core.errors import DataError, UsageError
 from tasks.core.patterns import base_folder
 from tasks.core.schema import Dataset, TableSource
-from tasks.core.stores import ABSENT, Stat, address_key, is_remote
+from tasks.core.stores import ABSENT, ObjectStat, address_key, is_remote
 from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.contract import Container, Item, fault_of
-from tasks.dataset.sources.fields import Row, filled, is_nothing, row_text, text_of, to_json
+from tasks.dataset.sources.contract import Container, RawSample, fault_of
+from tasks.dataset.sources.fields import TableRow, filled, is_nothing, row_text, text_of, to_json
 from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
-from tasks.dataset.sources.tabular import SUFFIXES, Table, open_table, require
+from tasks.dataset.sources.tabular import SUFFIXES, OpenTable, open_table, require
 from tasks.dataset.tar.format import Members, span_bytes
 
 AT_ONCE = 256
@@ -56,7 +56,7 @@ class TableImages:
         self._asked += [(f"dataset.splits.{key}", name) for key, name in splits.items() if name is not None]
         self._asked += [("dataset.filter", name) for name in dataset.filter]
         self._wanted = {name for _, name in self._asked}
-        self._unread: tuple[Table, Stat] | None = None
+        self._unread: tuple[OpenTable, ObjectStat] | None = None
 
     @cached_property
     def location(self) -> str:
@@ -82,7 +82,7 @@ class TableImages:
         for name, stat in self._files.stats():
             yield Container(name, stat)
 
-    def items(self, container: Container) -> Iterator[Item]:
+    def items(self, container: Container) -> Iterator[RawSample]:
         name = container.name
         table = self._opened(name, container.stat)
         self._require_sameness(table)
@@ -111,7 +111,7 @@ class TableImages:
         return LinkedFiles(self._files.store, f"{self._config_key}.path")
 
     @cached_property
-    def _first(self) -> Table:
+    def _first(self) -> OpenTable:
         """The first table, for its columns. It stays open for the listing that follows."""
         name = self._files.names[0]
         stat = self._files.stat(name)
@@ -119,7 +119,7 @@ class TableImages:
         self._unread = table, stat
         return table
 
-    def _open(self, name: str) -> Table:
+    def _open(self, name: str) -> OpenTable:
         location = self._files.location(name)
         table = open_table(location, f"{self._config_key}.path", self._wanted, self._config.image)
         fields = self._fields_of(name, table)
@@ -128,7 +128,7 @@ class TableImages:
         rows = (row._replace(fields={**row.fields, **fields}) for row in table.rows)
         return replace(table, columns=[*table.columns, *fields], rows=rows)
 
-    def _fields_of(self, name: str, table: Table) -> dict[str, str]:
+    def _fields_of(self, name: str, table: OpenTable) -> dict[str, str]:
         """What the table's path says of each of its rows; UsageError where it does not say it."""
         found = {}
         for field, pattern in self._config.fields.items():
@@ -143,7 +143,7 @@ class TableImages:
             found[field] = match[1]
         return found
 
-    def _opened(self, name: str, stat: Stat) -> Table:
+    def _opened(self, name: str, stat: ObjectStat) -> OpenTable:
         """The table, its rows not read yet; the first one is not opened twice unless it has changed."""
         if name == self._files.names[0] and self._unread is not None:
             (table, its_stat), self._unread = self._unread, None
@@ -152,7 +152,7 @@ class TableImages:
             table.close()
         return self._open(name)
 
-    def _require_sameness(self, table: Table) -> None:
+    def _require_sameness(self, table: OpenTable) -> None:
         """One table of several must not quietly give samples without what the others have."""
         if (self._config.image in table.binary) != self.is_sequential:
             raise DataError(
@@ -162,7 +162,7 @@ class TableImages:
         for key, name in () if table.columns_vary else self._asked:
             require(key, name, table.columns, table.name)
 
-    def _items_of_paths(self, table: str, rows: Sequence[Row]) -> Iterator[Item]:
+    def _items_of_paths(self, table: str, rows: Sequence[TableRow]) -> Iterator[RawSample]:
         """Samples of the rows, their images looked at together, but for those that the filter leaves out."""
         folder = table.rpartition("/")[0]
         names = [self._image_of(row, folder) for row in rows]
@@ -173,32 +173,36 @@ class TableImages:
         for row, name, is_looked_at in zip(rows, names, looked_at, strict=True):
             place = f"{table}:{row.line}"
             if row.fault is not None:
-                yield Item(place, place, "", {}, fault=("source.unreadable", row.fault))
+                yield RawSample(place, place, "", {}, fault=("source.unreadable", row.fault))
             elif not name:
-                yield Item(place, place, "", row.fields, fault=("member.missing", "the row names no image"))
+                yield RawSample(
+                    place, place, "", row.fields, fault=("member.missing", "the row names no image")
+                )
             else:
                 yield self._item_of_path(place, row.fields, name, next(stats) if is_looked_at else ABSENT)
 
-    def _image_of(self, row: Row, folder: str) -> str:
+    def _image_of(self, row: TableRow, folder: str) -> str:
         """The name of the row's image; "" when it has none."""
         written = row.fields.get(self._config.image)
         return self._images.name(written, folder) if isinstance(written, str) and written else ""
 
-    def _item_of_path(self, place: str, fields: dict[str, Any], name: str, stat: Stat | Reject) -> Item:
+    def _item_of_path(
+        self, place: str, fields: dict[str, Any], name: str, stat: ObjectStat | Reject
+    ) -> RawSample:
         file = self._images.public_name(name)
         if file != name:
             fields = {**fields, self._config.image: self._images.address(name)}
         original_key = self._key(fields) if self._keys else file
         if not original_key:
-            return Item(place, place, file, fields, fault=self._no_key(fields))
+            return RawSample(place, place, file, fields, fault=self._no_key(fields))
         if isinstance(stat, Reject):
-            return Item(place, original_key, file, fields, fault=fault_of(stat), may_pass=True)
-        return Item(place, original_key, file, fields, row_text(fields), stat)
+            return RawSample(place, original_key, file, fields, fault=fault_of(stat), may_pass=True)
+        return RawSample(place, original_key, file, fields, row_text(fields), stat)
 
-    def _item_of_bytes(self, table: str, row: Row) -> Item:
+    def _item_of_bytes(self, table: str, row: TableRow) -> RawSample:
         place = original_key = f"{table}:{row.line}"
         if row.fault is not None:
-            return Item(place, place, table, {}, fault=("source.unreadable", row.fault))
+            return RawSample(place, place, table, {}, fault=("source.unreadable", row.fault))
         image, path = _embedded(row.fields.get(self._config.image))
         path = address_key(path) if path is not None and is_remote(path) else path
         fields = {**row.fields, self._config.image: path}
@@ -212,8 +216,8 @@ class TableImages:
             if not original_key:
                 raise Reject(*self._no_key(fields))
         except Reject as reject:
-            return Item(place, original_key or place, table, fields, fault=fault_of(reject))
-        return Item(place, original_key, table, fields, members={**beside, "image": image})
+            return RawSample(place, original_key or place, table, fields, fault=fault_of(reject))
+        return RawSample(place, original_key, table, fields, members={**beside, "image": image})
 
     def _beside(self, row: dict[str, Any]) -> dict[str, bytes]:
         """The members but the image; Reject."""

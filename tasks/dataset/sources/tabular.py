@@ -26,9 +26,9 @@ from typing import BinaryIO, TextIO
 
 from tasks.core.errors import DataError, UsageError, instead
 from tasks.core.folders import open_store
-from tasks.core.stores import Unreachable, redact, split_location, without_query
+from tasks.core.stores import StoreUnreachable, redact, split_location, without_query
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.fields import RECODE, Row, parse_json
+from tasks.dataset.sources.fields import RECODE, TableRow, parse_json
 from tasks.dataset.sources.raw_files import unreachable
 from tasks.dataset.tar.format import LFS, LFS_POINTER
 
@@ -43,12 +43,12 @@ _QUOTED = re.compile('"[^"]*"?')
 
 
 @dataclass(frozen=True)
-class Table:
+class OpenTable:
     """A table that is open: its columns, those of them that hold bytes, and its rows to be read once."""
 
     location: str
     columns: list[str]
-    rows: Iterator[Row]
+    rows: Iterator[TableRow]
     binary: frozenset[str] = frozenset()
     columns_vary: bool = False
     """Whether a row may have columns that others have not."""
@@ -68,7 +68,7 @@ def open_table(
     wanted: Collection[str] | None = None,
     image: str | None = None,
     place: str = "",
-) -> Table:
+) -> OpenTable:
     """Open a table by its suffix; UsageError naming `config_key` when that is no table, DataError when it
     cannot be read as one. Errors call it `place`, which is its location unless given.
 
@@ -88,7 +88,7 @@ def open_table(
 
     try:
         return reader(place, opened, wanted, image)
-    except Unreachable:
+    except StoreUnreachable:
         raise
     except (FileNotFoundError, NotADirectoryError):
         start = "" if PurePath(place).is_absolute() else "; paths start at the working directory"
@@ -106,12 +106,12 @@ def require(config_key: str, name: str, columns: Sequence[str], where: str) -> N
 Open = Callable[[], BinaryIO]
 
 
-def _open_csv(place: str, opened: Open, wanted: object, image: object) -> Table:
+def _open_csv(place: str, opened: Open, wanted: object, image: object) -> OpenTable:
     text = _text(place, opened)
     return _of_cells(place, text, _csv_rows(place, text, _delimiter(place, text, ",")))
 
 
-def _open_tsv(place: str, opened: Open, wanted: object, image: object) -> Table:
+def _open_tsv(place: str, opened: Open, wanted: object, image: object) -> OpenTable:
     text = _text(place, opened)
     delimiter = _delimiter(place, text, "\t")
     if delimiter == "\t":
@@ -136,7 +136,7 @@ def _delimiter(place: str, text: TextIO, usual: str) -> str:
     return most if most in header else usual
 
 
-def _of_cells(place: str, text: TextIO, rows: Iterator[tuple[int, list[str]]]) -> Table:
+def _of_cells(place: str, text: TextIO, rows: Iterator[tuple[int, list[str]]]) -> OpenTable:
     header = next(rows, None)
     if header is None:
         raise DataError(f"{place} is empty; its first line names the columns")
@@ -146,7 +146,7 @@ def _of_cells(place: str, text: TextIO, rows: Iterator[tuple[int, list[str]]]) -
         if columns.count(name) > 1:
             raise DataError(f"{place}: two columns are named {name!r}; rename one")
     named = (_csv_row(line, columns, cells) for line, cells in rows)
-    return Table(place, columns, named, close=text.close)
+    return OpenTable(place, columns, named, close=text.close)
 
 
 def _csv_rows(place: str, text: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -192,14 +192,14 @@ def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
                 yield number, cells
 
 
-def _csv_row(line: int, columns: list[str], cells: list[str]) -> Row:
+def _csv_row(line: int, columns: list[str], cells: list[str]) -> TableRow:
     if len(cells) > len(columns):
         fault = f"{len(cells)} cells in {len(columns)} columns; quote a text that holds the delimiter"
-        return Row(line, {}, fault)
-    return Row(line, dict(zip(columns, cells, strict=False)))
+        return TableRow(line, {}, fault)
+    return TableRow(line, dict(zip(columns, cells, strict=False)))
 
 
-def _open_jsonl(place: str, opened: Open, wanted: Collection[str] | None, image: object) -> Table:
+def _open_jsonl(place: str, opened: Open, wanted: Collection[str] | None, image: object) -> OpenTable:
     text = _text(place, opened, "\n")
     columns: dict[str, None] = {}
     for row in _jsonl_rows(place, text):
@@ -209,17 +209,17 @@ def _open_jsonl(place: str, opened: Open, wanted: Collection[str] | None, image:
         if wanted is not None and columns.keys() >= set(wanted):
             break
     text.seek(0)
-    return Table(
+    return OpenTable(
         place, list(columns), _closing(text, _jsonl_rows(place, text)), columns_vary=True, close=text.close
     )
 
 
-def _closing(text: TextIO, rows: Iterator[Row]) -> Iterator[Row]:
+def _closing(text: TextIO, rows: Iterator[TableRow]) -> Iterator[TableRow]:
     with text:
         yield from rows
 
 
-def _jsonl_rows(place: str, text: TextIO) -> Iterator[Row]:
+def _jsonl_rows(place: str, text: TextIO) -> Iterator[TableRow]:
     for number, line in enumerate(_lines(place, text), 1):
         if number == 1:
             _require_text(place, line[:2])
@@ -227,15 +227,15 @@ def _jsonl_rows(place: str, text: TextIO) -> Iterator[Row]:
             yield _jsonl_row(number, line)
 
 
-def _jsonl_row(number: int, line: str) -> Row:
+def _jsonl_row(number: int, line: str) -> TableRow:
     try:
         fields = parse_json(line)
     except Reject as reject:
-        return Row(number, {}, reject.detail)
-    return Row(number, fields) if isinstance(fields, dict) else Row(number, {}, "no JSON object")
+        return TableRow(number, {}, reject.detail)
+    return TableRow(number, fields) if isinstance(fields, dict) else TableRow(number, {}, "no JSON object")
 
 
-def _open_parquet(place: str, opened: Open, wanted: Collection[str] | None, image: str | None) -> Table:
+def _open_parquet(place: str, opened: Open, wanted: Collection[str] | None, image: str | None) -> OpenTable:
     from tasks.dataset.sources.parquet import ParquetRows  # here, so that text is listed without Arrow
 
     file = opened()
@@ -244,7 +244,7 @@ def _open_parquet(place: str, opened: Open, wanted: Collection[str] | None, imag
         raise DataError(f"{place} is {LFS_POINTER}")
     file.seek(0)
     rows = ParquetRows(place, file, image, wanted)
-    return Table(place, rows.columns, iter(rows), rows.binary, count=rows.count, close=file.close)
+    return OpenTable(place, rows.columns, iter(rows), rows.binary, count=rows.count, close=file.close)
 
 
 def _lines(place: str, file: TextIO) -> Iterator[str]:
@@ -288,7 +288,7 @@ def _text(place: str, opened: Open, newline: str = "") -> TextIO:
     return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
-FORMATS: dict[str, Callable[[str, Open, Collection[str] | None, str | None], Table]] = {
+FORMATS: dict[str, Callable[[str, Open, Collection[str] | None, str | None], OpenTable]] = {
     ".csv": _open_csv,
     ".tsv": _open_tsv,
     ".jsonl": _open_jsonl,

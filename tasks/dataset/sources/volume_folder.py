@@ -24,16 +24,23 @@ from numpy.typing import NDArray
 from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import open_store
 from tasks.core.patterns import expand
-from tasks.core.schema import Dataset, Labels, Metadata, Reports, VolumeSource
-from tasks.core.stores import Stat, Unreachable, is_hidden, is_remote, join_location, split_location
+from tasks.core.schema import Dataset, Labels, Metadata, ReportTable, VolumeSource
+from tasks.core.stores import (
+    ObjectStat,
+    StoreUnreachable,
+    is_hidden,
+    is_remote,
+    join_location,
+    split_location,
+)
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import geometry, stored
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.contract import Container, Item, fault_of
+from tasks.dataset.sources.contract import Container, RawSample, fault_of
 from tasks.dataset.sources.fields import Lookup
 from tasks.dataset.sources.raw_files import SourceCheck, kind_of, stats_of
-from tasks.dataset.sources.tabular import SUFFIXES, Table, open_table, require
+from tasks.dataset.sources.tabular import SUFFIXES, OpenTable, open_table, require
 from tasks.dataset.tar.format import Buffer, Members, span_bytes
 
 JSON_BYTES = 2048
@@ -45,7 +52,7 @@ NOT_GIVEN = "Not given."
 
 AT_ONCE_BYTES = 1 << 24
 
-TableConfig = Reports | Labels | Metadata
+TableConfig = ReportTable | Labels | Metadata
 
 
 class VolumeFolder(ABC):
@@ -86,9 +93,9 @@ class VolumeFolder(ABC):
         return list(self._tables.fields)
 
     def containers(self) -> Iterator[Container]:
-        yield Container(self._tables.path, Stat(0, ""))
+        yield Container(self._tables.path, ObjectStat(0, ""))
 
-    def items(self, container: Container) -> Iterator[Item]:
+    def items(self, container: Container) -> Iterator[RawSample]:
         self.columns()
         tables = VolumeTables(self._tables, self.location, self._config_key)
         files = list(self._files())
@@ -99,17 +106,17 @@ class VolumeFolder(ABC):
             try:
                 about = tables.rows(file, sharing[_name(file)])
             except Reject as reject:
-                yield Item(file, file, file, fields, stat=stat, fault=fault_of(reject))
+                yield RawSample(file, file, file, fields, stat=stat, fault=fault_of(reject))
                 continue
-            yield Item(file, file, file, fields, json.dumps({"fields": fields, **about}), stat)
+            yield RawSample(file, file, file, fields, json.dumps({"fields": fields, **about}), stat)
         if not files:
             kinds = " or ".join(self.suffixes)
             raise DataError(f"{self._config_key}.path: {self._tables.path} holds no {kinds} file")
 
-    def _files(self) -> Iterator[tuple[str, Stat]]:
+    def _files(self) -> Iterator[tuple[str, ObjectStat]]:
         try:
             yield from stats_of(self._store, self._names())
-        except Unreachable:
+        except StoreUnreachable:
             raise
         except OSError as error:
             problem = error.strerror or error
@@ -177,20 +184,20 @@ class VolumeTables:
     def __init__(self, config: VolumeSource, root: str, config_key: str) -> None:
         self._root = root
         self._config_key = config_key
-        report = _Rows(self._reports(config.reports), config.reports, "report.missing")
-        self._tables: dict[str, _Rows] = {"report": report}
+        report = _TableRows(self._reports(config.reports), config.reports, "report.missing")
+        self._tables: dict[str, _TableRows] = {"report": report}
         if config.labels is not None:
-            self._tables["labels"] = _Rows(self._labels(config.labels), config.labels, "labels.missing")
+            self._tables["labels"] = _TableRows(self._labels(config.labels), config.labels, "labels.missing")
         if config.metadata is not None:
             rows = self._metadata(config.metadata, getattr(config, "rescale", None))
-            self._tables["metadata"] = _Rows(rows, config.metadata, "volume.spacing")
+            self._tables["metadata"] = _TableRows(rows, config.metadata, "volume.spacing")
 
     def rows(self, file: str, sharing: int) -> dict[str, list[str]]:
         """The distinct rows about a volume by role, none where a table leaves it out; `sharing` files have
         its name. Reject where a table names several files at once."""
         return {role: table.about(file, sharing) for role, table in self._tables.items()}
 
-    def _reports(self, config: Reports) -> Iterator[tuple[str, str]]:
+    def _reports(self, config: ReportTable) -> Iterator[tuple[str, str]]:
         for file, row in self._read(config, "reports", {"text": config.text}):
             parts = [_text(row.get(column)) for column in config.text]
             yield file, " ".join(part for part in parts if part)
@@ -229,13 +236,13 @@ class VolumeTables:
                 if row.fields.get(config.key) is not None:
                     yield str(row.fields[config.key]), row.fields
 
-    def _opened(self, config: TableConfig, role: str, wanted: Sequence[str] | None) -> Iterator[Table]:
+    def _opened(self, config: TableConfig, role: str, wanted: Sequence[str] | None) -> Iterator[OpenTable]:
         key = f"{self._config_key}.{role}.path"
         for location in expand(join_location(self._root, config.path), SUFFIXES, key):
             yield open_table(location, key, wanted)
 
 
-class _Rows:
+class _TableRows:
     """What one table says, by file."""
 
     def __init__(self, rows: Iterable[tuple[str, str]], config: TableConfig, missing: Reason) -> None:

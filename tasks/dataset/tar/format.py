@@ -52,7 +52,7 @@ class Broken(ValueError):
     """A block that is no tar header, or one whose size makes no sense."""
 
 
-class Header(NamedTuple):
+class TarHeader(NamedTuple):
     """One entry: its name, the bytes of its content, and tar's letter for its kind.
 
     `has_map` says that blocks with the map of a GNU sparse file follow.
@@ -108,7 +108,7 @@ def header(name: str, size: int) -> bytes:
     return _pack(encoded, _BEFORE_SIZE, length, _AFTER_SIZE, checksum, _TAIL)
 
 
-def parse_header(block: bytes) -> Header | None:
+def parse_header(block: bytes) -> TarHeader | None:
     """The entry that a 512-byte block announces; None for a block of zeros, Broken for anything else.
 
     Its checksum must hold, over unsigned bytes or, as old programs had it, signed ones.
@@ -128,7 +128,7 @@ def parse_header(block: bytes) -> Header | None:
     if magic == b"ustar\0" and prefix[0]:
         name = prefix.partition(b"\0")[0] + b"/" + name
     kind = letter.decode("latin-1")
-    return Header(name, _size(size_field), kind, kind == SPARSE and block[482] != 0)
+    return TarHeader(name, _size(size_field), kind, kind == SPARSE and block[482] != 0)
 
 
 def _byte_sum(block: bytes) -> int:

@@ -24,8 +24,8 @@ from tasks.dataset.tar.format import (
     PAX,
     PAX_GLOBAL,
     Broken,
-    Header,
     Sample,
+    TarHeader,
     compression_of,
     is_sparse,
     padding,
@@ -181,7 +181,7 @@ class TarReader:
             except Broken as error:
                 return Gap(str(error), start, window.offset)
 
-    def _entry(self, header: Header, records: dict[bytes, bytes], start: int) -> Member | Cut | bool:
+    def _entry(self, header: TarHeader, records: dict[bytes, bytes], start: int) -> Member | Cut | bool:
         window = self._window
         size = pax_size(records, header.size) if header.has_content else 0
         name = records.get(b"GNU.sparse.name") or records.get(b"path") or header.name
@@ -224,7 +224,7 @@ class TarReader:
             oddity = "a name without key or suffix"
         return Member(text, key, suffix, oddity, size, start, offset)
 
-    def _extend(self, header: Header, extended: int, records: dict[bytes, bytes]) -> Cut | None:
+    def _extend(self, header: TarHeader, extended: int, records: dict[bytes, bytes]) -> Cut | None:
         """Add what the records say of the next entry; Broken where there is too much of it, all passed."""
         window = self._window
         is_read = extended <= LONGEST_EXTENSION and header.kind in (PAX, PAX_GLOBAL, LONG_NAME)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tasks.core.stores import Store, Unreachable
+from tasks.core.stores import Store, StoreUnreachable
 
 LARGEST_STATS = 1 << 20
 LARGEST_TABLE = 256 << 20
@@ -24,7 +24,7 @@ def stated_samples(store: Store, tar: str, query: str = "") -> tuple[int, str] |
     for name, read in ((f"{stem}_stats.json", _successes), (f"{stem}.parquet", _statuses)):
         try:
             count = read(store, name + query)
-        except Unreachable:
+        except StoreUnreachable:
             raise
         except Exception:  # noqa: BLE001 - a file of another form, or a torn one, states nothing
             continue

@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tasks.core.stores import Unreachable, is_remote
+from tasks.core.stores import StoreUnreachable, is_remote
 from tasks.core.units import counted
 from tasks.dataset.layout import MANIFEST
 from tasks.dataset.tar.format import BLOCK, END, LFS_POINTER
 from tasks.dataset.tar.gunzip import ZIPPED
 from tasks.dataset.tar.siblings import stated_samples
-from tasks.dataset.verify.outcome import Outcome
-from tasks.dataset.verify.place import Place, dataset_of, is_current
+from tasks.dataset.verify.outcome import Examination
+from tasks.dataset.verify.place import ShardLocation, dataset_of, is_current
 from tasks.dataset.verify.report import AGAIN, Coverage, Fault, Fix, fault, plain, shard_place
 from tasks.dataset.verify.seals import MOST_JSON
 from tasks.dataset.verify.tars import (
@@ -40,7 +40,7 @@ MOST_VERSIONS = 3
 """Whose names are given."""
 
 
-def judge(place: Place, outcome: Outcome) -> Coverage:
+def judge(place: ShardLocation, outcome: Examination) -> Coverage:
     """Find everything that is wrong with the tars; what was looked at."""
     sizes = Sizes(place, outcome.faults)
     shut = shut_splits(place.folder, place.tars) if place.is_folder else {}
@@ -73,7 +73,7 @@ def judge(place: Place, outcome: Outcome) -> Coverage:
 class Sizes:
     """What the `sizes.json` beside the tars say: the samples of each tar; a torn one is a fault."""
 
-    def __init__(self, place: Place, faults: list[Fault]) -> None:
+    def __init__(self, place: ShardLocation, faults: list[Fault]) -> None:
         self.samples: dict[str, int] = {}
         self.folders: set[str] = set()
         """Those that have one."""
@@ -87,7 +87,7 @@ class Sizes:
                 content = json.loads(store.read(below + SIZES + query, MOST_JSON))
             except (FileNotFoundError, PermissionError):
                 continue  # a bucket may refuse what is not there
-            except Unreachable:
+            except StoreUnreachable:
                 raise
             except OSError as error:
                 problem = f"unreadable: {error.strerror or error}"
@@ -113,7 +113,7 @@ def _is_sizes(content: Any) -> bool:
     )
 
 
-def _name_faults(place: Place, sizes: Sizes) -> Iterator[Fault]:
+def _name_faults(place: ShardLocation, sizes: Sizes) -> Iterator[Fault]:
     """Tars that should be there, by a pattern, by their numbers or by `sizes.json`; and those that should
     not."""
     absent = dict.fromkeys(place.absent, "the pattern names it")
@@ -136,7 +136,7 @@ def _is_listed(name: str, sizes: Sizes) -> bool:
     return name.rpartition("/")[0] in sizes.folders
 
 
-def _ends(place: Place, names: list[str]) -> Iterator[tuple[str, list[Fault]]]:
+def _ends(place: ShardLocation, names: list[str]) -> Iterator[tuple[str, list[Fault]]]:
     """Each tar, and whether it is cut by its size and last bytes; other compressions cannot be judged."""
     for name in names:
         kind = compression_unread(name)
@@ -184,7 +184,7 @@ def _count_faults(
             yield fault("shard.count", shard_place(name), samples=0, problem="it holds no sample")
 
 
-def _with_loss(one: Fault, place: Place, sizes: Sizes, outcome: Outcome) -> Fault:
+def _with_loss(one: Fault, place: ShardLocation, sizes: Sizes, outcome: Examination) -> Fault:
     """Of a cut tar how many samples it has lost, by what lies beside it."""
     shard = str(one.where.get("shard"))
     if one.code != "shard.truncated" or shard not in place.tars:
@@ -199,7 +199,7 @@ def _with_loss(one: Fault, place: Place, sizes: Sizes, outcome: Outcome) -> Faul
     return replace(one, evidence={**one.evidence, **lost, **there})
 
 
-def _unseen(place: Place) -> Iterator[str]:
+def _unseen(place: ShardLocation) -> Iterator[str]:
     """What only a manifest would show, and where there is one after all."""
     yield NO_MANIFEST
     if is_remote(place.folder):

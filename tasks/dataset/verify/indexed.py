@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from tasks.core.errors import DataError
 from tasks.core.folders import LocalStore, open_store
-from tasks.core.stores import Stat, Store, split_location
+from tasks.core.stores import ObjectStat, Store, split_location
 from tasks.dataset.foreign import addresses
 
 
@@ -37,7 +37,7 @@ class IndexedStore:
         address = self._addresses.get(file)
         return (self._store, file) if address is None else (self._remote[address.partition(":")[0]], address)
 
-    def stat(self, file: str) -> Stat:
+    def stat(self, file: str) -> ObjectStat:
         store, name = self._at(file)
         return store.stat(name)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tasks.core.engines.local import map_here, map_in_threads
 from tasks.core.process import available_cores
 from tasks.core.screen import Progress
-from tasks.core.stores import Unreachable, is_remote
+from tasks.core.stores import StoreUnreachable, is_remote
 from tasks.dataset.verify.duplicates import KeyFault, SampleKeys
 from tasks.dataset.verify.report import Fault, Level, shortened
 from tasks.dataset.verify.tars import blake3_of
@@ -44,7 +44,7 @@ class BadSample:
 OnBad = Callable[[BadSample], None]
 
 
-class Outcome:
+class Examination:
     """Examines shards at a level, reports the progress, and takes the results in any order."""
 
     def __init__(self, level: Level, progress: Progress, on_bad: OnBad | None = None) -> None:
@@ -70,7 +70,7 @@ class Outcome:
         def one(name: str) -> str | None:
             try:
                 return blake3_of(folder, name)
-            except Unreachable:
+            except StoreUnreachable:
                 raise
             except OSError:
                 return None

@@ -53,7 +53,7 @@ FEW = 8
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardLocation:
     """Where the tars are: all lie in `folder`, a path or an address, to which their names are relative.
 
     Of a version, `repairable` is what `tarmac repair` is to be given, None where that cannot help, and
@@ -71,7 +71,7 @@ class Place:
     is_folder: bool = False
 
 
-def locate(path: str | os.PathLike[str]) -> Place:
+def locate(path: str | os.PathLike[str]) -> ShardLocation:
     """Look at what is there, not into it; UsageError when that is nothing, or nothing that can be judged."""
     given = os.fspath(path)
     if given.startswith("pipe:"):
@@ -92,7 +92,7 @@ def locate(path: str | os.PathLike[str]) -> Place:
     )
 
 
-def _folder(folder: str, given: str) -> Place:
+def _folder(folder: str, given: str) -> ShardLocation:
     store = store_at(folder)
     if is_web(folder):
         return _of_web(store, folder)
@@ -113,7 +113,7 @@ def _folder(folder: str, given: str) -> Place:
         raise UsageError(
             f"{KEY}: {redact(given)} holds no dataset and no tar{_below(folder, given, folders)}"
         )
-    return Place(folder, False, tars=tars, is_folder=True)
+    return ShardLocation(folder, False, tars=tars, is_folder=True)
 
 
 def _refuse_staging(folder: str, folders: Sequence[str], given: str) -> None:
@@ -153,9 +153,9 @@ def _real(folder: str) -> str:
     return folder if is_remote(folder) else os.path.realpath(folder)
 
 
-def _version(folder: str, given: str) -> Place:
+def _version(folder: str, given: str) -> ShardLocation:
     version = _real(folder)
-    return Place(version, True, None if is_remote(folder) else _repairable(version, given))
+    return ShardLocation(version, True, None if is_remote(folder) else _repairable(version, given))
 
 
 def _repairable(version: str, given: str) -> str | None:
@@ -184,7 +184,7 @@ def is_current(dataset: str, version: str) -> bool:
     return os.path.islink(path) and os.path.realpath(path) == version
 
 
-def _current(store: Store, folder: str, given: str, is_text: bool) -> Place | None:
+def _current(store: Store, folder: str, given: str, is_text: bool) -> ShardLocation | None:
     """The dataset's current version; None when the folder is no dataset.
 
     `current` is a link, or in a bucket, which has none, a text that holds the version's name.
@@ -207,7 +207,7 @@ def _current(store: Store, folder: str, given: str, is_text: bool) -> Place | No
     return _lost(folder, given, f"names {name[:20]!r}, which is no version of this dataset")
 
 
-def _lost(folder: str, dataset: str, problem: str) -> Place:
+def _lost(folder: str, dataset: str, problem: str) -> ShardLocation:
     """A dataset in `folder`, which commands are to call `dataset`, has no current version."""
     build = "tarmac build CONFIG builds one"
     fault = file_fault(CURRENT, problem, RESEND if is_remote(folder) else build)
@@ -219,7 +219,7 @@ def _lost(folder: str, dataset: str, problem: str) -> Place:
         remedy = f"tarmac versions DATASET rollback {newest} makes the newest version there current, {build}"
         command = f"tarmac versions {shlex.quote(dataset)} rollback {newest}"
         fault = replace(fault, fix=remedy, command=command)
-    return Place(folder, True, fault=fault)
+    return ShardLocation(folder, True, fault=fault)
 
 
 def _is_there(store: Store, folder: str) -> bool:
@@ -236,20 +236,20 @@ def _text(store: Store) -> str:
         return ""
 
 
-def _of_web(store: Store, folder: str) -> Place:
+def _of_web(store: Store, folder: str) -> ShardLocation:
     """A web server gives no lists, but a version says itself what it holds."""
     if store.stat(MANIFEST) != ABSENT or store.stat(SHARDS) != ABSENT:
-        return Place(folder, True)
+        return ShardLocation(folder, True)
     name = _text(store)
     if VERSION_NAME.fullmatch(name):
-        return Place(f"{folder}/{VERSIONS}/{name}", True)
+        return ShardLocation(f"{folder}/{VERSIONS}/{name}", True)
     raise UsageError(
         f"{KEY}: a web server gives no list of its files; name the tars, such as "
         f"{redact(folder)}/{{000000..000042}}.tar"
     )
 
 
-def _named_tars(given: str) -> Place:
+def _named_tars(given: str) -> ShardLocation:
     """The tars that a pattern names, or one; UsageError when none is there, or when one is something else."""
     pattern, query = split_query(given)
     promised = [pattern] if not is_remote(given) and os.path.exists(pattern) else expand_braces(pattern, KEY)
@@ -274,7 +274,7 @@ def _named_tars(given: str) -> Place:
         raise UsageError(f"{KEY}: {redact(pattern)} names more than one bucket or host; give one at a time")
     sizes = {one.removeprefix(base).lstrip("/"): size for one, size in found.items()}
     lacking = [one.removeprefix(base).lstrip("/") for one in absent]
-    return Place(base + query, False, tars=sizes, absent=lacking)
+    return ShardLocation(base + query, False, tars=sizes, absent=lacking)
 
 
 def _looked_up(folder: str, members: Sequence[str], query: str) -> Iterator[tuple[str, int | None]]:

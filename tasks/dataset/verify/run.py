@@ -17,7 +17,7 @@ from tasks.core.findings import Report
 from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import is_remote
 from tasks.dataset.verify import foreign, version
-from tasks.dataset.verify.outcome import BadSample, Outcome
+from tasks.dataset.verify.outcome import BadSample, Examination
 from tasks.dataset.verify.place import locate
 from tasks.dataset.verify.report import Advice, Coverage, Level, findings, not_seen, ruled_out
 from tasks.dataset.verify.tars import is_indexed
@@ -38,7 +38,7 @@ def verify(
     a remote store does not answer, DataError when the disk of the temporary folder is full.
     """
     place = locate(path)
-    with closing(Outcome(level, progress, on_bad)) as outcome:
+    with closing(Examination(level, progress, on_bad)) as outcome:
         if place.fault is not None:
             outcome.faults.append(place.fault)
             coverage = Coverage(level, 0)

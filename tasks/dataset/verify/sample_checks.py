@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.dataset.formats.checks import is_pickle
 from tasks.dataset.modalities import Modality, missing
 from tasks.dataset.verify.report import Fix, plain
-from tasks.dataset.verify.scan import UNSAFE, Note, ShardScan, Spans, Suffixes
+from tasks.dataset.verify.scan import UNSAFE, NumberedFault, ShardScan, Spans, Suffixes
 
 if TYPE_CHECKING:
     from tasks.dataset.verify.scan import ShardTask
@@ -23,7 +23,7 @@ MOST_NAMED = 8
 """Members that a message names."""
 
 
-Located = tuple[int, str | None, Note]
+Located = tuple[int, str | None, NumberedFault]
 """Where a sample starts, or should start, its key, and a fault of it."""
 
 
@@ -40,7 +40,7 @@ class Repeats:
         self.groups = [numbers for numbers in by_key.values() if len(numbers) > 1]
         self.numbers = {number for numbers in self.groups for number in numbers}
         self.continued: set[int] = set()
-        self.notes: list[Note] = []
+        self.notes: list[NumberedFault] = []
         for first, *later in self.groups:
             seen = set(scan.suffixes[first])
             for number in later:
@@ -51,18 +51,20 @@ class Repeats:
         starts = self._scan.starts
         places = f"at byte {starts[first]:,} and again at byte {starts[number]:,}"
         if has_shared:
-            self.notes.append(Note(number, "sample.duplicate_key", None, {"problem": f"it stands {places}"}))
+            self.notes.append(
+                NumberedFault(number, "sample.duplicate_key", None, {"problem": f"it stands {places}"})
+            )
         else:
             self.continued.add(number)
             problem = f"its members do not stand together: they are {places}"
-            self.notes.append(Note(number, "sample.split_members", None, {"problem": problem}))
+            self.notes.append(NumberedFault(number, "sample.split_members", None, {"problem": problem}))
 
     def united(self, numbers: list[int]) -> Suffixes:
         """The members of all samples of a key."""
         return tuple(sorted({suffix for number in numbers for suffix in self._scan.suffixes[number]}))
 
 
-def faults_of_sets(scan: ShardScan, modality: Modality | None, repeats: Repeats) -> Iterator[Note]:
+def faults_of_sets(scan: ShardScan, modality: Modality | None, repeats: Repeats) -> Iterator[NumberedFault]:
     """Members that are twice in a sample, or missing, or must not be there."""
     faults = {
         suffixes: (list(_faults_of_set(suffixes)), _lacking(suffixes, modality))
@@ -80,25 +82,25 @@ def faults_of_sets(scan: ShardScan, modality: Modality | None, repeats: Repeats)
                 yield note._replace(number=numbers[0])
 
 
-def _faults_of_set(suffixes: Suffixes) -> Iterator[Note]:
+def _faults_of_set(suffixes: Suffixes) -> Iterator[NumberedFault]:
     counts = Counter(suffixes)
     repeated = [suffix for suffix, count in counts.items() if count > 1]
     if repeated:
         member = repeated[0] if len(repeated) == 1 else None
         problem = f"it holds {_named(repeated)} {counts[repeated[0]]} times"
-        yield Note(0, "sample.duplicate_key", member, {"problem": problem})
+        yield NumberedFault(0, "sample.duplicate_key", member, {"problem": problem})
     for suffix in counts:
         if is_pickle(suffix):
             problem = "a pickle by its name, which loaders execute"
-            yield Note(0, "member.unsafe", suffix, {"problem": problem}, UNSAFE)
+            yield NumberedFault(0, "member.unsafe", suffix, {"problem": problem}, UNSAFE)
 
 
-def _lacking(suffixes: Suffixes, modality: Modality | None) -> list[Note]:
+def _lacking(suffixes: Suffixes, modality: Modality | None) -> list[NumberedFault]:
     if modality is None:
         return []
     evidence = {"there": _named(sorted(set(suffixes)))}
     lacking = missing(modality.required, dict.fromkeys(suffixes))
-    return [Note(0, "sample.missing_member", choices, evidence) for choices in lacking]
+    return [NumberedFault(0, "sample.missing_member", choices, evidence) for choices in lacking]
 
 
 def _named(suffixes: list[str]) -> str:
@@ -118,25 +120,30 @@ def sets_by_key(scan: ShardScan, repeats: Repeats) -> dict[str, Suffixes | None]
 
 
 def located(
-    task: ShardTask, scan: ShardScan, spans: Spans, notes: list[Note], differing: list[int], is_as_built: bool
-) -> list[tuple[str | None, Note]]:
+    task: ShardTask,
+    scan: ShardScan,
+    spans: Spans,
+    notes: list[NumberedFault],
+    differing: list[int],
+    is_as_built: bool,
+) -> list[tuple[str | None, NumberedFault]]:
     """All faults of samples with their keys, in the order of the tar: one for each sample, member and code,
     however often that is said of it."""
     has_other_keys = task.compares and task.keys is not None and list(task.keys) != scan.keys
     if not (notes or differing or has_other_keys):
         return []
-    rows = _Rows(task, scan, spans)
+    rows = _IndexRows(task, scan, spans)
     found = list(rows.of_differing(differing, is_as_built))
     if has_other_keys:
         found += rows.of_other_keys(set(differing))
     found += [(scan.starts[note.number], rows.key_of(note.number), note) for note in notes]
-    first: dict[tuple[Any, ...], tuple[str | None, Note]] = {}
+    first: dict[tuple[Any, ...], tuple[str | None, NumberedFault]] = {}
     for start, key, note in sorted(found, key=itemgetter(0)):
         first.setdefault((note.code, start if key is None else key, note.member), (key, note))
     return list(first.values())
 
 
-class _Rows:
+class _IndexRows:
     """Which rows of the tables the samples of the tar are."""
 
     def __init__(self, task: ShardTask, scan: ShardScan, spans: Spans) -> None:
@@ -164,7 +171,7 @@ class _Rows:
         for row in rows:
             evidence = {"row": row, "problem": "CRC32C differs from the index"}
             key = self._named(row) or self._found(row)
-            yield self._spans.starts[row], key, Note(row, code, None, evidence, fix)
+            yield self._spans.starts[row], key, NumberedFault(row, code, None, evidence, fix)
 
     def _found(self, row: int) -> str | None:
         """The key of the first sample that the tar has in the row's place."""
@@ -180,4 +187,4 @@ class _Rows:
             named = self._named(row)
             if row is not None and named is not None and row not in differing and key != named:
                 evidence = {"problem": f"the tar holds {plain(key)!r} in this place"}
-                yield start, named, Note(row, "manifest.invalid", None, evidence, Fix.TABLE)
+                yield start, named, NumberedFault(row, "manifest.invalid", None, evidence, Fix.TABLE)

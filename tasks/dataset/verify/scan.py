@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tasks.core.errors import UsageError
 from tasks.core.files import CHUNK
-from tasks.core.stores import Unreachable
+from tasks.core.stores import StoreUnreachable
 from tasks.dataset import modalities
 from tasks.dataset.formats import Unjudged
 from tasks.dataset.formats.checks import LONGEST, is_pickle, problem_of, worded
@@ -62,7 +62,7 @@ class ShardTask:
         return self.name.rpartition("/")[0]
 
 
-class Note(NamedTuple):
+class NumberedFault(NamedTuple):
     """A fault of the sample with this number, or in this row of the index."""
 
     number: int
@@ -85,7 +85,7 @@ class ShardScan:
         self.suffixes: list[Suffixes] = []
         self.torn: set[int] = set()
         self.odd: set[int] = set()
-        self.notes: list[Note] = []
+        self.notes: list[NumberedFault] = []
         self.decoder = Decoder(task.modality) if task.decodes else None
         self.cut: Cut | None = None
         self.gap: Gap | None = None
@@ -100,7 +100,7 @@ class ShardScan:
         try:
             with open_tar(task.folder, task.name) as file:
                 self._read(file, task, spans)
-        except Unreachable:
+        except StoreUnreachable:
             raise
         except OSError as error:
             self.error = error
@@ -140,9 +140,9 @@ class ShardScan:
         for member in sample.members:
             if member.oddity is not None:
                 evidence = {"problem": member.oddity}
-                self.notes.append(Note(number, "member.unsafe", member.suffix, evidence, UNSAFE))
+                self.notes.append(NumberedFault(number, "member.unsafe", member.suffix, evidence, UNSAFE))
             elif not member.size:
-                self.notes.append(Note(number, "member.empty", member.suffix, EMPTY))
+                self.notes.append(NumberedFault(number, "member.empty", member.suffix, EMPTY))
         if all(member.oddity is not None for member in sample.members):
             self.odd.add(number)
         if self.decoder is not None and not sample.is_torn:
@@ -156,7 +156,7 @@ class ShardScan:
                 decoder.leave_out(one.suffix)
             return
         for found in decoder.judge(contents) if contents else ():
-            self.notes.append(Note(number, found.code, found.member, {"problem": found.evidence}))
+            self.notes.append(NumberedFault(number, found.code, found.member, {"problem": found.evidence}))
 
 
 class _HashedReads:
@@ -194,7 +194,7 @@ class Decoder:
         self._of_modality = {"json", *(choice for choices in required for choice in choices)}
         self.undecoded: set[str] = set()
 
-    def judge(self, contents: Mapping[str, bytes]) -> Iterator[modalities.Fault]:
+    def judge(self, contents: Mapping[str, bytes]) -> Iterator[modalities.MemberFault]:
         """What is wrong with members that are not empty."""
         if self._modality is not None:
             try:
@@ -202,7 +202,7 @@ class Decoder:
             except UsageError:
                 raise  # a package is missing, which is no fault of the data
             except Exception as error:  # noqa: BLE001 - hostile content may lead anywhere, but not to a crash
-                yield modalities.Fault("member.undecodable", " ".join(sorted(contents)), worded(error))
+                yield modalities.MemberFault("member.undecodable", " ".join(sorted(contents)), worded(error))
             self.undecoded.update(suffix for suffix in self._modality.unjudged() if suffix in contents)
         for suffix, content in contents.items():
             if self._is_of_modality(suffix) or is_pickle(suffix):
@@ -214,7 +214,7 @@ class Decoder:
                 continue
             if problem is not None:
                 code, evidence = problem
-                yield modalities.Fault(code, suffix, evidence)
+                yield modalities.MemberFault(code, suffix, evidence)
 
     def _is_of_modality(self, suffix: str) -> bool:
         if self._modality is None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from tasks.core.files import CHUNK, blake3_file, disk_full_as_error
 from tasks.core.process import available_cores
-from tasks.core.stores import NotRegular, Unreachable, is_remote
+from tasks.core.stores import NotRegular, StoreUnreachable, is_remote
 from tasks.dataset.build_info import FileSeal, parse_build_info
 from tasks.dataset.layout import BUILD
 from tasks.dataset.verify.report import DIGITS, Fault, Fix, file_fault
@@ -101,7 +101,7 @@ class VersionFiles:
             if size != seal.bytes:
                 return f"{size:,} bytes, {seal.bytes:,} when it was built"
             found = blake3_file(path)
-        except Unreachable:
+        except StoreUnreachable:
             raise
         except OSError as error:
             return error
@@ -131,7 +131,7 @@ class VersionFiles:
             return None
         try:
             return read(self._require(name))
-        except Unreachable:
+        except StoreUnreachable:
             raise
         except OSError as error:
             self.blame(name, error)

@@ -16,7 +16,7 @@ from tasks.dataset.layout import index_name, samples_name
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.verify.report import DIGITS, Fault, Fix, fault, shard_place, shortened
 from tasks.dataset.verify.sample_checks import Repeats, faults_of_sets, located, sets_by_key
-from tasks.dataset.verify.scan import Note, ShardScan, ShardTask, Spans, Suffixes
+from tasks.dataset.verify.scan import NumberedFault, ShardScan, ShardTask, Spans, Suffixes
 from tasks.dataset.verify.tars import open_file
 
 WHOLE = ("shard.truncated", "shard.checksum")
@@ -129,7 +129,7 @@ def _damage(scan: ShardScan, differing: list[int]) -> dict[str, Any]:
     return {}
 
 
-def _sample_fault(task: ShardTask, key: str | None, note: Note) -> Fault:
+def _sample_fault(task: ShardTask, key: str | None, note: NumberedFault) -> Fault:
     files = {"index.mismatch": index_name(task.split), "manifest.invalid": samples_name(task.split)}
     where = {**shard_place(task.name), "file": files.get(note.code), "key": key, "member": note.member}
     known = {name: value for name, value in where.items() if value is not None}
@@ -137,7 +137,10 @@ def _sample_fault(task: ShardTask, key: str | None, note: Note) -> Fault:
 
 
 def _bad_samples(
-    task: ShardTask, whole: Sequence[Fault], of_samples: Sequence[tuple[str | None, Note]], lost: range
+    task: ShardTask,
+    whole: Sequence[Fault],
+    of_samples: Sequence[tuple[str | None, NumberedFault]],
+    lost: range,
 ) -> dict[str, str]:
     """The keys of bad samples, by the tables where there are any, each with its first code."""
     bad: dict[str, str] = {}

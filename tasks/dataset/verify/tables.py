@@ -43,7 +43,7 @@ UPDATE = "update Tarmac if a newer one made this, else build the dataset again"
 EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
-class Tables:
+class VersionTables:
     """What the files say that may be used.
 
     `there` are the version's tars, which tell what splits there are where no table does.

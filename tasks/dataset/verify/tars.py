@@ -20,7 +20,16 @@ from blake3 import blake3
 
 from tasks.core.errors import UsageError
 from tasks.core.folders import LocalStore, open_store
-from tasks.core.stores import ABSENT, NotRegular, Store, Unreachable, is_hidden, is_remote, is_web, redact
+from tasks.core.stores import (
+    ABSENT,
+    NotRegular,
+    Store,
+    StoreUnreachable,
+    is_hidden,
+    is_remote,
+    is_web,
+    redact,
+)
 from tasks.dataset.layout import FOREIGN
 from tasks.dataset.tar.gunzip import ZIPPED, unzipped
 from tasks.dataset.verify.report import Fault, Fix, fault, shard_place
@@ -94,7 +103,7 @@ def ends(folder: str, names: Iterable[str], count: int) -> Iterator[tuple[str, b
         try:
             read = store.read if name.endswith(ZIPPED) else store.read_end
             return name, read(name + query, count)
-        except Unreachable:
+        except StoreUnreachable:
             raise
         except OSError as error:
             return name, error
@@ -132,7 +141,7 @@ def listed(store: Store, folder: str = "") -> tuple[list[str], list[str]]:
     place = redact(f"{store.location}/{folder}".rstrip("/"))
     try:
         return store.entries(folder)
-    except Unreachable:
+    except StoreUnreachable:
         raise
     except FileNotFoundError:
         raise UsageError(f"{KEY}: there is nothing at {place}") from None

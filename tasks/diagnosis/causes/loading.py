@@ -10,7 +10,7 @@ from pathlib import Path
 from tasks.core.units import counted, format_duration, size
 from tasks.diagnosis.causes.cause import Cause, Support
 from tasks.diagnosis.causes.signs import DISKS, LOCKS, MOVED_BYTES, POLLS, STEADY, Signs
-from tasks.diagnosis.observation.record import Process
+from tasks.diagnosis.observation.record import ObservedProcess
 
 ENOUGH_SAMPLES = 8
 """Of one filter's refusals; with fewer it may be a bad patch of a sound dataset."""
@@ -178,7 +178,7 @@ def _deadlock(signs: Signs) -> Support | None:
     )
 
 
-def _is_locked(signs: Signs, worker: Process) -> bool:
+def _is_locked(signs: Signs, worker: ObservedProcess) -> bool:
     """Whether it sleeps on a lock and no thread of it waits for anything that could come from outside."""
     threads = worker.last.threads if worker.last is not None else ()
     return (
@@ -189,7 +189,7 @@ def _is_locked(signs: Signs, worker: Process) -> bool:
     )
 
 
-def _own_call(worker: Process) -> str | None:
+def _own_call(worker: ObservedProcess) -> str | None:
     """The innermost call that is no part of Python's own library."""
     own = ("threading.py", "multiprocessing/", "queue.py", "logging/__init__.py", "concurrent/")
     return next((call for call in worker.stack or () if not any(one in call for one in own)), None)
@@ -257,7 +257,7 @@ def _not_poison(signs: Signs) -> str | None:
     return f"{len(files)} files are read" if len(files) > len(signs.living_workers) > 0 else None
 
 
-def _dead(signs: Signs) -> list[Process]:
+def _dead(signs: Signs) -> list[ObservedProcess]:
     return [one for one in signs.seen.of("worker") if one.last is None and one.exit_code]
 
 
@@ -334,6 +334,6 @@ LOADING = (
 )
 
 
-def _read_files(process: Process) -> list[str]:
+def _read_files(process: ObservedProcess) -> list[str]:
     files = process.last.files if process.last is not None else None
     return [file.path for file in files or () if file.is_regular and not file.is_writable]

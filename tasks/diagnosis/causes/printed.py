@@ -22,7 +22,7 @@ REPEATED = 5
 
 
 @dataclass(frozen=True)
-class Message:
+class PrintedMessage:
     """What a library prints when a cause has struck. `by` is the library."""
 
     code: str
@@ -34,8 +34,8 @@ class Message:
 
 def _row(
     code: str, pattern: str, by: str, remedy: str, proof: Literal["proves", "suggests"] = "proves"
-) -> Message:
-    return Message(code, re.compile(pattern), by, remedy, proof)
+) -> PrintedMessage:
+    return PrintedMessage(code, re.compile(pattern), by, remedy, proof)
 
 
 MEMORY = "fewer workers or a smaller prefetch; tarmac preflight gives the largest settings that fit"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tasks.diagnosis.observation.record import Observation, Process, SampleKind
+from tasks.diagnosis.observation.record import Observation, ObservedProcess, SampleKind
 from tasks.trainers import recognise
 from tasks.trainers.command import Command
 from tasks.trainers.contract import DataArguments, Progress, Trainer
@@ -62,29 +62,29 @@ class Signs:
         self.trainer: Trainer = recognise(self.command, seen.trainer)
 
     @cached_property
-    def ranks(self) -> list[Process]:
+    def ranks(self) -> list[ObservedProcess]:
         return sorted(self.seen.of("rank"), key=lambda one: one.rank)
 
     @cached_property
-    def main(self) -> Process | None:
+    def main(self) -> ObservedProcess | None:
         """The rank that waits for data, where one does, as all others then wait for it; else the first."""
         return next((one for one in self.ranks if self.waits_for_data(one)), next(iter(self.ranks), None))
 
     @property
-    def workers(self) -> list[Process]:
+    def workers(self) -> list[ObservedProcess]:
         return self.seen.workers_of(self.main) if self.main is not None else []
 
     @property
-    def living_workers(self) -> list[Process]:
+    def living_workers(self) -> list[ObservedProcess]:
         return [one for one in self.workers if one.last is not None]
 
     @property
-    def stopped_workers(self) -> list[Process]:
+    def stopped_workers(self) -> list[ObservedProcess]:
         """Those that a signal has stopped, while the rank and others go on."""
         return [one for one in self.living_workers if _is_stopped(one)]
 
     @property
-    def readers(self) -> list[Process]:
+    def readers(self) -> list[ObservedProcess]:
         """Who reads the data: the workers, or the rank itself where it has none."""
         return self.living_workers or ([self.main] if self.main is not None and self.main.last else [])
 
@@ -103,15 +103,15 @@ class Signs:
             return False
         return _is_stopped(self.main) or (bool(self.workers) and all(map(_is_stopped, self.workers)))
 
-    def runs(self, process: Process) -> bool:
+    def runs(self, process: ObservedProcess) -> bool:
         """Whether it computes a good part of the time, also where it gets little of the cores."""
         return process.share("runs") >= 0.3 or process.cpu >= 0.3
 
-    def sleeps(self, process: Process) -> bool:
+    def sleeps(self, process: ObservedProcess) -> bool:
         """Whether it waits all the time."""
         return process.last is not None and process.share("runs") < 0.1 and process.cpu < 0.05
 
-    def waits_for_data(self, rank: Process) -> bool:
+    def waits_for_data(self, rank: ObservedProcess) -> bool:
         """Whether the rank sits in its DataLoader's queue: by its stack, else by how such a wait looks.
 
         The queue is a pipe that is polled, by the main thread or by the one that pins memory.
@@ -162,7 +162,7 @@ class Signs:
         """Whether every reader reads on."""
         return bool(self.readers) and all(self.moves(one) for one in self.readers)
 
-    def moves(self, process: Process) -> bool:
+    def moves(self, process: ObservedProcess) -> bool:
         return len(set(process.places)) > 1 or (process.grown("read_bytes") or 0) >= MOVED_BYTES
 
     @cached_property
@@ -201,7 +201,7 @@ class Signs:
         samples = sum(tar.samples for tar in tars)
         return sum(tar.stop - tar.start for tar in tars) / samples if samples else None
 
-    def samples_read_by(self, worker: Process) -> int | None:
+    def samples_read_by(self, worker: ObservedProcess) -> int | None:
         """Since it was started, told by its bytes; None unseen."""
         total = worker.last.read_bytes if worker.last is not None else None
         return int(total / self.sample_bytes) if total is not None and self.sample_bytes else None
@@ -220,7 +220,7 @@ class Signs:
         return bool(written) and all(total is not None and total < DELIVERED_BYTES for total in written)
 
     @property
-    def idle_workers(self) -> list[Process]:
+    def idle_workers(self) -> list[ObservedProcess]:
         """Those that wait to be asked for more: they have delivered all that they were to."""
         return [one for one in self.living_workers if one.share(*POLLS) >= STEADY and not self.moves(one)]
 
@@ -239,17 +239,17 @@ class Signs:
         lines = self.seen.log.lines if self.seen.log is not None else ()
         return [found for line in lines if (found := self.trainer.progress(line)) is not None]
 
-    def calls(self, process: Process, *names: str) -> str | None:
+    def calls(self, process: ObservedProcess, *names: str) -> str | None:
         """The innermost call of its stack that has one of these names in it; None unseen."""
         return next((call for call in process.stack or () if any(name in call for name in names)), None)
 
-    def sleeping_ranks(self) -> Iterator[Process]:
+    def sleeping_ranks(self) -> Iterator[ObservedProcess]:
         """Those that wait, and not for data."""
         return (one for one in self.ranks if self.sleeps(one) and not self.waits_for_data(one))
 
-    def in_collective(self, rank: Process) -> bool:
+    def in_collective(self, rank: ObservedProcess) -> bool:
         return self.calls(rank, *COLLECTIVE_CALLS) is not None
 
 
-def _is_stopped(process: Process) -> bool:
+def _is_stopped(process: ObservedProcess) -> bool:
     return all(look is not None and look.state in "Tt" for look in (process.first, process.last))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tasks.diagnosis.causes.cause import Cause, Support
 from tasks.diagnosis.causes.signs import DISKS, MOVED_BYTES, PIPES, POLLS, SOCKETS, STEADY, Signs
 from tasks.diagnosis.observation.procfs import Connection, OpenFile
-from tasks.diagnosis.observation.record import Process
+from tasks.diagnosis.observation.record import ObservedProcess
 
 SOME_CPU_S = 0.03
 """Of a rank between the looks: who waits for an answer uses none, who gets one piece by piece does."""
@@ -100,7 +100,7 @@ def _checkpoint(signs: Signs) -> Support | None:
     return None
 
 
-def _saves(signs: Signs, rank: Process) -> OpenFile | None:
+def _saves(signs: Signs, rank: ObservedProcess) -> OpenFile | None:
     """A file of weights that the rank has open for writing, and has not written to between the looks."""
     if (
         rank.first is None
@@ -163,7 +163,7 @@ def _download(signs: Signs) -> Support | None:
     return None
 
 
-def _receives(rank: Process) -> bool:
+def _receives(rank: ObservedProcess) -> bool:
     """Whether something comes: recv(2) is in no counter, but what comes is written, kept or worked on."""
     if rank.first is None or rank.last is None:
         return False
@@ -172,7 +172,7 @@ def _receives(rank: Process) -> bool:
     return max(moved, kept) >= MOVED_BYTES or rank.last.cpu_s - rank.first.cpu_s > SOME_CPU_S
 
 
-def _is_before_training(signs: Signs, rank: Process) -> bool:
+def _is_before_training(signs: Signs, rank: ObservedProcess) -> bool:
     """Whether nothing shows that the training has begun: no worker, no other rank, no line of progress."""
     return not signs.seen.workers_of(rank) and len(signs.ranks) == 1 and not signs.progress
 
@@ -213,7 +213,7 @@ def _desync(signs: Signs) -> Support | None:
     )
 
 
-def _caller(rank: Process) -> str:
+def _caller(rank: ObservedProcess) -> str:
     """The innermost call of a rank that is not torch's."""
     own = ("torch/", "threading.py", "multiprocessing/", "contextlib.py")
     calls = rank.stack or ()

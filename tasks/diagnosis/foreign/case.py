@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from tasks.diagnosis.foreign.probe import Answer
-from tasks.diagnosis.foreign.survey import Kind, Survey, TarSeen
-from tasks.diagnosis.memory import Limits
+from tasks.diagnosis.foreign.probe import ProbeReport
+from tasks.diagnosis.foreign.survey import Kind, TarSeen, TarSurvey
+from tasks.diagnosis.memory import MachineLimits
 from tasks.trainers.command import Command
 from tasks.trainers.contract import DataArguments, Trainer
 
@@ -20,11 +20,11 @@ class Case:
     command: Command
     trainer: Trainer
     data: DataArguments
-    survey: Survey
-    answer: Answer | None
+    survey: TarSurvey
+    answer: ProbeReport | None
     bytes_per_s: float | None = None
     """How fast a tar was read, where it was measured."""
-    limits: Limits | None = None
+    limits: MachineLimits | None = None
     """What this machine gives, where the training is to run on it."""
 
     @property

@@ -20,7 +20,7 @@ from tasks.dataset.init.config_text import flow
 from tasks.dataset.init.run import name_of
 from tasks.dataset.modalities.reinforced import ADDED, NPZ, PTH
 from tasks.diagnosis.foreign.case import Case
-from tasks.diagnosis.foreign.survey import Survey
+from tasks.diagnosis.foreign.survey import TarSurvey
 
 CAPTIONS = ("caption.txt", "text.txt", "caption", "text", "title.txt", "title", "cls.txt")
 """Members that hold a caption where no `txt` does, the likeliest first."""
@@ -33,7 +33,7 @@ BEGINS = "# Written by tarmac preflight"
 
 
 @dataclass(frozen=True)
-class Origin:
+class MemberOrigin:
     """What a member that samples lack can be made of: a field of `json` or a member, in how many samples."""
 
     origin: str
@@ -50,14 +50,14 @@ class Mended:
     None where nothing in it changes."""
 
     config: Path | None
-    members: Mapping[str, Origin]
+    members: Mapping[str, MemberOrigin]
     command: str | None
     left_out: Sequence[str] = ()
 
 
 def mend(case: Case, findings: Sequence[Finding], folder: Path) -> Mended:
     """Write the config that the findings ask for into a folder, and make the command that goes with it."""
-    members: dict[str, Origin] = {}
+    members: dict[str, MemberOrigin] = {}
     config, left_out = None, list[str]()
     if any(one.code in ("keys.mismatch", "keys.partial", "json.conflict") for one in findings):
         members = _origins(case.survey)
@@ -84,31 +84,31 @@ def _modality(case: Case) -> str:
     return "reinforced" if case.trainer.needs_reinforcement or is_taught else "image_text"
 
 
-def _origins(survey: Survey) -> dict[str, Origin]:
+def _origins(survey: TarSurvey) -> dict[str, MemberOrigin]:
     """What to make the caption and the image of, where samples lack them."""
     kinds = survey.kinds
     having: dict[str, int] = defaultdict(int)
     for kind, count in kinds.items():
         for suffix in kind:
             having[suffix] += count
-    found: dict[str, Origin] = {}
+    found: dict[str, MemberOrigin] = {}
     if not having.get("txt"):
         member = next((one for one in CAPTIONS if having.get(one)), None)
         if member is not None:
-            found["txt"] = Origin(member, having[member])
+            found["txt"] = MemberOrigin(member, having[member])
         elif survey.caption_field is not None:
             field, samples = survey.caption_field
-            found["txt"] = Origin(f"json:{field}", samples)
+            found["txt"] = MemberOrigin(f"json:{field}", samples)
     if not any(having.get(suffix) for suffix in IMAGES):
         dotted = [one for one in having if "." in one and one.rpartition(".")[2] in IMAGES]
         if dotted:
             best = max(dotted, key=lambda one: having[one])
-            found["image"] = Origin(best, having[best])
+            found["image"] = MemberOrigin(best, having[best])
     return found
 
 
 def _write(
-    case: Case, members: Mapping[str, Origin], folder: Path, modality: str, left_out: Sequence[str]
+    case: Case, members: Mapping[str, MemberOrigin], folder: Path, modality: str, left_out: Sequence[str]
 ) -> Path:
     path = _free(folder)
     given = case.data.tars or ""
@@ -148,7 +148,7 @@ def _free(folder: Path) -> Path:
         number += 1
 
 
-def _keys_repeat(survey: Survey) -> bool:
+def _keys_repeat(survey: TarSurvey) -> bool:
     """Whether tars number their samples anew, so that keys come again."""
     tars = defaultdict(set)
     for examples in survey.examples.values():

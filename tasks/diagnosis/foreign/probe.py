@@ -27,7 +27,7 @@ DEEP_DEADLINE_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """One stage of the pipeline: `came_in` and `went_out` are samples."""
 
     name: str
@@ -41,7 +41,7 @@ class Flow:
     """What became of some samples. `failing` counts, by member, what did not decode by itself; `error` ended
     the pipeline, as it would end a worker of the training, and `error_place` is the line that raised it."""
 
-    stages: Sequence[Stage]
+    stages: Sequence[PipelineStage]
     failing: Mapping[str, int]
     messages: Sequence[str] = ()
     error: str | None = None
@@ -58,7 +58,7 @@ class Flow:
         return 0.0 if self.error else self.stages[-1].went_out / max(self.read, 1)
 
     @property
-    def drop(self) -> Stage | None:
+    def drop(self) -> PipelineStage | None:
         """The first stage behind the tars that let fewer samples pass than came in."""
         return next((one for one in self.stages[1:] if one.went_out < one.came_in), None)
 
@@ -73,7 +73,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeReport:
     """What the trainer's own code said. `assigned` are the tars of each rank's workers in an epoch; empty
     where workers draw from all of them. `batches` and `samples` are those of an epoch, over all workers."""
 
@@ -92,7 +92,7 @@ class NoAnswer(Exception):
 
 def ask(
     command: Command, trainer: Trainer, examples: Mapping[Kind, Sequence[Example]], whole: Sequence[str] = ()
-) -> Answer:
+) -> ProbeReport:
     """Run the pipeline on the examples of each kind, and on the tars `whole`. NoAnswer where it cannot be."""
     if trainer.probe is None:
         raise NoAnswer(f"the data pipeline of {trainer.name} is not run: Tarmac knows no way to")
@@ -108,7 +108,7 @@ def ask(
         question = {"arguments": command.arguments, "ranks": command.ranks, "examples": tars, "whole": whole}
         found = _run(command, trainer.probe, question, Path(folder, "answer.json"), bool(whole))
     flows = {kind: _flow(found["kinds"][str(number)]) for number, kind in enumerate(kinds)}
-    return Answer(
+    return ProbeReport(
         versions=found["versions"],
         flows=flows,
         whole={tar: _flow(its) for tar, its in found["whole"].items()},
@@ -149,7 +149,7 @@ def _run(command: Command, probe: str, question: Any, answer: Path, is_deep: boo
 def _flow(found: Mapping[str, Any]) -> Flow:
     error = found["error"]
     return Flow(
-        stages=[Stage(one["stage"], one["place"], one["in"], one["out"]) for one in found["stages"]],
+        stages=[PipelineStage(one["stage"], one["place"], one["in"], one["out"]) for one in found["stages"]],
         failing=found["failing"],
         messages=found["messages"],
         error=None if error is None else f"{error['kind']}: {error['text']}",

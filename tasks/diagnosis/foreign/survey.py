@@ -19,7 +19,7 @@ from tasks.core.folders import open_store
 from tasks.core.schema import ImageRules
 from tasks.core.schema.dataset import MOST_PIXELS
 from tasks.core.screen import Progress, no_progress
-from tasks.core.stores import Stat, Store, is_remote, split_location
+from tasks.core.stores import ObjectStat, Store, is_remote, split_location
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.formats.images import size_of
 from tasks.dataset.rejects import Reject
@@ -71,7 +71,7 @@ class TarSeen:
 
 
 @dataclass
-class Survey:
+class TarSurvey:
     """What was seen of all tars, which are in the order of the trainer's list."""
 
     locations: Sequence[str]
@@ -117,13 +117,13 @@ class Survey:
         return None if found is None else (found, self.texts[found])
 
 
-def survey(locations: Sequence[str], is_deep: bool = False, progress: Progress = no_progress) -> Survey:
+def survey(locations: Sequence[str], is_deep: bool = False, progress: Progress = no_progress) -> TarSurvey:
     """Look at tars, those that are spread over the list first; each whole where the look `is_deep`.
 
     Unreachable where a server does not answer; a tar that cannot be read is one with damage.
     """
     began = time.monotonic()
-    found = Survey(locations)
+    found = TarSurvey(locations)
     for place in _spread(len(locations)):
         is_late = time.monotonic() - began > LOOK_S
         if is_late and not is_deep and len(found.tars) >= 2:
@@ -147,10 +147,10 @@ def _spread(count: int) -> Iterator[int]:
         parts *= 2
 
 
-def _look(location: str, found: Survey, is_deep: bool) -> None:
+def _look(location: str, found: TarSurvey, is_deep: bool) -> None:
     folder, name = split_location(location)
     store = open_store(folder)
-    stat: Stat = store.stat(name)
+    stat: ObjectStat = store.stat(name)
     kinds: Counter[Kind] = Counter()
     damage: str | None = None
     last = 0
@@ -185,7 +185,7 @@ def _end_of(sample: StoredSample) -> int:
     return last.offset + last.size + -last.size % 512
 
 
-def _note(sample: StoredSample, location: str, found: Survey) -> None:
+def _note(sample: StoredSample, location: str, found: TarSurvey) -> None:
     kind = frozenset(sample.suffixes)
     examples = found.examples[kind]
     its = sum(one.tar == location for one in examples)
@@ -204,7 +204,7 @@ def _note(sample: StoredSample, location: str, found: Survey) -> None:
             )
 
 
-def _measure(store: Store, name: str, location: str, found: Survey, is_deep: bool) -> None:
+def _measure(store: Store, name: str, location: str, found: TarSurvey, is_deep: bool) -> None:
     """Read the size of some images, from the head of each; of a remote tar of none."""
     if is_remote(location):
         return

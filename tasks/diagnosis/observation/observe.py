@@ -18,9 +18,9 @@ from pathlib import Path
 from braceexpand import braceexpand
 
 from tasks.diagnosis.observation import machine, procfs
-from tasks.diagnosis.observation.passed import Range, SampleReader
+from tasks.diagnosis.observation.passed import Range, ReplayReader
 from tasks.diagnosis.observation.procfs import Look
-from tasks.diagnosis.observation.record import Log, Observation, Passed, Process, Role
+from tasks.diagnosis.observation.record import Log, Observation, ObservedProcess, Passed, Role
 from tasks.diagnosis.observation.redaction import redacted, redacted_words
 from tasks.diagnosis.observation.stacks import stacks_of
 from tasks.loader import forkserver
@@ -48,7 +48,7 @@ WORKER_NAME = "pt_data_worker"
 
 
 @dataclass
-class _Watched:
+class _TrackedProcess:
     """A process while it is being observed."""
 
     pid: int
@@ -77,7 +77,7 @@ def observe(
     at = time.time()
     began = time.monotonic()
     command = procfs.argv(pid)
-    samples = SampleReader()
+    samples = ReplayReader()
     watched = _roles(pid, [member for root in (pid, *others) for member in procfs.family(root)])
     with ThreadPoolExecutor(1) as pool:
         gpus = pool.submit(machine.gpus)
@@ -131,7 +131,7 @@ def read_log(path: Path) -> Log | None:
     return Log(redacted(str(path)), round(quiet, 1), shown)
 
 
-def _roles(pid: int, members: Sequence[int]) -> list[_Watched]:
+def _roles(pid: int, members: Sequence[int]) -> list[_TrackedProcess]:
     """What each process of the family is to the training. A rank is the first Python below the launchers."""
     words = {member: procfs.argv(member) for member in members}
     stats = {member: procfs.stat(member) for member in members}
@@ -145,14 +145,16 @@ def _roles(pid: int, members: Sequence[int]) -> list[_Watched]:
             continue
         role, rank = _role(member, stat, words, ranks, roles)
         roles[member] = (role, rank)
-        one = _Watched(member, stat.parent, role, rank, procfs.look(member, now), exit_code=stat.exit_code)
+        one = _TrackedProcess(
+            member, stat.parent, role, rank, procfs.look(member, now), exit_code=stat.exit_code
+        )
         watched.append(one)
     return watched
 
 
 def _role(
     member: int,
-    stat: procfs.Stat,
+    stat: procfs.ProcStat,
     words: dict[int, list[str]],
     ranks: dict[int, int],
     roles: dict[int, tuple[Role, int]],
@@ -200,7 +202,7 @@ def _is_python(words: Sequence[str]) -> bool:
     return bool(words) and os.path.basename(words[0]).startswith("python")
 
 
-def _glance(watched: Sequence[_Watched], until: float) -> None:
+def _glance(watched: Sequence[_TrackedProcess], until: float) -> None:
     """Count what the processes do until then, and where in their files they read."""
     while (left := until - (began := time.monotonic())) > 0:
         for one in watched:
@@ -210,7 +212,7 @@ def _glance(watched: Sequence[_Watched], until: float) -> None:
         time.sleep(min(pause_s, left))
 
 
-def _glance_at(one: _Watched) -> None:
+def _glance_at(one: _TrackedProcess) -> None:
     seen = procfs.stat(one.pid)
     if seen is None or seen.state in "ZX":
         one.exit_code = one.exit_code if seen is None else seen.exit_code
@@ -226,12 +228,12 @@ def _glance_at(one: _Watched) -> None:
                     one.places.append(place)
 
 
-def _finished(one: _Watched) -> Process:
+def _finished(one: _TrackedProcess) -> ObservedProcess:
     """The second look at a process, and all that is known of it."""
     last = procfs.look(one.pid, time.monotonic()) if one.first is not None else None
     stat = procfs.stat(one.pid)
     files = (last or one.first).files if (last or one.first) is not None else None  # type: ignore[union-attr]
-    return Process(
+    return ObservedProcess(
         pid=one.pid,
         parent=one.parent,
         role=one.role,
@@ -249,7 +251,7 @@ def _finished(one: _Watched) -> Process:
     )
 
 
-def _ranges(processes: Sequence[Process], shard: Path | None) -> list[Range]:
+def _ranges(processes: Sequence[ObservedProcess], shard: Path | None) -> list[Range]:
     """What the processes have read between the looks, and the first samples of `shard`."""
     ranges = [one for process in processes for one in ranges_of(process)]
     return [
@@ -259,8 +261,8 @@ def _ranges(processes: Sequence[Process], shard: Path | None) -> list[Range]:
 
 
 def _with_passed_samples(
-    processes: list[Process], reader: SampleReader
-) -> tuple[list[Process], Passed | None, list[str]]:
+    processes: list[ObservedProcess], reader: ReplayReader
+) -> tuple[list[ObservedProcess], Passed | None, list[str]]:
     """The samples that each process has passed between the looks, the first ones of the first shard, and what
     was not seen."""
     answer, is_whole = reader.answer(SAMPLES_TIMEOUT_S)
@@ -285,7 +287,7 @@ def _first_shard(pid: int, words: Sequence[str], trainer: str | None) -> Path | 
     return command.path(next(iter(braceexpand(data.tars))))
 
 
-def ranges_of(process: Process) -> list[Range]:
+def ranges_of(process: ObservedProcess) -> list[Range]:
     """For each tar that the process was seen in: from which offset to which it read there, at least."""
     seen: dict[str, list[int]] = {}
     for path, offset in process.places:
@@ -301,7 +303,7 @@ def ranges_of(process: Process) -> list[Range]:
     return ranges
 
 
-def _with_stacks(processes: list[Process]) -> tuple[list[Process], list[str]]:
+def _with_stacks(processes: list[ObservedProcess]) -> tuple[list[ObservedProcess], list[str]]:
     """Stacks of the ranks and of the first workers, and what was not seen."""
     asked = [one for role in ("rank", "worker") for one in processes if one.role == role and one.last]
     stacks, why = stacks_of([one.pid for one in asked[:MOST_STACKS]])
@@ -309,7 +311,7 @@ def _with_stacks(processes: list[Process]) -> tuple[list[Process], list[str]]:
     return seen, [why] if why else []
 
 
-def _own_log(processes: Sequence[Process]) -> Log | None:
+def _own_log(processes: Sequence[ObservedProcess]) -> Log | None:
     """The newest of the files that the ranks print to."""
     logs: list[Log] = []
     for process in processes:
@@ -323,7 +325,7 @@ def _own_log(processes: Sequence[Process]) -> Log | None:
     return min(logs, key=lambda log: log.quiet_s, default=None)
 
 
-def _is_foreign(processes: Sequence[Process]) -> bool:
+def _is_foreign(processes: Sequence[ObservedProcess]) -> bool:
     looks = [one.first for one in processes if one.first is not None and one.role in ("rank", "worker")]
     return any(look.read_bytes is None or look.files is None for look in looks)
 

@@ -33,7 +33,7 @@ ALL_PASSED = 4
 """Whoever has read so many times a tar's size, and was seen in it, goes round in it."""
 
 
-class SampleReader:
+class ReplayReader:
     """The process that reads samples again; started early, as that takes about as long as its work."""
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Stat:
+class ProcStat:
     """The fields of /proc/PID/stat that are used; `exit_code` is as wait(2) gives it, 0 while it lives."""
 
     name: str
@@ -88,14 +88,14 @@ class Stat:
     exit_code: int
 
 
-def stat(pid: int) -> Stat | None:
+def stat(pid: int) -> ProcStat | None:
     """None when there is no such process."""
     text = _text(PROC / str(pid) / "stat")
     if text is None:
         return None
     name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
     cpu = (int(fields[11]) + int(fields[12])) / TICKS
-    return Stat(name, fields[0], int(fields[1]), cpu, int(fields[19]), int(fields[49]))
+    return ProcStat(name, fields[0], int(fields[1]), cpu, int(fields[19]), int(fields[49]))
 
 
 def look(pid: int, at: float) -> Look | None:

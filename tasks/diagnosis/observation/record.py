@@ -52,7 +52,7 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class Process:
+class ObservedProcess:
     """One process of the training. `last` is None where it was gone by then; `exit_code` as wait(2) gives it.
 
     `waits` counts, over all glances between the looks, what its main thread did: `runs`, or the kernel
@@ -159,7 +159,7 @@ class Observation:
     seconds: float
     command: Sequence[str]
     folder: str
-    processes: Sequence[Process]
+    processes: Sequence[ObservedProcess]
     memory: Memory | None = None
     shm_free_bytes: int | None = None
     shm_bytes: int | None = None
@@ -175,10 +175,10 @@ class Observation:
     """Whose training it is, as a config names it; None where the command has to show it."""
     format: int = FORMAT
 
-    def of(self, *roles: Role) -> list[Process]:
+    def of(self, *roles: Role) -> list[ObservedProcess]:
         return [process for process in self.processes if process.role in roles]
 
-    def workers_of(self, rank: Process) -> list[Process]:
+    def workers_of(self, rank: ObservedProcess) -> list[ObservedProcess]:
         return [one for one in self.of("worker") if one.rank == rank.rank]
 
     def to_json(self) -> dict[str, Any]:

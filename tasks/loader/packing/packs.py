@@ -38,7 +38,7 @@ class Lengths(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
+class PackLimits:
     """Of one pack."""
 
     tokens: int
@@ -58,7 +58,7 @@ class Packs:
     """
 
     draw: Callable[[Integers], Lengths]
-    limits: Limits
+    limits: PackLimits
     window: int
     seed: int
 
@@ -115,7 +115,7 @@ class PackSteps(Iterable[PackedPositions]):
                 yield PackedPositions(positions, [row for row, pack in enumerate(part) for _ in pack])
 
 
-def window_size(lengths: Sequence[Lengths], limits: Limits) -> int:
+def window_size(lengths: Sequence[Lengths], limits: PackLimits) -> int:
     """So many samples that they fill PACKS_A_WINDOW packs on average. DataError when none fits into one."""
     tokens = np.concatenate([one.tokens[limits.takes(one)] for one in lengths])
     if not tokens.size:
@@ -128,7 +128,7 @@ def window_size(lengths: Sequence[Lengths], limits: Limits) -> int:
     return max(int(PACKS_A_WINDOW * limits.tokens / max(tokens.mean(), 1)), 1)
 
 
-def pack_window(lengths: Lengths, limits: Limits) -> Integers:
+def pack_window(lengths: Lengths, limits: PackLimits) -> Integers:
     """[samples] -> the pack of each, numbered from 0, or LEFT_OUT."""
     found = np.full(len(lengths.tokens), LEFT_OUT, np.int64)
     kind = np.int16 if limits.tokens < 1 << 15 else np.int32  # numpy sorts small integers without comparing
@@ -146,7 +146,7 @@ def pack_window(lengths: Lengths, limits: Limits) -> Integers:
     return found
 
 
-def _level(lengths: Lengths, limits: Limits) -> Integers:
+def _level(lengths: Lengths, limits: PackLimits) -> Integers:
     """Samples from the longest to the shortest -> the pack of each, among as many packs as all of them would
     just fill; LEFT_OUT for those that none has room for in the end."""
     tokens, images = lengths

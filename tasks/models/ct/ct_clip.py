@@ -28,7 +28,7 @@ from tasks.loader.collate import Batch, stack
 from tasks.loader.decoders import decode_json, decode_text, decode_volume, volume_of
 from tasks.loader.workers import Transform
 from tasks.models.ct.ct_clip_options import CtClipOptions, Sides, is_file
-from tasks.models.ct.ct_reports import Reports, reports_of
+from tasks.models.ct.ct_reports import ReportTower, reports_of
 from tasks.models.ct.ct_vit import CTViT, Tower
 from tasks.models.task import Contrastive, Embedder, Features, Loss
 
@@ -84,7 +84,7 @@ class CtClipRecipe:
 class CtClip(nn.Module):
     """Both towers and their projections; parameters are named as in CT-CLIP."""
 
-    def __init__(self, options: CtClipOptions, reports: Reports, *, pretrained: bool) -> None:
+    def __init__(self, options: CtClipOptions, reports: ReportTower, *, pretrained: bool) -> None:
         super().__init__()
         measures = options.measures
         tower = Tower(
@@ -108,7 +108,7 @@ class CtClip(nn.Module):
 class CtClipTask(Contrastive, Embedder):
     """The symmetric contrastive loss of volumes and reports."""
 
-    def __init__(self, model: nn.Module, reports: Reports, window: tuple[int, int]) -> None:
+    def __init__(self, model: nn.Module, reports: ReportTower, window: tuple[int, int]) -> None:
         super().__init__(model)
         self._reports, self._window = reports, window
 
@@ -152,7 +152,7 @@ class CtClipTask(Contrastive, Embedder):
 class CtClipTransform:
     """Members to `volume` [depth, height, width] int16 HU, `shift` [] in HU, `text` [context] int64."""
 
-    def __init__(self, options: CtClipOptions, reports: Reports, is_train: bool) -> None:
+    def __init__(self, options: CtClipOptions, reports: ReportTower, is_train: bool) -> None:
         self._shape, self._reports, self._is_train = options.input_shape, reports, is_train
         self._flip, self._jitter = options.flip, options.jitter
 
@@ -182,7 +182,7 @@ class CtClipTransform:
 class Trimmed:
     """Stacks samples, and leaves away what no text of the batch reaches to."""
 
-    def __init__(self, reports: Reports) -> None:
+    def __init__(self, reports: ReportTower) -> None:
         self._reports = reports
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> Batch:

@@ -25,7 +25,7 @@ VOCABULARY, CONTEXT, WIDTH, HEADS = 2048, 96, 64, 4
 WORDS = re.compile(r"[^\W_]+|[^\w\s]")
 
 
-class Reports(ABC):
+class ReportTower(ABC):
     """A kind of text tower; picklable, as its tokenizer works in loader workers."""
 
     pad: int | None = None
@@ -56,7 +56,7 @@ class Reports(ABC):
         """[texts, width]: what it makes of the texts."""
 
 
-def reports_of(options: CtClipOptions) -> Reports:
+def reports_of(options: CtClipOptions) -> ReportTower:
     """UsageError for a model of transformers that cannot be had."""
     if options.text_kind == "tarmac":
         return TarmacReports()
@@ -65,7 +65,7 @@ def reports_of(options: CtClipOptions) -> Reports:
     return TransformersReports(options.text)
 
 
-class TarmacReports(Reports):
+class TarmacReports(ReportTower):
     """One layer over words, whose numbers are checksums: no vocabulary has to be made or kept.
 
     Two words may share a number; of the few hundred words of a field's reports hardly any do.
@@ -109,7 +109,7 @@ class WordTower(nn.Module):
         return found
 
 
-class OpenClipReports(Reports):
+class OpenClipReports(ReportTower):
     """The text tower of one of open_clip's models; its images' tower is left."""
 
     def __init__(self, name: str, weights: str | None) -> None:
@@ -141,7 +141,7 @@ class OpenClipReports(Reports):
         return found
 
 
-class TransformersReports(Reports):
+class TransformersReports(ReportTower):
     """An encoder of transformers, by what it makes of a text's first token, as CT-CLIP takes CXR-BERT's.
 
     Code that a model brings is never run: a kind that transformers does not know, as CXR-BERT's, is taken for

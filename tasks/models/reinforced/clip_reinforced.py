@@ -33,7 +33,7 @@ from tasks.loader.workers import Transform
 from tasks.models.clip.clip import ClipRecipe, ClipTask, ClipTransform, Tokenize
 from tasks.models.clip.clip_options import ClipOptions
 from tasks.models.clip.pictures import Crop
-from tasks.models.reinforced.clip_reinforced_options import LossWeights, ReinforcedOptions, Teacher
+from tasks.models.reinforced.clip_reinforced_options import LossWeights, ReinforcedOptions, TeacherOptions
 from tasks.models.reinforced.reinforcement import Embedding, choose, replay
 from tasks.models.task import Features, Loss
 
@@ -63,7 +63,7 @@ class ReinforcedTask(ClipTask):
         model: nn.Module,
         tokenize: Tokenize,
         preprocessing: Any,
-        teachers: Sequence[Teacher],
+        teachers: Sequence[TeacherOptions],
         weights: LossWeights,
     ) -> None:
         super().__init__(model, tokenize, preprocessing)

@@ -15,7 +15,7 @@ from tasks.models.recipes import Capability, Options
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Teacher(Block):
+class TeacherOptions(Block):
     """One of those whose embeddings stand side by side in the data."""
 
     width: Annotated[int, Field(ge=1)]
@@ -44,7 +44,7 @@ class ReinforcedOptions(Options):
     """`tarmac/digits`, or one of open_clip's models such as `ViT-B-16`."""
     pretrained: str | None = None
     """A tag that open_clip knows for that model, or a file of weights."""
-    teachers: Annotated[list[Teacher], Field(min_length=1)]
+    teachers: Annotated[list[TeacherOptions], Field(min_length=1)]
     """In the order in which their embeddings stand side by side, such as `[{width: 768}, {width: 768}]`."""
     loss_weights: LossWeights = LossWeights()
     """MobileCLIP trained with 0 and 1 on DataCompDR-12M, and with 0.25 and 0.75 on DataCompDR-1B."""

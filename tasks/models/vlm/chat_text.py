@@ -29,7 +29,7 @@ Grid = tuple[int, int]
 """Rows and columns of the tiles of one picture."""
 
 
-class Message(NamedTuple):
+class ChatMessage(NamedTuple):
     """What one side says."""
 
     role: str
@@ -72,7 +72,7 @@ class ChatText:
         """The token that ends a message."""
         return self._id(END)
 
-    def encode(self, messages: Sequence[Message], grids: Sequence[Grid]) -> Encoded:
+    def encode(self, messages: Sequence[ChatMessage], grids: Sequence[Grid]) -> Encoded:
         """The conversation about pictures cut into these grids."""
         tokens: list[int] = []
         is_answer: list[bool] = []
@@ -84,7 +84,7 @@ class ChatText:
         follow = zip(tokens[1:], is_answer[1:], strict=True)
         return Encoded(tokens, [*(token if said else NOT_A_TARGET for token, said in follow), NOT_A_TARGET])
 
-    def encode_prompt(self, messages: Sequence[Message], grids: Sequence[Grid]) -> list[int]:
+    def encode_prompt(self, messages: Sequence[ChatMessage], grids: Sequence[Grid]) -> list[int]:
         """What an answer follows on."""
         return [*self.encode(messages, grids).tokens, *self._ids(f"{START}{ASSISTANT}\n")]
 
@@ -95,7 +95,7 @@ class ChatText:
         text: str = self.tokenizer.decode(shown)
         return text
 
-    def _with_pictures(self, messages: Sequence[Message], grids: Sequence[Grid]) -> list[Message]:
+    def _with_pictures(self, messages: Sequence[ChatMessage], grids: Sequence[Grid]) -> list[ChatMessage]:
         """The pictures stand where the texts mark their places, or else before the first message."""
         shown = [message._replace(text=message.text.replace(IMAGE, "")) for message in messages]
         names = [self._picture(number, grid, len(grids)) for number, grid in enumerate(grids)]

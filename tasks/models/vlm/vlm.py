@@ -21,7 +21,7 @@ from tasks.loader.collate import Batch, Collate
 from tasks.loader.decoders import decode_image, decode_json, picture_size
 from tasks.loader.workers import Transform
 from tasks.models.task import Answerer, Loss, Question, Task
-from tasks.models.vlm.chat_text import ASSISTANT, NOT_A_TARGET, USER, ChatText, Message
+from tasks.models.vlm.chat_text import ASSISTANT, NOT_A_TARGET, USER, ChatMessage, ChatText
 from tasks.models.vlm.tiles import Tiles
 from tasks.models.vlm.vlm_options import VlmOptions
 from tasks.models.vlm.vlm_towers import (
@@ -188,7 +188,7 @@ class VlmTask(Task, Answerer):
 
     def questions(self, members: Mapping[str, bytes]) -> list[Question]:
         pictures = [decode_image(members[name]) for name in _pictures(members)]
-        asked, before = [], list[Message]()
+        asked, before = [], list[ChatMessage]()
         for question, answer in _turns(members):
             found = self.ask([*before, question], pictures)
             asked.append(found._replace(expected=answer.text))
@@ -197,7 +197,7 @@ class VlmTask(Task, Answerer):
 
     def ask(self, messages: Sequence[tuple[str, str]], pictures: Sequence[Any]) -> Question:
         grids = [self._chat.tiles.grid_of(*one.size) for one in pictures]
-        tokens = self._chat.text.encode_prompt([Message(*one) for one in messages], grids)
+        tokens = self._chat.text.encode_prompt([ChatMessage(*one) for one in messages], grids)
         return Question(tokens, self._chat.cut(pictures), messages[-1][1], "")
 
     def answer(self, questions: Sequence[Question], most_tokens: int) -> list[str]:
@@ -278,13 +278,14 @@ def _pictures(members: Mapping[str, bytes]) -> list[str]:
     return sorted(name for name in members if name.partition(".")[2] in PICTURES)
 
 
-def _turns(members: Mapping[str, bytes]) -> list[tuple[Message, Message]]:
+def _turns(members: Mapping[str, bytes]) -> list[tuple[ChatMessage, ChatMessage]]:
     if "json" not in members:
         raise DataError(f"no member json among {', '.join(sorted(members))}; recipe vlm needs a conversation")
     found = decode_json(members["json"])
     try:
         return [
-            (Message(USER, turn[USER]), Message(ASSISTANT, turn[ASSISTANT])) for turn in found["messages"]
+            (ChatMessage(USER, turn[USER]), ChatMessage(ASSISTANT, turn[ASSISTANT]))
+            for turn in found["messages"]
         ]
     except (KeyError, TypeError) as error:
         raise DataError("json: messages are no pairs of user and assistant") from error

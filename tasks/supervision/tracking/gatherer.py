@@ -25,7 +25,7 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.job import agent_is_alive
 from tasks.supervision.status import config_of, pause_after
 from tasks.supervision.tracking import gathering, wandb_file
-from tasks.supervision.tracking.tracker import Mode, Tracker, Unreachable, end_old_core
+from tasks.supervision.tracking.tracker import Mode, Tracker, TrackerUnreachable, end_old_core
 
 POLL_S = 0.5
 WAIT_S = 60.0
@@ -175,7 +175,7 @@ def main(run_folder: str, fallback: str | None = None) -> int:
         return 0
     try:
         gather(run, wanted, fallback)
-    except Unreachable as error:
+    except TrackerUnreachable as error:
         logger.warning(
             "wandb cannot be used online, so the files stay here until `tarmac gather --sync`: %s", error
         )

@@ -22,7 +22,7 @@ from tasks.core.files import read_json
 from tasks.core.lock import Lease, holder_of
 from tasks.core.process import Identity, child_environment, kill_tree
 from tasks.evaluation import results
-from tasks.evaluation.best import Best, standing
+from tasks.evaluation.best import BestCheckpoint, standing
 from tasks.evaluation.expected import expected
 from tasks.evaluation.results import EvaluationResult
 from tasks.runs import metrics
@@ -68,7 +68,7 @@ def start(run: RunFolder) -> subprocess.Popen[bytes]:
         )
 
 
-class Keeper:
+class GathererKeeper:
     """Has a gatherer at work for as long as `keep` is called; one that dies is started again.
 
     The pause between two starts doubles from PAUSE_S up to LONGEST_PAUSE_S; a gatherer that lived longer than
@@ -101,34 +101,34 @@ class Keeper:
             self._process.wait()
 
 
-class Found(NamedTuple):
+class FoundResult(NamedTuple):
     """An evaluation's result, and the first digits of the BLAKE3 of its content."""
 
     digest: str
     result: EvaluationResult
 
 
-def results_of(run: RunFolder) -> dict[Key, Found]:
+def results_of(run: RunFolder) -> dict[Key, FoundResult]:
     """Every evaluation result by step and task, in that order; `faults` names the files that hold none."""
     found = {}
     for path in results.files_of(run):
         one = _found(path, path.stat().st_mtime_ns)
-        if isinstance(one, Found):
+        if isinstance(one, FoundResult):
             found[one.result.step, one.result.task] = one
     return dict(sorted(found.items()))
 
 
 @lru_cache(maxsize=4096)
-def _found(path: Path, modified_ns: int) -> Found | str:
+def _found(path: Path, modified_ns: int) -> FoundResult | str:
     result = results.examine(path)
-    return result if isinstance(result, str) else Found(_short(result.model_dump_json()), result)
+    return result if isinstance(result, str) else FoundResult(_short(result.model_dump_json()), result)
 
 
 def _short(text: str) -> str:
     return blake3(text.encode()).hexdigest()[:DIGEST_DIGITS]
 
 
-class Summary(NamedTuple):
+class ForeignSummary(NamedTuple):
     """What another program says of a step that the run's own evaluations leave out, in nanoVLM's form."""
 
     step: int
@@ -136,7 +136,7 @@ class Summary(NamedTuple):
     metrics: Mapping[str, float | None]
 
 
-def summaries_of_others(run: RunFolder) -> list[Summary]:
+def summaries_of_others(run: RunFolder) -> list[ForeignSummary]:
     """Every sound `eval_results/step_N.json` of a step at which the config has nothing evaluated."""
     ours = {step for step, _ in expected(config_of(run))}
     found = []
@@ -144,7 +144,7 @@ def summaries_of_others(run: RunFolder) -> list[Summary]:
         summary = results.examine_summary(path)
         if not isinstance(summary, str) and summary.global_step not in ours and summary.results:
             values = {name: finite(value) for name, value in summary.results.items()}
-            found.append(Summary(summary.global_step, _short(summary.model_dump_json()), values))
+            found.append(ForeignSummary(summary.global_step, _short(summary.model_dump_json()), values))
     return found
 
 
@@ -173,7 +173,7 @@ def inputs(run: RunFolder) -> dict[str, object]:
     return {"metrics_bytes": size, "evaluations": evaluations, **best}
 
 
-def chosen_by_metric(run: RunFolder) -> Best | None:
+def chosen_by_metric(run: RunFolder) -> BestCheckpoint | None:
     """The run's best checkpoint where a metric of its evaluations has chosen it."""
     config = config_of(run)
     asked = config.evaluate is not None and config.evaluate.best is not None

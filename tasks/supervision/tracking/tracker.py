@@ -42,7 +42,7 @@ AXES = {
 Mode = Literal["offline", "online"]
 
 
-class Unreachable(TarmacError):
+class TrackerUnreachable(TarmacError):
     """The wandb server cannot be used; the message says why."""
 
 
@@ -114,7 +114,7 @@ class Tracker:
             self._end_core()
             says = " ".join(str(error).split())
             if mode == "online":
-                raise Unreachable(says) from None
+                raise TrackerUnreachable(says) from None
             raise TarmacError(f"wandb cannot open run {run.name}: {says}") from None
         # The server may have rows that a killed gatherer's file has lost, and wandb drops rows of past steps.
         self._next_step = max(next_step, self._run.starting_step)

@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.core.engines import map_groups, slurm, slurm_queue
-from tasks.core.engines.slurm import Share, Tally
-from tasks.core.engines.slurm_job import Plan, _done, packed, silence_s
+from tasks.core.engines.slurm import MapShare, MapTally
+from tasks.core.engines.slurm_job import MapPlan, _done, packed, silence_s
 from tasks.core.engines.slurm_queue import Queue, SlurmJob
 from tasks.core.errors import UsageError
 from tasks.core.files import append_line
@@ -92,8 +92,8 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return kept
 
 
-def plan(folder: Path, items: Any, jobs: int = 2, function: Any = work) -> Plan:
-    return Plan.write(folder / "map", function, items, jobs, workers=1, silence_s=1.0)
+def plan(folder: Path, items: Any, jobs: int = 2, function: Any = work) -> MapPlan:
+    return MapPlan.write(folder / "map", function, items, jobs, workers=1, silence_s=1.0)
 
 
 def test_the_script_says_what_the_config_says(sbatch: Path, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_shares_hold_every_item_once(tmp_path: Path) -> None:
 
 def test_a_job_counts_as_lost_only_after_its_last_rows_had_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "GRACE_S", 10.0)
-    share = Share(0, left=3)
+    share = MapShare(0, left=3)
     share.begin("17_0")
     assert share.state("PENDING", 0.0) == "waiting"
     assert share.state("RUNNING", 1.0) == "running"
@@ -288,7 +288,7 @@ def test_a_job_counts_as_lost_only_after_its_last_rows_had_time(monkeypatch: pyt
 
 
 def test_only_work_that_ends_three_jobs_is_given_up() -> None:
-    tally, share = Tally(10), Share(0, left=10)
+    tally, share = MapTally(10), MapShare(0, left=10)
     outcomes = []
     for item in range(6):
         share.begin(str(item))
@@ -307,7 +307,7 @@ def test_only_work_that_ends_three_jobs_is_given_up() -> None:
         share.take_row({"begun": 7})
         share.take_row({"item": 8, "result": None})
         assert tally.add_end(share) == (attempt == 2)
-    idle = Share(1, left=10)
+    idle = MapShare(1, left=10)
     assert [tally.add_end(idle) for _ in range(3)] == [False, False, True]
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from tasks.core.schema import Config
 from tasks.dataset.building.catalogue import Catalogue
-from tasks.dataset.building.listing import Listing
+from tasks.dataset.building.listing import SourceListing
 from tests.dataset import raw
 
 COUNT = 60
@@ -32,7 +32,7 @@ def parquet(folder: Path, files: int = 3) -> Config:
 
 def planned(config: Config, staging: Path) -> Catalogue:
     """A catalogue of all samples with its shards planned, open."""
-    listing = Listing(config, staging)
+    listing = SourceListing(config, staging)
     listing.survey()
     listing.read()
     return listing.catalogue

@@ -17,7 +17,7 @@ from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.building.convert import Conversion, convert
 from tasks.dataset.building.forecast import forecast
-from tasks.dataset.building.listing import Listing
+from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.run import PRELOAD, BuildResult, build, is_up_to_date
 from tasks.dataset.building.sidecar import first
 from tasks.dataset.building.staging import converted_shards, write_rules
@@ -258,7 +258,7 @@ def test_the_listing_says_how_far_it_is(folder: Path, tmp_path: Path) -> None:
     raw.write_table(folder, rows)
     seen: list[tuple[int, int]] = []
     config = raw.config(folder, tmp_path / "out")
-    listing = Listing(config, tmp_path, lambda done, total, note: seen.append((done, total)))
+    listing = SourceListing(config, tmp_path, lambda done, total, note: seen.append((done, total)))
     listing.survey()
     listing.catalogue.close()
     assert seen == [(1000, 0), (2000, 0)]

@@ -12,8 +12,8 @@ import pytest
 from tasks.core.errors import DataError
 from tasks.core.schema.dataset import ShardRules
 from tasks.dataset.building import listing
-from tasks.dataset.building.catalogue import NAME, Catalogue, Entry, Listed, Rejected
-from tasks.dataset.building.listing import Listing
+from tasks.dataset.building.catalogue import NAME, Catalogue, Listed, ListedSample, Rejected
+from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.run import build
 from tasks.dataset.building.spill import FOLDER, PARTS, read_spilled
 from tasks.dataset.keys import shard_hash
@@ -33,7 +33,7 @@ def entry(number: int, key: str, split: str = "train", **changes: Any) -> Listed
         "group": None,
         **changes,
     }
-    return Listed(Entry(number, key, source=0, size=1, stamp="1", **facts), split, shard_hash(key), 1)
+    return Listed(ListedSample(number, key, source=0, size=1, stamp="1", **facts), split, shard_hash(key), 1)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_reject_of_the_conversion_is_counted_once(catalogue: Catalogue) -> Non
 def test_members_out_of_containers_wait_on_disk(tmp_path: Path) -> None:
     config = parquet(tmp_path / "raw")
     (tmp_path / "staging").mkdir()
-    listing = Listing(config, tmp_path / "staging")
+    listing = SourceListing(config, tmp_path / "staging")
     listing.survey()
     listing.read()
     catalogue = listing.catalogue

@@ -13,7 +13,7 @@ from tasks.core.errors import DataError
 from tasks.core.folders import LocalStore
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
-from tasks.core.stores import Stat
+from tasks.core.stores import ObjectStat
 from tasks.dataset import versions
 from tasks.dataset.building import freshness
 from tasks.dataset.building.catalogue import Catalogue
@@ -33,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     honest = LocalStore.stat
 
-    def counted(self: LocalStore, file: str) -> Stat:
+    def counted(self: LocalStore, file: str) -> ObjectStat:
         counts[os.path.basename(file)] += 1
         return honest(self, file)
 

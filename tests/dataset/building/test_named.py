@@ -9,7 +9,7 @@ from tasks.core.schema import Config
 from tasks.dataset.building.run import build, list_named
 from tasks.dataset.building.sidecar import first
 from tasks.dataset.layout import INPUTS
-from tasks.dataset.tables import Batches, read_shards
+from tasks.dataset.tables import ArrowBatches, read_shards
 from tests.dataset import raw
 from tests.dataset.building.prepared import parquet
 
@@ -28,7 +28,7 @@ def test_shards_come_out_as_they_were(make: object, tmp_path: Path) -> None:
     config: Config = make(tmp_path)  # type: ignore[operator]
     version = build(config).version
     seals = {shard.name: shard.blake3 for shard in read_shards(version)}
-    batches = Batches(version / INPUTS)
+    batches = ArrowBatches(version / INPUTS)
     tables = [batches[number] for number in range(len(batches))]
     keys = {first(table, "tar"): table.column("key").to_pylist() for table in tables}
     wanted = {name: keys[name] for name in ("train/000000.tar", "train/000002.tar", "val/000000.tar")}

@@ -19,7 +19,7 @@ import yaml
 from tasks.core.config import load
 from tasks.core.schema import Config
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.init import Survey, config_text
+from tasks.dataset.init import PlaceSurvey, config_text
 from tasks.dataset.sources import open_sources
 from tasks.dataset.sources.contract import of_files
 from tests.dataset import raw
@@ -179,7 +179,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], str, str]] = {
 SCHEMA = jsonschema.Draft202012Validator(Config.model_json_schema())
 
 
-def config_of(seen: Survey, tmp_path: Path, has_gpu: bool = False) -> Config:
+def config_of(seen: PlaceSurvey, tmp_path: Path, has_gpu: bool = False) -> Config:
     """The config that is written, which both editors and the loader accept."""
     text = config_text(seen, has_gpu)
     SCHEMA.validate(yaml.safe_load(text))
@@ -197,9 +197,9 @@ def taken(config: Config) -> int:
     return sum(bool(item.members or of_files(source).read(item.file, item.content)) for item in sound)
 
 
-def evidence(seen: Survey) -> dict[str, str]:
+def evidence(seen: PlaceSurvey) -> dict[str, str]:
     return dict(seen.best.seen)
 
 
-def warnings(seen: Survey) -> str:
+def warnings(seen: PlaceSurvey) -> str:
     return "\n".join(seen.best.warnings)

@@ -16,7 +16,7 @@ from tasks.core.errors import UsageError
 from tasks.dataset.building.run import build
 from tasks.dataset.examples import reinforced
 from tasks.dataset.formats import npy, tensors
-from tasks.dataset.modalities import MODALITIES, Taken
+from tasks.dataset.modalities import MODALITIES, AcceptedSample
 from tasks.dataset.modalities.reinforced import check, judge, take
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources
@@ -38,7 +38,7 @@ def rejected(**changes: Any) -> str:
     return caught.value.reason
 
 
-def judged(taken: Taken) -> list[str]:
+def judged(taken: AcceptedSample) -> list[str]:
     stored = {suffix: bytes(content) for suffix, content in taken.members.items()}
     return [fault.member for fault in judge(stored)]
 

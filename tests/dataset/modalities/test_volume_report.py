@@ -16,7 +16,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources import Item, open_sources
+from tasks.dataset.sources import RawSample, open_sources
 from tasks.dataset.sources.npz import NpzVolumes
 from tests.dataset import ct_clip, raw
 from tests.dataset.raw import nifti
@@ -34,7 +34,7 @@ def source(folder: Path, **keys: Any) -> NpzVolumes:
     return NpzVolumes(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
 
 
-def items(npz: NpzVolumes) -> Iterator[Item]:
+def items(npz: NpzVolumes) -> Iterator[RawSample]:
     return npz.items(next(npz.containers()))
 
 

@@ -20,7 +20,7 @@ from tasks.dataset.building.staging import redact_config
 from tasks.dataset.repair.result import Failed
 from tasks.dataset.repair.run import Repaired, repair
 from tasks.dataset.repair.workplace import Workplace
-from tasks.dataset.tables import Batches
+from tasks.dataset.tables import ArrowBatches
 from tests.dataset import damage, raw, tampering
 from tests.dataset.damage import Built
 from tests.dataset.raw import chat, shards
@@ -34,7 +34,7 @@ def built(tmp_path: Path) -> Built:
 
 def files_of(built: Built, tar: Path) -> list[str]:
     """The raw files of a shard's samples."""
-    batches = Batches(built.version / "inputs.arrow")
+    batches = ArrowBatches(built.version / "inputs.arrow")
     name = tar.relative_to(built.version).as_posix()
     tables = [batches[number] for number in range(len(batches))]
     table: Any = pa.concat_tables(tables)

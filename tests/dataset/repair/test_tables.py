@@ -16,7 +16,7 @@ from tasks.core.files import read_json
 from tasks.dataset import versions
 from tasks.dataset.building.run import is_up_to_date
 from tasks.dataset.repair.run import repair
-from tasks.dataset.tables import Batches, BatchWriter
+from tasks.dataset.tables import ArrowBatches, BatchWriter
 from tests.dataset import damage, raw
 from tests.dataset.damage import Built
 
@@ -177,7 +177,7 @@ def test_a_lost_build_json_is_made_of_another_versions(built: Built, tmp_path: P
 
 def set_all(path: Path, name: str, value: Any) -> None:
     """Write one value into a column of all batches."""
-    batches = Batches(path)
+    batches = ArrowBatches(path)
     tables = [batches[number] for number in range(len(batches))]
     path.unlink()
     with BatchWriter(path, tables[0].schema) as writer:

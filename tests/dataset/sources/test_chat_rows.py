@@ -13,10 +13,10 @@ from tasks.core.schema import Config
 from tasks.core.stores import ABSENT
 from tasks.dataset import filters
 from tasks.dataset.building.run import BuildResult, build
-from tasks.dataset.modalities import MODALITIES, Taken
+from tasks.dataset.modalities import MODALITIES, AcceptedSample
 from tasks.dataset.modalities import chat as conversations
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources import Absent, Item, Source, open_sources
+from tasks.dataset.sources import Absent, RawSample, Source, open_sources
 from tasks.dataset.verify.run import verify
 from tasks.dataset.versions import publish
 from tests.dataset import raw
@@ -31,28 +31,28 @@ def source_of(config: Config) -> Source:
     return open_sources(config.dataset)[0]
 
 
-def items_of(config: Config) -> list[Item]:
+def items_of(config: Config) -> list[RawSample]:
     source = source_of(config)
     return [item for container in source.containers() for item in source.items(container)]
 
 
-def raw_of(config: Config, item: Item) -> dict[str, bytes]:
+def raw_of(config: Config, item: RawSample) -> dict[str, bytes]:
     """As a worker gets it, whose source has listed nothing."""
     if item.members is not None:
         return dict(item.members)
     return dict(source_of(config).read(item.file, item.content))
 
 
-def taken_of(config: Config, item: Item) -> Taken:
+def taken_of(config: Config, item: RawSample) -> AcceptedSample:
     assert item.fault is None
     return CHAT.take(raw_of(config, item), config.dataset)
 
 
-def document_of(taken: Taken) -> dict[str, Any]:
+def document_of(taken: AcceptedSample) -> dict[str, Any]:
     return dict(json.loads(bytes(taken.members["json"])))
 
 
-def kept(config: Config) -> list[Item]:
+def kept(config: Config) -> list[RawSample]:
     return [item for item in items_of(config) if filters.passes(config.dataset.filter, item.fields)]
 
 

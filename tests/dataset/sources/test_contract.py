@@ -14,7 +14,7 @@ from tasks.core.stores import ABSENT
 from tasks.dataset.building.run import build, is_up_to_date
 from tasks.dataset.modalities import MODALITIES, missing
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources import SOURCES, Item, Source, of_files, open_sources
+from tasks.dataset.sources import SOURCES, RawSample, Source, of_files, open_sources
 from tasks.dataset.tar.format import Members
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.run import verify
@@ -35,16 +35,16 @@ def source(config: Config) -> Source:
     return open_sources(config.dataset)[0]
 
 
-def listed(source: Source) -> Iterator[Item]:
+def listed(source: Source) -> Iterator[RawSample]:
     for container in source.containers():
         yield from source.items(container)
 
 
-def members_of(source: Source, item: Item) -> Members:
+def members_of(source: Source, item: RawSample) -> Members:
     return of_files(source).read(item.file, item.content) if item.members is None else item.members
 
 
-def plain(item: Item) -> Item:
+def plain(item: RawSample) -> RawSample:
     members = None if item.members is None else {name: bytes(part) for name, part in item.members.items()}
     return item._replace(fields=dict(item.fields), members=members)
 

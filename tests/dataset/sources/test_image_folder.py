@@ -11,7 +11,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import LocalStore
 from tasks.core.schema import Config
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.contract import Item
+from tasks.dataset.sources.contract import RawSample
 from tasks.dataset.sources.image_folder import ImageFolder
 from tests.dataset import raw
 from tests.dataset.raw import image_folder
@@ -21,7 +21,7 @@ def source(config: Config) -> ImageFolder:
     return ImageFolder(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
 
 
-def listed(images: ImageFolder) -> list[Item]:
+def listed(images: ImageFolder) -> list[RawSample]:
     return [item for container in images.containers() for item in images.items(container)]
 
 

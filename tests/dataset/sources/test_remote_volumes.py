@@ -12,7 +12,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.findings import Finding
 from tasks.core.remote import remote_stores
 from tasks.core.schema import Config
-from tasks.dataset.sources import Item, open_sources
+from tasks.dataset.sources import RawSample, open_sources
 from tasks.dataset.tar.format import END
 from tasks.dataset.verify import outcome, shard
 from tasks.dataset.verify.run import verify
@@ -125,7 +125,7 @@ def test_tars_of_a_bucket_are_streamed_and_joined_like_local_ones(
     content = shards.tar_bytes([member for n in range(800) for member in shards.pair(f"{n:05d}", 1)])
     (tmp_path / "x.tar").write_bytes(content)
 
-    def found(root: str, match: str) -> list[Item]:
+    def found(root: str, match: str) -> list[RawSample]:
         source = {"key": "json:uid", "join": [{"path": f"{root}/added", "key": "json:uid", "match": match}]}
         return items(f"{root}/images/{{00000..00001}}.tar", "reinforced", source=source)
 

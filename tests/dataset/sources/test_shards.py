@@ -14,11 +14,11 @@ import pytest
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import LocalStore
-from tasks.core.stores import Unreachable
+from tasks.core.stores import StoreUnreachable
 from tasks.dataset.building.run import build
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.modalities import MODALITIES
-from tasks.dataset.sources import Item, open_sources, tar_samples
+from tasks.dataset.sources import RawSample, open_sources, tar_samples
 from tasks.dataset.sources.shards import Shards
 from tasks.dataset.tar.reader import BUFFER
 from tasks.dataset.verify.run import verify
@@ -32,17 +32,17 @@ def source(path: Path | str, modality: str = "image_text", **dataset: Any) -> Sh
     return opened
 
 
-def items(path: Path | str, modality: str = "image_text", **dataset: Any) -> list[Item]:
+def items(path: Path | str, modality: str = "image_text", **dataset: Any) -> list[RawSample]:
     opened = source(path, modality, **dataset)
     return [item for container in opened.containers() for item in opened.items(container)]
 
 
-def listed(folder: Path, content: bytes, **dataset: Any) -> list[Item]:
+def listed(folder: Path, content: bytes, **dataset: Any) -> list[RawSample]:
     (folder / "x.tar").write_bytes(content)
     return items(folder / "x.tar", **dataset)
 
 
-def faults(found: list[Item]) -> list[str | None]:
+def faults(found: list[RawSample]) -> list[str | None]:
     return [item.fault[0] if item.fault else None for item in found]
 
 
@@ -236,7 +236,7 @@ def test_of_two_tars_in_one_the_first_is_read_and_the_rest_is_told(tmp_path: Pat
     assert rest.fault is not None and "goes on after the end blocks" in rest.fault[1] and rest.more_lost
 
 
-def cut_at_two_thirds(folder: Path) -> list[Item]:
+def cut_at_two_thirds(folder: Path) -> list[RawSample]:
     content = shards.tar_bytes(shards.pairs(0, 240))
     return listed(folder, content[: len(content) * 2 // 3])
 
@@ -460,7 +460,7 @@ def test_a_tar_is_read_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.EIO, "disk trouble"), Unreachable(errno.EIO, "no network", "s3://b/x.tar")]
+    "error", [OSError(errno.EIO, "disk trouble"), StoreUnreachable(errno.EIO, "no network", "s3://b/x.tar")]
 )
 @pytest.mark.parametrize("after", [-1, 20_000])
 def test_a_disk_or_store_that_fails_ends_the_build_and_rejects_nothing(

@@ -14,14 +14,14 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import LocalStore, open_store
 from tasks.core.remote import remote_stores, web
 from tasks.core.schema import Config, Splits
-from tasks.core.stores import ABSENT, Unreachable
+from tasks.core.stores import ABSENT, StoreUnreachable
 from tasks.dataset import versions
 from tasks.dataset.building import freshness
 from tasks.dataset.building.run import build
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources, tabular
-from tasks.dataset.sources.contract import Absent, Item
+from tasks.dataset.sources.contract import Absent, RawSample
 from tasks.dataset.sources.fields import text_of
 from tasks.dataset.sources.raw_files import LinkedFiles
 from tasks.dataset.sources.table import TableImages
@@ -40,7 +40,7 @@ def source(path: Path, **keys: Any) -> TableImages:
     return TableImages(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
 
 
-def listed(table: TableImages) -> list[Item]:
+def listed(table: TableImages) -> list[RawSample]:
     return [item for container in table.containers() for item in table.items(container)]
 
 
@@ -472,7 +472,7 @@ def test_a_server_in_trouble_is_no_missing_file(
         (foreign,) = listed(source(tmp_path / "captions.csv"))
         assert foreign.fault == ("source.unreadable", "its server does not answer") and foreign.may_pass
         own = LinkedFiles(open_store(address), "dataset.source.path")
-        with pytest.raises(Unreachable, match=str(status)):
+        with pytest.raises(StoreUnreachable, match=str(status)):
             own.stats(["0000.png"])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.core.errors import DataError
-from tasks.core.stores import Unreachable
+from tasks.core.stores import StoreUnreachable
 from tasks.dataset.sources import tabular
 from tasks.dataset.sources.tabular import open_table
 
@@ -96,7 +96,7 @@ def test_a_disk_that_fails_names_the_line(
 
     monkeypatch.setattr(tabular, "_text", lambda place, opened, newline="": Failing("{}\n{}\n{}\n"))
     (tmp_path / f"t.{suffix}").touch()
-    with pytest.raises(Unreachable, match="line 4 and on cannot be read"):
+    with pytest.raises(StoreUnreachable, match="line 4 and on cannot be read"):
         list(open_table(tmp_path / f"t.{suffix}", "dataset.source.path").rows)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tasks.core.errors import DataError
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources import Item, Source, open_sources
+from tasks.dataset.sources import RawSample, Source, open_sources
 from tests.dataset import raw
 from tests.dataset.raw import chat, nifti, npz, table
 
@@ -22,7 +22,7 @@ def source(folder: Path, **keys: Any) -> Source:
     return open_sources(raw.volume_config(folder, folder / "out", source=keys).dataset)[0]
 
 
-def listed(folder: Path, **keys: Any) -> dict[str, Item]:
+def listed(folder: Path, **keys: Any) -> dict[str, RawSample]:
     found = source(folder, **keys)
     return {item.file: item for container in found.containers() for item in found.items(container)}
 
