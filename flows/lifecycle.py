@@ -106,7 +106,7 @@ def concerns(config: Config) -> None:
 
 def examines(run: RunFolder) -> None:
     """Say which run this flow run only looks at, so that its end is not the run's."""
-    name = record.load(run).name
+    name = record.load_record(run).name
     _call_it([name, run.id[:SHORT]], [name, run.id])
 
 
@@ -262,7 +262,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 def _have_guarded() -> None:
     """Have the end of this process noticed, by whom the flow run starts again."""
     if (flow_run := control.deployed()) is not None:
-        guard.start(flow_run)
+        guard.start_guard(flow_run)
 
 
 def _superseded(due: datetime) -> State:

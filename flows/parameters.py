@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema
 
-from tasks.core.config import FAST_LOADER, PAIR, load
+from tasks.core.config import FAST_LOADER, PAIR, load_config
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.evaluation import evaluators
@@ -114,11 +114,11 @@ def configured(path: Path, overrides: Overrides | None) -> Config:
     UsageError for what would otherwise show only after hours: a model or an evaluation that nobody knows, a
     tracker that is not installed.
     """
-    settings = load(path, overrides.as_pairs() if overrides is not None else ())
+    settings = load_config(path, overrides.as_pairs() if overrides is not None else ())
     if settings.train is not None:
-        recipes.check(settings.train)
+        recipes.check_recipe(settings.train)
         require_ranks(settings)
-    evaluators.check(settings)
+    evaluators.check_tasks(settings)
     if settings.train is not None and settings.track.mode != "disabled" and find_spec("wandb") is None:
         raise UsageError(
             f"track.mode: {settings.track.mode} needs wandb: pip install 'tarmac[wandb]', or choose disabled"

@@ -65,7 +65,7 @@ def go_on(run: RunFolder, given: Callable[[], Config]) -> Stages:
     """
     own = config_of(run)
     concerns(own)
-    version = version_path(record.load(run).data[0])
+    version = version_path(record.load_record(run).data[0])
     config, changes = _followed(run, version, given)
     changes += _changes_of_data(version, config or own)
     tell = screen.warn if changes else logger.info
@@ -90,7 +90,9 @@ def _changes_of_data(version: Path, config: Config) -> list[str]:
     target = "tasks.dataset.building.freshness:is_up_to_date"
     arguments = {"config": config.model_dump(mode="json")}
     try:
-        made = child.call(target, arguments, is_private=config.dataset.private, on_idle=control.check)
+        made = child.call(
+            target, arguments, is_private=config.dataset.private, on_idle=control.raise_if_withdrawn
+        )
     except Withdrawn:
         raise
     except TarmacError as error:

@@ -43,7 +43,7 @@ def run_of(flow_run: FlowRun) -> RunFolder | None:
 def begun() -> RunFolder | None:
     """The run that this flow run has begun in an earlier start and goes on with; None where there is none."""
     run = _own_run()
-    if run is None or not (record.load(run).state == "failed" and not list_checkpoints(run)):
+    if run is None or not (record.load_record(run).state == "failed" and not list_checkpoints(run)):
         return run
     return None
 

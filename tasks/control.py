@@ -3,9 +3,9 @@
 Prefect cancels by killing the flow's process from the worker that started it. That fails where the worker
 is gone or has lost its server, and it does not reach what outlives the process. So while one of our flows
 runs, a thread looks every few seconds whether somebody has cancelled or suspended the run, or started it
-elsewhere. It only remembers that; the stages call `check` at least once a second and leave by `Withdrawn` in
-their own thread, which ends their children in the ordinary way. A server that does not answer decides
-nothing.
+elsewhere. It only remembers that; the stages call `raise_if_withdrawn` at least once a second and leave by
+`Withdrawn` in their own thread, which ends their children in the ordinary way. A server that does not answer
+decides nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ from prefect.types import KeyValueLabels
 from tasks import pulse
 from tasks.core.errors import NeedsApproval, Withdrawn
 
-__all__ = ["NEEDS_APPROVAL", "StageTask", "Withdrawn", "check", "deployed", "stage", "watching", "withdrawal"]
+# fmt: off
+__all__ = [
+    "NEEDS_APPROVAL", "StageTask", "Withdrawn", "deployed", "raise_if_withdrawn", "stage", "watching",
+    "withdrawal",
+]
+# fmt: on
 
 NEEDS_APPROVAL = "NeedsApproval"
 """The state of what waits for a person: of a flow run, and of the task that has found what to ask."""
@@ -51,7 +56,7 @@ R = TypeVar("R")
 _watch: FlowRunWatch | None = None
 
 
-def check() -> None:
+def raise_if_withdrawn() -> None:
     """Raise Withdrawn if the flow run of this process is to end; costs nothing, so call it often."""
     if (found := withdrawal()) is not None:
         raise found
@@ -142,7 +147,7 @@ class FlowRunWatch:
             pulse.send(pulse.PULSE, self._id)
             sent = time.monotonic()
             while self.found is None and not self._stop.wait(POLL_S):
-                seen = look(client, self._id, self._flow_id)
+                seen = look_up_flow_run(client, self._id, self._flow_id)
                 if isinstance(seen, Withdrawn):
                     self.found = seen
                 if not isinstance(seen, FlowRun):
@@ -157,7 +162,9 @@ class FlowRunWatch:
         pulse.send(pulse.STOPPED, self._id)
 
 
-def look(client: SyncPrefectClient, flow_run_id: UUID, flow_id: UUID) -> FlowRun | Withdrawn | None:
+def look_up_flow_run(
+    client: SyncPrefectClient, flow_run_id: UUID, flow_id: UUID
+) -> FlowRun | Withdrawn | None:
     """The flow run as the server has it, Withdrawn where somebody has deleted it; None where the server does
     not say. One without its flow, too, works on another database, where nobody has deleted anything."""
     try:

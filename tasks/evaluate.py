@@ -36,7 +36,7 @@ def evaluate(run: RunFolder) -> StageResult[Evaluated]:
                 why = f"step {waiting.step:,} {waiting.task} waits"
             stage.progress(status.evaluations_done, len(status.evaluations), "evaluations", why)
 
-        started = launch.start_or_adopt(run, "evaluate", control.check, this_flow_run())
+        started = launch.start_or_adopt(run, "evaluate", control.raise_if_withdrawn, this_flow_run())
         status = launch.wait_for_evaluations(run, progress)
         steps = {evaluation.step for evaluation in status.evaluations}
         done = f"{status.evaluations_done} of {len(status.evaluations)} results"

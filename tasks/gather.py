@@ -24,7 +24,7 @@ def gather(run: RunFolder) -> StageResult[None]:
         for line in gathering.faults(run):
             screen.warn(f"{run.name}: not gathered: {line}")
         evaluations = counted(len(gathering.results_of(run)), "evaluation")
-        wandb_id = record.load(run).wandb_id or run.id
+        wandb_id = record.load_record(run).wandb_id or run.id
         upload = gathering.upload(run) if track.mode == "online" else None
         summary = f"metrics and {evaluations} in wandb run {wandb_id} ({upload or track.mode})"
         return stage.result(summary, None, "unchanged" if was_complete else "changed")

@@ -25,7 +25,7 @@ PATIENCE_S = 900.0
 """How long a server may be away that is to hear of it."""
 
 
-def start(flow_run: FlowRun) -> None:
+def start_guard(flow_run: FlowRun) -> None:
     """Have this process, which runs the flow run, guarded until it ends by itself."""
     from prefect.settings import get_current_settings
 

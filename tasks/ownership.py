@@ -38,7 +38,7 @@ def named(flow_run: FlowRun) -> str:
 def other_owner(run: RunFolder, flow_run: str) -> FlowRun | None:
     """The flow run that has started the run's agent and is not over; None where that is `flow_run` itself, or
     the server does not know it, as one of a terminal without a server."""
-    owner = record.load(run).started_by
+    owner = record.load_record(run).started_by
     if owner is None or owner == flow_run:
         return None
     with get_client(sync_client=True) as client:

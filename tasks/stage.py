@@ -102,7 +102,7 @@ class Shown:
     def progress(self, done: int, total: int, note: str, detail: str = "", stalled_s: float = 0.0) -> None:
         """Show how far the stage is; `detail` is one more figure, such as `loss 1.48`. A stage that
         is stalled shows for how long, and the log says when it goes on."""
-        control.check()
+        control.raise_if_withdrawn()
         self.heard, self.phase = time.monotonic(), note
         if stalled_s:
             detail = " · ".join(filter(None, (detail, f"stalled for {format_duration(stalled_s)}")))
@@ -122,7 +122,7 @@ class Shown:
         self.heard = time.monotonic()
 
         def idle() -> None:
-            control.check()
+            control.raise_if_withdrawn()
             silent_s = time.monotonic() - self.heard
             self.silent(silent_s if silent_s > SILENT_S else 0.0, self.phase)
 
@@ -153,7 +153,7 @@ class Shown:
 @contextmanager
 def shown(stage: str) -> Iterator[Shown]:
     """Show the stage while the block runs; Killed names it where a child of its was killed."""
-    control.check()
+    control.raise_if_withdrawn()
     listen()
     _journal.under_way = stage
     with screen.running(stage) as bar:

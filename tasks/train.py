@@ -68,10 +68,10 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
 
         if skipped := left_out(run):
             screen.warn(skipped)
-        config, version = config_of(run), version_path(record.load(run).data[0])
+        config, version = config_of(run), version_path(record.load_record(run).data[0])
         for doubt in (*doubts(config, version), *doubtful_classes(config, version)):
             screen.warn(doubt)
-        started = begun or launch.start_or_adopt(run, "train", control.check, this_flow_run())
+        started = begun or launch.start_or_adopt(run, "train", control.raise_if_withdrawn, this_flow_run())
         adopted = is_adopted(run, started)
         if started.changes:
             screen.warn(f"not as in the run's last attempt: {', '.join(started.changes)}")
@@ -86,7 +86,7 @@ def _tell_of_standstill(run: RunFolder, reason: str) -> None:
     is written at the end. Of private data only the codes, because a log that is quoted may name samples."""
     from tasks.reporting import summary  # imports what draws pages
 
-    found = findings_of(run, record.load(run).trained)
+    found = findings_of(run, record.load_record(run).trained)
     if config_of(run).dataset.private:
         reason = f"stalled: {', '.join(dict.fromkeys(one.code for one in found))}"
         found = []
@@ -98,7 +98,7 @@ def _tell_of_standstill(run: RunFolder, reason: str) -> None:
 
 def _summary(run: RunFolder, status: RunStatus) -> str:
     """Steps, loss, and the share of time spent waiting for data."""
-    rows, _ = metrics.read(run.metrics)
+    rows, _ = metrics.read_metrics(run.metrics)
     told = summarize(rows)
     if told is None:
         return f"{status.step:,} steps"

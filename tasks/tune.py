@@ -33,7 +33,7 @@ def tune(config: Config, run: RunFolder) -> StageResult[Tuned]:
     with shown("tune") as stage:
         if (there := tuning.kept(run, config.loader)) is not None:
             return stage.result(f"kept: {_summary(there)}", Tuned(), "unchanged")
-        started = launch.start_or_adopt(run, "train", control.check, this_flow_run())
+        started = launch.start_or_adopt(run, "train", control.raise_if_withdrawn, this_flow_run())
         if started.adopted and run.loader.exists():
             return stage.result("left alone: the run is at work", Tuned(), "unchanged")
 

@@ -41,7 +41,7 @@ def verify(config: Config, version: Path) -> StageResult[Verified]:
     private data without keys."""
     with shown("verify") as stage:
         report = stage.call(
-            "tasks.dataset.verify.run:judge", {"version": str(version)}, config.dataset.private
+            "tasks.dataset.verify.run:verify_version", {"version": str(version)}, config.dataset.private
         )
         errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
         if errors:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.schema import Config, recipes
 from tasks.dataset import examples, versions
 from tasks.dataset.building.run import build
@@ -41,14 +41,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     was started for a build every loader worker imports torch anew."""
     folders = {item.path.relative_to(ROOT / "tests").parts[0] for item in session.items}
     if folders & STARTS_LOADERS:
-        forkserver.start("tasks.dataset.building.preload", *sorted(recipes.modules().values()))
+        forkserver.start_forkserver("tasks.dataset.building.preload", *sorted(recipes.modules().values()))
 
 
 @pytest.fixture(scope="session")
 def raw_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the example's PNG files and its caption table; nobody may change it."""
     folder = tmp_path_factory.mktemp("raw") / "digits"
-    examples.write("digits", folder)
+    examples.write_example("digits", folder)
     return folder
 
 
@@ -59,7 +59,7 @@ def digits_config(raw: Path, folder: Path, *overrides: str) -> Config:
         f"dataset.output={folder}/data",
         f"runs={folder}/runs",
     ]
-    return load(ROOT / "configs/digits-clip.yaml", [*paths, *overrides])
+    return load_config(ROOT / "configs/digits-clip.yaml", [*paths, *overrides])
 
 
 @pytest.fixture(scope="session")

@@ -73,13 +73,13 @@ def test_a_deleted_flow_run_ends_but_not_one_of_another_database(has_flow: bool,
                 raise ObjectNotFound(LookupError("404"))
             return object()
 
-    found = control.look(Server(), FIRST.id, FIRST.flow_id)  # type: ignore[arg-type]
+    found = control.look_up_flow_run(Server(), FIRST.id, FIRST.flow_id)  # type: ignore[arg-type]
     assert (found.kind if isinstance(found, Withdrawn) else None) == kind
 
 
 def test_outside_of_a_flow_nothing_is_withdrawn() -> None:
     with control.watching():
-        control.check()
+        control.raise_if_withdrawn()
     assert control.withdrawal() is None
 
 

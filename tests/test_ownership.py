@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def owned(run: RunFolder, owner: FlowRun, monkeypatch: pytest.MonkeyPatch, is_known: bool = True) -> None:
     """Have the run started by a flow run that the server knows, or has never heard of."""
-    record.save(run, record.load(run).having(started_by=str(owner.id)))
+    record.save_record(run, record.load_record(run).having(started_by=str(owner.id)))
 
     def read_flow_run(wanted: UUID) -> FlowRun:
         if not is_known or wanted != owner.id:

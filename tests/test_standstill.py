@@ -19,7 +19,7 @@ from tasks.core.process import Identity
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.runs.record import Attempt
-from tasks.supervision.status import RunStatus, look
+from tasks.supervision.status import RunStatus, look_at_run
 from tests.supervision.fakes import make_run
 
 SENTENCE = "checkpoint.stalled: nobody takes held.pt, patient_17"
@@ -69,8 +69,10 @@ def stalled(tmp_path: Path) -> Iterator[Callable[..., RunFolder]]:
             code_digest="",
             versions={},
         )
-        begun = record.load(run).having(state="stalled", reason=REASON, attempts=[attempt], goal="train")
-        record.save(run, begun)
+        begun = record.load_record(run).having(
+            state="stalled", reason=REASON, attempts=[attempt], goal="train"
+        )
+        record.save_record(run, begun)
         run.findings.write_text(json.dumps(FINDING) + "\n")
         held.enter_context(Lease(run.lease))
         return run
@@ -83,7 +85,7 @@ def watched(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the stage see the run twice, then end."""
     started = SimpleNamespace(changes=(), adopted=False, is_up_to_date=False)
     monkeypatch.setattr(train.launch, "start_or_adopt", lambda *_: started)
-    status = look(run)
+    status = look_at_run(run)
 
     def wait_for_training(run: RunFolder, show: Callable[[RunStatus], None]) -> RunStatus:
         show(status)

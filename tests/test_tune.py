@@ -16,7 +16,7 @@ from tasks.loader.settings import LoaderSettings, read_settings, write_settings
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult
 from tasks.supervision import launch, stopping
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tests.supervision.conftest import end_what_is_left, use_fakes
 from tests.supervision.fakes import make_config, make_run
 from tests.supervision.test_agent import assert_undisturbed, wait_for
@@ -50,7 +50,7 @@ def test_who_comes_second_waits_for_the_same_settings(tmp_path: Path, asked: Cal
     launch.wait_for_training(run)
     launch.wait_for_evaluations(run)
     assert_undisturbed(run)
-    assert len(look(run).record.attempts) == 1
+    assert len(look_at_run(run).record.attempts) == 1
     assert asked(run).summary == "kept: measured by the agent"
 
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_measured_fails_with_the_reason(tmp_path: Path, asked: Ca
     run = untuned(tmp_path, cannot_measure=True)
     with pytest.raises(DataError, match=r"failed: train/000000\.tar: cannot be read"):
         asked(run)
-    assert look(run).state == "failed" and not run.rank_log(1).exists()
+    assert look_at_run(run).state == "failed" and not run.rank_log(1).exists()
 
 
 def test_a_run_that_is_cancelled_while_it_is_tuned_never_trains(
@@ -82,9 +82,9 @@ def test_a_run_that_is_cancelled_while_it_is_tuned_never_trains(
     run = untuned(tmp_path, measuring_s=600.0)
     with ThreadPoolExecutor() as pool:
         tuned = pool.submit(asked, run)
-        wait_for(lambda: look(run).state == "running", 120)
+        wait_for(lambda: look_at_run(run).state == "running", 120)
         stopped = stopping.end(run, "enough")
         told: Any = tuned.result(timeout=60)
         assert told.is_cancelled() and "enough" in told.message
-    assert stopped.left == () and look(run).state == "cancelled"
+    assert stopped.left == () and look_at_run(run).state == "cancelled"
     assert not run.rank_log(1).exists()

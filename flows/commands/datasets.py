@@ -93,7 +93,7 @@ def reinforce(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson
 
     began = time.monotonic()
     with screen.running("reinforce") as progress:
-        found = teachers.reinforce(configs.load(config, changes or []), progress)
+        found = teachers.reinforce(configs.load_config(config, changes or []), progress)
     if not as_json:
         widths = f", embeddings {' + '.join(map(str, found.widths))} wide" if found.widths else ""
         summary = f"{found.made} of {counted(found.tars, 'shard')} written{widths}"
@@ -151,7 +151,7 @@ def _show_build(
     from tasks.dataset.manifest import read_manifest
 
     manifest = read_manifest(version)
-    entries = quarantine.read(quarantine.home(version) / quarantine.NAME)
+    entries = quarantine.read_quarantine(quarantine.home(version) / quarantine.NAME)
     left_out = quarantine.of_version(version, entries)
     if as_json:
         return print_result(
@@ -263,10 +263,10 @@ def _prune(dataset: Path, keep: int, as_json: bool) -> int:
 
 
 def _show_versions(dataset: Path, as_json: bool) -> int:
-    from tasks.dataset.versions import current, listed, pinned
+    from tasks.dataset.versions import current, list_versions, pinned
 
     now, pins = current(dataset), pinned(dataset)
-    rows = [_version_row(one, one == now, pins.get(one.name, [])) for one in listed(dataset)]
+    rows = [_version_row(one, one == now, pins.get(one.name, [])) for one in list_versions(dataset)]
     if not rows:
         raise UsageError(f"DATASET: {dataset} has no versions; build it first")
     if as_json:

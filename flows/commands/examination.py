@@ -56,7 +56,7 @@ def doctor(
         assert log is not None
         done = examinations.examine_log(log)
     page = out or Path(f"doctor-{done.name}.html")
-    examinations.save(done, page)
+    examinations.save_doctor_page(done, page)
     if as_json:
         print_json({**done.to_json(), "page": str(page)})
     else:

@@ -52,7 +52,7 @@ def example(
     folder = path or examples.home(name)
     try:
         with disk_full_as_error(folder):
-            samples = examples.write(name, folder)
+            samples = examples.write_example(name, folder)
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"PATH: {folder} cannot be written ({reason}); choose another") from None
@@ -241,7 +241,9 @@ def _left_out(settings: Config, version: str | None) -> list[Quarantined]:
     if version is None:
         return []
     folder = _version_folder(settings, version)
-    return quarantine.of_version(folder, quarantine.read(quarantine.home(folder) / quarantine.NAME))
+    return quarantine.of_version(
+        folder, quarantine.read_quarantine(quarantine.home(folder) / quarantine.NAME)
+    )
 
 
 def _version_folder(settings: Config, name: str) -> Path:
@@ -283,7 +285,7 @@ def training_left(settings: Config, version: str | None, most: int | None = None
         doubted = (*lacking, *doubts_of(settings), *doubtful_classes(settings, None))
         return TrainingLeft(summary, doubts=doubted)
     from tasks.runs.plan import locate, require_checkpoints, resolve
-    from tasks.supervision.status import look
+    from tasks.supervision.status import look_at_run
 
     run, resolved = locate(settings, folder), resolve(settings, folder)
     doubted = (*lacking, *doubts(resolved, folder), *doubtful_classes(resolved, folder))
@@ -291,7 +293,7 @@ def training_left(settings: Config, version: str | None, most: int | None = None
         require_writable(settings.runs, "runs")
         return TrainingLeft(f"a new run, {run.name}{_place(settings)}", doubts=doubted)
     require_checkpoints(run, resolved)
-    seen = look(run)
+    seen = look_at_run(run)
     if seen.is_complete and run.config.read_text(encoding="utf-8") == dump(resolved):
         return TrainingLeft(f"up to date: {run.name}", is_left=False)
     at = f"whose agent is gone at step {seen.step:,} of {seen.steps:,}" if seen.is_abandoned else seen.state

@@ -155,11 +155,11 @@ def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
     from tasks.core.lock import holder_of
     from tasks.runs.folder import find
     from tasks.supervision import stopping
-    from tasks.supervision.status import look
+    from tasks.supervision.status import look_at_run
 
     folder = find(runs, run)
     holder = holder_of(folder.lease)
-    before = look(folder)
+    before = look_at_run(folder)
     if before.state == "planned" and holder is not None and holder.is_alive():
         raise TarmacError(f"{folder.name} is still being prepared by {holder}; end that command with Ctrl-C")
     if before.agent_is_alive:
@@ -167,7 +167,7 @@ def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
         sys.stderr.write(f"{folder.name} is asked to stop at its next step, with a checkpoint; {patience}\n")
     with screen.running("cancel"):
         stopped = stopping.end(folder, "cancelled by the user")
-    after = look(folder)
+    after = look_at_run(folder)
     if as_json:
         print_result(
             run=folder.name,

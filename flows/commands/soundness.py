@@ -241,11 +241,11 @@ def repair(
       tarmac repair data/digits --quarantine
       tarmac repair data/digits --shard 7
     """
-    from tasks.core.config import load
+    from tasks.core.config import load_config
     from tasks.dataset.repair.run import repair as mend
 
     level = level_of(quick, full)
-    settings = None if config is None else load(config)
+    settings = None if config is None else load_config(config)
     began = time.monotonic()
     with screen.running("repair") as progress:
         done = mend(dataset, level, progress, config=settings, quarantines=quarantine, shards=shard or ())

@@ -110,10 +110,10 @@ def evaluate(
     from flows.operate import start
     from tasks.runs.folder import find
     from tasks.supervision import launch
-    from tasks.supervision.status import look
+    from tasks.supervision.status import look_at_run
 
     folder = find(runs, run)
-    status = look(folder)
+    status = look_at_run(folder)
     asked = status.evaluations
     if not asked:
         raise UsageError(
@@ -161,7 +161,7 @@ def bench(
     from tasks.core.findings import Report
     from tasks.dataset.versions import resolve
     from tasks.diagnosis.staged import bench as measure
-    from tasks.diagnosis.staged import save
+    from tasks.diagnosis.staged import save_bench_page
 
     settings = configured(config, Overrides(set=changes or []))
     if settings.train is None:
@@ -169,7 +169,7 @@ def bench(
     with screen.running("bench") as progress:
         found = measure(settings, resolve(settings.dataset.output), progress)
     page = out or Path(settings.runs, f"{settings.name}-bench.html")
-    save(found, settings.name, page)
+    save_bench_page(found, settings.name, page)
     if as_json:
         return print_result(**Report([found.limit]).to_json(), **found.to_json(), page=str(page))
     return say("\n".join([*_bench_lines(found), f"  {'page':<12} {page}"]))
@@ -223,14 +223,14 @@ def finished_pipeline(settings: Config, version: Path) -> FinishedPipeline | Non
     when any stage after the build has something to do."""
     from tasks.core.config import dump
     from tasks.runs.plan import locate, resolve
-    from tasks.supervision.status import look
+    from tasks.supervision.status import look_at_run
 
     run = locate(settings, version)
     if not all(path.exists() for path in (run.record, run.loader, run.config)):
         return None
     if run.config.read_text(encoding="utf-8") != dump(resolve(settings, version)):
         return None  # what does not shape the weights has changed, such as the evaluations asked for
-    return FinishedPipeline(version, run) if look(run).is_complete and _is_reported(run) else None
+    return FinishedPipeline(version, run) if look_at_run(run).is_complete and _is_reported(run) else None
 
 
 def _is_reported(run: RunFolder) -> bool:

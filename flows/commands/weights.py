@@ -38,14 +38,14 @@ def fetch(
       tarmac fetch configs/vlm.yaml
       tarmac fetch configs/vlm.yaml --update
     """
-    from tasks.core.config import load
+    from tasks.core.config import load_config
     from tasks.evaluation import evaluators
     from tasks.models import hub
     from tasks.models.fetch import fetch as download
     from tasks.models.needs import PathNeed, UnknownNeed
 
     began = time.monotonic()
-    settings = load(config, changes or [])
+    settings = load_config(config, changes or [])
     needs = [*hub.needs(settings), *evaluators.needs(settings)]
     with screen.running("fetch") as progress:
         found = download(needs, settings.runs, progress, update=update)

@@ -39,7 +39,7 @@ from flows.operate.offers import (
     of_config,
     of_project,
 )
-from tasks.core.config import differing_keys, load
+from tasks.core.config import differing_keys, load_config
 from tasks.core.errors import UsageError
 from tasks.pulse import TAG
 
@@ -161,7 +161,7 @@ def _is_offered(name: str, deployment: DeploymentResponse, left_out: Mapping[str
     if not path.exists() or config in left_out:
         return path.exists()
     try:
-        return name in {offer.full_name for offer in of_config(load(path), path)}
+        return name in {offer.full_name for offer in of_config(load_config(path), path)}
     except UsageError:
         return True
 

@@ -91,7 +91,7 @@ def started_temporarily() -> Iterator[None]:
     """
     with listening(LOOPBACK, 0) as listener, tempfile.TemporaryFile() as output:
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
-        process = start(listener, output, is_temporary=True)
+        process = start_server(listener, output, is_temporary=True)
         lasting = ExitStack()
         atexit.register(lasting.close)
         lasting.callback(service.end, process)
@@ -136,7 +136,7 @@ def _why_not_there(host: str, port: int, error: OSError) -> str:
     return f"--host: {host} is no address of this machine ({error.strerror}); use 127.0.0.1 or 0.0.0.0"
 
 
-def start(
+def start_server(
     listener: socket.socket,
     output: IO[bytes] | int,
     is_temporary: bool = False,
@@ -160,7 +160,7 @@ def start(
         settings |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_UI_ENABLED": "false"}
         settings.pop("PREFECT_SERVER_API_AUTH_STRING", None)
     command = [sys.executable, "-m", "flows.operate.serve", str(listener.fileno())]
-    return service.start(command, settings, output, [listener.fileno()])
+    return service.start_service(command, settings, output, [listener.fileno()])
 
 
 def wait_until_up(process: subprocess.Popen[bytes], url: str) -> None:

@@ -27,7 +27,7 @@ STEADY_S = 60.0
 LAST_LINES = 15
 
 
-def start(
+def start_service(
     command: Sequence[str],
     settings: Mapping[str, str],
     output: IO[bytes] | int,

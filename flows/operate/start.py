@@ -80,7 +80,7 @@ def _report_what_goes_on(runs: Path) -> None:
     for run in list_runs(runs):
         with contextlib.suppress(TarmacError):  # `tarmac status` reports a damaged one
             if agent_is_alive(run):
-                job = record.load(run).job or {}
+                job = record.load_record(run).job or {}
                 sys.stderr.write(
                     f"\nTraining goes on as job {job.get('id', '?')} ({run.name}). "
                     f"Watch: tarmac status   Stop: tarmac cancel {run.handle}"

@@ -26,7 +26,7 @@ from prefect.settings import get_current_settings
 
 from flows.operate import folder, pages, recovery, server
 from flows.operate.offers import POOL
-from flows.operate.service import END_S, Service, end, start
+from flows.operate.service import END_S, Service, end, start_service
 from tasks import guard
 from tasks.core import child, screen
 from tasks.core.errors import TarmacError, UsageError
@@ -208,7 +208,7 @@ def _start_server(place: _ServerLocation, stack: ExitStack) -> Service:
     listener = stack.enter_context(server.listening(place.host, place.port))
     if get_current_settings().server.api.auth_string is None:
         _warn_if_open(listener, "start runs as you", "PREFECT_SERVER_API_AUTH_STRING")
-    service = Service("server", lambda: server.start(listener, subprocess.PIPE), is_shown=False)
+    service = Service("server", lambda: server.start_server(listener, subprocess.PIPE), is_shown=False)
     stack.callback(lambda: end(service.process))
     try:
         server.wait_until_up(service.process, place.api)
@@ -282,7 +282,7 @@ def _start_worker(place: _ServerLocation, pages_at: str, stack: ExitStack) -> Se
     }
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
     command += ["--pool", POOL, "--work-queue", folder.queue_name(), "--name", folder.worker_name()]
-    service = Service("worker", lambda: start(command, settings, subprocess.PIPE))
+    service = Service("worker", lambda: start_service(command, settings, subprocess.PIPE))
     stack.callback(recovery.mark_lost, folder.worker_name())
     stack.callback(_end_flow_runs, mark)
     stack.callback(lambda: end(service.process, WORKER_END_S))

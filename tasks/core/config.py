@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from tasks.core.errors import UsageError, instead, listed
+from tasks.core.errors import UsageError, instead, list_mistakes
 from tasks.core.schema import Config
 from tasks.core.schema.dataset import MODALITIES_OF
 from tasks.core.schema.source import TABLES
@@ -35,7 +35,7 @@ ABOUT_A_KEY = ("extra_forbidden", "missing")
 """Errors whose location ends with a key, whatever it looks like."""
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config in `path` with `overrides` such as `train.lr=1e-4` applied; UsageError names key and fix."""
     if path.suffix.lower() in TABLES:  # it might read as YAML with a key or two, and an error show its rows
         raise UsageError(f"{path}: is a table and no config; `tarmac init {path}` writes one for it")
@@ -67,9 +67,9 @@ def dump(config: Config) -> str:
 
 
 def reload(path: Path) -> Config:
-    """The config that `dump` wrote to `path`, whose values need no resolving; UsageError as of `load`.
+    """The config that `dump` wrote to `path`, whose values need no resolving; UsageError as of `load_config`.
 
-    It takes a twentieth of the time of `load`, which counts where there are hundreds of runs.
+    It takes a twentieth of the time of `load_config`, which counts where there are hundreds of runs.
     """
     text = _read(path)
     with _yaml_errors(path):
@@ -98,8 +98,8 @@ def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any], above: str 
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a config file as a person writes it, for editors: it accepts what `load` accepts,
-    short forms and interpolations included, and refuses unknown keys."""
+    """The JSON Schema of a config file as a person writes it, for editors: it accepts what
+    `load_config` accepts, short forms and interpolations included, and refuses unknown keys."""
     return Config.model_json_schema(schema_generator=_SchemaOfFile)
 
 
@@ -175,7 +175,7 @@ def _worded(error: ValidationError, origin: str) -> str:
     for mistake in error.errors(include_url=False):
         reasons.setdefault(_key(mistake), []).append(_reason(mistake))
     lines = [(f"{key}: " if key else "") + " or ".join(dict.fromkeys(why)) for key, why in reasons.items()]
-    return f"{origin}: {listed(lines)}"
+    return f"{origin}: {list_mistakes(lines)}"
 
 
 def _key(mistake: Any) -> str:

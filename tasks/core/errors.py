@@ -93,7 +93,7 @@ def instead(word: str, known: Sequence[str]) -> str:
     return f"there are: {', '.join(known[:MOST_NAMED]) or 'none'}{', …' if len(known) > MOST_NAMED else ''}"
 
 
-def listed(mistakes: Sequence[str]) -> str:
+def list_mistakes(mistakes: Sequence[str]) -> str:
     """Several mistakes in the one line that a usage error is."""
     more = len(mistakes) - MOST_NAMED
     return " | ".join([*mistakes[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])

@@ -41,7 +41,7 @@ def home(version: Path) -> Path:
     return real.parent.parent if real.parent.name == "versions" else real
 
 
-def read(path: Path) -> list[Quarantined]:
+def read_quarantine(path: Path) -> list[Quarantined]:
     """The entries of a file, none where it is missing; DataError that names file and line of a torn one."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -57,7 +57,7 @@ class Transfer:
     copied_from: str
 
 
-def check(mirror: str) -> None:
+def check_mirror(mirror: str) -> None:
     """UsageError for a mirror that cannot be written, or whose package is not installed."""
     if mirror.partition("://")[0] not in ("s3", "gs"):
         raise UsageError(f"dataset.mirror: {mirror} cannot be written; give an address in s3:// or gs://")
@@ -87,7 +87,7 @@ def publish(version: Path, mirror: str, keep: int, progress: Progress = no_progr
     UsageError for a mirror that cannot be written, DataError when the store refuses or does not answer; what
     is there by then stays, and the next call goes on from it.
     """
-    check(mirror)
+    check_mirror(mirror)
     with _store_errors(mirror):
         return _Mirror(mirror.rstrip("/")).publish(version, keep, progress)
 

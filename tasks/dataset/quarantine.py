@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tasks.core.errors import DataError
 from tasks.core.files import write_atomic
 from tasks.core.lock import Lease
-from tasks.core.quarantine_file import NAME, Quarantined, home, read, to_text
+from tasks.core.quarantine_file import NAME, Quarantined, home, read_quarantine, to_text
 from tasks.core.units import counted
 from tasks.dataset.layout import MANIFEST, samples_name, shard_name
 from tasks.dataset.manifest import SplitSummary, read_manifest, version_name
@@ -35,7 +35,7 @@ __all__ = [
     "left_out_text",
     "notice",
     "of_version",
-    "read",
+    "read_quarantine",
     "remove",
     "rows",
 ]
@@ -71,7 +71,7 @@ def add(dataset: Path, entries: Iterable[Quarantined]) -> int:
     """Add those whose samples are not there yet, in one step; how many that were."""
     path = dataset / NAME
     with _alone(dataset):
-        kept = {entry.sample: entry for entry in read(path)}
+        kept = {entry.sample: entry for entry in read_quarantine(path)}
         before = len(kept)
         for entry in sorted(entries):
             kept.setdefault(entry.sample, entry)
@@ -85,7 +85,7 @@ def remove(dataset: Path, entries: Iterable[Quarantined]) -> int:
     path = dataset / NAME
     gone = {entry.sample for entry in entries}
     with _alone(dataset):
-        before = read(path)
+        before = read_quarantine(path)
         kept = [entry for entry in before if entry.sample not in gone]
         if len(kept) < len(before):
             write_atomic(path, to_text(kept))

@@ -23,7 +23,7 @@ _WHOLE = re.compile(r"(-?\d+)\.0*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
-def check(splits: Splits) -> None:
+def check_splits(splits: Splits) -> None:
     """UsageError when a split would take the name of another folder of the version."""
     for name in splits.shares:
         if name in FOLDERS:

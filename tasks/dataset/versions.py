@@ -44,7 +44,7 @@ __all__ = [
     "Manifest",
     "current",
     "has_its_tars",
-    "listed",
+    "list_versions",
     "pinned",
     "prune",
     "publish",
@@ -62,7 +62,7 @@ DOOMED = ".pruned-"
 """Before a version's name: what is about to be removed."""
 
 
-def listed(dataset: Path) -> list[Path]:
+def list_versions(dataset: Path) -> list[Path]:
     """All versions, the most recently built first; UsageError where they cannot be listed. Reads a small file
     a version."""
     found: list[Path] = []
@@ -140,9 +140,9 @@ def rollback(dataset: Path, name: str) -> Path:
     UsageError when no version or several are so named, or nothing can be written; DataError for a version
     that lacks tars; Held while somebody builds.
     """
-    found = [version for version in listed(dataset) if version.name.startswith(name)]
+    found = [version for version in list_versions(dataset) if version.name.startswith(name)]
     if len(found) != 1:
-        there = ", ".join(version.name for version in listed(dataset)) or "none"
+        there = ", ".join(version.name for version in list_versions(dataset)) or "none"
         which, start = (f"{len(found)} versions", "start") if found else ("no version", "starts")
         raise UsageError(f"VERSION: {which} of {dataset} {start} with {name!r} (it has: {there})")
     if not has_its_tars(found[0], read_manifest(found[0])):
@@ -158,13 +158,13 @@ def rollback(dataset: Path, name: str) -> Path:
 def prune(dataset: Path, keep: int) -> list[str]:
     """Remove all but the current version and the newest others, `keep` in all, and those that runs have
     pinned; the names of the removed. UsageError for a folder without versions; Held while somebody builds."""
-    if not listed(dataset):
+    if not list_versions(dataset):
         raise UsageError(f"DATASET: {dataset} has no versions; build it first")
     with _leased(dataset):
-        before = {version.name for version in listed(dataset)}
+        before = {version.name for version in list_versions(dataset)}
         sweep(dataset)
         _prune(dataset, keep)
-        return sorted(before - {version.name for version in listed(dataset)})
+        return sorted(before - {version.name for version in list_versions(dataset)})
 
 
 def spared(dataset: Path, keep: int) -> dict[str, str]:
@@ -217,7 +217,7 @@ def _prune(dataset: Path, keep: int) -> None:
 def _beyond(dataset: Path, keep: int) -> list[Path]:
     """The versions besides the current one and the `keep` - 1 newest others."""
     now = current(dataset)
-    others = [version for version in listed(dataset) if now is None or version.name != now.name]
+    others = [version for version in list_versions(dataset) if now is None or version.name != now.name]
     return others[max(keep - 1, 0) :]
 
 

@@ -28,7 +28,7 @@ from tasks.diagnosis.search import Search, Space, predicted_workers, worker_coun
 from tasks.diagnosis.step_memory import cost_of, require_room
 from tasks.loader import forkserver
 from tasks.loader.settings import LoaderSettings, Measurement, Reader, Setting
-from tasks.models.recipes import load, module_of
+from tasks.models.recipes import load_recipe, module_of
 
 if TYPE_CHECKING:
     from tasks.diagnosis.measure import Bench
@@ -65,7 +65,7 @@ def tune(
     from tasks.diagnosis.measure import Bench, feed_of
     from tasks.diagnosis.step_rate import Trial
 
-    recipe = load(config.train)  # first of all, because a mistake in train.model shows here
+    recipe = load_recipe(config.train)  # first of all, because a mistake in train.model shows here
     if config.loader.workers != "auto" and not is_free:
         given = config.loader.workers
         reason = f"{_workers(given)}: given as loader.workers in the config, so nothing was measured"

@@ -122,7 +122,7 @@ def fix_of(finding: Finding) -> str:
     return finding.remedy if finding.command is None else f"{finding.command}\n           {finding.remedy}"
 
 
-def save(done: Examination, path: Path) -> None:
+def save_doctor_page(done: Examination, path: Path) -> None:
     """Write the page. UsageError where it cannot be written."""
     observation = done.observation
     page = pages.render(

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import torch
 
-from tasks.core.quarantine_file import NAME, home, read
+from tasks.core.quarantine_file import NAME, home, read_quarantine
 from tasks.core.schema import Config
 from tasks.diagnosis.search import Alone
 from tasks.loader.collate import Batch
@@ -36,7 +36,8 @@ def datasets_of(config: Config, version: Path, quarantine: Path | None = None) -
     """What a training of the config reads, `version` being its own dataset's; `quarantine` is the file of the
     samples that are left out, each dataset's own unless given."""
     return [
-        Data(path, read(quarantine or home(path) / NAME), share) for path, share in shares_of(config, version)
+        Data(path, read_quarantine(quarantine or home(path) / NAME), share)
+        for path, share in shares_of(config, version)
     ]
 
 

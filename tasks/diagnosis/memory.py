@@ -127,7 +127,7 @@ def fits(cost: LoaderCost, size: LoaderSize, limits: MachineLimits) -> bool:
     )
 
 
-def judge(
+def judge_memory(
     cost: LoaderCost,
     size: LoaderSize,
     limits: MachineLimits,

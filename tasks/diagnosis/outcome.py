@@ -30,7 +30,7 @@ def _changed(file: str) -> float:
         return 0.0
 
 
-def judge(
+def judge_outcome(
     trainer: Trainer, command: Command, rhythm: Rhythm, lines: Sequence[str], began: float
 ) -> Iterator[Finding]:
     """What shows that a training did not do its work, although its exit code is 0."""

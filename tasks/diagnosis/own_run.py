@@ -91,7 +91,7 @@ class OwnCase:
         return ClipOptions.model_validate(self.train.model).described or {}
 
 
-def judge(case: OwnCase) -> list[Finding]:
+def judge_own_run(case: OwnCase) -> list[Finding]:
     """Every cause for which the run would fail, stand still, or be another than was meant."""
     return [
         *_modality(case),
@@ -236,7 +236,7 @@ def _memory(case: OwnCase) -> Iterator[Finding]:
     size = LoaderSize(_workers(case), prefetch, part, ranks, -(-share // part), judged)
     is_given = case.config.evaluate is not None and case.config.evaluate.batch_size is not None
     names = {**NAMES, "judged": "evaluate.batch_size"} if is_given else NAMES
-    for finding in memory.judge(cost, size, case.limits, names):
+    for finding in memory.judge_memory(cost, size, case.limits, names):
         yield _over_all_ranks(finding, ranks)
 
 

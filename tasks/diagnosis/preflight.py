@@ -28,11 +28,11 @@ from tasks.diagnosis import memory, own_run
 from tasks.diagnosis.foreign import judgement
 from tasks.diagnosis.foreign.case import Case
 from tasks.diagnosis.foreign.mend import Mended, mend
-from tasks.diagnosis.foreign.probe import NoAnswer, ask
+from tasks.diagnosis.foreign.probe import NoAnswer, probe_pipeline
 from tasks.diagnosis.foreign.survey import Example, TarSurvey, survey
 from tasks.diagnosis.own_run import OwnCase
 from tasks.models.needs import UnknownNeed
-from tasks.models.recipes import check
+from tasks.models.recipes import check_recipe
 from tasks.trainers import recognise
 from tasks.trainers.command import Command
 from tasks.trainers.contract import Trainer
@@ -67,7 +67,7 @@ def preflight_command(
     began = time.monotonic()
     command = Command.of(words, folder)
     case, not_seen = _look(command, recognise(command), is_deep, progress)
-    findings = judgement.judge(case)
+    findings = judgement.judge_command(case)
     mended = mend(case, findings, folder)
     findings = [_mended(one, mended, folder) for one in findings]
     report = Report(findings, list(judgement.ruled_out(case, findings)), not_seen)
@@ -97,7 +97,7 @@ def preflight_external(
     assert config.train is not None
     given = Command.of(config.train.model.get("command", ()))
     findings = [
-        _by_config(one, given) for one in judgement.judge(case) if not _is_of_epochs(one, given, case)
+        _by_config(one, given) for one in judgement.judge_command(case) if not _is_of_epochs(one, given, case)
     ]
     codes = {one.code for one in own.report.findings}
     findings = [*own.report.findings, *(one for one in findings if one.code not in codes)]
@@ -136,7 +136,7 @@ def _look(command: Command, trainer: Trainer, is_deep: bool, progress: Progress)
     found = survey(_locations(data.tars, folder), is_deep, progress)
     answer, not_seen = None, _unseen(found, is_deep)
     try:
-        answer = ask(command, trainer, _present(found), list(found.locations) if is_deep else ())
+        answer = probe_pipeline(command, trainer, _present(found), list(found.locations) if is_deep else ())
     except NoAnswer as error:
         versions = ", ".join(dict.fromkeys(rule.read_from for rule in trainer.rules(command)))
         not_seen.append(f"{error}; its rules are those of {versions}" if versions else str(error))
@@ -153,7 +153,7 @@ def preflight_config(config: Config, is_deep: bool = False, unknown: Sequence[Un
     began = time.monotonic()
     if config.train is None:
         raise UsageError("train: missing; only a run that trains is looked at, `tarmac verify` checks data")
-    options = check(config.train)
+    options = check_recipe(config.train)
     version = resolve(config.dataset.output)
     manifest = read_manifest(version)
     is_measured = is_deep and not options.is_external
@@ -175,7 +175,7 @@ def preflight_config(config: Config, is_deep: bool = False, unknown: Sequence[Un
     not_seen = [unmeasured] if is_estimated else []
     unseen = [*(need for need in options.needs if isinstance(need, UnknownNeed)), *unknown]
     not_seen += [f"{need.key}: {need.why}" for need in unseen]
-    report = Report(own_run.judge(case), [], not_seen)
+    report = Report(own_run.judge_own_run(case), [], not_seen)
     return Preflight(report, "tarmac", time.monotonic() - began, case.samples, case.shards)
 
 
@@ -188,12 +188,12 @@ def measured(config: dict[str, Any], version: Path) -> dict[str, Any]:
     imports torch."""
     from tasks.diagnosis.measure import feed_of, rows_an_epoch
     from tasks.loader import forkserver
-    from tasks.models.recipes import load, module_of
+    from tasks.models.recipes import load_recipe, module_of
 
     settings = Config.model_validate(config)
     assert settings.train is not None
     forkserver.fork(module_of(settings.train))
-    feed = feed_of(settings, version, load(settings.train))
+    feed = feed_of(settings, version, load_recipe(settings.train))
     return {"cost": asdict(memory.measure(feed)), "rows": rows_an_epoch(feed)}
 
 

@@ -34,7 +34,7 @@ def examine_run(run: RunFolder, seconds: float = SECONDS) -> Examination:
 
     Needs no permission to trace: the loader workers keep their state in files of the run's folder.
     """
-    number = len(record.load(run).attempts)
+    number = len(record.load_record(run).attempts)
     identities = [
         Identity.from_json(read_json(path)) for path in sorted(run.attempt(number).glob("rank_*.json"))
     ]
@@ -91,7 +91,7 @@ def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -
     """What the agent wrote of an attempt that is over, or that runs where this machine cannot look; and that
     the run is over where nobody works on it any more, although nothing says so."""
     is_at_work = agent_is_alive(run)  # seen first: what an agent wrote before it ended is then in the record
-    state = record.load(run)
+    state = record.load_record(run)
     findings = [_worded(one) for one in findings_of(run, number)]
     is_under_way = state.state in record.UNDER_WAY
     unseen = [one.host for one in identities if not one.is_visible and is_under_way]
@@ -116,7 +116,7 @@ def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -
 
 def _gone(run: RunFolder, state: RunRecord, number: int) -> Finding:
     """That a run which should be under way has no agent any more."""
-    phase, log = phases.read(run.phase()), run.rank_log(number)
+    phase, log = phases.read_phase(run.phase()), run.rank_log(number)
     last = state.attempts[-1] if state.attempts else None
     agent = f"its agent (process {last.pid} on {last.host})" if last is not None else "its agent"
     at = "" if phase is None else f", at step {phase.step:,} of {state.identity['steps']:,}"

@@ -100,10 +100,10 @@ def one_sample(config: Config, version: Path, states: Path) -> dict[str, dict[st
     began = time.perf_counter()
     from tasks.diagnosis.measure import feed_of
     from tasks.loader.batches import TRAIN, open_split
-    from tasks.models.recipes import load
+    from tasks.models.recipes import load_recipe
 
     assert config.train is not None
-    recipe = load(config.train)
+    recipe = load_recipe(config.train)
     feed = replace(feed_of(config, version, recipe, lengths=states / LENGTHS, states=states), batch_size=1)
     imported = time.perf_counter()
     for data in feed.datasets:
@@ -112,10 +112,10 @@ def one_sample(config: Config, version: Path, states: Path) -> dict[str, dict[st
     with feed.train() as batches:
         path = worker_state.WorkerStates(states, 0, TRAIN).path(0)
         samples = len(next(batches)["key"])
-        first = worker_state.read(path)
+        first = worker_state.read_state(path)
         while time.perf_counter() - opened < STEADY_S:
             samples += len(next(batches)["key"])
-        last = worker_state.read(path)
+        last = worker_state.read_state(path)
     assert first is not None and last is not None
     return {
         "first": {"import": imported - began, "index": opened - imported, **_seconds(first, 1)},
@@ -130,20 +130,20 @@ def one_worker(config: Config, version: Path, states: Path) -> float:
     """
     from tasks.diagnosis.measure import Bench, feed_of
     from tasks.loader.batches import TRAIN
-    from tasks.models.recipes import load
+    from tasks.models.recipes import load_recipe
 
     assert config.train is not None
     lengths = states / LENGTHS
-    feed = feed_of(config, version, load(config.train), lengths=lengths, prefetch=1, states=states)
+    feed = feed_of(config, version, load_recipe(config.train), lengths=lengths, prefetch=1, states=states)
     bench = Bench(feed, config.train.threads)
     size = min(feed.batch_size, bench.samples_within(BATCH_S))
     with bench.batches(workers=1, batch_size=size) as batches:
         path = worker_state.WorkerStates(states, 0, TRAIN).path(0)
         next(batches)
-        before, began, samples = worker_state.read(path), time.perf_counter(), 0
+        before, began, samples = worker_state.read_state(path), time.perf_counter(), 0
         while (elapsed := time.perf_counter() - began) < STEADY_S:
             samples += len(next(batches)["key"])
-        after = worker_state.read(path)
+        after = worker_state.read_state(path)
     assert before is not None and after is not None
     made = sum(after.seconds[stage] - before.seconds[stage] for stage in OF_A_SAMPLE)
     return max(elapsed - made, 0.0) / max(samples, 1)
@@ -154,12 +154,14 @@ def sustained(
 ) -> list[float]:
     """Samples in each of WINDOWS seconds, after as many batches as the queues hold."""
     from tasks.diagnosis.measure import Bench, feed_of
-    from tasks.models.recipes import load
+    from tasks.models.recipes import load_recipe
 
     assert config.train is not None
     lengths = states / LENGTHS
     loader = config.loader.model_copy(update={"reader": reader})
-    feed = feed_of(config, version, load(config.train), lengths=lengths, prefetch=prefetch, states=states)
+    feed = feed_of(
+        config, version, load_recipe(config.train), lengths=lengths, prefetch=prefetch, states=states
+    )
     bench, rates = Bench(feed, config.train.threads), []
     with bench.batches(workers, config.train.batch_size, loader=loader) as batches:
         for _ in range(1 + workers * prefetch):
@@ -231,7 +233,7 @@ def charts_of(found: StagedFindings) -> list[Chart]:
     return charts
 
 
-def save(found: StagedFindings, name: str, path: Path) -> None:
+def save_bench_page(found: StagedFindings, name: str, path: Path) -> None:
     """Write the page of a bench of the config called `name`. UsageError where it cannot be written."""
     page = pages.render(
         "diagnosis/bench.html", found=found, name=name, charts=charts_of(found), written=time.time()

@@ -132,7 +132,7 @@ def watch(
     code = process.returncode
     findings = []
     if code == 0:
-        findings = list(outcome.judge(trainer, command, listener.rhythm, _heard(listener), began_at))
+        findings = list(outcome.judge_outcome(trainer, command, listener.rhythm, _heard(listener), began_at))
     saved = outcome.checkpoints_since(trainer, command, began_at)
     report = Report([*findings, *(one for each in examinations for one in each.verdict.report.findings)])
     was_stopped = stops and bool(examinations)

@@ -38,7 +38,7 @@ def load_model_of(run: RunFolder, config: Config, step: int) -> tuple[Any, nn.Mo
     checkpoint = Checkpoint(step, run.checkpoint(step))
     if not is_sound(checkpoint, MODEL):
         raise DataError(f"{checkpoint.path}: missing or torn; resume the run and it is written again")
-    recipe = recipes.load(config.train)
+    recipe = recipes.load_recipe(config.train)
     model = recipe.build_model(pretrained=False)
     load_model(model, checkpoint.path / MODEL)
     return recipe, model
@@ -59,7 +59,7 @@ class LoadedCheckpoint:
         """DataError when there is no checkpoint of `step` with a sound model, which is all that is read."""
         recipe, model = load_model_of(run, config, step)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        data = Data(version_path(record.load(run).data[0]), left_out_by(run))
+        data = Data(version_path(record.load_record(run).data[0]), left_out_by(run))
         workers = read_settings(run.loader).workers if device.type == "cuda" else 0
         return cls(
             task=recipe.task(model).to(device).eval(),

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.core.errors import UsageError, instead, listed
+from tasks.core.errors import UsageError, instead, list_mistakes
 from tasks.core.schema import Config, TaskSpec
 from tasks.evaluation.command import CommandEvaluator
 from tasks.evaluation.contract import Evaluator, Members
@@ -39,14 +39,14 @@ JUDGED: Mapping[recipes.Capability, str] = {
 }
 
 
-def check(config: Config) -> None:
+def check_tasks(config: Config) -> None:
     """UsageError for a task that is wrong, or that judges what models of the config's recipe do not give, and
     for a best checkpoint by a metric that no task gives."""
     for task in _tasks(config):
-        evaluator = load(task)
+        evaluator = load_evaluator(task)
         if config.train is None:
             continue
-        given = recipes.check(config.train).gives
+        given = recipes.check_recipe(config.train).gives
         for lacking in sorted(evaluator.needs - given):
             raise UsageError(
                 f"evaluate.tasks: {task.name} judges {JUDGED[lacking]}, and models of recipe "
@@ -57,7 +57,7 @@ def check(config: Config) -> None:
 
 def metrics_of(task: TaskSpec, samples: Iterator[Members] | None = None) -> list[str]:
     """The full names of the metrics that a task may give; see `Evaluator.metrics`."""
-    return [full_name(task.name, name) for name in load(task).metrics(samples)]
+    return [full_name(task.name, name) for name in load_evaluator(task).metrics(samples)]
 
 
 def require_best(config: Config, names: Sequence[str]) -> None:
@@ -70,7 +70,9 @@ def require_best(config: Config, names: Sequence[str]) -> None:
 
 def is_better_low(tasks: Sequence[TaskSpec], metric: str) -> bool:
     """Whether the lowest value of a metric is the best one, as the evaluator that gives it knows."""
-    judges = (load(task) for task in tasks if any(_stands_for(name, metric) for name in metrics_of(task)))
+    judges = (
+        load_evaluator(task) for task in tasks if any(_stands_for(name, metric) for name in metrics_of(task))
+    )
     return any(metric.endswith(judge.better_low) for judge in judges)
 
 
@@ -84,11 +86,11 @@ def _stands_for(name: str, metric: str) -> bool:
 
 def needs(config: Config) -> list[UnknownNeed]:
     """What the config's evaluations download by themselves; UsageError for a task that is wrong."""
-    found = {task.name: load(task).downloads for task in _tasks(config)}
+    found = {task.name: load_evaluator(task).downloads for task in _tasks(config)}
     return [UnknownNeed(f"evaluate.tasks: {name}", why) for name, why in found.items() if why]
 
 
-def load(task: TaskSpec) -> Evaluator:
+def load_evaluator(task: TaskSpec) -> Evaluator:
     """The evaluator a task of the config asks for; UsageError names what is wrong with it and the fix."""
     kind = EVALUATORS.get(task.kind)
     if kind is None:
@@ -98,7 +100,7 @@ def load(task: TaskSpec) -> Evaluator:
     try:
         return kind(**task.arguments)
     except ValidationError as error:
-        wrong = listed([_worded(one, kind.model_fields) for one in error.errors(include_url=False)])
+        wrong = list_mistakes([_worded(one, kind.model_fields) for one in error.errors(include_url=False)])
         raise UsageError(f"evaluate.tasks: {task.name}: {wrong}") from None
 
 

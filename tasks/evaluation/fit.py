@@ -35,7 +35,7 @@ def require_fit(config: Config, version: Path) -> None:
     left_out = left_out_of(version, data_of(version)[0].version)
     metrics: list[str] = []
     for task in config.evaluate.tasks if config.evaluate is not None else ():
-        evaluator = evaluators.load(task)
+        evaluator = evaluators.load_evaluator(task)
         if not evaluator.judges_samples:
             metrics += evaluators.metrics_of(task)
             continue
@@ -64,7 +64,7 @@ def doubtful_classes(config: Config, version: Path | None) -> Iterator[str]:
     """A sentence for each zero-shot task whose classes are numbers that no caption holds, as in a table that
     lost the names of its classes. Without a version the first rows of the tables are asked."""
     for task in config.evaluate.tasks if config.evaluate is not None else ():
-        evaluator = evaluators.load(task)
+        evaluator = evaluators.load_evaluator(task)
         if not isinstance(evaluator, ZeroShot) or evaluator.classes is not None:
             continue
         with suppress(TarmacError, KeyError):  # what cannot be read shows elsewhere

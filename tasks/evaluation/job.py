@@ -30,7 +30,7 @@ def evaluate_checkpoint(run_folder: Path, step: int, task: str, question: str = 
     torch.set_num_threads(1)
     run = RunFolder(run_folder)
     config = configs.reload(run.config)
-    evaluator = evaluators.load(_named(config, task))
+    evaluator = evaluators.load_evaluator(_named(config, task))
     outcome = evaluator.evaluate(LoadedCheckpoint.open(run, config, step))
     result = EvaluationResult(
         task=task,
@@ -46,7 +46,7 @@ def evaluate_checkpoint(run_folder: Path, step: int, task: str, question: str = 
         versions={**provenance.versions(), "evaluator": results.VERSION},
         question=question,
     )
-    results.write(run, result, () if config.dataset.private else outcome.predictions, outcome.files)
+    results.write_result(run, result, () if config.dataset.private else outcome.predictions, outcome.files)
 
 
 def _named(config: Config, task: str) -> TaskSpec:

@@ -106,7 +106,7 @@ def plain(text: str) -> str:
 PREDICTIONS = TypeAdapter(list[Prediction])
 
 
-def write(
+def write_result(
     run: RunFolder,
     result: EvaluationResult,
     predictions: Sequence[Prediction],
@@ -120,13 +120,13 @@ def write(
     write_atomic(run.evaluation(result.step, result.task), result.model_dump_json(indent=2) + "\n")
 
 
-def read(path: Path) -> EvaluationResult | None:
+def read_result(path: Path) -> EvaluationResult | None:
     """The result in a file; None when it is not there or is none: either way there is none."""
-    found = examine(path)
+    found = examine_result(path)
     return found if isinstance(found, EvaluationResult) else None
 
 
-def examine(path: Path) -> EvaluationResult | str:
+def examine_result(path: Path) -> EvaluationResult | str:
     """The result in a file, or in words why there is none. OSError where that cannot be found out now."""
     result = _examine(path, EvaluationResult)
     if isinstance(result, str):

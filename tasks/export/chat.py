@@ -46,7 +46,7 @@ def save_tokenizer(recipe: VlmRecipe, folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def ask(recipe: VlmRecipe, model: Any) -> ProofQuestion:
+def ask_chat(recipe: VlmRecipe, model: Any) -> ProofQuestion:
     """A question about a picture of several tiles: the logits of each of its tokens, in float64."""
     chat, model = recipe.chat, model.double()
     shown = picture(0, 3 * chat.tiles.side, 2 * chat.tiles.side)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.export.chat import ask, save_tokenizer, siglip_of
+from tasks.export.chat import ask_chat, save_tokenizer, siglip_of
 from tasks.export.contract import TEXTS, ProofQuestion, TrainedModel, Written, picture, refuse
 from tasks.export.open_clip import described, features
 from tasks.models.clip.clip import ClipRecipe
@@ -42,7 +42,7 @@ RESAMPLING = {"bilinear": 2, "bicubic": 3}
 """Pillow's numbers."""
 
 
-def write(trained: TrainedModel, folder: Path) -> Written:
+def write_hf(trained: TrainedModel, folder: Path) -> Written:
     """UsageError for a model that transformers has no class for."""
     recipe = trained.recipe
     if isinstance(recipe, ClipRecipe):
@@ -228,7 +228,7 @@ def _vlm(recipe: VlmRecipe, model: Any, folder: Path) -> Written:
     theirs.save_pretrained(folder)
     save_tokenizer(recipe, folder)
     mean, deviation = (value.flatten().tolist() for value in (model.vision.mean, model.vision.deviation))
-    question = ask(recipe, model)
+    question = ask_chat(recipe, model)
     tensors = {**question.tensors, "mean": torch.tensor(mean), "deviation": torch.tensor(deviation)}
     return Written(
         "Idefics3ForConditionalGeneration and tokenizer; not the cutting of pictures into tiles",

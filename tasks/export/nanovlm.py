@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tasks.core.files import write_json
-from tasks.export.chat import ask, save_tokenizer, siglip_of
+from tasks.export.chat import ask_chat, save_tokenizer, siglip_of
 from tasks.export.contract import TrainedModel, Written, refuse
 from tasks.models.vlm.chat_text import IMAGE, WHOLE
 from tasks.models.vlm.vlm import VlmRecipe
@@ -43,7 +43,7 @@ LANGUAGE_BLOCK = {
 """transformers' names of a layer's parts, and nanoVLM's."""
 
 
-def write(trained: TrainedModel, folder: Path) -> Written:
+def write_nanovlm(trained: TrainedModel, folder: Path) -> Written:
     """UsageError for a model whose parts nanoVLM does not have."""
     recipe, options = trained.recipe, trained.options
     model: Any = trained.model
@@ -67,7 +67,7 @@ def write(trained: TrainedModel, folder: Path) -> Written:
     return Written(
         "VisionLanguageModel and tokenizer",
         "VisionLanguageModel.from_pretrained('{path}')",
-        ask(recipe, model),
+        ask_chat(recipe, model),
         {CONFIG: {"lm_tokenizer": TOKENIZER}},
     )
 

@@ -25,7 +25,7 @@ OF_PICTURES = ("mean", "std", "interpolation", "resize_mode", "fill_color")
 USAGE = "open_clip.create_model_and_transforms('local-dir:{path}')"
 
 
-def write(trained: TrainedModel, folder: Path) -> Written:
+def write_open_clip(trained: TrainedModel, folder: Path) -> Written:
     """UsageError for a model that is none of open_clip's."""
     recipe = trained.recipe
     if not isinstance(recipe, ClipRecipe):

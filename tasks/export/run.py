@@ -112,7 +112,7 @@ def export(
     config = configs.reload(run.config)
     recipe, model = load_model_of(run, config, found.step)
     assert config.train is not None
-    trained = TrainedModel(recipe, config.train.recipe, recipes.check(config.train), model.eval())
+    trained = TrainedModel(recipe, config.train.recipe, recipes.check_recipe(config.train), model.eval())
     draft = place.with_name(f".draft_{place.name}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)

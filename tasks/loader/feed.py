@@ -167,7 +167,7 @@ class Feed:
         """This feed with rows of packs, by the lengths in `folder`."""
         limits = PackLimits(pack.tokens, pack.images)
         readers = [source.reader for source in self._sources()]
-        return replace(self, packed=Packing(limits, lengths.read(readers, folder)))
+        return replace(self, packed=Packing(limits, lengths.read_lengths(readers, folder)))
 
     def is_read_here(self, position: int) -> bool:
         """Whether it is this rank that reads the position, and not another."""

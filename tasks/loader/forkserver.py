@@ -2,8 +2,8 @@
 
 Forking the training process itself, with its threads and its GPU, would deadlock sooner or later. At first
 it has neither: a process of Tarmac's own calls `fork` before all else, and the forkserver shares the imports
-with it, which cost hundreds of megabytes and seconds of a core. In any other process `start` runs a fresh
-interpreter. This module is free of torch, so that a process can come here first.
+with it, which cost hundreds of megabytes and seconds of a core. In any other process `start_forkserver` runs
+a fresh interpreter. This module is free of torch, so that a process can come here first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPEN = Path("/proc/self/fd")
 logger = logging.getLogger(__name__)
 
 
-def start(*modules: str) -> ForkServerContext:
+def start_forkserver(*modules: str) -> ForkServerContext:
     """The context to start workers from, its forkserver running and importing `modules` in the background.
 
     Python has one forkserver a process: once it runs, further modules are imported by each worker instead.
@@ -41,14 +41,14 @@ def start(*modules: str) -> ForkServerContext:
 
 
 def fork(*modules: str) -> None:
-    """Import `modules` here and fork the forkserver off this process; elsewhere than on Linux, `start` it.
+    """Import `modules` here and fork the forkserver off this process; off Linux, as `start_forkserver` does.
 
     For the first moments of a process: a fork has none of the threads of this one but all of their locks, so
     none may be doing anything but wait, and no GPU may be in use. A module that cannot be imported is left to
     whoever needs it. Where a forkserver runs already, that one stays.
     """
     if sys.platform != "linux":
-        start(*modules)
+        start_forkserver(*modules)
         return
     for module in (*PRELOAD, *modules):
         with contextlib.suppress(ImportError):

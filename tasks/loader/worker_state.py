@@ -258,7 +258,7 @@ def decoding(function: Callable[P, R]) -> Callable[P, R]:
     return staged
 
 
-def read(path: Path) -> WorkerState | None:
+def read_state(path: Path) -> WorkerState | None:
     """What the worker said last; None where no whole record is, as while the worker starts.
 
     Of a worker that was killed in the middle of a change, what stands there.
@@ -291,7 +291,7 @@ def read(path: Path) -> WorkerState | None:
 
 def read_all(folder: Path) -> list[WorkerState]:
     """Of every worker that keeps its state in `folder`, living or dead, by rank, split and number."""
-    states = (read(path) for path in folder.glob(PATTERN))
+    states = (read_state(path) for path in folder.glob(PATTERN))
     known = [state for state in states if state is not None]
     return sorted(known, key=lambda state: (state.rank, state.split, state.worker))
 

@@ -73,7 +73,7 @@ class Batches(Iterator[Batch]):
             prefetch_factor=prefetch if workers else None,
             collate_fn=_as_it_is,
             worker_init_fn=partial(_prepare_worker, keeper, sharing_strategy),
-            multiprocessing_context=forkserver.start(transform.__module__) if workers else None,
+            multiprocessing_context=forkserver.start_forkserver(transform.__module__) if workers else None,
             pin_memory=pin_memory,
             # Without one of its own it draws from the global generator, and a resumed run would differ.
             generator=torch.Generator(),

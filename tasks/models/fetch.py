@@ -147,10 +147,10 @@ def require_offered(needs: Sequence[Need], runs: Path, patience_s: float = OFFER
 
     if wanted:
         arguments = {"wanted": [asdict(one) for one in wanted], "runs": str(runs)}
-        call("tasks.models.fetch:ask", arguments, on_idle=on_idle)
+        call("tasks.models.fetch:ask_for_repositories", arguments, on_idle=on_idle)
 
 
-def ask(wanted: list[NeededRepository], runs: Path) -> None:
+def ask_for_repositories(wanted: list[NeededRepository], runs: Path) -> None:
     """The child's side of `require_offered`."""
     lock = hub.read_lock(runs)
     for one in wanted:

@@ -22,7 +22,7 @@ from tasks.core.findings import Finding, Severity
 from tasks.core.schema import Config
 from tasks.models.clip.clip_options import open_clip_needs
 from tasks.models.needs import HubNeed, Need, PathNeed, UnknownNeed
-from tasks.models.recipes import check
+from tasks.models.recipes import check_recipe
 
 LOCK = "fetched.json"
 OFFLINE, OURS = "HF_HUB_OFFLINE", "TARMAC_HUB_OFFLINE"
@@ -77,7 +77,7 @@ class Lack:
 
 def needs(config: Config) -> list[Need]:
     """What the training of this config and its teachers need; UsageError for a wrong model block."""
-    found = list(check(config.train).needs) if config.train is not None else []
+    found = list(check_recipe(config.train).needs) if config.train is not None else []
     for teacher in config.reinforce.teachers if config.reinforce is not None else ():
         found += open_clip_needs("reinforce.teachers", teacher.name, teacher.pretrained)
     return list(dict.fromkeys(found))
@@ -128,7 +128,7 @@ def go_offline(config: Config, runs: Path) -> bool:
     the runs in this folder; whether that is done. A choice that the environment makes stands."""
     if OFFLINE in os.environ or config.train is None:
         return False
-    if not is_ready(check(config.train).needs, read_lock(runs)):
+    if not is_ready(check_recipe(config.train).needs, read_lock(runs)):
         return False
     os.environ.update({OFFLINE: "1", OURS: "1"})
     return True

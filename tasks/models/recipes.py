@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import ValidationError
 
-from tasks.core.errors import UsageError, instead, listed
+from tasks.core.errors import UsageError, instead, list_mistakes
 from tasks.core.schema import Train
 from tasks.core.schema.block import Block
 from tasks.core.schema.recipes import RECIPES
@@ -110,7 +110,7 @@ def options_type(name: str) -> type[Options]:
     return found
 
 
-def check(train: Train) -> Options:
+def check_recipe(train: Train) -> Options:
     """The options in `train.model`, after the parts that other keys name were looked up.
 
     UsageError names the key and the fix, without importing torch.
@@ -120,7 +120,7 @@ def check(train: Train) -> Options:
         options = kind.model_validate(train.model)
     except ValidationError as error:
         mistakes = [f"train.model{_worded(one, kind)}" for one in error.errors(include_url=False)]
-        raise UsageError(listed(mistakes)) from None
+        raise UsageError(list_mistakes(mistakes)) from None
     _check_parts(train, kind.parts)
     if train.pack is not None and not kind.packs:
         raise UsageError(f"train.pack: has no effect with recipe {train.recipe}; take it out")
@@ -140,9 +140,9 @@ def levers(train: Train) -> str:
     return " or ".join([f"train.micro_batch ({now})", *rows, *sizes])
 
 
-def load(train: Train) -> Recipe:
+def load_recipe(train: Train) -> Recipe:
     """The recipe with its `train.model` checked; UsageError names the key and the fix."""
-    options = check(train)
+    options = check_recipe(train)
     recipe: Recipe = _imported(RECIPES[train.recipe].recipe)(options)
     return recipe
 

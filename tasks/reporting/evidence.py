@@ -78,16 +78,16 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
     steps = [_step_of(path.name) for path in run.checkpoints.glob("step_*")]
     return RunContents(
         run=run,
-        record=attempt(run.record, lambda _: record.load(run)),
+        record=attempt(run.record, lambda _: record.load_record(run)),
         config=settings,
         config_text=attempt(run.config, lambda path: path.read_text("utf-8", "replace")) or "",
-        rows=(attempt(run.metrics, lambda path: metrics.read(path)[0]) or []) if metrics_too else [],
+        rows=(attempt(run.metrics, lambda path: metrics.read_metrics(path)[0]) or []) if metrics_too else [],
         loader=attempt(run.loader, read_settings),
         results=[result for result in read_results if result is not None],
-        ledger=ledger.fold(attempt(run.ledger, ledger.read) or []),
+        ledger=ledger.fold(attempt(run.ledger, ledger.read_ledger) or []),
         findings=attempt(run.findings, _lines) or [],
         replaced=[line for path in run.all_replaced() for line in attempt(path, _lines) or []],
-        quarantined=attempt(run.quarantine, quarantine_file.read) or [],
+        quarantined=attempt(run.quarantine, quarantine_file.read_quarantine) or [],
         best=attempt(run.best, lambda _: standing(run, settings)) if settings is not None else None,
         last_checkpoint=max((step for step in steps if step is not None), default=0),
         unreadable=unreadable,
@@ -108,7 +108,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_result(path: Path) -> EvaluationResult:
-    result = results.examine(path)
+    result = results.examine_result(path)
     if isinstance(result, str):
         raise ValueError(result)
     return result

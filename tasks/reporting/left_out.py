@@ -10,4 +10,4 @@ from tasks.runs.folder import RunFolder
 
 def left_out(run: RunFolder) -> str | None:
     """None for a run that leaves nothing out. Errors as `left_out_by` and `notice`."""
-    return notice(version_path(record.load(run).data[0]), left_out_by(run))
+    return notice(version_path(record.load_record(run).data[0]), left_out_by(run))

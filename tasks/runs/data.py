@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
-from tasks.core.quarantine_file import NAME, Quarantined, home, read, to_text
+from tasks.core.quarantine_file import NAME, Quarantined, home, read_quarantine, to_text
 from tasks.core.schema import Config, Train
 from tasks.core.schema.recipes import RECIPES
 from tasks.runs import record
@@ -148,7 +148,11 @@ def overfull_of(train: Train, there: int, what: str, share: float = 1.0) -> Over
 
 def left_out_of(version: Path, name: str) -> list[Quarantined]:
     """The entries of the version's dataset that are about the version of this name, one per sample."""
-    mine = (entry for entry in sorted(read(home(version) / NAME), reverse=True) if entry.version == name)
+    mine = (
+        entry
+        for entry in sorted(read_quarantine(home(version) / NAME), reverse=True)
+        if entry.version == name
+    )
     return sorted({entry.sample: entry for entry in mine}.values())
 
 
@@ -159,8 +163,8 @@ def left_out_of_all(data: Iterable[DataRef]) -> list[Quarantined]:
 
 def left_out_by(run: RunFolder) -> list[Quarantined]:
     """The entries of the run's copy; DataError when it is not the one that the run was planned with."""
-    entries = read(run.quarantine)
-    if quarantine_digest(entries) != record.load(run).identity.get("quarantine"):
+    entries = read_quarantine(run.quarantine)
+    if quarantine_digest(entries) != record.load_record(run).identity.get("quarantine"):
         raise DataError(
             f"{run.quarantine}: is not what the run began with; take back the change, or train anew with "
             "`tarmac run CONFIG --fresh`",

@@ -77,5 +77,5 @@ def agent_is_alive(run: RunFolder) -> bool:
     holder = holder_of(run.lease)
     if holder is not None and holder.is_alive():
         return True
-    job = record.load(run).job
+    job = record.load_record(run).job
     return job is not None and Job.from_json(job).is_alive()

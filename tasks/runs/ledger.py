@@ -71,7 +71,7 @@ def append(path: Path, entry: LedgerEntry) -> None:
     append_line(path, json.dumps(vars(entry), ensure_ascii=False))
 
 
-def read(path: Path) -> list[LedgerEntry]:
+def read_ledger(path: Path) -> list[LedgerEntry]:
     """All lines; those that are no entry are skipped."""
     entries = []
     for row in read_lines(path)[0]:

@@ -57,7 +57,7 @@ class MetricsWriter:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         _close_torn_line(path)
-        self._seen = {row["uid"] for row in read(path)[0] if None not in row.values()}
+        self._seen = {row["uid"] for row in read_metrics(path)[0] if None not in row.values()}
 
     def append(self, row: Mapping[str, Any]) -> bool:
         """Append the row and return True, or False when a row of its uid is recorded already."""
@@ -88,7 +88,7 @@ def _close_torn_line(path: Path) -> None:
         return
 
 
-def read(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+def read_metrics(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     """The whole rows from byte `offset` on, one a uid, and the offset to go on from.
 
     A row with a fault, which only a foreign writer leaves, is skipped; `faults` names it.
@@ -154,7 +154,7 @@ def tail(path: Path, size_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
         start = max(path.stat().st_size - size_bytes, 0)
     except FileNotFoundError:
         return []
-    return read(path, start)[0]
+    return read_metrics(path, start)[0]
 
 
 def rows_of(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -164,4 +164,4 @@ def rows_of(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 def last_step(path: Path, kind: str = "train") -> int:
     """The highest step that has a row of `kind`; 0 when there is none."""
-    return max((int(row[TRAIN_AXIS]) for row in rows_of(read(path)[0], kind)), default=0)
+    return max((int(row[TRAIN_AXIS]) for row in rows_of(read_metrics(path)[0], kind)), default=0)

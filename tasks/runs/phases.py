@@ -71,7 +71,7 @@ class PhaseWriter:
         os.replace(draft, self._path)
 
 
-def read(path: Path) -> Phase | None:
+def read_phase(path: Path) -> Phase | None:
     """What the rank last said; None when it has said nothing readable yet."""
     try:
         return Phase(**read_json(path))

@@ -84,7 +84,7 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
 def command_to_resume(run: RunFolder) -> str:
     """The command that takes the run up, whichever config and changes began it: it plans from the run's own
     config, whose paths are absolute, on the run's own version, also where a newer one is current by now."""
-    version = version_path(record.load(run).data[0])
+    version = version_path(record.load_record(run).data[0])
     dataset = dataset_of(version)
     is_current = dataset is None or (dataset / "current").resolve() == version.resolve()
     change = [] if is_current else ["--set", f"dataset.output={version}"]
@@ -172,9 +172,9 @@ def _write(
     text = configs.dump(config)
     require_checkpoints(run, config)
     if run.record.exists():
-        there = record.load(run)
+        there = record.load_record(run)
         if there.data != data:
-            record.save(run, there.having(data=data))
+            record.save_record(run, there.having(data=data))
     if quarantined and not run.quarantine.exists():
         write_atomic(run.quarantine, to_text(quarantined))
     if not run.config.exists() or run.config.read_text(encoding="utf-8") != text:
@@ -188,7 +188,7 @@ def _write(
             state="planned",
             wandb_id=f"{run_id(fields)}-{secrets.token_hex(4)}",
         )
-        record.save(run, planned)
+        record.save_record(run, planned)
 
 
 def _leave_alone(run: RunFolder, config: Config, held: Held) -> None:

@@ -110,7 +110,7 @@ class RunRecord(BaseModel):
         return self.having(attempts=[*earlier, last.model_copy(update=changes)])
 
 
-def load(run: RunFolder) -> RunRecord:
+def load_record(run: RunFolder) -> RunRecord:
     """The run's record; DataError when it is missing or unreadable."""
     try:
         return RunRecord.model_validate(read_json(run.record))
@@ -119,6 +119,6 @@ def load(run: RunFolder) -> RunRecord:
         raise DataError(f"{run.record}: is no run record ({first}); plan the run again") from None
 
 
-def save(run: RunFolder, record: RunRecord) -> None:
+def save_record(run: RunFolder, record: RunRecord) -> None:
     """Replace `run.json`; the caller holds the run's lease."""
     write_json(run.record, record.model_dump(mode="json"))

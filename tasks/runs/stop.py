@@ -37,14 +37,14 @@ class Stop:
         return asdict(self)
 
 
-def ask(run: RunFolder, who: Who, reason: str) -> None:
+def order_stop(run: RunFolder, who: Who, reason: str) -> None:
     """Order the run to stop; an order that is there already stays, as its ranks may be obeying it."""
     by = f"{_user()} on {socket.gethostname()}, process {os.getpid()}"
     if not run.stop.exists():
         write_atomic(run.stop, json.dumps(Stop(who, reason, by, time.time()).to_json()) + "\n")
 
 
-def read(run: RunFolder) -> Stop | None:
+def read_stop_order(run: RunFolder) -> Stop | None:
     """The order to the run; None without one."""
     try:
         text = run.stop.read_text(encoding="utf-8", errors="replace").strip()

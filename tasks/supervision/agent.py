@@ -43,8 +43,8 @@ from tasks.supervision.evaluations import Training
 from tasks.supervision.journal import AttemptJournal
 from tasks.supervision.progress import last_step, loss_at
 from tasks.supervision.standstill import GoesOn, Stalled, Standstill
-from tasks.supervision.status import look, pause_after
-from tasks.supervision.success import TrainingEnd, exit_of, judge
+from tasks.supervision.status import look_at_run, pause_after
+from tasks.supervision.success import TrainingEnd, exit_of, judge_end
 from tasks.supervision.succession import Succession
 from tasks.supervision.tracking import gathering
 
@@ -93,7 +93,7 @@ class Agent:
         """The whole attempt. DataError when the disk is full, which the record says if there is room to."""
         for identity in trainer.end_survivors(self._run):
             logger.warning("ended the training process %d that a dead agent left behind", identity.pid)
-        if (order := stop.read(self._run)) is not None and order.who in ("signal", "agent"):
+        if (order := stop.read_stop_order(self._run)) is not None and order.who in ("signal", "agent"):
             self._run.stop.unlink(missing_ok=True)  # it was to the agent before, which has left
         self._journal.begin()
         try:
@@ -170,7 +170,7 @@ class Agent:
         return self._obeyed == WARNING or (self._obeyed == END and self._allocation.job is not None)
 
     def _is_evaluated(self) -> bool:
-        status = look(self._run)
+        status = look_at_run(self._run)
         return status.evaluations_done == len(status.evaluations)
 
     def leave_at_once(self) -> NoReturn:
@@ -206,7 +206,7 @@ class Agent:
             yield ()
             return
         count = engine.gpus or 1
-        while isinstance(found := gpus.take(visible, count, self._run.name), gpus.Busy):
+        while isinstance(found := gpus.take_gpus(visible, count, self._run.name), gpus.Busy):
             if (reason := self._stop_reason()) is not None:
                 self._stopped_before_training(reason)
                 yield None
@@ -260,7 +260,7 @@ class Agent:
         started = time.time()
         found = newest_sound(self._run)
         self._began_at = 0 if found is None else found.step
-        _, earlier_bytes = metrics.read(self._run.metrics)
+        _, earlier_bytes = metrics.read_metrics(self._run.metrics)
         ranks = self._start_ranks(held)
         ends, stalled = self._attend_ranks(ranks, evaluations)
         while stalled is not None and self._on_stall == "restart" and self._restarts < RESTARTS:
@@ -281,7 +281,7 @@ class Agent:
     def _start_ranks(self, held: Sequence[int]) -> trainer.RunningRanks:
         self._lease.require()
         self._oom_kills = oom_kills()
-        ranks = self._ranks = trainer.start(
+        ranks = self._ranks = trainer.start_training(
             self._run, self._journal.number, self._config, self._lease.identity, held
         )
         pids = ", ".join(f"process {identity.pid}" for identity in ranks.identities)
@@ -332,9 +332,9 @@ class Agent:
     def _order(self) -> stop.Stop | None:
         if self._asked_to_stop is not None and not self._run.stop.exists():
             self._lease.require()  # the order would reach the ranks of whoever took the run over
-            stop.ask(self._run, "signal", self._asked_to_stop)
+            stop.order_stop(self._run, "signal", self._asked_to_stop)
             self._obeyed = self._signal
-        return stop.read(self._run)
+        return stop.read_stop_order(self._run)
 
     def _judge(
         self,
@@ -355,7 +355,7 @@ class Agent:
                 last_step=int(self._journal.record.identity["steps"]),
                 loss=loss_at(self._run, step),
                 checkpoint=None if newest is None else newest.step,
-                stop=stop.read(self._run),
+                stop=stop.read_stop_order(self._run),
                 is_forced=self._is_forced and end.was_ended,
                 log_tail=tail_of(self._run.rank_log(self._journal.number, end.rank)),
                 rank=end.rank,
@@ -369,7 +369,7 @@ class Agent:
             for end in causes
         ]
         seen = replace(all_seen[0], further=all_seen[1:])
-        verdict = judge(seen)
+        verdict = judge_end(seen)
         logger.info("training ended: %s %s", verdict.state, verdict.reason)
         self._journal.find(verdict.findings)
         queued_again = None

@@ -53,12 +53,12 @@ class Allocation:
                 lease.acquire()
                 break
             except Held as held:
-                state = record.load(run)
+                state = record.load_record(run)
                 is_at_work = state.has_agent(held.holder)
                 if time.monotonic() > deadline or (is_at_work and not self._is_wanted(state)):
                     return str(held)
             time.sleep(0.1)
-        state = record.load(run)
+        state = record.load_record(run)
         if self._is_wanted(state):
             return None
         lease.release()
@@ -111,11 +111,11 @@ class Allocation:
         lease = Lease(run.lease)
         lease.wait(LEASE_WAIT_S, poll_s=0.1)
         try:
-            state = record.load(run)
+            state = record.load_record(run)
             changes: dict[str, Any] = {"job": None}
             if state.state in UNDER_WAY:
                 words = f"but Slurm does not queue it again ({refusal}); start the run again: it resumes"
                 changes |= {"state": "cancelled", "reason": f"{state.reason}, {words}"}
-            record.save(run, state.having(**changes))
+            record.save_record(run, state.having(**changes))
         finally:
             lease.release()

@@ -14,7 +14,7 @@ from tasks.evaluation.fit import require_fit
 from tasks.models import hub
 from tasks.models.fetch import require_offered
 from tasks.models.hub import Lack
-from tasks.models.recipes import check
+from tasks.models.recipes import check_recipe
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.data import overfull, overfull_of
 from tasks.runs.plan import locate
@@ -61,7 +61,7 @@ def _missing(config: Config, version: Path | None, fresh: bool) -> list[Lack]:
         return []
     if version is not None and not fresh and list_checkpoints(locate(config, version)):
         return []
-    return list(hub.lacks(check(config.train).needs, hub.read_lock(config.runs)))
+    return list(hub.lacks(check_recipe(config.train).needs, hub.read_lock(config.runs)))
 
 
 def _in_words(lack: Lack) -> str:

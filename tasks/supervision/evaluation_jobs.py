@@ -79,7 +79,7 @@ class Evaluations:
         self._engine = config.engine.for_evaluate()
         self._number = number
         self._wanted = wanted_of(run.id, config)
-        history = ledger.read(run.ledger)
+        history = ledger.read_ledger(run.ledger)
         self._entries = ledger.fold(history)
         if not is_continued:
             alive = {key for key, entry in self._entries.items() if self._job_lives(entry)}
@@ -195,7 +195,7 @@ class Evaluations:
     def _failure(self, entry: LedgerEntry) -> JobFailure:
         job, result = self._job_of(entry), self._run.evaluation(*entry.key)
         if job is not None and job.said_goodbye and result.exists():
-            found = results.examine(result)
+            found = results.examine_result(result)
             if isinstance(found, str):
                 return JobFailure("failed", f"{result.relative_to(self._run.path)}: {found} (log: {job.log})")
         return _last_words(entry, job, entry.key in self._known_alive)
@@ -247,7 +247,7 @@ class Evaluations:
             return None
         version = (stat.st_mtime_ns, stat.st_ino)
         if self._parsed.get(path, (None, None))[0] != version:
-            self._parsed[path] = (version, results.read(path))
+            self._parsed[path] = (version, results.read_result(path))
         return self._parsed[path][1]
 
     def _mark(self, mark: Mark) -> None:
@@ -355,7 +355,7 @@ def run_job(run_folder: str, step: str, task: str, question: str) -> None:
     lease = Lease(run.evaluation_lease(int(step), task))
     lease.wait()
     try:
-        found = results.read(run.evaluation(int(step), task))
+        found = results.read_result(run.evaluation(int(step), task))
         if found is not None and found.question == question:
             return
         module, _, function = EVALUATE.partition(":")

@@ -47,7 +47,7 @@ class Busy:
         return f"waiting for a GPU: {'; '.join(self.holders)}"
 
 
-def take(visible: Sequence[str], count: int, run: str) -> HeldGpus | Busy:
+def take_gpus(visible: Sequence[str], count: int, run: str) -> HeldGpus | Busy:
     """Take the first `count` free ones of `visible` for `run`, all or none.
 
     TarmacError when so many are not even visible, OSError where no lock can be written.

@@ -30,7 +30,7 @@ class AttemptJournal:
         """`lease` is the run's, and held."""
         self._run = run
         self._lease = lease
-        found = record.load(run)
+        found = record.load_record(run)
         self.record = found.having(attempts=[one for one in found.attempts if one.outcome != ASIDE])
         self.number = len(self.record.attempts) + 1
 
@@ -138,8 +138,8 @@ class AttemptJournal:
 
     def _last_sign_of(self, attempt: Attempt) -> float:
         """When the training or the evaluations of an attempt whose agent was killed were last heard of."""
-        phase = phases.read(self._run.phase())
-        signs = [entry.at for entry in ledger.read(self._run.ledger)]
+        phase = phases.read_phase(self._run.phase())
+        signs = [entry.at for entry in ledger.read_ledger(self._run.ledger)]
         return max([attempt.started, *signs, *([phase.at] if phase is not None else [])])
 
     def _write_exit(self, told: Mapping[str, Any]) -> None:
@@ -149,4 +149,4 @@ class AttemptJournal:
     def _save(self, changed: RunRecord) -> None:
         self._lease.require()
         self.record = changed
-        record.save(self._run, changed)
+        record.save_record(self._run, changed)

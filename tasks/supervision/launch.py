@@ -25,7 +25,7 @@ from tasks.runs.plan import command_to_resume
 from tasks.runs.record import RunRecord
 from tasks.supervision.ends import tail_of
 from tasks.supervision.evaluation_jobs import has_requests
-from tasks.supervision.status import RunStatus, config_of, look, pause_after
+from tasks.supervision.status import RunStatus, config_of, look_at_run, pause_after
 
 AGENT = "tasks.supervision.agent:main"
 POLL_S = 0.25
@@ -72,13 +72,13 @@ def start_or_adopt(
             with Lease(run.lease):
                 return _start(run, goal, by)
         except Held as held:
-            status = look(run)
+            status = look_at_run(run)
             if _is_at_work(status, goal, held.holder):
                 return Started(True, False, _job_of(run, status.record), status.record.started_by)
             is_over = status.state in ("failed", "cancelled")
             is_leaving = is_over and status.record.has_agent(held.holder)  # and is no starter
             if is_leaving and goal == "train" and not run.stop.exists():
-                stop.ask(run, "agent", "a new start of the run takes over")
+                stop.order_stop(run, "agent", "a new start of the run takes over")
             waited_s = time.monotonic() - began
             if waited_s > HANDOVER_S:
                 raise
@@ -101,7 +101,7 @@ def follow(
     """
     began = time.monotonic()
     while True:
-        status = look(run)
+        status = look_at_run(run)
         on_progress(status)
         if until(status):
             return status
@@ -141,7 +141,7 @@ def wait_for_evaluations(
 
 def _start(run: RunFolder, goal: Goal, by: str | None) -> Started:
     """Submit an agent, holding the lease until its job is written down; the agent waits for the lease."""
-    status = look(run)
+    status = look_at_run(run)
     state = status.record
     job = _job_of(run, state)
     if job is not None and job.is_alive():
@@ -153,7 +153,9 @@ def _start(run: RunFolder, goal: Goal, by: str | None) -> Started:
     trains = goal == "train" and state.state != "succeeded"
     submitted = _submit(run, len(state.attempts) + 1, trains)
     changes = {"state": "queued", "reason": ""} if trains else {}
-    record.save(run, state.having(job=submitted.to_json(run.path), goal=goal, started_by=by, **changes))
+    record.save_record(
+        run, state.having(job=submitted.to_json(run.path), goal=goal, started_by=by, **changes)
+    )
     return Started(False, False, submitted, by, tuple(_changes(state)))
 
 

@@ -17,15 +17,15 @@ def last_step(run: RunFolder, pid: int, earlier_bytes: int) -> int:
 
     Its rows are those of `metrics.jsonl` after the first `earlier_bytes`.
     """
-    rows = metrics.rows_of(metrics.read(run.metrics, earlier_bytes)[0], "train")
-    phase = phases.read(run.phase())
+    rows = metrics.rows_of(metrics.read_metrics(run.metrics, earlier_bytes)[0], "train")
+    phase = phases.read_phase(run.phase())
     said = phase.step if phase is not None and phase.pid == pid else 0
     return max([said, *(int(row[metrics.TRAIN_AXIS]) for row in rows)])
 
 
 def loss_at(run: RunFolder, step: int) -> float | None:
     """The training loss of the newest row up to `step`, NaN where it was not finite; None without a row."""
-    rows = metrics.rows_of(metrics.read(run.metrics)[0], "train")
+    rows = metrics.rows_of(metrics.read_metrics(run.metrics)[0], "train")
     losses = {int(row[metrics.TRAIN_AXIS]): row.get("train/loss") for row in rows}
     known = [at for at in losses if at <= step]
     if not known:

@@ -70,7 +70,7 @@ class Standstill:
             return None
         self._looked = now
         newest = max(
-            (one for rank in range(ranks) if (one := phases.read(self.run.phase(rank))) is not None),
+            (one for rank in range(ranks) if (one := phases.read_phase(self.run.phase(rank))) is not None),
             key=lambda one: one.at,
             default=None,
         )

@@ -160,17 +160,17 @@ class RunStatus:
         return newest_log(self.run, self.record)
 
 
-def look(run: RunFolder) -> RunStatus:
+def look_at_run(run: RunFolder) -> RunStatus:
     """The run as it stands now; DataError when its record or config cannot be read.
 
     Whether the agent lives is seen first: what it wrote before it ended is then in the rest.
     """
     alive = agent_is_alive(run)
-    state = record.load(run)
+    state = record.load_record(run)
     entries = _entries(run.ledger)
     wanted = _wanted(run.config, _modified_ns(run), run.id)
     row = last_train_row(run.metrics)
-    phase = phases.read(run.phase())
+    phase = phases.read_phase(run.phase())
     checkpoints = [checkpoint.step for checkpoint in _listing(run)()]
     return RunStatus(
         run=run,
@@ -201,7 +201,7 @@ def list_status(runs: Path) -> tuple[list[RunStatus], Mapping[str, str]]:
     unreadable: dict[str, str] = {}
     for run in list_runs(runs):
         try:
-            found.append(look(run))
+            found.append(look_at_run(run))
         except (TarmacError, OSError) as error:
             unreadable[run.name] = str(error)
         except (LookupError, TypeError, ValueError) as error:
@@ -314,7 +314,7 @@ def _entries(path: Path) -> Mapping[Key, LedgerEntry]:
 
 @lru_cache(maxsize=4)
 def _folded(path: Path, modified_ns: int, size_bytes: int) -> Mapping[Key, LedgerEntry]:
-    return ledger.fold(ledger.read(path))
+    return ledger.fold(ledger.read_ledger(path))
 
 
 def _has_result(path: Path) -> bool:
@@ -328,7 +328,7 @@ def _has_result(path: Path) -> bool:
 
 @lru_cache(maxsize=4096)
 def _parses(path: Path, modified_ns: int, size_bytes: int, inode: int) -> bool:
-    return results.read(path) is not None
+    return results.read_result(path) is not None
 
 
 @lru_cache(maxsize=64)

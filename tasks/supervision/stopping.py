@@ -80,16 +80,16 @@ def cancel(run: RunFolder, reason: str = "cancelled by the user", who: Who = "us
     taken out of it, also one that Slurm itself has queued again; should one come back all the same, it finds
     that the run does not wait for it.
     """
-    stop.ask(run, who, reason)
+    stop.order_stop(run, who, reason)
     _leave_the_queue(run)
     if agent_is_alive(run):
         return True
     with Lease(run.lease):
-        state = record.load(run)
+        state = record.load_record(run)
         if state.state in OVER and state.job is not None and state.attempts:  # it was evaluated
-            record.save(run, state.having_last(stopped=reason).having(job=None))
+            record.save_record(run, state.having_last(stopped=reason).having(job=None))
         elif state.state not in OVER:
-            record.save(run, state.having(state="cancelled", reason=reason, job=None))
+            record.save_record(run, state.having(state="cancelled", reason=reason, job=None))
         run.stop.unlink(missing_ok=True)
     return False
 
@@ -115,7 +115,9 @@ def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float = STOP
             break
         time.sleep(POLL_S)
     in_slurm = any(isinstance(identity, SlurmJob) for identity in seen)
-    if in_slurm and record.load(run).state in UNDER_WAY:  # Slurm ended it before it could write that down
+    if (
+        in_slurm and record.load_record(run).state in UNDER_WAY
+    ):  # Slurm ended it before it could write that down
         with contextlib.suppress(Held):
             cancel(run, reason, who)
     left = _alive({**seen, **_living(run)})
@@ -124,7 +126,7 @@ def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float = STOP
 
 
 def _leave_the_queue(run: RunFolder) -> None:
-    for job in _agent_jobs(record.load(run)):
+    for job in _agent_jobs(record.load_record(run)):
         if job.waiting:
             job.cancel(if_pending=True)
 
@@ -163,7 +165,7 @@ def _living(run: RunFolder) -> dict[Identity | SlurmJob, RunProcess]:
 def _recorded(run: RunFolder) -> Iterator[RunProcess]:
     """The agent, the training, its loader workers, the evaluation jobs and the gatherer, as the run's folder
     has them, living or dead; the first name of a process is its best."""
-    state = record.load(run)
+    state = record.load_record(run)
     holder = holder_of(run.lease)
     if state.job is not None:
         yield RunProcess("job of the agent", Job.from_json(state.job, run.path).identity)
@@ -184,7 +186,7 @@ def _recorded(run: RunFolder) -> Iterator[RunProcess]:
 
 
 def _evaluating(run: RunFolder) -> Iterator[RunProcess]:
-    entries = ledger.read(run.ledger)
+    entries = ledger.read_ledger(run.ledger)
     open_ones = {key for key, entry in ledger.fold(entries).items() if not entry.is_final}
     for entry in entries:
         job = None if entry.job is None else Job.from_json(entry.job, run.path)

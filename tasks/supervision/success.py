@@ -123,7 +123,7 @@ class RunVerdict:
     findings: Sequence[Finding] = ()
 
 
-def judge(seen: TrainingEnd) -> RunVerdict:
+def judge_end(seen: TrainingEnd) -> RunVerdict:
     """Succeeded only with exit code 0, the last step reached, a finite loss and its checkpoint sound.
 
     Cancelled is a training that obeyed, or was made to; what went wrong all the same is no less a failure.

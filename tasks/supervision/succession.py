@@ -90,7 +90,7 @@ class Succession:
 def wake(run: RunFolder) -> None:
     """Have a successor that has stepped aside begin now, as an evaluation has ended; else it begins later."""
     with contextlib.suppress(TarmacError, OSError):
-        state = record.load(run)
+        state = record.load_record(run)
         job = None if state.job is None or state.goal == "train" else Job.from_json(state.job, run.path)
         if job is not None and job.slurm is not None and job.slurm.waiting:
             job.slurm.begin_now()

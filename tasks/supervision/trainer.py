@@ -155,7 +155,7 @@ class RunningRanks:
         return since is not None and time.monotonic() - since > STOPPED_S
 
 
-def start(
+def start_training(
     run: RunFolder, number: int, config: Config, agent: Identity, held: Sequence[int] = ()
 ) -> RunningRanks:
     """Start the training of attempt `number`, whose ranks inherit the descriptors `held`; they end when
@@ -218,7 +218,7 @@ def survivors(run: RunFolder) -> list[Identity]:
     also of a rank that is dead."""
     recorded = (read_json(path) for path in sorted(run.attempts.glob("*/rank_*.json")))
     ranks = [rank for rank in map(Identity.from_json, recorded) if rank.is_alive()]
-    attempts = record.load(run).attempts
+    attempts = record.load_record(run).attempts
     left = held_by(lambda agent: any(attempt.is_of(agent) for attempt in attempts))
     return list(dict.fromkeys([*ranks, *left]))
 

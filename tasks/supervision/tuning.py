@@ -58,7 +58,7 @@ def _measure_lengths(
 ) -> None:
     from tasks.loader.packing.lengths import are_there  # late, for it brings numpy into the agent
 
-    if not are_there(run.lengths, len(record.load(run).data)):
+    if not are_there(run.lengths, len(record.load_record(run).data)):
         logger.info("measuring how long samples are")
         private = config.dataset.private
         child.call(LENGTHS, {"run": str(run.path)}, on_progress, private, on_idle)
@@ -75,7 +75,7 @@ def left_to_trainer(asked: Loader) -> LoaderSettings:
 def _measure(run: RunFolder, config: Config, on_idle: Callable[[], None], tries: int) -> object:
     arguments = {
         "config": config.model_dump(mode="json"),
-        "version": str(version_path(record.load(run).data[0])),
+        "version": str(version_path(record.load_record(run).data[0])),
         "quarantine": str(run.quarantine),
         "lengths": str(run.lengths),
     }

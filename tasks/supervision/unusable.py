@@ -64,7 +64,7 @@ class UnusableResults:
             if self._sound.get(path) == version:
                 continue
             is_summary = path.parent == self._run.eval_results
-            found = results.examine_summary(path) if is_summary else results.examine(path)
+            found = results.examine_summary(path) if is_summary else results.examine_result(path)
             if isinstance(found, str):
                 yield path, found
             else:

@@ -37,7 +37,7 @@ class CheckpointSaver:
         """
         self.wait()
         content = checkpoints.copied(self._run, step, model, state)
-        self._under_way.append(self._thread.submit(checkpoints.write, self._run, step, content))
+        self._under_way.append(self._thread.submit(checkpoints.write_copied, self._run, step, content))
 
     def add_val_loss(self, step: int, val_loss: float) -> None:
         """Have the validation loss written into the checkpoint of `step` once that is there."""

@@ -65,12 +65,12 @@ class Copied:
     state: Mapping[str, Any]
 
 
-def save(run: RunFolder, step: int, model: nn.Module, state: Mapping[str, Any]) -> None:
+def save_checkpoint(run: RunFolder, step: int, model: nn.Module, state: Mapping[str, Any]) -> None:
     """Write the model and the rest of the state after `step` steps and point `latest` at it.
 
     TarmacError when the disk refuses it, or memory runs out.
     """
-    write(run, step, copied(run, step, model, state))
+    write_copied(run, step, copied(run, step, model, state))
 
 
 def copied(run: RunFolder, step: int, model: nn.Module, state: Mapping[str, Any]) -> Copied:
@@ -86,8 +86,8 @@ def copied(run: RunFolder, step: int, model: nn.Module, state: Mapping[str, Any]
         raise _not_written(run, step, error, NO_MEMORY) from error
 
 
-def write(run: RunFolder, step: int, content: Copied) -> None:
-    """Write what was copied and point `latest` at it; TarmacError as of `save`."""
+def write_copied(run: RunFolder, step: int, content: Copied) -> None:
+    """Write what was copied and point `latest` at it; TarmacError as of `save_checkpoint`."""
     final = run.checkpoint(step)
     draft = run.checkpoints / f"{DRAFT}{final.name}"
     shutil.rmtree(draft, ignore_errors=True)

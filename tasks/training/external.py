@@ -227,7 +227,7 @@ def _train(run: RunFolder) -> int:
     (output / "checkpoints").mkdir(parents=True, exist_ok=True)
     known = {checkpoint.step for checkpoint in list_checkpoints(run)}
     set_torn_aside(output, train.checkpoint_every, known)
-    version = version_path(record.load(run).data[0])
+    version = version_path(record.load_record(run).data[0])
     words, trainer = command_of(config, version, read_settings(run.loader).workers, output)
     logger.info("%s: %s", trainer.name, " ".join(words))
     told = {"TARMAC_DATA": str(version), "TARMAC_OUTPUT": str(output)}

@@ -33,7 +33,7 @@ def command_of(config: Config, version: Path, workers: int, output: Path) -> tup
     """
     require_ranks(config)
     assert config.train is not None
-    options = recipes.check(config.train)
+    options = recipes.check_recipe(config.train)
     assert isinstance(options, ExternalOptions)
     command = _command(options)
     trainer = recognise(command, options.trainer)
@@ -50,7 +50,7 @@ def require_ranks(config: Config) -> None:
     """UsageError where the processes that the command starts are not those that `engine.train` counts, or a
     batch does not go evenly to them. Of another recipe nothing is asked."""
     train, engine = config.train, config.engine.train
-    options = None if train is None else recipes.check(train)
+    options = None if train is None else recipes.check_recipe(train)
     if train is None or not isinstance(options, ExternalOptions):
         return
     command, key = _command(options), "gpus" if engine.gpus is not None else "ranks"
@@ -113,7 +113,7 @@ def _assignment(
             f"train.model.command: {ranks} ranks, each of which reads shards of its own, and "
             f"{counted(shards, 'shard')} to train on; build smaller ones by dataset.shard"
         )
-    recipe: Any = recipes.load(train)
+    recipe: Any = recipes.load_recipe(train)
     return Assignment(
         tars=_tars(version, manifest, "train"),
         samples=train.checkpoint_every * train.batch_size,

@@ -61,7 +61,11 @@ def train(
     """
     options = options_of(run, config)
     metrics = MetricsWriter(run.metrics_of(ranks.rank))
-    kind, recipe, manifest = recipes.check(options), recipes.load(options), read_manifest(version)
+    kind, recipe, manifest = (
+        recipes.check_recipe(options),
+        recipes.load_recipe(options),
+        read_manifest(version),
+    )
     datasets = _datasets(run, options, kind)
     worker_state.clear(run.workers, ranks.rank)
     own = {"workers": settings.workers, "prefetch": settings.prefetch, "pin_memory": device.is_cuda}
@@ -139,8 +143,8 @@ def measure_lengths(run: Path, progress: Progress = no_progress) -> None:
     folder = RunFolder(run)
     config = configs.reload(folder.config)
     assert config.train is not None
-    datasets = _datasets(folder, config.train, recipes.check(config.train))
-    Feed.of(config, datasets, recipes.load(config.train)).measure(folder.lengths, progress=progress)
+    datasets = _datasets(folder, config.train, recipes.check_recipe(config.train))
+    Feed.of(config, datasets, recipes.load_recipe(config.train)).measure(folder.lengths, progress=progress)
 
 
 def _packing(run: RunFolder, options: Train, feed: Feed, ranks: Ranks) -> Feed:
@@ -200,7 +204,7 @@ def _datasets(run: RunFolder, options: Train, kind: recipes.Options) -> list[Dat
     UsageError for one that is not of the recipe's modality.
     """
     left_out = left_out_by(run)
-    datasets = [Data(version_path(ref), left_out, ref.weight) for ref in record.load(run).data]
+    datasets = [Data(version_path(ref), left_out, ref.weight) for ref in record.load_record(run).data]
     for manifest in (read_manifest(data.version) for data in datasets):
         if not kind.takes(manifest.modality):
             raise UsageError(

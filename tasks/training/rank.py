@@ -73,7 +73,7 @@ def run_rank(run: RunFolder, rank: int = 0) -> None:
     from tasks.training.loop import options_of, train
     from tasks.training.ranks import joined
 
-    version = version_path(record.load(run).data[0])
+    version = version_path(record.load_record(run).data[0])
     device = devices.choose(options_of(run, config))
     with joined() as ranks, devices.forms_demanded():
         train(run, config, version, settings, phases, device, ranks)

@@ -72,7 +72,7 @@ class Bench:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.options = train_block(setting)
-        self.recipe = recipes.load(self.options)
+        self.recipe = recipes.load_recipe(self.options)
         self.device = devices.choose(self.options)
         if setting.device == "cpu":
             self.device = Device(torch.device("cpu"), setting.precision)

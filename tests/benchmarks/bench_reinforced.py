@@ -31,7 +31,7 @@ from torchvision.transforms import InterpolationMode, Normalize
 from torchvision.transforms import functional as images
 from torchvision.transforms.autoaugment import _apply_op
 
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.schema import Config
 from tasks.dataset.building.run import build
 from tasks.dataset.examples.reinforced import reinforced
@@ -52,7 +52,7 @@ NAMES = (
 def ours(config: Config, version: Path, workers: int) -> Iterator[None]:
     """A step each time."""
     assert config.train is not None
-    recipe = recipes.load(config.train)
+    recipe = recipes.load_recipe(config.train)
     torch.manual_seed(0)
     step = Step(recipe, recipe.build_model(), config.train, Device(torch.device("cpu"), "fp32"))
     with Feed.of(config, [Data(version)], recipe, workers=workers).train() as batches:
@@ -86,7 +86,7 @@ def prepared(sample: dict[str, Any], size: int, tokenize: Any, normalise: Normal
 def theirs(config: Config, version: Path, workers: int) -> Iterator[None]:
     """A step each time."""
     assert config.train is not None
-    train, described = config.train, recipes.load(config.train)
+    train, described = config.train, recipes.load_recipe(config.train)
     settings: Any = described.preprocessing  # type: ignore[attr-defined]
     name = train.model["name"].replace("/", "-")
     normalise = Normalize(settings.mean, settings.std)
@@ -154,7 +154,7 @@ def main(workers: int, batch: int, model: str) -> None:
             f"train.batch_size={batch}",
             f"train.model.name={model}",
         ]
-        config = load(ROOT / "configs/reinforced-clip.yaml", changes)
+        config = load_config(ROOT / "configs/reinforced-clip.yaml", changes)
         version = build(config).version
         contenders = {"tarmac": ours, "plain loop": theirs}
         rates: dict[str, list[float]] = {name: [] for name in contenders}

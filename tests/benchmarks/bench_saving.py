@@ -68,7 +68,7 @@ def main() -> None:
             aside.save(1, training.model, training.state())
 
         def save_between() -> None:
-            checkpoints.save(run, 2, training.model, training.state())
+            checkpoints.save_checkpoint(run, 2, training.model, training.state())
 
         timed(training, save_aside)
         aside.wait()

@@ -30,7 +30,7 @@ from tasks.diagnosis.measure import Bench, feed_of
 from tasks.loader import forkserver
 from tasks.loader.settings import Setting
 from tasks.loader.workers import Transform
-from tasks.models.recipes import load, module_of
+from tasks.models.recipes import load_recipe, module_of
 from tests.benchmarks.bench_loader import SHARDS, realistic, version_of
 from tests.conftest import ROOT
 
@@ -75,15 +75,15 @@ def conversations(folder: Path) -> tuple[Config, Path]:
     for words in (["example", "digits-chat"], ["build", path]):
         subprocess.run([tarmac, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     os.chdir(folder)
-    config = configs.load(path, ["train.batch_size=64"])
+    config = configs.load_config(path, ["train.batch_size=64"])
     return config, versions.resolve(config.dataset.output)
 
 
 def compare(name: str, config: Config, version: Path, searches: int) -> bool:
     """Print what was found, and whether it keeps both promises."""
     assert config.train is not None
-    forkserver.start(module_of(config.train))
-    recipe = load(config.train)
+    forkserver.start_forkserver(module_of(config.train))
+    recipe = load_recipe(config.train)
     shapes = Distant(recipe) if config.name == "distant" else recipe
     bench = Bench(feed_of(config, version, shapes, prefetch=2), config.train.threads)
     with bench.batches(workers=1, batch_size=1) as batches:

@@ -63,7 +63,7 @@ class Digits:
 
     @classmethod
     def made_in(cls, folder: Path) -> Digits:
-        examples.write("digits", folder / "raw")
+        examples.write_example("digits", folder / "raw")
         config = digits_config(folder / "raw", folder)
         versions.publish(config.dataset.output, build(config).version, keep=3)
         return cls(folder, versions.resolve(config.dataset.output))
@@ -93,7 +93,7 @@ def ours(digits: Digits, setting: Setting) -> float:
             [sys.executable, "-m", "tasks.training.rank", str(run.path)],
             {**rank_environment(config.train), **_shown(setting)},
         )
-        found = metrics.rows_of(metrics.read(run.metrics)[0], "train")
+        found = metrics.rows_of(metrics.read_metrics(run.metrics)[0], "train")
     return statistics.median(row["train/samples_per_s"] for row in found[2:])
 
 

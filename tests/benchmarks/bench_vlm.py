@@ -73,7 +73,7 @@ def ratio(vocabulary: int | None, steps: int) -> float:
     """Tokens a second of the recipe by those of the plain loop."""
     block = {"batch_size": ROWS, "steps": 1000, "lr": 1e-4, "checkpoint_every": 1000}
     train = Train.model_validate({"recipe": "vlm", "model": MODEL, **block})
-    recipe: Any = recipes.load(train)
+    recipe: Any = recipes.load_recipe(train)
     transform = recipe.transform(True)
     samples = [
         {**transform(chat(1 + n % 2), None), "key": str(n), "pack": n // CONVERSATIONS}

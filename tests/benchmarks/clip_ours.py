@@ -30,7 +30,7 @@ def batches(feed: Feed, recipe: ClipRecipe) -> Iterator[Any]:
 
 
 def main(version: Path, workers: int, size: int, model: str) -> None:
-    forkserver.start(ClipTransform.__module__)
+    forkserver.start_forkserver(ClipTransform.__module__)
     recipe = ClipRecipe(ClipOptions(name=model))
     ahead = 2 * PARTS  # as many samples as the peer has
     feed = Feed((Data(version),), recipe, size, micro_batch=size // PARTS, workers=workers, prefetch=ahead)

@@ -11,7 +11,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from omegaconf import OmegaConf
 
-from tasks.core.config import dump, json_schema, load, reload
+from tasks.core.config import dump, json_schema, load_config, reload
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.core.schema.recipes import RECIPES
@@ -21,14 +21,14 @@ DIGITS = Path(__file__).parents[2] / "configs/digits-clip.yaml"
 
 def complaint(*overrides: str) -> str:
     with pytest.raises(UsageError) as caught:
-        load(DIGITS, overrides)
+        load_config(DIGITS, overrides)
     message = str(caught.value)
     assert "\n" not in message
     return message.removeprefix(f"{DIGITS}: ")
 
 
 def test_defaults_are_the_ones_that_the_digits_config_spells_out() -> None:
-    spelled = load(DIGITS)
+    spelled = load_config(DIGITS)
     needed = {"name": "digits-clip", "dataset": {"output": "data/digits", "modality": "image_text"}}
     needed["dataset"]["source"] = spelled.model_dump(mode="json")["dataset"]["source"]  # type: ignore[index]
     short = Config.model_validate(needed)
@@ -37,7 +37,7 @@ def test_defaults_are_the_ones_that_the_digits_config_spells_out() -> None:
 
 
 def test_a_dumped_config_loads_as_the_same() -> None:
-    config = load(DIGITS, ["dataset.shard={bytes: 2GB}", "engine.train.time=90m"])
+    config = load_config(DIGITS, ["dataset.shard={bytes: 2GB}", "engine.train.time=90m"])
     assert config.engine.train.time == 5400
     assert config.dataset.shard.bytes == 2_000_000_000
     assert Config.model_validate(json.loads(config.model_dump_json())) == config
@@ -45,7 +45,7 @@ def test_a_dumped_config_loads_as_the_same() -> None:
 
 def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
     """What looks like an interpolation, a missing value, a number or a date by then is a text."""
-    config = load(DIGITS, ["train.lr=1e-7"])
+    config = load_config(DIGITS, ["train.lr=1e-7"])
     texts = ["${not.there}", "???", "1e3", "2024-01-01", "no", "鳥\n", "{}"]
     values = config.model_dump(mode="json")
     values["train"]["model"]["texts"] = texts
@@ -137,7 +137,7 @@ def test_every_mistake_has_its_reason_and_its_fix() -> None:
 
 
 def test_epochs_take_the_place_of_steps_that_are_set_to_null() -> None:
-    config = load(DIGITS, ["train.epochs=3", "train.steps=null"])
+    config = load_config(DIGITS, ["train.epochs=3", "train.steps=null"])
     assert config.train is not None
     assert (config.train.steps, config.train.epochs) == (None, 3)
 
@@ -150,7 +150,7 @@ def test_an_override_without_a_value_is_refused() -> None:
 
 def test_a_tilde_is_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
-    config = load(DIGITS, ["dataset.output=~/data", "dataset.source.path=~/raw/a.csv", "runs=~/runs"])
+    config = load_config(DIGITS, ["dataset.output=~/data", "dataset.source.path=~/raw/a.csv", "runs=~/runs"])
     assert config.dataset.output == Path("/home/ada/data") and config.runs == Path("/home/ada/runs")
     assert config.dataset.all_sources[0].path == "/home/ada/raw/a.csv"
 
@@ -172,14 +172,14 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
         path = tmp_path / "config.yaml"
         path.write_bytes(content)
         with pytest.raises(UsageError, match=says) as caught:
-            load(path)
+            load_config(path)
         assert "\n" not in str(caught.value)
     with pytest.raises(UsageError, match="cannot be read"):
-        load(tmp_path / "nowhere.yaml")
+        load_config(tmp_path / "nowhere.yaml")
 
 
 def test_interpolation_and_overrides_reach_the_values() -> None:
-    config = load(DIGITS, ["train.checkpoint_every=100", "evaluate.every=${train.checkpoint_every}"])
+    config = load_config(DIGITS, ["train.checkpoint_every=100", "evaluate.every=${train.checkpoint_every}"])
     assert config.evaluate is not None
     assert config.evaluate.every == 100
 
@@ -189,10 +189,10 @@ def test_a_table_is_no_config_and_its_rows_are_not_shown(tmp_path: Path) -> None
     for name in ("birds.csv", "birds.yaml"):
         (tmp_path / name).write_text(text)
         with pytest.raises(UsageError) as caught:
-            load(tmp_path / name)
+            load_config(tmp_path / name)
         assert "secret number 5" not in str(caught.value) and len(str(caught.value)) < 400
     with pytest.raises(UsageError, match=r"birds\.csv: is a table and no config; `tarmac init .*birds\.csv`"):
-        load(tmp_path / "birds.csv")
+        load_config(tmp_path / "birds.csv")
 
 
 CT = """\
@@ -245,7 +245,7 @@ def test_the_printed_schema_accepts_what_the_loader_accepts(
     schema: Draft202012Validator, text: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.yaml").write_text(text)
-    load(tmp_path / "config.yaml")
+    load_config(tmp_path / "config.yaml")
     assert [error.message for error in schema.iter_errors(yaml.safe_load(text))] == []
 
 
@@ -278,4 +278,4 @@ def test_a_recipe_that_does_not_exist_is_one_line() -> None:
 
 
 def test_a_training_on_this_machine_has_no_time_limit_unless_given() -> None:
-    assert load(DIGITS, []).engine.train.time is None
+    assert load_config(DIGITS, []).engine.train.time is None

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.commands.projects import training_left
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import versions
@@ -51,7 +51,7 @@ def test_names_of_classes_and_splits_come_from_the_tables(
     monkeypatch.chdir(tmp_path)
     write_tables(tmp_path / "pets", NAMES)
     Path("pets.yaml").write_text(config_text(survey("pets")))
-    config = load(Path("pets.yaml"))
+    config = load_config(Path("pets.yaml"))
     version = build(config).version
     splits = read_manifest(version).splits
     assert {name: split.samples for name, split in splits.items()} == {"train": 30, "test": 12}
@@ -76,7 +76,7 @@ dataset:
 train: {TRAIN}
 evaluate: {{every: 5, tasks: [zero_shot]}}
 """)
-    return load(folder / "numbers.yaml", overrides)
+    return load_config(folder / "numbers.yaml", overrides)
 
 
 def test_numbers_for_classes_are_doubted_in_plan_and_report(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_sample_without_group_or_split_is_rejected() -> None:
 
 def test_a_split_may_not_take_the_name_of_a_table_folder() -> None:
     with pytest.raises(UsageError, match=r"dataset.splits.index"):
-        splits.check(Splits.model_validate({"index": 0.1}))
+        splits.check_splits(Splits.model_validate({"index": 0.1}))
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_shard_that_another_version_holds_is_copied_there() -> None:
 def test_a_mirror_that_cannot_be_written_names_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("https://host/x", "data/mirror"):
         with pytest.raises(UsageError, match=r"^dataset\.mirror: "):
-            mirror.check(address)
+            mirror.check_mirror(address)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(UsageError, match=r"^dataset\.mirror: gs:// .*pip install 'tarmac\[gs\]'"):
-        mirror.check("gs://bucket/x")
+        mirror.check_mirror("gs://bucket/x")

@@ -24,7 +24,7 @@ def entry(key: str, version: str = V, reason: str = "member.checksum", shard: in
 
 
 def test_nothing_there_is_an_empty_quarantine(tmp_path: Path) -> None:
-    assert quarantine.read(tmp_path / NAME) == []
+    assert quarantine.read_quarantine(tmp_path / NAME) == []
 
 
 def test_only_what_is_new_is_added_and_the_file_is_sorted(tmp_path: Path) -> None:
@@ -36,14 +36,19 @@ def test_only_what_is_new_is_added_and_the_file_is_sorted(tmp_path: Path) -> Non
     assert (tmp_path / NAME).read_bytes() == content
     both = [entry("a", shard=1), entry("b", reason="shard.missing")]
     assert quarantine.add(tmp_path, both) == 1, "the same key in another shard"
-    assert quarantine.read(tmp_path / NAME) == [entry("a"), entry("b"), entry("a", shard=1), entry("a", W)]
+    assert quarantine.read_quarantine(tmp_path / NAME) == [
+        entry("a"),
+        entry("b"),
+        entry("a", shard=1),
+        entry("a", W),
+    ]
     assert [path.name for path in tmp_path.iterdir()] == [NAME], "no lease is left"
 
 
 def test_remove_takes_out_the_sample_whatever_the_reason(tmp_path: Path) -> None:
     quarantine.add(tmp_path, [entry("a"), entry("b"), entry("a", W)])
     assert quarantine.remove(tmp_path, [entry("a", reason="x"), entry("c")]) == 1
-    assert quarantine.read(tmp_path / NAME) == [entry("b"), entry("a", W)]
+    assert quarantine.read_quarantine(tmp_path / NAME) == [entry("b"), entry("a", W)]
 
 
 def _add_many(folder: Path, name: str) -> None:
@@ -58,7 +63,7 @@ def test_two_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
         process.start()
     for process in both:
         process.join(60)
-    assert len(quarantine.read(tmp_path / NAME)) == 20
+    assert len(quarantine.read_quarantine(tmp_path / NAME)) == 20
 
 
 @pytest.mark.parametrize(
@@ -71,7 +76,7 @@ def test_a_torn_line_is_named_with_its_file(tmp_path: Path, line: str) -> None:
     with (tmp_path / NAME).open("ab") as file:
         file.write(line.encode("utf-8", "surrogateescape") + b"\n")
     with pytest.raises(DataError, match=rf"{NAME}(, line 2: is no entry|: cannot be read)"):
-        quarantine.read(tmp_path / NAME)
+        quarantine.read_quarantine(tmp_path / NAME)
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -176,14 +181,14 @@ def test_a_build_that_writes_a_shard_again_releases_what_was_bad_in_it(tmp_path:
     (built.version / "train/000000.tar").unlink()
     again = build(built.config)
     assert (again.version, again.shards_rewritten, again.released) == (built.version, 1, 2)
-    assert quarantine.read(built.dataset / NAME) == sorted(listed[2:])
+    assert quarantine.read_quarantine(built.dataset / NAME) == sorted(listed[2:])
 
 
 def test_a_build_that_writes_nothing_releases_nothing(tmp_path: Path) -> None:
     built = damage.pictures(tmp_path)
     quarantine.add(built.dataset, mixed(built.version.name))
     assert build(built.config).released == 0 and build(built.config, rehash=True).released == 0
-    assert len(quarantine.read(built.dataset / NAME)) == 5
+    assert len(quarantine.read_quarantine(built.dataset / NAME)) == 5
 
 
 def test_every_reason_that_a_sample_may_have_is_looked_for_at_some_level() -> None:

@@ -37,11 +37,11 @@ def output(five: Path, tmp_path: Path) -> Path:
 
 
 def names(output: Path) -> list[str]:
-    return [version.name for version in versions.listed(output)]
+    return [version.name for version in versions.list_versions(output)]
 
 
 def test_publish_switches_by_a_relative_link(output: Path) -> None:
-    newest, older = versions.listed(output)[:2]
+    newest, older = versions.list_versions(output)[:2]
     assert versions.current(output) == newest
     assert os.readlink(output / "current") == f"versions/{newest.name}"
     versions.publish(output, older, keep=9)
@@ -75,7 +75,7 @@ def test_prune_never_takes_a_version_newer_than_the_published_one(output: Path) 
 
 
 def test_publish_sweeps_what_a_killed_prune_left(output: Path) -> None:
-    newest = versions.listed(output)[0]
+    newest = versions.list_versions(output)[0]
     shutil.copytree(newest, newest.with_name(".pruned-" + newest.name))
     with Lease(output / "lease.json"):
         versions.publish(output, newest, keep=9)
@@ -85,7 +85,7 @@ def test_publish_sweeps_what_a_killed_prune_left(output: Path) -> None:
 
 
 def test_a_version_that_is_gone_is_not_published(output: Path) -> None:
-    newest, older = versions.listed(output)[:2]
+    newest, older = versions.list_versions(output)[:2]
     shutil.rmtree(older)
     before = names(output)
     with pytest.raises(DataError, match=older.name):
@@ -102,7 +102,7 @@ def test_the_switch_is_made_under_the_lease(output: Path, monkeypatch: pytest.Mo
         held.append((output / "lease.json").exists())
 
     monkeypatch.setattr(versions, "link_atomic", link)
-    versions.publish(output, versions.listed(output)[1], keep=9)
+    versions.publish(output, versions.list_versions(output)[1], keep=9)
     assert held == [True]
 
 
@@ -185,7 +185,7 @@ def test_a_copy_has_the_order_of_the_original(output: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_a_current_that_is_no_link_is_told_before_anything(output: Path, kind: str) -> None:
-    newest = versions.listed(output)[0]
+    newest = versions.list_versions(output)[0]
     (output / "current").unlink()
     if kind == "folder":
         shutil.copytree(newest, output / "current")
@@ -206,7 +206,7 @@ def test_a_current_that_is_no_link_is_told_before_anything(output: Path, kind: s
 
 
 def test_a_version_that_lacks_a_tar_is_not_rolled_back_to(output: Path) -> None:
-    newest, older = versions.listed(output)[:2]
+    newest, older = versions.list_versions(output)[:2]
     (older / "train/000000.tar").unlink()
     with pytest.raises(DataError, match=rf"lacks tars.*: tarmac repair .*{older.name}$"):
         versions.rollback(output, older.name)

@@ -20,7 +20,7 @@ from tasks.diagnosis.memory import LoaderCost, MachineLimits
 from tasks.diagnosis.step_memory import Room
 from tasks.loader.feed import Data, Feed
 from tasks.loader.settings import LoaderSettings, Measurement, Setting
-from tasks.models.recipes import load
+from tasks.models.recipes import load_recipe
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion
 from tests.loader.feeds import One
@@ -58,7 +58,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def use(monkeypatch: pytest.MonkeyPatch, transform: Any) -> None:
     """A transform whose training takes more than any loader gives."""
-    monkeypatch.setattr(bench, "load", lambda train: One(transform))
+    monkeypatch.setattr(bench, "load_recipe", lambda train: One(transform))
     takes(monkeypatch, 1e9)
 
 
@@ -237,7 +237,7 @@ def test_the_pace_of_a_real_training_is_measured(make_version: MakeVersion) -> N
     """The digits' model on the test's pictures; a loader that takes 0.1 s a batch has no part in it."""
     config = config_with()
     assert config.train is not None
-    recipe = load(config.train)
+    recipe = load_recipe(config.train)
     feed = Feed.of(config, [Data(make_version(train=[20]))], recipe)
     batch = measure.Bench(feed, 1).batch(8)
     before = torch.get_rng_state()

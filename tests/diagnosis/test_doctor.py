@@ -48,7 +48,7 @@ def test_the_screen_says_what_how_it_is_known_what_not_and_what_to_do() -> None:
 
 def test_the_page_holds_the_evidence_and_no_home_folder(tmp_path: Path) -> None:
     done = examined(observation("wandb-hung-server-at-init"))
-    doctor.save(done, tmp_path / "page.html")
+    doctor.save_doctor_page(done, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "tracker.blocked" in page and "Stack of" in page and "<script" not in page
     assert f'"{Path.home()}/' not in page
@@ -56,7 +56,7 @@ def test_the_page_holds_the_evidence_and_no_home_folder(tmp_path: Path) -> None:
 
 def test_the_page_has_the_command_by_itself_and_tells_the_workers_apart(tmp_path: Path) -> None:
     done = examined(observation("no-caption-member-resampled"))
-    doctor.save(done, tmp_path / "page.html")
+    doctor.save_doctor_page(done, tmp_path / "page.html")
     page = unescape((tmp_path / "page.html").read_text())
     (finding,) = done.verdict.report.findings
     assert finding.command is not None
@@ -139,7 +139,7 @@ def test_a_watch_is_named_and_its_command_judged(tmp_path: Path) -> None:
     assert done.verdict.state == "works" and done.subject == f"process {command.pid}"
     about = f"process {watch.pid} is tarmac watch; this is about its command, process {command.pid}"
     assert next(doctor.text_of(done)).split(maxsplit=1) == ["WATCH", about]
-    doctor.save(done, tmp_path / "page.html")
+    doctor.save_doctor_page(done, tmp_path / "page.html")
     assert about[1:] in (tmp_path / "page.html").read_text()
 
 

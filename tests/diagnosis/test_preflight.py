@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 
 from flows.cli import main
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding
 from tasks.diagnosis.foreign import judgement
@@ -77,7 +77,7 @@ def test_samples_without_a_caption_are_an_error_with_a_config_that_mends_it(tmp_
     assert finding.where["rule"] == "open_clip_train/data.py, filter_no_caption_or_no_image"
     assert finding.command == "tarmac build fixed.yaml"
     assert found.mended is not None and found.mended.command is not None
-    config = load(tmp_path / "fixed.yaml")
+    config = load_config(tmp_path / "fixed.yaml")
     assert config.dataset.source is not None
     assert config.dataset.source.members == {"txt": "json:caption"}  # type: ignore[union-attr]
     assert "data/train-fixed/current/train/*.tar" in found.mended.command
@@ -95,7 +95,7 @@ def test_members_of_teachers_are_kept_where_all_are_there_and_named_where_they_a
         write_tars(tmp_path / "train", members)
         mended = examine(tmp_path).mended
         assert mended is not None and mended.config is not None
-        assert (load(mended.config).dataset.modality, mended.left_out) == (modality, left_out)
+        assert (load_config(mended.config).dataset.modality, mended.left_out) == (modality, left_out)
         assert ("# They leave out paug.json: " in mended.config.read_text()) == bool(left_out)
 
 
@@ -105,7 +105,7 @@ def test_a_config_of_the_same_name_that_is_somebodys_own_is_left_alone(tmp_path:
     examine(tmp_path)
     examine(tmp_path)
     assert (tmp_path / "fixed.yaml").read_text() == "name: mine\n"
-    assert load(tmp_path / "fixed-2.yaml").name == "train-fixed"
+    assert load_config(tmp_path / "fixed-2.yaml").name == "train-fixed"
     assert not (tmp_path / "fixed-3.yaml").exists()
 
 
@@ -118,7 +118,7 @@ def test_members_of_other_names_are_renamed(
 ) -> None:
     write_tars(tmp_path / "train", members)
     examine(tmp_path)
-    source = load(tmp_path / "fixed.yaml").dataset.source
+    source = load_config(tmp_path / "fixed.yaml").dataset.source
     assert source is not None and source.members == made  # type: ignore[union-attr]
 
 
@@ -191,10 +191,10 @@ def test_a_worker_with_fewer_samples_than_a_batch_is_starved(tmp_path: Path) -> 
     seen = case(tmp_path, "--workers 3 --batch-size 5")
     tars = list(seen.survey.locations)
     sound = replace(seen, answer=answer_of(seen, assigned=[[[tars[0]], [tars[1]], [tars[2]]]], batches=3))
-    (finding,) = [one for one in judgement.judge(sound) if one.code == "worker.starved"]
+    (finding,) = [one for one in judgement.judge_command(sound) if one.code == "worker.starved"]
     assert "3 of 3 workers" in finding.evidence["problem"] and finding.flags == {"--workers": 1}
     enough = replace(sound, data=replace(seen.data, batch_size=4))
-    assert "worker.starved" not in {one.code for one in judgement.judge(enough)}
+    assert "worker.starved" not in {one.code for one in judgement.judge_command(enough)}
 
 
 def test_workers_that_own_far_fewer_samples_than_others_are_a_warning(tmp_path: Path) -> None:
@@ -202,14 +202,14 @@ def test_workers_that_own_far_fewer_samples_than_others_are_a_warning(tmp_path: 
     seen = case(tmp_path, "--workers 2 --batch-size 2")
     tars = list(seen.survey.locations)
     uneven = replace(seen, answer=answer_of(seen, assigned=[[[tars[0], tars[2]], [tars[1]]]], batches=6))
-    assert {one.code for one in judgement.judge(uneven)} >= {"batches.uneven"}
+    assert {one.code for one in judgement.judge_command(uneven)} >= {"batches.uneven"}
 
 
 def test_a_warm_up_longer_than_the_training_is_a_warning_with_the_rate_it_ends_at(tmp_path: Path) -> None:
     write_tars(tmp_path / "train", ("jpg", "txt"))
     seen = case(tmp_path, "--workers 1 --epochs 4 --accum-freq 2")
     long = replace(seen, answer=answer_of(seen, batches=544))
-    (finding,) = [one for one in judgement.judge(long) if one.code == "schedule.warmup"]
+    (finding,) = [one for one in judgement.judge_command(long) if one.code == "schedule.warmup"]
     assert finding.evidence["problem"] == (
         "10,000 warm-up steps of 1,088: the learning rate ends at 5.4e-5, never 5e-4"
     )
@@ -220,10 +220,10 @@ def test_json_that_does_not_decode_drops_its_samples(tmp_path: Path) -> None:
     write_tars(tmp_path / "train", ("jpg", "txt", "json"))
     seen = case(tmp_path, "--workers 1")
     broken = replace(seen, answer=answer_of(seen, dropped_by="decode", failing={"json": 6}))
-    (finding,) = [one for one in judgement.judge(broken) if one.code == "json.conflict"]
+    (finding,) = [one for one in judgement.judge_command(broken) if one.code == "json.conflict"]
     assert finding.severity == "error" and "`json` does not decode" in finding.evidence["problem"]
     image = replace(seen, answer=answer_of(seen, dropped_by="decode", failing={"jpg": 6}))
-    assert {one.code for one in judgement.judge(image)} == {"member.undecodable"}
+    assert {one.code for one in judgement.judge_command(image)} == {"member.undecodable"}
 
 
 @pytest.mark.parametrize("read", [0, 7])
@@ -237,13 +237,15 @@ def test_a_webdataset_of_another_line_is_named_where_it_reads_no_tar_to_its_end(
     given = replace(
         answer_of(seen, versions={"webdataset": "1.0.2"}), flows=dict.fromkeys(seen.survey.kinds, unread)
     )
-    (finding,) = judgement.judge(replace(seen, answer=given))
+    (finding,) = judgement.judge_command(replace(seen, answer=given))
     assert (
         finding.code == "version.webdataset"
         and "webdataset 1.0.2 reads no tar" in finding.evidence["problem"]
     )
     older = replace(given, versions={"webdataset": "0.2.86"})
-    assert {one.code for one in judgement.judge(replace(seen, answer=older))} == {"member.undecodable"}
+    assert {one.code for one in judgement.judge_command(replace(seen, answer=older))} == {
+        "member.undecodable"
+    }
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_what_the_trainer_would_end_with_is_reported_as_it_says_it(tmp_path: Pat
         "RuntimeError", "the number of samples must be specified", "open_clip_train/data.py:330"
     )
     refused = replace(seen, answer=answer_of(seen, refusal=refusal))
-    (finding,) = judgement.judge(refused)
+    (finding,) = judgement.judge_command(refused)
     assert finding.code == "count.mismatch" and finding.flags == {"--train-num-samples": 12}
     assert finding.where["rule"] == refusal.place
 
@@ -288,17 +290,19 @@ def test_a_number_of_samples_that_is_not_the_shards_is_a_warning(tmp_path: Path)
 def test_a_slow_disk_makes_the_first_batch_late(tmp_path: Path) -> None:
     write_tars(tmp_path / "train", ("jpg", "txt"))
     seen = replace(case(tmp_path, "--workers 2 --dataset-resampled"), bytes_per_s=30_000.0)
-    (finding,) = [one for one in judgement.judge(seen) if one.code == "shuffle.warmup"]
+    (finding,) = [one for one in judgement.judge_command(seen) if one.code == "shuffle.warmup"]
     assert "1,000 samples" in finding.evidence["problem"]
     fast = replace(seen, bytes_per_s=1e9)
-    assert [one["code"] for one in judgement.ruled_out(fast, judgement.judge(fast))] == ["shuffle.warmup"]
+    assert [one["code"] for one in judgement.ruled_out(fast, judgement.judge_command(fast))] == [
+        "shuffle.warmup"
+    ]
 
 
 def test_flags_of_all_findings_stand_in_one_command(tmp_path: Path) -> None:
     write_tars(tmp_path / "train", ("jpg", "txt"))
     seen = case(tmp_path, "--workers 8 --warmup=10000 --name 'a b'")
     slow = replace(seen, answer=answer_of(seen, batches=20))
-    command = mend(slow, judgement.judge(slow), tmp_path).command
+    command = mend(slow, judgement.judge_command(slow), tmp_path).command
     assert command is not None and command.endswith("--name 'a b' --workers 3 --warmup 64")
     assert "--warmup=10000" not in command and "--workers 8" not in command
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.cli import main
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.dataset.building.run import build
@@ -75,7 +75,7 @@ def judge(
     assert settings.train is not None
     version = folder / "data/version"
     case = OwnCase(settings, settings.train, version, read_manifest(version), 2, limits, free)
-    return {one.code: one for one in own_run.judge(case)}
+    return {one.code: one for one in own_run.judge_own_run(case)}
 
 
 def test_a_sound_run_has_no_finding(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_the_command_takes_a_config_and_its_changes(
     write_version(tmp_path, splits=splits)
     file = tmp_path / "a.yaml"
     file.write_text(json.dumps(config(tmp_path).model_dump(mode="json", by_alias=True, exclude_unset=True)))
-    assert load(file).train is not None
+    assert load_config(file).train is not None
     assert main(["preflight", str(file)]) == 0
     assert "✓ every worker of every rank gets a batch: 400 samples of 4 shards by the manifest" in (
         capsys.readouterr().out
@@ -274,10 +274,12 @@ def test_a_deep_look_measures_what_a_sample_costs(tmp_path: Path, monkeypatch: p
     assert main(["example", "digits", str(raw)]) == 0
     file = Path(__file__).parents[2] / "configs/digits-clip.yaml"
     changes = [f"dataset.source.path={raw}/captions.csv", f"runs={tmp_path}/runs"]
-    version = build(load(file, [*changes, f"dataset.output={tmp_path}/data"])).version
+    version = build(load_config(file, [*changes, f"dataset.output={tmp_path}/data"])).version
     costs: list[LoaderCost | None] = []
-    monkeypatch.setattr(own_run, "judge", lambda case: costs.append(case.cost) or [])
-    assert preflight_config(load(file, [*changes, f"dataset.output={version}"]), is_deep=True).report.ok
+    monkeypatch.setattr(own_run, "judge_own_run", lambda case: costs.append(case.cost) or [])
+    assert preflight_config(
+        load_config(file, [*changes, f"dataset.output={version}"]), is_deep=True
+    ).report.ok
     (cost,) = costs
     assert cost is not None
     assert 100 < cost.sample < 100_000

@@ -51,7 +51,7 @@ def test_the_page_plots_what_was_measured(tmp_path: Path, taken: float | None) -
     ]
     chosen = settings(taken).model_copy(update={"measurements": tuple(measured)})
     limit = limit_of(chosen, STEADY, sustained=2000.0)
-    staged.save(
+    staged.save_bench_page(
         StagedFindings(STEADY, STEADY, chosen, 2000.0, 1900.0, limit), "digits", tmp_path / "runs/page.html"
     )
     page = (tmp_path / "runs/page.html").read_text(encoding="utf-8")

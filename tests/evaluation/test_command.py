@@ -22,7 +22,7 @@ def evaluated(code: str, *arguments: str) -> EvaluationOutcome:
     task = TaskSpec(
         kind="command", command=[sys.executable, "-c", f"import json, os, sys\n{code}", *arguments]
     )
-    return evaluators.load(task).evaluate(Subject())  # type: ignore[arg-type]
+    return evaluators.load_evaluator(task).evaluate(Subject())  # type: ignore[arg-type]
 
 
 def test_a_program_is_told_of_the_checkpoint_and_its_figures_are_taken(
@@ -63,4 +63,4 @@ def test_a_program_that_leaves_no_figures_has_failed(code: str, says: str) -> No
 def test_a_program_that_is_not_there_is_a_mistake_of_the_config() -> None:
     task = TaskSpec(kind="command", command=["no-such-program"])
     with pytest.raises(UsageError, match="no-such-program cannot be started: No such file"):
-        evaluators.load(task).evaluate(Subject())  # type: ignore[arg-type]
+        evaluators.load_evaluator(task).evaluate(Subject())  # type: ignore[arg-type]

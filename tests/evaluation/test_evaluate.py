@@ -12,7 +12,7 @@ from tasks.core.errors import DataError
 from tasks.evaluate import Evaluated, evaluate, require
 from tasks.runs import record
 from tasks.supervision import launch
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tests.supervision import fakes
 
 
@@ -28,8 +28,8 @@ def test_a_stage_that_lacks_results_has_no_tick(
 ) -> None:
     monkeypatch.setattr(stage, "get_run_logger", logging.getLogger)
     monkeypatch.setattr(launch, "start_or_adopt", lambda *_: launch.Started(False, False, None))
-    monkeypatch.setattr(launch, "wait_for_evaluations", lambda run, _: look(run))
+    monkeypatch.setattr(launch, "wait_for_evaluations", lambda run, _: look_at_run(run))
     run = fakes.make_run(tmp_path)
-    record.save(run, record.load(run).having(state="succeeded"))
+    record.save_record(run, record.load_record(run).having(state="succeeded"))
     assert len(evaluate.fn(run).details.missing) == 1
     assert "✗ evaluate  1 checkpoint, 0 of 1 results" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def run(trained: RunFolder, tmp_path: Path) -> RunFolder:
 
 def test_leaves_a_result_that_a_reader_understands(run: RunFolder, digits_dataset: Path) -> None:
     evaluate_checkpoint(run.path, STEPS, "zero_shot", "this one")
-    result = results.read(run.evaluation(STEPS, "zero_shot"))
+    result = results.read_result(run.evaluation(STEPS, "zero_shot"))
     assert result is not None
     assert (result.task, result.step, result.checkpoint) == (
         "zero_shot",
@@ -69,7 +69,7 @@ def test_says_the_same_again(run: RunFolder) -> None:
     texts = []
     for _ in range(2):
         evaluate_checkpoint(run.path, STEPS, "zero_shot")
-        result = results.read(run.evaluation(STEPS, "zero_shot"))
+        result = results.read_result(run.evaluation(STEPS, "zero_shot"))
         assert result is not None
         texts.append(result.model_copy(update={"seconds": 0}).model_dump_json())
         shutil.rmtree(run.evaluations)
@@ -91,7 +91,7 @@ def test_prompts_are_put_together_as_by_open_clip(trained: RunFolder) -> None:
 def test_of_private_data_nothing_is_kept_but_figures(run: RunFolder) -> None:
     run.config.write_text(run.config.read_text().replace("private: false", "private: true"))
     evaluate_checkpoint(run.path, STEPS, "zero_shot")
-    assert results.read(run.evaluation(STEPS, "zero_shot")) is not None
+    assert results.read_result(run.evaluation(STEPS, "zero_shot")) is not None
     assert results.read_predictions(run, STEPS, "zero_shot") == {}
 
 
@@ -118,10 +118,10 @@ def test_a_label_that_is_nowhere_names_a_sample(digits_dataset: Path, run: RunFo
 
 
 def test_a_result_that_does_not_parse_is_none(tmp_path: Path) -> None:
-    assert results.read(tmp_path / "missing.json") is None
+    assert results.read_result(tmp_path / "missing.json") is None
     for content in ("", "{", "{}", '{"task": "zero_shot"}'):
         (tmp_path / "torn.json").write_text(content)
-        assert results.read(tmp_path / "torn.json") is None
+        assert results.read_result(tmp_path / "torn.json") is None
     assert results.read_predictions(RunFolder(tmp_path), 1, "zero_shot") == {}
 
 
@@ -139,9 +139,9 @@ def test_a_metric_that_is_not_finite_is_null_in_the_file_and_read_again(tmp_path
         seconds=0.1,
         versions={},
     )
-    results.write(run, result, [])
+    results.write_result(run, result, [])
     assert read_json(run.evaluation(1, "odd"))["metrics"] == {"top1": 0.5, "f1": None}
-    again = results.read(run.evaluation(1, "odd"))
+    again = results.read_result(run.evaluation(1, "odd"))
     assert again is not None and again.metrics["top1"] == 0.5
     odd = (again.metrics["f1"], *again.intervals["f1"], again.chance["f1"])
     assert all(map(math.isnan, odd))
@@ -159,13 +159,13 @@ def test_a_bad_sample_is_left_out_and_not_counted(
     content[600] ^= 1
     shard.unlink()
     shard.write_bytes(content)
-    state = record.load(run)
+    state = record.load_record(run)
     moved = state.data[0].model_copy(update={"dataset": str(tmp_path / "dataset")})
-    record.save(run, state.having(data=[moved]))
+    record.save_record(run, state.having(data=[moved]))
     with pytest.raises(BadSampleError, match=r"^val/000000\.tar row 0, key '"):
         evaluate_checkpoint(run.path, STEPS, "zero_shot")
     run.config.write_text(run.config.read_text().replace("on_bad: raise", "on_bad: replace"))
     evaluate_checkpoint(run.path, STEPS, "zero_shot")
-    result = results.read(run.evaluation(STEPS, "zero_shot"))
+    result = results.read_result(run.evaluation(STEPS, "zero_shot"))
     assert result is not None
     assert result.samples == versions.read_manifest(source).splits["val"].samples - 1

@@ -167,7 +167,7 @@ def test_a_label_of_one_class_is_named_and_has_no_figure() -> None:
 def test_arguments_change_the_outcome() -> None:
     judged = subject()
     task = TaskSpec(kind="multilabel", labels=["Nodule"], present="There is {}.", absent="There is not {}.")
-    outcome = evaluators.load(task).evaluate(judged)
+    outcome = evaluators.load_evaluator(task).evaluate(judged)
     assert judged.asked == [["There is Nodule.", "There is not Nodule."]]
     assert [name for name in outcome.metrics if name.startswith("auroc")] == ["auroc_mean", "auroc_Nodule"]
     judged.patients = ["one"] * 30 + ["two"] * 30

@@ -178,9 +178,9 @@ def test_embeddings_that_are_not_finite_are_an_error(broken: str) -> None:
 
 
 def test_it_is_asked_for_by_name() -> None:
-    assert evaluators.load(TaskSpec(kind="retrieval")) == Retrieval()
+    assert evaluators.load_evaluator(TaskSpec(kind="retrieval")) == Retrieval()
     sized = TaskSpec.model_validate({"kind": "retrieval", "samples": 1000, "split": "test"})
-    assert evaluators.load(sized) == Retrieval(samples=1000, split="test")
+    assert evaluators.load_evaluator(sized) == Retrieval(samples=1000, split="test")
 
 
 def test_a_sample_is_told_by_its_picture_and_caption() -> None:

@@ -53,10 +53,12 @@ def test_exact_match_forgives_case_and_outer_spaces_alone() -> None:
 
 def test_its_arguments_say_what_is_asked() -> None:
     asked: list[Any] = []
-    evaluators.load(TaskSpec(kind="vlm", split="train", samples=7, most_tokens=3)).evaluate(Said(asked=asked))
+    evaluators.load_evaluator(TaskSpec(kind="vlm", split="train", samples=7, most_tokens=3)).evaluate(
+        Said(asked=asked)
+    )
     assert asked == [("train", 7, 3)]
     with pytest.raises(UsageError, match="vlm: most_token: unknown argument; did you mean most_tokens"):
-        evaluators.load(TaskSpec(kind="vlm", most_token=3))
+        evaluators.load_evaluator(TaskSpec(kind="vlm", most_token=3))
 
 
 def test_validation_loss_is_the_mean_over_all_samples() -> None:

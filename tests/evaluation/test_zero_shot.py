@@ -160,9 +160,9 @@ def test_templates_are_averaged_as_unit_vectors() -> None:
 )
 def test_wrong_tasks_are_told_with_the_fix(task: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        evaluators.load(TaskSpec.model_validate(task))
+        evaluators.load_evaluator(TaskSpec.model_validate(task))
 
 
 def test_a_task_of_the_config_becomes_its_evaluator() -> None:
     task = TaskSpec.model_validate({"kind": "zero_shot", "name": "animals", "label": "animal"})
-    assert evaluators.load(task) == ZeroShot(label="animal")
+    assert evaluators.load_evaluator(task) == ZeroShot(label="animal")

@@ -44,10 +44,10 @@ def run_of(folder: Path, recipe: str, **model: Any) -> RunFolder:
     run.config.write_text(configs.dump(config))
     assert config.train is not None
     torch.manual_seed(7)
-    made = recipes.load(config.train).build_model(pretrained=False)
+    made = recipes.load_recipe(config.train).build_model(pretrained=False)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    checkpoints.save(run, STEP, made, {})
+    checkpoints.save_checkpoint(run, STEP, made, {})
     link_atomic(run.best, run.checkpoint(STEP).name)
     return run

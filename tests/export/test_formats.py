@@ -41,7 +41,7 @@ def trained(folder: Path, recipe: str, **model: Any) -> TrainedModel:
     config = configs.reload(run.config)
     assert config.train is not None
     made, weights = load_model_of(run, config, STEP)
-    return TrainedModel(made, recipe, recipes.check(config.train), weights.eval())
+    return TrainedModel(made, recipe, recipes.check_recipe(config.train), weights.eval())
 
 
 def differences(
@@ -70,7 +70,9 @@ CLIP: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CLIP)
 def test_open_clip_gives_the_same_features(case: str, tmp_path: Path) -> None:
     recipe, model = CLIP[case]
-    found = differences(open_clip.write, with_open_clip.main, trained(tmp_path, recipe, **model), tmp_path)
+    found = differences(
+        open_clip.write_open_clip, with_open_clip.main, trained(tmp_path, recipe, **model), tmp_path
+    )
     assert set(found) == {"image features", "text features", "temperature"}
     assert max(found.values()) < 1e-12
 
@@ -78,25 +80,25 @@ def test_open_clip_gives_the_same_features(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["clip", "another size and activation"])
 def test_transformers_gives_the_same_features(case: str, tmp_path: Path) -> None:
     recipe, model = CLIP[case]
-    found = differences(hf.write, with_transformers.main, trained(tmp_path, recipe, **model), tmp_path)
+    found = differences(hf.write_hf, with_transformers.main, trained(tmp_path, recipe, **model), tmp_path)
     assert set(found) == {"image features", "text features", "temperature"}
     assert max(found.values()) < 1e-12
 
 
 def test_transformers_gives_the_same_logits(tmp_path: Path) -> None:
-    found = differences(hf.write, with_transformers.main, trained(tmp_path, "vlm"), tmp_path)
+    found = differences(hf.write_hf, with_transformers.main, trained(tmp_path, "vlm"), tmp_path)
     assert set(found) == {"logits", "tokens"} and max(found.values()) < MOST_APART
 
 
 def test_transformers_reads_reports_as_the_text_tower_did(tmp_path: Path) -> None:
     model = trained(tmp_path, "ct_clip", **TINY_CT, text=bert(tmp_path, "cxr-bert"))
-    found = differences(hf.write, with_transformers.main, model, tmp_path)
+    found = differences(hf.write_hf, with_transformers.main, model, tmp_path)
     assert set(found) == {"text features", "tokens"} and max(found.values()) < 1e-12
 
 
 def test_nano_vlm_gives_the_same_logits_by_its_description(tmp_path: Path) -> None:
     model = trained(tmp_path, "vlm")
-    question = nanovlm.write(model, tmp_path).question
+    question = nanovlm.write_nanovlm(model, tmp_path).question
     asked = question.tensors
     said = nano_vlm_by_hand.logits(tmp_path, asked["tokens"], asked["tiles"], model.recipe.chat.text.image)
     assert difference(question.answers["logits"], said) < MOST_APART
@@ -122,7 +124,7 @@ def test_a_difference_is_seen(tmp_path: Path) -> None:
     model = trained(tmp_path, "clip")
 
     def damaged(given: TrainedModel, folder: Path) -> Written:
-        written = open_clip.write(given, folder)
+        written = open_clip.write_open_clip(given, folder)
         weights = load_file(folder / open_clip.WEIGHTS)
         weights["visual.ln_post.bias"][0] += 0.01
         save_file(weights, folder / open_clip.WEIGHTS)
@@ -158,12 +160,22 @@ def test_clip_model_has_plain_towers_alone(name: str, lacks: str | None) -> None
         (
             "clip",
             {"name": DIGITS, "loss": "siglip"},
-            hf.write,
+            hf.write_hf,
             "has no init_logit_bias: -10.0; --to open_clip",
         ),
-        ("clip", {}, nanovlm.write, "--to nanovlm: a model of recipe clip is no vision-language model"),
-        ("vlm", {}, open_clip.write, "--to open_clip: a model of recipe vlm is none of open_clip's; --to hf"),
-        ("ct_clip", TINY_CT, hf.write, "--to hf: transformers knows no part of this model"),
+        (
+            "clip",
+            {},
+            nanovlm.write_nanovlm,
+            "--to nanovlm: a model of recipe clip is no vision-language model",
+        ),
+        (
+            "vlm",
+            {},
+            open_clip.write_open_clip,
+            "--to open_clip: a model of recipe vlm is none of open_clip's; --to hf",
+        ),
+        ("ct_clip", TINY_CT, hf.write_hf, "--to hf: transformers knows no part of this model"),
     ],
 )
 def test_what_a_format_lacks_is_refused(

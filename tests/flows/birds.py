@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.dataset import versions
 from tasks.dataset.building.run import build
 from tests.dataset import raw
@@ -33,7 +33,7 @@ def make_project(folder: Path) -> None:
 
 def published(config: str) -> str:
     """Build the dataset of a config without Prefect; returns the version's name."""
-    settings = load(Path(config))
+    settings = load_config(Path(config))
     result = build(settings)
     versions.publish(settings.dataset.output, result.version, 3)
     return result.version.name

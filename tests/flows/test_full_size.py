@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.schema import Config, Train
 from tasks.dataset.manifest import read_manifest
 from tasks.diagnosis import own_run
@@ -149,7 +149,7 @@ def test_it_plans(
 
 @pytest.mark.parametrize("name", list(ORIGINALS))
 def test_its_numbers_are_the_originals(name: str) -> None:
-    train = load(CONFIGS / f"{name}.yaml").train
+    train = load_config(CONFIGS / f"{name}.yaml").train
     assert train is not None
     there = train.model_dump(mode="json")
     assert {key: there[key] for key in ORIGINALS[name]} == ORIGINALS[name]
@@ -187,10 +187,10 @@ def test_preflight_finds_nothing_but_missing_weights(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    config = load(CONFIGS / f"{name}.yaml")
+    config = load_config(CONFIGS / f"{name}.yaml")
     assert config.train is not None
     version = version_for(config, tmp_path)
     case = OwnCase(config, config.train, version, read_manifest(version), 32, ROOM, 1e15)
-    found = own_run.judge(case)
+    found = own_run.judge_own_run(case)
     assert {one.code for one in found} == ({"weights.missing"} if WEIGHTS[name] else set())
     assert all(any(name in str(one.evidence) for one in found) for name in WEIGHTS[name])

@@ -42,7 +42,7 @@ def test_the_last_screen_names_the_upload_until_it_is_done(
         training.show_run(run, [], time.monotonic(), False)
         return capsys.readouterr().out
 
-    says = f"metrics and 1 evaluation in wandb run {record.load(run).wandb_id}"
+    says = f"metrics and 1 evaluation in wandb run {record.load_record(run).wandb_id}"
     assert gather.gather.fn(run).summary == f"{says} (offline)"
     assert f"  wandb   {command}\n" in last_screen()
     set_mode(run, "online")

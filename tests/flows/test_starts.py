@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import AwaitingRetry, Completed, Crashed, Failed, Pending, Running, Suspended
 
 from flows import stages, starts
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.errors import TarmacError
 from tasks.core.schema import Config
 from tasks.dataset import versions
@@ -159,7 +159,7 @@ def test_a_flow_run_whose_config_is_gone_goes_on_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = plan(begun(), versions.resolve(digits_dataset))
-    stages.go_on(run, lambda: load(tmp_path / "gone.yaml"))
+    stages.go_on(run, lambda: load_config(tmp_path / "gone.yaml"))
     assert "gone.yaml" in caplog.text and [name for _, name in trained] == [run.name]
 
 
@@ -171,7 +171,7 @@ def test_only_a_run_that_failed_before_its_first_checkpoint_is_given_up(
     flow_run.labels = {starts.RUN_LABEL: str(run.path)}
 
     def found(**changes: Any) -> RunFolder | None:
-        record.save(run, record.load(run).having(**changes))
+        record.save_record(run, record.load_record(run).having(**changes))
         return starts.begun()
 
     assert all(found(state=state) == run for state in ("planned", "running", "cancelled", "succeeded"))

@@ -89,7 +89,7 @@ def test_a_process_that_ends_is_started_again_after_growing_pauses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def start() -> subprocess.Popen[bytes]:
-        return service.start([sys.executable, "-c", "print('gone')"], {}, subprocess.PIPE)
+        return service.start_service([sys.executable, "-c", "print('gone')"], {}, subprocess.PIPE)
 
     clerk, seen, deadline = service.Service("clerk", start), set[int](), time.monotonic() + 30
     while len(seen) < 3 and time.monotonic() < deadline:

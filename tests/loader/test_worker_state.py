@@ -24,7 +24,7 @@ INDEXED: dict[str, Any] = {"batch_size": 4, "shuffle": "none", "prefetch": 2}
 
 
 def of_train(folder: Path, worker: int = 0) -> WorkerState:
-    state = worker_state.read(WorkerStates(folder, 0, "train").path(worker))
+    state = worker_state.read_state(WorkerStates(folder, 0, "train").path(worker))
     assert state is not None
     return state
 
@@ -132,7 +132,7 @@ def test_a_file_is_read_whole_or_not_at_all(
     data = bytearray(keeper.path(5).read_bytes())
     damage(data)
     keeper.path(5).write_bytes(data)
-    state = worker_state.read(keeper.path(5))
+    state = worker_state.read_state(keeper.path(5))
     assert (state is not None) == is_read
     if state is not None:
         assert (state.rank, state.worker, state.row, state.offset) == (3, 5, 7, 512)
@@ -149,7 +149,7 @@ def test_a_reader_never_sees_half_a_change(tmp_path: Path) -> None:
     try:
         seen = set()
         while len(seen) < 100:
-            state = worker_state.read(keeper.path(0))
+            state = worker_state.read_state(keeper.path(0))
             if state is not None and state.row is not None:
                 seen.add(state.row)
                 assert (state.shard, state.offset) == (f"train/{state.row:06d}.tar", state.row)

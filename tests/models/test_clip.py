@@ -68,18 +68,20 @@ DIGITS = recipe_of("tarmac/digits")
 )
 def test_a_wrong_model_is_told_with_the_fix(model: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        recipes.load(train_block("clip", **model))
+        recipes.load_recipe(train_block("clip", **model))
 
 
 def test_weights_that_are_not_there_are_told_where_they_are_loaded() -> None:
     """Not before: a model whose weights come from a checkpoint needs none."""
-    recipe = recipes.load(train_block("clip", name="ViT-B-32", pretrained="openaj"))
+    recipe = recipes.load_recipe(train_block("clip", name="ViT-B-32", pretrained="openaj"))
     with pytest.raises(UsageError, match=r"train\.model\.pretrained.*did you mean openai\?"):
         recipe.build_model()
 
 
 def test_a_file_of_weights_is_not_needed_for_a_checkpoint(tmp_path: Path) -> None:
-    recipe = recipes.load(train_block("clip", name="tarmac/digits", pretrained=str(tmp_path / "moved.pt")))
+    recipe = recipes.load_recipe(
+        train_block("clip", name="tarmac/digits", pretrained=str(tmp_path / "moved.pt"))
+    )
     recipe.build_model(pretrained=False)
     recipe.transform(is_train=False)
 
@@ -200,7 +202,7 @@ def test_pretrained_file_is_taken_up(tmp_path: Path) -> None:
     torch.manual_seed(5)
     weights = DIGITS.build_model()
     save_model(weights, str(tmp_path / "model.safetensors"))
-    recipe = recipes.load(
+    recipe = recipes.load_recipe(
         train_block("clip", name="tarmac/digits", pretrained=str(tmp_path / "model.safetensors"))
     )
     loaded = recipe.build_model().state_dict()

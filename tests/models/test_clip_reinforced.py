@@ -42,7 +42,7 @@ SIZE = (24, 28)
 
 
 def recipe_of(**model: Any) -> Any:
-    return recipes.load(train_block("clip_reinforced", **{**MODELS["clip_reinforced"], **model}))
+    return recipes.load_recipe(train_block("clip_reinforced", **{**MODELS["clip_reinforced"], **model}))
 
 
 def colourful(width: int = 50, height: int = 40) -> Image.Image:
@@ -247,7 +247,7 @@ def test_width_and_temperature_of_each_teacher_count(teachers: list[tuple[int, f
 
 
 def test_a_held_out_sample_is_judged_by_its_plain_image_and_its_teachers() -> None:
-    recipe, plain = recipe_of(), recipes.load(train_block("clip"))
+    recipe, plain = recipe_of(), recipes.load_recipe(train_block("clip"))
     sample = SAMPLES["clip_reinforced"][0]
     judged, again = (recipe.transform(False)(sample, None) for _ in range(2))
     assert torch.equal(judged["image"], plain.transform(False)(sample, None)["image"])

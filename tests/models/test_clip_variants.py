@@ -34,7 +34,7 @@ MADE_FOR_SIGMOID = {**TINY, "init_logit_scale": 2.3, "init_logit_bias": -10}
 
 
 def recipe_of(**model: Any) -> ClipRecipe:
-    found = recipes.load(train_block("clip", **{"config": TINY, **model}))
+    found = recipes.load_recipe(train_block("clip", **{"config": TINY, **model}))
     assert isinstance(found, ClipRecipe)
     return found
 

@@ -36,7 +36,7 @@ ENTRIES = 8
 
 
 def recipe_of(**changes: Any) -> CtClipRecipe:
-    recipe = recipes.load(train_block("ct_clip", **{**TINY_CT, **changes}))
+    recipe = recipes.load_recipe(train_block("ct_clip", **{**TINY_CT, **changes}))
     assert isinstance(recipe, CtClipRecipe)
     return recipe
 
@@ -313,7 +313,7 @@ def test_a_model_of_transformers_that_is_nowhere_is_named(tmp_path: Path) -> Non
 def test_a_text_tower_of_open_clips_with_its_weights(tmp_path: Path) -> None:
     from tasks.models.clip.openclip import open_clip
 
-    whole = recipes.load(train_block("clip")).build_model()
+    whole = recipes.load_recipe(train_block("clip")).build_model()
     assert open_clip.get_model_config("tarmac-digits")["embed_dim"] == 64
     save_file({n: v.contiguous() for n, v in whole.state_dict().items()}, tmp_path / "clip.safetensors")
     reports = OpenClipReports("tarmac-digits", str(tmp_path / "clip.safetensors"))
@@ -325,15 +325,15 @@ def test_a_text_tower_of_open_clips_with_its_weights(tmp_path: Path) -> None:
     torch.manual_seed(9)
     other, _ = reports.build(pretrained=False)
     assert not torch.allclose(reports.read(other.eval(), tokens), expected, atol=1e-3)
-    assert recipes.check(train_block("ct_clip", **TINY_CT, text="ViT-B-32")).text_kind == "open_clip"
+    assert recipes.check_recipe(train_block("ct_clip", **TINY_CT, text="ViT-B-32")).text_kind == "open_clip"
 
 
 def test_the_config_of_ct_rate_on_a_cluster_is_taken() -> None:
     """As far as a machine without its data and its text tower can tell."""
-    config = configs.load(ROOT / "tests/full_size/ct-clip.yaml")
+    config = configs.load_config(ROOT / "tests/full_size/ct-clip.yaml")
     assert config.train is not None
-    options = recipes.check(config.train)
-    evaluators.check(config)
+    options = recipes.check_recipe(config.train)
+    evaluators.check_tasks(config)
     assert options.input_shape == (240, 480, 480) and options.modality == config.dataset.modality
     whole = CTViT(Tower(*VISION["ctvit"][:7]))
     assert 20e6 < sum(parameter.numel() for parameter in whole.parameters()) < 25e6
@@ -345,6 +345,6 @@ def test_eight_volumes_or_a_smaller_batch_are_judged_at_once_unless_told(tmp_pat
     (tmp_path / "usual.yaml").write_text(text)
     sizes = []
     for name, change in (("usual", []), ("usual", ["train.batch_size=6"]), ("own", [])):
-        config = configs.load(tmp_path / f"{name}.yaml", change)
+        config = configs.load_config(tmp_path / f"{name}.yaml", change)
         sizes.append(Feed.of(config, [Data(tmp_path)], recipe_of()).judged_at_once)
     assert sizes == [8, 6, 5]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.schema import Train
 from tasks.models import hub, recipes
 from tasks.models.needs import CONFIG, TOKENIZER, WEIGHTS, HubNeed, Need, PathNeed, UnknownNeed
@@ -29,7 +29,7 @@ LONG_S = 120
 
 def needs_of(recipe: str, **model: Any) -> list[Need]:
     train = {"recipe": recipe, "model": model, "batch_size": 4, "steps": 2, "lr": 0.1, "checkpoint_every": 2}
-    return list(recipes.check(Train.model_validate(train)).needs)
+    return list(recipes.check_recipe(Train.model_validate(train)).needs)
 
 
 def parts(needs: list[Need]) -> dict[tuple[str, str], list[str]]:
@@ -163,7 +163,7 @@ def test_a_damaged_file_is_named_by_preflight_and_mended_by_the_next_fetch(
 ) -> None:
     commit = served.serve(NAME, raw_model(tmp_path / "raw"))
     config = write_config(tmp_path)
-    settings = load(config)
+    settings = load_config(config)
     needs = hub.needs(settings)
     (lack,) = hub.lacks(needs, hub.read_lock(settings.runs))
     assert NAME in lack.problem and lack.finding().severity == "warning", "a training can download it still"

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.errors import UsageError
 from tasks.core.files import write_json
 from tasks.core.schema.recipes import RECIPES
@@ -149,7 +149,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         found = {"bert": bert(folder / "bert", "bert"), "llama": llama(folder / "llama")}
         for name, recipe, model in (("towers", "clip", {"name": TOWERS}), ("scans", "ct_clip", SMALL_CT)):
             torch.manual_seed(9)
-            state = recipes.load(train_block(recipe, **model)).build_model().state_dict()
+            state = recipes.load_recipe(train_block(recipe, **model)).build_model().state_dict()
             found[name] = saved(state, folder / f"{name}.safetensors")
         found["coded"] = saved({**state, CODEBOOK: torch.randn(1, 4, 48)}, folder / "coded.safetensors")
         yield found
@@ -164,7 +164,7 @@ def outcome(recipe: str, model: dict[str, Any], folder: Path) -> Any:
     """What comes of a training step on four samples; of a command, what it is told."""
     if options_type(recipe).is_external:
         return told(model, folder)
-    found = recipes.load(train_block(recipe, **model))
+    found = recipes.load_recipe(train_block(recipe, **model))
     samples = {**SAMPLES, **LARGER}[recipe]
     transform = found.transform(True)
     batch = found.collate([{**transform(one, seed), "key": str(seed)} for seed, one in enumerate(samples)])
@@ -176,7 +176,7 @@ def outcome(recipe: str, model: dict[str, Any], folder: Path) -> Any:
 
 
 def told(model: dict[str, Any], folder: Path) -> Any:
-    config = load(ROOT / "configs/open-clip-external.yaml", [f"train.model={json.dumps(model)}"])
+    config = load_config(ROOT / "configs/open-clip-external.yaml", [f"train.model={json.dumps(model)}"])
     output = folder / "output"
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()

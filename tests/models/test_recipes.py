@@ -32,7 +32,7 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture
 def recipe(name: str) -> Recipe:
-    return recipes.load(train_block(name))
+    return recipes.load_recipe(train_block(name))
 
 
 def test_transform_is_a_function_of_sample_and_seed(recipe: Recipe, name: str) -> None:
@@ -97,7 +97,7 @@ def test_every_parameter_and_module_is_in_a_part_and_no_bias_decays(recipe: Reci
 def test_parts_that_a_model_has_not_are_told(changes: dict[str, Any], says: str) -> None:
     train = Train.model_validate({**train_block("clip").model_dump(), **changes})
     with pytest.raises(UsageError, match=says):
-        recipes.check(train)
+        recipes.check_recipe(train)
 
 
 def test_loss_reaches_every_parameter_and_falls(recipe: Recipe, name: str) -> None:
@@ -148,7 +148,7 @@ def test_unknown_key_of_the_model_is_named(name: str) -> None:
     key = next(iter(MODELS[name]))
     both = rf"train\.model\.{key}x: unknown key; did you mean {key}\? \| train\.model\.zzz: unknown key; there are: "
     with pytest.raises(UsageError, match=both):
-        recipes.load(train_block(name, **MODELS[name], **{f"{key}x": 1, "zzz": 2}))
+        recipes.load_recipe(train_block(name, **MODELS[name], **{f"{key}x": 1, "zzz": 2}))
 
 
 def test_options_are_read_without_torch(name: str) -> None:

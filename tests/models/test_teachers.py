@@ -65,7 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def clip(**model: Any) -> Any:
-    return recipes.load(train_block("clip", name="tarmac/digits", **model))
+    return recipes.load_recipe(train_block("clip", name="tarmac/digits", **model))
 
 
 def read(version: Path, row: int, split: str = "train") -> Any:

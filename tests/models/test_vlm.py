@@ -103,7 +103,7 @@ def test_tiles_are_those_of_nanovlm(size: tuple[int, int], upscale: bool) -> Non
 
 
 def task_of(**changes: Any) -> tuple[recipes.Recipe, VlmTask]:
-    recipe = recipes.load(train_block("vlm", **{**SMALL, **changes}))
+    recipe = recipes.load_recipe(train_block("vlm", **{**SMALL, **changes}))
     torch.manual_seed(3)
     task = recipe.task(recipe.build_model())
     assert isinstance(task, VlmTask)
@@ -144,7 +144,7 @@ def test_a_token_sees_its_own_conversation_up_to_itself() -> None:
     ],
 )
 def test_each_option_changes_what_the_model_is_given(changes: dict[str, Any], tiles: int) -> None:
-    recipe = recipes.load(train_block("vlm", **{**SMALL, **changes}))
+    recipe = recipes.load_recipe(train_block("vlm", **{**SMALL, **changes}))
     (sample,) = (recipe.transform(True)(chat(1), 1),)
     of_image = int((sample["tokens"] == recipe.chat.text.image).sum())
     assert len(sample["image"]) == tiles and of_image == tiles * (1 if "pixel_shuffle" in changes else 4)
@@ -164,12 +164,12 @@ def test_each_option_changes_what_the_model_is_given(changes: dict[str, Any], ti
 )
 def test_parts_that_do_not_fit_are_told(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        recipes.load(train_block("vlm", **{**SMALL, **changes})).transform(True)
+        recipes.load_recipe(train_block("vlm", **{**SMALL, **changes})).transform(True)
 
 
 def test_a_folder_that_is_no_model_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds no tokenizer\.json"):
-        recipe = recipes.load(train_block("vlm", **{**SMALL, "language": str(tmp_path)}))
+        recipe = recipes.load_recipe(train_block("vlm", **{**SMALL, "language": str(tmp_path)}))
         recipe.transform(True)(SAMPLES["vlm"][0], None)
 
 
@@ -202,7 +202,7 @@ def test_a_part_with_rate_0_is_not_trained() -> None:
     from tasks.training.step import Step
 
     train = train_block("vlm", {"lr": {"projector": 1e-2, "vision": 0, "language": 1e-3}})
-    recipe = recipes.load(train)
+    recipe = recipes.load_recipe(train)
     model = recipe.build_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     Step(recipe, model, train, Device(torch.device("cpu"), "fp32"))(0, batch_of(recipe, "vlm"))
@@ -253,6 +253,6 @@ def test_no_more_conversations_are_judged_at_once_than_a_pass_trains_on(
     tmp_path: Path, changes: list[str], judged: int
 ) -> None:
     """A pass of 256, as of pictures and captions, would be 3.4 GB of tiles alone, in each batch of a worker."""
-    config = configs.load(ROOT / "configs/digits-chat.yaml", ["evaluate=null", *changes])
+    config = configs.load_config(ROOT / "configs/digits-chat.yaml", ["evaluate=null", *changes])
     assert config.train is not None
-    assert Feed.of(config, [Data(tmp_path)], recipes.load(config.train)).judged_at_once == judged
+    assert Feed.of(config, [Data(tmp_path)], recipes.load_recipe(config.train)).judged_at_once == judged

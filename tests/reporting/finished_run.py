@@ -108,7 +108,7 @@ def finished_run(folder: Path, captions: list[str] | None = None, **dataset: Any
         versions={"torch": "2.15.0"},
         outcome="succeeded",
     )
-    record.save(run, record.load(run).having(state="succeeded", attempts=[attempt]))
+    record.save_record(run, record.load_record(run).having(state="succeeded", attempts=[attempt]))
     return run
 
 
@@ -148,4 +148,4 @@ def write_evaluation(run: RunFolder, version: Path, step: int, accuracy: float) 
         seconds=1.5,
         versions={"torch": "2.15.0"},
     )
-    results.write(run, result, predictions)
+    results.write_result(run, result, predictions)

@@ -18,7 +18,7 @@ from tasks.reporting.left_out import left_out
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan
-from tasks.runs.record import load
+from tasks.runs.record import load_record
 from tasks.supervision import launch
 from tests.reporting.finished_run import finished_run
 
@@ -34,7 +34,7 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 @pytest.fixture
 def planned(whole: RunFolder) -> tuple[Config, Path, RunFolder]:
     """A run of the same data but for two samples, which are sound again by now."""
-    config, version = configs.reload(whole.config), version_path(load(whole).data[0])
+    config, version = configs.reload(whole.config), version_path(load_record(whole).data[0])
     entries = [Quarantined(version.name, "train", "train/000000.tar", key, "x") for key in "ab"]
     quarantine.add(config.dataset.output, entries)
     run = plan(config, version)

@@ -69,7 +69,7 @@ def text_of(run: RunFolder) -> str:
 
 
 def version_of(run: RunFolder) -> Path:
-    return version_path(record.load(run).data[0])
+    return version_path(record.load_record(run).data[0])
 
 
 def make_private(run: RunFolder) -> None:
@@ -168,8 +168,8 @@ def test_a_private_dataset_shows_counts_and_nothing_of_its_samples(run: RunFolde
         "remedy": "drop images_0007",
     }
     run.findings.write_text(json.dumps(finding) + "\n", encoding="utf-8")
-    state = record.load(run)
-    record.save(run, state.having(state="failed", reason="images_0007 is broken"))
+    state = record.load_record(run)
+    record.save_record(run, state.having(state="failed", reason="images_0007 is broken"))
     page, text = page_of(run), text_of(run)
     assert "41 read = 40 accepted" in text and "image.not_an_image" in text and "0.957" in text
     assert "sample.poison (error)" in text and "Evaluation lost: zero_shot at step 400" in text
@@ -201,7 +201,7 @@ def test_a_run_that_goes_on_shows_how_far_it_is(run: RunFolder) -> None:
     write_metrics(run, steps=400)
     write_evaluation(run, version_of(run), 200, 0.85)
     ledger.append(run.ledger, LedgerEntry("u", 400, "zero_shot", "running", None, 1, 1_763_630_760.0))
-    record.save(run, record.load(run).having(state="running", attempts=[]))
+    record.save_record(run, record.load_record(run).having(state="running", attempts=[]))
     text = text_of(run)
     assert "The run is not over: running" in text and "Training steps 400 of 600" in text
     assert "0.850" in text and "the last one evaluated" in text
@@ -210,7 +210,9 @@ def test_a_run_that_goes_on_shows_how_far_it_is(run: RunFolder) -> None:
 
 
 def test_a_failed_run_says_why_and_where_its_logs_are(run: RunFolder) -> None:
-    record.save(run, record.load(run).having(state="failed", reason="loss is not finite at step 120"))
+    record.save_record(
+        run, record.load_record(run).having(state="failed", reason="loss is not finite at step 120")
+    )
     text = text_of(run)
     assert "The run failed" in text and "loss is not finite at step 120" in text and "attempts/1/logs" in text
 
@@ -267,7 +269,7 @@ def test_a_folder_that_was_only_planned_has_a_page(run: RunFolder) -> None:
         path.unlink()
     shutil.rmtree(run.evaluations)
     shutil.rmtree(run.checkpoints)
-    record.save(run, record.load(run).having(state="planned", attempts=[]))
+    record.save_record(run, record.load_record(run).having(state="planned", attempts=[]))
     text = text_of(run)
     assert "not over: planned" in text and "No evaluation has a result yet" in text and "40 accepted" in text
 
@@ -336,7 +338,7 @@ def test_photographs_are_scaled_down_and_lose_their_metadata(tmp_path: Path) -> 
 
 
 def test_a_bad_sample_does_not_hide_the_others(run: RunFolder) -> None:
-    version = version_path(record.load(run).data[0])
+    version = version_path(record.load_record(run).data[0])
     bad, entry = IndexedReader(version, "val").read(1).key, read_index(version, "val")[1]
     shard = version / f"val/{int(entry['shard']):06d}.tar"
     content = bytearray(shard.read_bytes())
@@ -386,7 +388,7 @@ def test_the_report_loads_no_more_than_it_needs(module: str, absent: list[str]) 
 
 
 def test_an_account_of_private_data_holds_no_examples(run: RunFolder) -> None:
-    (ref,) = record.load(run).data
+    (ref,) = record.load_record(run).data
     (shown,) = read_account(ref, private=False).rejects
     (hidden,) = read_account(ref, private=True).rejects
     example = shown.causes[0].examples[0]

@@ -62,7 +62,7 @@ def test_the_loss_is_a_picture_without_anything_from_elsewhere(tmp_path: Path) -
 
 def test_a_failed_run_says_why_and_quotes_no_markdown(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
-    record.save(run, record.load(run).having(state="failed", reason="the loss is not finite"))
+    record.save_record(run, record.load_record(run).having(state="failed", reason="the loss is not finite"))
     failure = "train failed: the loss is not finite\n# not a title\n```"
     page = summary.of_run(run, None, failure, None)
     assert page.startswith(f"# ✗ {run.name}")

@@ -16,7 +16,7 @@ def test_the_last_line_of_an_evaluation_stands(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"uid": "u", "step": 200, "ta')
     ledger.append(path, first.having(state="done", at=2.0))
-    found = ledger.fold(ledger.read(path))
+    found = ledger.fold(ledger.read_ledger(path))
     assert {key: entry.state for key, entry in found.items()} == {
         (200, "zero_shot"): "done",
         (400, "zero_shot"): "submitted",
@@ -25,4 +25,4 @@ def test_the_last_line_of_an_evaluation_stands(tmp_path: Path) -> None:
 
 
 def test_a_missing_ledger_is_empty(tmp_path: Path) -> None:
-    assert ledger.read(tmp_path / "none.jsonl") == []
+    assert ledger.read_ledger(tmp_path / "none.jsonl") == []

@@ -36,7 +36,7 @@ def test_steps_done_again_after_a_resume_are_not_repeated(tmp_path: Path) -> Non
         writer = MetricsWriter(path)
         for step in range(first, first + 4):
             writer.append(make_row("train/step", step, "train", {"train/loss": loss}))
-    rows, _ = metrics.read(path)
+    rows, _ = metrics.read_metrics(path)
     assert [(row["train/step"], row["train/loss"]) for row in rows] == [
         (1, 0.5),
         (2, 0.5),
@@ -53,7 +53,7 @@ def test_a_row_that_was_not_finite_gives_way_to_one_that_is(tmp_path: Path) -> N
     path = tmp_path / "metrics.jsonl"
     rows = [make_row("train/step", 1, "train", {"train/loss": loss}) for loss in (float("nan"), 0.5, 0.7)]
     assert [MetricsWriter(path).append(row) for row in rows] == [True, True, False]
-    (row,) = metrics.read(path)[0]
+    (row,) = metrics.read_metrics(path)[0]
     assert row["train/loss"] == 0.5
 
 
@@ -64,7 +64,7 @@ def test_a_torn_last_line_is_written_again_whole(tmp_path: Path) -> None:
         file.write('{"uid": "train/step:2:train", "tra')
     assert metrics.last_step(path) == 1
     assert MetricsWriter(path).append(make_row("train/step", 2, "train", {"train/loss": 2.0}))
-    assert [row["train/loss"] for row in metrics.read(path)[0]] == [1.0, 2.0]
+    assert [row["train/loss"] for row in metrics.read_metrics(path)[0]] == [1.0, 2.0]
 
 
 def test_sigkill_of_the_writer_leaves_rows_without_a_gap(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_sigkill_of_the_writer_leaves_rows_without_a_gap(tmp_path: Path) -> None
         time.sleep(0.01)
     process.kill()
     process.wait()
-    steps = [row["train/step"] for row in metrics.read(path)[0]]
+    steps = [row["train/step"] for row in metrics.read_metrics(path)[0]]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) > 100
 
 
@@ -85,9 +85,9 @@ def test_the_tail_is_whole_rows_and_reading_goes_on_where_it_ended(tmp_path: Pat
         writer.append(make_row("train/step", step, "train", {}))
     assert [row["train/step"] for row in metrics.tail(path, 200)][-1] == 100
     assert 0 < len(metrics.tail(path, 200)) < 5
-    rows, offset = metrics.read(path)
+    rows, offset = metrics.read_metrics(path)
     writer.append(make_row("train/step", 101, "train", {}))
-    more, _ = metrics.read(path, offset)
+    more, _ = metrics.read_metrics(path, offset)
     assert (len(rows), [row["train/step"] for row in more]) == (100, [101])
     assert metrics.tail(tmp_path / "none.jsonl") == []
 
@@ -108,7 +108,7 @@ def test_rows_of_other_programs_are_taken_or_named(tmp_path: Path) -> None:
         '{"uid": "mine", "train/step": 9, "custom": 1}',
     ]
     path.write_text("".join(f"{line}\n" for line in lines))
-    rows, _ = metrics.read(path)
+    rows, _ = metrics.read_metrics(path)
     assert [(row["train/step"], row.get("train/loss")) for row in rows] == [(1, 0.5), (2, None), (9, None)]
     assert metrics.last_step(path) == 2 and len(metrics.rows_of(rows, "train")) == 2
     assert metrics.faults(path) == [

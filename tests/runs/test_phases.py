@@ -20,17 +20,17 @@ def test_a_change_is_said_at_once_and_the_rest_once_a_second(
     monkeypatch.setattr(phases.time, "time", lambda: now)
     run = RunFolder(tmp_path / "fake-1")
     writer = PhaseWriter(run)
-    assert phases.read(run.phase()) is None
+    assert phases.read_phase(run.phase()) is None
     writer.set("start", 0)
     writer.set("step", 1, [11, 12])
-    first = phases.read(run.phase())
+    first = phases.read_phase(run.phase())
     assert first == phases.Phase("step", 1, 1000.0, 1000.0, os.getpid(), [11, 12])
     now = 1000.9
     writer.set("step", 2)
-    assert phases.read(run.phase()) == first
+    assert phases.read_phase(run.phase()) == first
     now = 1001.0
     writer.set("step", 3)
-    later = phases.read(run.phase())
+    later = phases.read_phase(run.phase())
     assert later is not None and (later.step, later.since, later.at) == (3, 1000.0, 1001.0)
     assert [path.name for path in run.phase().parent.iterdir()] == ["rank_0.json"]
 
@@ -50,5 +50,5 @@ def test_a_sign_of_life_that_cannot_be_written_is_warned_of_once(
     assert "rank_0.json: no sign of life ([Errno 28]" in caplog.text
     run.phase().parent.mkdir()
     writer.set("end", 2)
-    said = phases.read(run.phase())
+    said = phases.read_phase(run.phase())
     assert said is not None and said.phase == "end"

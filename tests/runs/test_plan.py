@@ -88,7 +88,7 @@ def test_ids_of_runs_that_are_there_stay_as_they_are(
     overrides: tuple[str, ...], quarantine: str | None, expected: str
 ) -> None:
     """Pinned: another id would train anew what is trained already."""
-    config = configs.load(ROOT / "configs" / "digits-clip.yaml", overrides)
+    config = configs.load_config(ROOT / "configs" / "digits-clip.yaml", overrides)
     data = [DataRef(dataset="data/digits", version="303b88922a05")]
     assert run_id(identity(config, data, quarantine)) == expected
 
@@ -152,7 +152,7 @@ def test_planning_writes_a_folder_that_needs_nothing_else(
     config = changed(changed(config, "dataset.output", "data"), "runs", "runs")
     run = plan(config, version)
     assert run.path == tmp_path / "runs" / f"fake-{run.id}"
-    state = record.load(run)
+    state = record.load_record(run)
     assert (state.state, state.id, state.attempts) == ("planned", run.id, [])
     assert state.identity["digest"].startswith(run.id)
     assert state.data[0].version == version.name
@@ -217,14 +217,14 @@ def test_an_evaluation_of_a_step_long_passed_is_refused(tmp_path: Path) -> None:
 def test_planning_again_keeps_the_record_and_takes_the_new_evaluations(tmp_path: Path) -> None:
     version, config = make_version(tmp_path), make_config(tmp_path)
     run = plan(config, version)
-    record.save(run, record.load(run).having(state="succeeded"))
+    record.save_record(run, record.load_record(run).having(state="succeeded"))
     before = run.config.stat().st_mtime_ns
     assert plan(config, version) == run
     assert run.config.stat().st_mtime_ns == before
     plan(changed(config, "evaluate.every", 20), version)
     evaluate = configs.reload(run.config).evaluate
     assert evaluate is not None and evaluate.every == 20
-    assert record.load(run).state == "succeeded"
+    assert record.load_record(run).state == "succeeded"
 
 
 def test_a_run_in_use_keeps_its_config_and_says_so(
@@ -262,7 +262,7 @@ def test_a_moved_project_finds_its_data_where_they_lie_now(tmp_path: Path) -> No
     old.rename(new)
     moved = plan(make_config(new), next((new / "data/versions").iterdir()))
     assert moved.name == run.name
-    assert [ref.dataset for ref in record.load(moved).data] == [str(new / "data")]
+    assert [ref.dataset for ref in record.load_record(moved).data] == [str(new / "data")]
 
 
 @pytest.mark.parametrize("runs", ["file", "file/below"])
@@ -293,7 +293,7 @@ def test_an_unreadable_record_says_what_to_do(tmp_path: Path) -> None:
     run = plan(config, version)
     run.record.write_text("{")
     with pytest.raises(DataError, match=r"run\.json: is no run record .*plan the run again"):
-        record.load(run)
+        record.load_record(run)
 
 
 def with_another(tmp_path: Path, *weights: float) -> tuple[Config, Path, Path]:
@@ -309,7 +309,7 @@ def with_another(tmp_path: Path, *weights: float) -> tuple[Config, Path, Path]:
 def test_a_run_names_and_pins_all_that_it_mixes(tmp_path: Path) -> None:
     config, version, other = with_another(tmp_path, 3, 1)
     run = plan(config, version)
-    data = record.load(run).data
+    data = record.load_record(run).data
     assert [(ref.version, ref.weight) for ref in data] == [(version.name, 0.75), (other.name, 0.25)]
     assert [version_path(ref) for ref in data] == [version, other]
     for mine in (version, other):

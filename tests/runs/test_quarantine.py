@@ -27,7 +27,7 @@ def test_none_leaves_no_trace(tmp_path: Path) -> None:
     run = locate(config, version)
     quarantine.add(version.parents[1], [Quarantined("0" * 12, "train", "train/000000.tar", "a", "x")])
     assert plan(config, version) == run, "what is about other versions does not count"
-    assert not run.quarantine.exists() and "quarantine" not in record.load(run).identity
+    assert not run.quarantine.exists() and "quarantine" not in record.load_record(run).identity
     assert left_out_by(run) == []
 
 

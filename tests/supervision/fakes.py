@@ -168,7 +168,7 @@ def follow(run: RunFolder, rank: int, behaviour: dict[str, Any]) -> int:
     assert config.train is not None and config.train.steps is not None
     while not run.checkpoint(config.train.steps).exists() and not run.stop.exists():
         time.sleep(0.02)
-        phase = phases.read(run.phase())
+        phase = phases.read_phase(run.phase())
         if phase is None or phase.step < 3 or behaviour.get("odd_rank") != rank:
             continue
         if behaviour["does"] == "fail":
@@ -260,7 +260,7 @@ def measure(config: Config, version: Path, quarantine: Path, lengths: Path) -> L
     """What the agent measures loader settings by."""
     run = RunFolder(quarantine.parent)
     behaviour = behaviour_of(run)
-    assert phases.read(run.phase()) is None, "a training has begun"
+    assert phases.read_phase(run.phase()) is None, "a training has begun"
     time.sleep(behaviour.get("measuring_s", 0.0))
     if behaviour.get("cannot_measure"):
         raise DataError("train/000000.tar: cannot be read")

@@ -15,7 +15,7 @@ import pytest
 from flows import cli
 from flows.commands import runs as run_commands
 from flows.commands.projects import training_left
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.errors import DataError, Withdrawn
 from tasks.core.files import read_json
 from tasks.core.process import Identity
@@ -26,7 +26,7 @@ from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import locate, plan
 from tasks.supervision import launch, stopping
-from tasks.supervision.status import RunStatus, look
+from tasks.supervision.status import RunStatus, look_at_run
 from tests.supervision.conftest import processes_of
 from tests.supervision.fakes import make_config, make_run, model_of
 
@@ -46,7 +46,7 @@ def finish(run: RunFolder) -> RunStatus:
 
 def rows(run: RunFolder) -> int:
     """How many steps are done, told at once; the sign of life tells them once a second."""
-    return len(metrics.read(run.metrics)[0])
+    return len(metrics.read_metrics(run.metrics)[0])
 
 
 def rank_of(run: RunFolder) -> Identity:
@@ -56,10 +56,10 @@ def rank_of(run: RunFolder) -> Identity:
 
 def assert_undisturbed(run: RunFolder) -> None:
     """The run's results are those of a run that nobody disturbed."""
-    status = look(run)
+    status = look_at_run(run)
     assert status.is_complete, (status.state, status.reason, status.evaluations)
     assert (run.checkpoint(40) / "model.safetensors").read_bytes() == model_of(40)
-    steps = [row["train/step"] for row in metrics.read(run.metrics)[0]]
+    steps = [row["train/step"] for row in metrics.read_metrics(run.metrics)[0]]
     assert steps == list(range(1, 41))
     assert 40 in {evaluation.step for evaluation in status.evaluations}
     for step in {evaluation.step for evaluation in status.evaluations}:
@@ -86,16 +86,16 @@ def test_a_run_ends_with_everything_written_and_is_not_redone(tmp_path: Path) ->
         "loss": 0.025,
         "checkpoint": 40,
     }
-    (attempt,) = record.load(run).attempts
+    (attempt,) = record.load_record(run).attempts
     assert attempt.outcome == "succeeded" and attempt.ended is not None
-    states = [entry.state for entry in ledger.read(run.ledger) if entry.step == 40]
+    states = [entry.state for entry in ledger.read_ledger(run.ledger) if entry.step == 40]
     assert states[0] == "submitted" and states[-1] == "done"
     assert not run.findings.exists()
     wait_for(lambda: processes_of(tmp_path) == [], timeout_s=5)
     before = run.record.read_bytes()
     started = launch.start_or_adopt(run)
     assert started.is_up_to_date and started.job is None
-    assert run.record.read_bytes() == before and len(record.load(run).attempts) == 1
+    assert run.record.read_bytes() == before and len(record.load_record(run).attempts) == 1
 
 
 def test_the_best_checkpoint_follows_the_evaluations_through_a_kill_and_a_late_wish(
@@ -108,17 +108,17 @@ def test_the_best_checkpoint_follows_the_evaluations_through_a_kill_and_a_late_w
     def watched(step: int) -> bool:
         if run.best.is_symlink():
             seen.add(run.best.readlink().name)
-        return look(run).best == BestCheckpoint(step, "zero_shot_top1", step / 100)
+        return look_at_run(run).best == BestCheckpoint(step, "zero_shot_top1", step / 100)
 
     launch.start_or_adopt(run)
     wait_for(lambda: watched(20))
     for process in processes_of(tmp_path):
         process.kill()
-    wait_for(lambda: not look(run).agent_is_alive)
+    wait_for(lambda: not look_at_run(run).agent_is_alive)
     launch.start_or_adopt(run)
     wait_for(lambda: watched(40))
     launch.wait_for_evaluations(run)
-    assert look(run).is_complete and watched(40)
+    assert look_at_run(run).is_complete and watched(40)
     assert "step_00000020" in seen, "the first result chose before the others were there"
     assert launch.start_or_adopt(run).is_up_to_date
     run_commands.status(runs=run.path.parent)
@@ -126,11 +126,13 @@ def test_the_best_checkpoint_follows_the_evaluations_through_a_kill_and_a_late_w
     wanted = make_config(
         tmp_path, evaluate={**by_accuracy, "best": {"metric": "zero_shot_top1", "mode": "min"}}
     )
-    version = Path(record.load(run).data[0].dataset) / "versions" / record.load(run).data[0].version
+    version = (
+        Path(record.load_record(run).data[0].dataset) / "versions" / record.load_record(run).data[0].version
+    )
     assert plan(wanted, version) == run, "the wish is no part of the run's identity"
-    assert not look(run).is_complete
+    assert not look_at_run(run).is_complete
     finish(run)
-    assert watched(20) and look(run).is_complete
+    assert watched(20) and look_at_run(run).is_complete
 
 
 def test_sigkill_of_everything_then_again_ends_the_same(tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_a_run_whose_processes_were_all_killed_is_called_dead_and_taken_up_from_
     assert cli.main(asked) == 1
     shown = capsys.readouterr().out
     assert "VERDICT  process.gone: its agent (process " in shown and "nothing is wrong" not in shown
-    version = version_path(record.load(run).data[0])
+    version = version_path(record.load_record(run).data[0])
     newer = f"tarmac train {run.config} --set dataset.output={version}"
     assert f"FIX        {newer}\n" in shown
     (tmp_path / "data" / "current").symlink_to(f"versions/{version.name}")
@@ -176,11 +178,11 @@ def test_a_run_whose_processes_were_all_killed_is_called_dead_and_taken_up_from_
     assert cli.main([*asked, "--json"]) == 1
     assert [one["command"] for one in json.loads(capsys.readouterr().out)["findings"]] == [command]
     for words in (shlex.split(newer), shlex.split(command)):
-        config = load(Path(words[2]), words[4::2])
+        config = load_config(Path(words[2]), words[4::2])
         assert locate(config, resolve(config.dataset.output)).path == run.path
     startable = "tasks.supervision.beforehand.require_startable"  # its manifest has a few lines only
     monkeypatch.setattr(startable, lambda *_, **__: None)
-    seen = training_left(load(run.config), version.name)
+    seen = training_left(load_config(run.config), version.name)
     assert seen is not None and f"goes on: {run.name}, whose agent is gone at step" in seen.summary
     assert cli.main(["cancel", str(run.path)]) == 0
     assert capsys.readouterr().out.endswith(f"\n  again  {command}\n")
@@ -191,10 +193,10 @@ def test_sigkill_of_the_agent_ends_its_training_and_the_next_call_goes_on(tmp_pa
     launch.start_or_adopt(run)
     wait_for(lambda: rows(run) >= 12)
     rank = rank_of(run)
-    psutil.Process(record.load(run).attempts[-1].pid).kill()
+    psutil.Process(record.load_record(run).attempts[-1].pid).kill()
     wait_for(lambda: not rank.is_alive(), timeout_s=5)
     with pytest.raises(DataError, match=r"its agent is gone, .* at step"):
-        wait_for(lambda: not look(run).agent_is_alive)
+        wait_for(lambda: not look_at_run(run).agent_is_alive)
         launch.wait_for_training(run)
     finish(run)
     assert_undisturbed(run)
@@ -206,7 +208,7 @@ def test_sigkill_of_submitits_controller_leaves_one_writer(tmp_path: Path) -> No
     assert started.job is not None
     wait_for(lambda: rows(run) >= 5)
     psutil.Process(started.job.identity.pid).kill()
-    wait_for(lambda: not look(run).agent_is_alive)
+    wait_for(lambda: not look_at_run(run).agent_is_alive)
     finish(run)
     assert_undisturbed(run)
 
@@ -219,9 +221,9 @@ def test_a_training_that_outlives_its_agent_is_ended_before_another_starts(tmp_p
     process = psutil.Process(rank.pid)
     process.suspend()  # so it does not see its input close
     wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
-    psutil.Process(record.load(run).attempts[-1].pid).kill()
+    psutil.Process(record.load_record(run).attempts[-1].pid).kill()
     (run.path / "fake.json").write_text("{}")
-    wait_for(lambda: not look(run).agent_is_alive)
+    wait_for(lambda: not look_at_run(run).agent_is_alive)
     assert rank.is_alive()
     finish(run)
     assert not rank.is_alive()
@@ -235,11 +237,11 @@ def test_cancel_stops_with_a_checkpoint_and_the_next_start_goes_on(tmp_path: Pat
     assert stopping.cancel(run)
     with pytest.raises(Withdrawn, match="cancelled by the user, at step"):
         launch.wait_for_training(run)
-    assert look(run).state == "cancelled" and look(run).checkpoints != []
+    assert look_at_run(run).state == "cancelled" and look_at_run(run).checkpoints != []
     (run.path / "fake.json").write_text("{}")
     finish(run)
     assert not run.stop.exists()
-    for checkpoint in look(run).checkpoints:
+    for checkpoint in look_at_run(run).checkpoints:
         assert (run.checkpoint(checkpoint) / "model.safetensors").read_bytes() == model_of(checkpoint)
 
 
@@ -247,7 +249,7 @@ def test_sigterm_to_the_agent_becomes_the_sentinel(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.05})
     launch.start_or_adopt(run)
     wait_for(lambda: rows(run) >= 3)
-    psutil.Process(record.load(run).attempts[-1].pid).send_signal(signal.SIGTERM)
+    psutil.Process(record.load_record(run).attempts[-1].pid).send_signal(signal.SIGTERM)
     with pytest.raises(DataError, match="the agent was sent SIGTERM, at step"):
         launch.wait_for_training(run)
     ended = read_json(run.exit(1))
@@ -270,7 +272,7 @@ def test_the_time_limit_of_the_job_ends_it_with_a_checkpoint(tmp_path: Path) -> 
     launch.start_or_adopt(run)
     with pytest.raises(DataError, match="time limit"):
         launch.wait_for_training(run)
-    assert look(run).checkpoints != []
+    assert look_at_run(run).checkpoints != []
 
 
 def test_a_lost_evaluation_says_why_and_is_completed_by_the_next_start(tmp_path: Path) -> None:
@@ -299,8 +301,8 @@ def test_a_new_agent_takes_up_an_evaluation_that_lives(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"evaluation_s": 3.0}, evaluate={"every": 20, "tasks": ["zero_shot"]})
     launch.start_or_adopt(run)
     wait_for(lambda: (run.path / "evaluated").exists())
-    psutil.Process(record.load(run).attempts[-1].pid).kill()
-    wait_for(lambda: not look(run).agent_is_alive)
+    psutil.Process(record.load_record(run).attempts[-1].pid).kill()
+    wait_for(lambda: not look_at_run(run).agent_is_alive)
     assert not run.evaluation(20, "zero_shot").exists()
     (run.path / "fake.json").write_text('{"evaluation_s": 0.0}')
     finish(run)

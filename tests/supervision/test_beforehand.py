@@ -10,7 +10,7 @@ import pytest
 
 from flows.cli import main
 from flows.operate import start
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.dataset.versions import resolve
 from tasks.models import hub
 from tasks.runs.plan import locate
@@ -104,7 +104,7 @@ def test_a_run_that_has_a_checkpoint_starts_from_that(
 ) -> None:
     published("birds.yaml")
     write(name="ViT-B-32", pretrained="laion2b_s34b_b79k")
-    config = load(Path("trained.yaml"))
+    config = load_config(Path("trained.yaml"))
     run = locate(config, resolve(config.dataset.output))
     save(run, 5, b"weights")
     assert "!  " not in said(capsys, "plan", "trained.yaml")

@@ -12,7 +12,7 @@ from tasks.core.files import read_json, read_lines
 from tasks.runs import ledger
 from tasks.runs.folder import RunFolder
 from tasks.supervision import launch, unusable
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tasks.supervision.tracking import gathering
 from tasks.supervision.unusable import UnusableResults
 from tests.supervision import fakes
@@ -43,7 +43,7 @@ def test_an_error_of_the_file_system_beside_a_training_does_not_end_it(tmp_path:
     launch.start_or_adopt(run)
     launch.wait_for_training(run)
     assert rows(run) == 40
-    assert look(run).agent_is_alive, "it tries on"
+    assert look_at_run(run).agent_is_alive, "it tries on"
     wait_for(lambda: "the evaluations: FileExistsError" in agent_log(run))
     run.eval_results.unlink()
     launch.wait_for_evaluations(run)
@@ -54,8 +54,8 @@ def test_an_agent_that_fails_unexpectedly_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     run.rank_log(1).mkdir(parents=True)
     launch.start_or_adopt(run)
-    wait_for(lambda: not look(run).agent_is_alive)
-    status = look(run)
+    wait_for(lambda: not look_at_run(run).agent_is_alive)
+    status = look_at_run(run)
     assert (status.state, status.record.attempts[-1].outcome) == ("failed", "failed")
     assert "its agent failed (IsADirectoryError: " in status.reason
 
@@ -142,7 +142,7 @@ def test_lines_that_are_no_entries_of_the_ledger_are_skipped(tmp_path: Path) -> 
     }
     lines = [{**entry, "step": [40]}, {**entry, "task": None}, {**entry, "at": "now"}, entry, {"uid": 7}]
     run.ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [one.step for one in ledger.read(run.ledger)] == [40]
-    assert look(run).evaluations[0].step == 40
+    assert [one.step for one in ledger.read_ledger(run.ledger)] == [40]
+    assert look_at_run(run).evaluations[0].step == 40
     fakes.save(run, 40, b"weights")
     assert read_json(run.record)["state"] == "planned"

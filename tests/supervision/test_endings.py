@@ -14,7 +14,7 @@ from tasks.core.files import read_json
 from tasks.runs import phases, record
 from tasks.supervision import launch, stopping
 from tasks.supervision.ends import tail_of
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, rank_of, wait_for
 
@@ -42,9 +42,9 @@ def test_a_resumed_training_is_judged_by_where_it_stands_itself(tmp_path: Path) 
         launch.wait_for_training(run)
     (run.path / "fake.json").write_text('{"step_s": 0.5}')
     launch.start_or_adopt(run)
-    wait_for(lambda: len(record.load(run).attempts) == 2 and run.rank_identity(2).exists())
+    wait_for(lambda: len(record.load_record(run).attempts) == 2 and run.rank_identity(2).exists())
     rank = rank_of(run)
-    wait_for(lambda: (said := phases.read(run.phase())) is not None and said.pid == rank.pid)
+    wait_for(lambda: (said := phases.read_phase(run.phase())) is not None and said.pid == rank.pid)
     stopping.cancel(run)
     with pytest.raises(Withdrawn, match=r"cancelled by the user, at step 3[1-4] of 40"):
         launch.wait_for_training(run)
@@ -59,8 +59,8 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     launch.start_or_adopt(run)
     with pytest.raises(DataError, match=r"failed: the disk of .*fake-.* is full; make room"):
         launch.wait_for_training(run)
-    wait_for(lambda: not look(run).agent_is_alive)
-    (attempt,) = record.load(run).attempts
+    wait_for(lambda: not look_at_run(run).agent_is_alive)
+    (attempt,) = record.load_record(run).attempts
     assert attempt.outcome == "failed" and attempt.ended is not None
     run.findings.unlink()
     (run.path / "fake.json").write_text("{}")

@@ -26,7 +26,7 @@ from tasks.runs.job import Job
 from tasks.supervision import evaluation_jobs, evaluations
 from tasks.supervision.evaluation_jobs import Evaluations, _last_words, has_requests, request
 from tasks.supervision.evaluations import JobFailure
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run
 
@@ -71,7 +71,7 @@ def drive(run: RunFolder, **behaviour: Any) -> ledger.LedgerEntry:
     driven = Evaluations(run, configs.reload(run.config), number)
     while driven.advance("complete"):
         pass
-    return ledger.fold(ledger.read(run.ledger))[STEP, TASK]
+    return ledger.fold(ledger.read_ledger(run.ledger))[STEP, TASK]
 
 
 def evaluated(run: RunFolder) -> int:
@@ -123,7 +123,7 @@ def test_submissions_that_are_refused_for_a_while_cost_no_try(
     done = drive(run)
     assert (done.state, done.attempt, done.refusals) == ("done", 1, 0)
     assert evaluated(run) == 1
-    told = [entry.reason for entry in ledger.read(run.ledger) if entry.refusals]
+    told = [entry.reason for entry in ledger.read_ledger(run.ledger) if entry.refusals]
     assert len(told) == 10 and "no more processes" in told[0]
 
 
@@ -146,11 +146,11 @@ def test_what_is_done_is_not_looked_at_again_and_again(
     assert driven.advance("going")
     for name in ("stat", "open", "exists"):
         monkeypatch.setattr(Path, name, counted(getattr(Path, name), calls))
-    look(run)
+    look_at_run(run)
     calls.clear()
     assert driven.advance("going") and len(calls) < 10
     calls.clear()
-    look(run)
+    look_at_run(run)
     assert len(calls) < 300 and calls.count("open") < 10, "one stat per result, and none is read again"
     request(run, 20, TASK)
     driven.advance("going")

@@ -62,13 +62,13 @@ def assert_gathered(run: RunFolder) -> None:
     counts = Counter(row["uid"] for row in wandb_file.rows_of(run.wandb))
     assert counts.most_common(1)[0][1] == 1
     evaluations = {row["uid"] for row in gatherer.evaluation_rows(run)}
-    assert set(counts) == {row["uid"] for row in metrics.read(run.metrics)[0]} | evaluations
+    assert set(counts) == {row["uid"] for row in metrics.read_metrics(run.metrics)[0]} | evaluations
 
 
 def assert_reached(run: RunFolder, server: Server) -> None:
     """The server, which keeps one row a `_step`, has every row and every evaluation once."""
     evaluations = [row["uid"] for row in gatherer.evaluation_rows(run)]
-    wanted = [*(row["uid"] for row in metrics.read(run.metrics)[0]), *evaluations]
+    wanted = [*(row["uid"] for row in metrics.read_metrics(run.metrics)[0]), *evaluations]
     assert Counter(server.uids(wandb_id(run))) == Counter(wanted)
 
 
@@ -113,7 +113,7 @@ def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
     gathering.complete(run)
     assert_gathered(run)
     (path,) = wandb_file.files_of(run.wandb)
-    found = wandb_file.read(path)
+    found = wandb_file.read_wandb_file(path)
     assert found.run_id == wandb_id(run) and found.is_finished
     assert found.axes == {
         "train/step": "",
@@ -141,7 +141,7 @@ def test_gathered_again_nothing_is_written(tmp_path: Path) -> None:
     write_rows(run, 1, 3)
     gathering.complete(run)
     files = wandb_file.files_of(run.wandb)
-    gathering.start(run).wait(timeout=120)
+    gathering.start_gatherer(run).wait(timeout=120)
     assert wandb_file.files_of(run.wandb) == files
     write_rows(run, 4, 4)
     assert not gathering.is_complete(run)
@@ -157,7 +157,7 @@ def test_sigkill_at_many_moments_loses_and_doubles_nothing(tmp_path: Path) -> No
         writing.start()
         for after_flush_s in (None, 0.0, 0.6):
             before = len(wandb_file.rows_of(run.wandb))
-            process = gathering.start(run)
+            process = gathering.start_gatherer(run)
             if after_flush_s is None:
                 time.sleep(0.2)
             else:
@@ -165,11 +165,11 @@ def test_sigkill_at_many_moments_loses_and_doubles_nothing(tmp_path: Path) -> No
                 time.sleep(after_flush_s)
             process.kill()
             process.wait()
-        process = gathering.start(run)
+        process = gathering.start_gatherer(run)
         writing.join()
     assert process.wait(timeout=120) == 0
     assert_gathered(run)
-    assert len(metrics.read(run.metrics)[0]) == 160
+    assert len(metrics.read_metrics(run.metrics)[0]) == 160
     assert len(wandb_file.files_of(run.wandb)) > 1
 
 
@@ -193,13 +193,13 @@ def test_killed_at_random_moments_with_a_late_evaluation_the_server_has_every_ro
         writing.start()
         for number in range(kills):
             before = len(wandb_file.rows_of(run.wandb))
-            process = gathering.start(run)
+            process = gathering.start_gatherer(run)
             if number % 2:
                 wait_for(lambda before=before: len(wandb_file.rows_of(run.wandb)) > before)
             time.sleep(moments.uniform(0.0, 1.2))
             process.kill()
             process.wait()
-        process = gathering.start(run)
+        process = gathering.start_gatherer(run)
         is_over.set()
         writing.join()
     assert process.wait(timeout=120) == 0
@@ -218,7 +218,7 @@ def test_a_row_with_a_null_that_is_mended_later_reaches_wandb(tmp_path: Path, se
     for loss in (float("nan"), float("nan"), 0.25):  # a step that a resumed training did again
         writer.append(metrics.make_row("train/step", 3, "train", {"train/loss": loss}))
         gathering.complete(run)
-    gathering.start(run).wait(timeout=120)
+    gathering.start_gatherer(run).wait(timeout=120)
     gathering.sync(run)
     rows = [row for _, row in sorted(server.rows[wandb_id(run)].items())]
     assert [row["train/loss"] for row in rows] == [1.0, 0.5, None, 0.25]
@@ -248,7 +248,7 @@ def test_a_core_that_outlives_its_gatherer_does_not_write_behind_the_next(tmp_pa
     run = make_run(tmp_path, track={"mode": "offline"})
     with Lease(run.lease):
         write_rows(run, 1, 5)
-        first = gathering.start(run)
+        first = gathering.start_gatherer(run)
         wait_for(lambda: len(wandb_file.rows_of(run.wandb)) == 5)
         core = Identity.from_json(read_json(run.wandb_core))
         process = psutil.Process(core.pid)
@@ -259,7 +259,7 @@ def test_a_core_that_outlives_its_gatherer_does_not_write_behind_the_next(tmp_pa
         first.kill()
         first.wait()
         assert core.is_alive()
-        second = gathering.start(run)
+        second = gathering.start_gatherer(run)
         wait_for(lambda: not core.is_alive())
     assert second.wait(timeout=120) == 0
     assert_gathered(run)
@@ -268,7 +268,7 @@ def test_a_core_that_outlives_its_gatherer_does_not_write_behind_the_next(tmp_pa
 def test_two_gatherers_at_once_write_once(tmp_path: Path) -> None:
     run = make_run(tmp_path, track={"mode": "offline"})
     with Lease(run.lease):
-        first, second = gathering.start(run), gathering.start(run)
+        first, second = gathering.start_gatherer(run), gathering.start_gatherer(run)
         write_rows(run, 1, 20)
         wait_for(lambda: run.gatherer_lease.exists())
     assert (first.wait(timeout=120), second.wait(timeout=120)) == (0, 0)
@@ -388,7 +388,7 @@ def test_a_run_that_starts_anew_has_a_wandb_run_of_its_own(tmp_path: Path) -> No
     write_rows(run, 1, 1)
     gathering.complete(run)
     (path,) = wandb_file.files_of(run.wandb)
-    assert wandb_file.read(path).run_id == wandb_id(run) != before
+    assert wandb_file.read_wandb_file(path).run_id == wandb_id(run) != before
 
 
 def test_two_runs_that_differ_in_name_only_are_two_everywhere(
@@ -414,7 +414,7 @@ def test_two_runs_that_differ_in_name_only_are_two_everywhere(
 
 
 def wandb_id(run: RunFolder) -> str:
-    found = record.load(run).wandb_id
+    found = record.load_record(run).wandb_id
     assert found is not None and found.startswith(run.id)
     return found
 
@@ -435,7 +435,7 @@ def test_a_damaged_file_is_gathered_anew_and_not_in_the_way(
 def test_disabled_tracking_writes_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     write_rows(run, 1, 3)
-    assert gathering.start(run).wait(timeout=120) == 0
+    assert gathering.start_gatherer(run).wait(timeout=120) == 0
     assert wandb_file.files_of(run.wandb) == []
     with pytest.raises(UsageError, match=r"track\.mode"):
         gathering.complete(run)

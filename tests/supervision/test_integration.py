@@ -11,7 +11,7 @@ from tasks.dataset import versions
 from tasks.loader.settings import LoaderSettings, write_settings
 from tasks.runs.plan import plan
 from tasks.supervision import launch
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tasks.supervision.tracking import gathering
 from tests.conftest import digits_config
 from tests.supervision.conftest import processes_of
@@ -28,7 +28,7 @@ def test_the_real_parts_fit_and_survive_sigkill_of_all(
     run = plan(digits_config(raw_digits, tmp_path, *short), version)
     write_settings(run.loader, LoaderSettings(workers=0, prefetch=2, reason="a test", measurements=[]))
     launch.start_or_adopt(run)
-    wait_for(lambda: 6 in look(run).checkpoints, timeout_s=60)
+    wait_for(lambda: 6 in look_at_run(run).checkpoints, timeout_s=60)
     everything = processes_of(tmp_path)
     for process in everything:
         process.kill()

@@ -25,7 +25,7 @@ from tasks.runs.phases import PhaseWriter
 from tasks.runs.record import Attempt
 from tasks.supervision import launch, stopping
 from tasks.supervision.evaluations import wanted_of
-from tasks.supervision.status import config_of, list_status, look
+from tasks.supervision.status import config_of, list_status, look_at_run
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, wait_for
 
@@ -45,17 +45,17 @@ launch.wait_for_training(run)
 def test_ctrl_c_hang_up_and_sigkill_of_the_waiter_leave_the_training_alone(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.15})
     waiter = subprocess.Popen([sys.executable, "-c", WAITER, str(run.path)], start_new_session=True)
-    wait_for(lambda: look(run).step >= 3)
+    wait_for(lambda: look_at_run(run).step >= 3)
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGKILL):
         os.killpg(waiter.pid, signum)
     waiter.wait()
-    before = look(run).step
-    wait_for(lambda: look(run).step > before + 3)
+    before = look_at_run(run).step
+    wait_for(lambda: look_at_run(run).step > before + 3)
     started = launch.start_or_adopt(run)
     assert started.adopted and started.job is not None
     finish(run)
     assert_undisturbed(run)
-    assert len(record.load(run).attempts) == 1
+    assert len(record.load_record(run).attempts) == 1
 
 
 def test_an_attempt_runs_the_code_that_it_was_started_with(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_an_attempt_runs_the_code_that_it_was_started_with(tmp_path: Path) -> No
     where = [Path(line) for line in (run.path / "where").read_text().splitlines()]
     assert len(where) >= 2, "the training and its evaluations"
     assert all(path.is_relative_to(code) for path in where)
-    (attempt,) = record.load(run).attempts
+    (attempt,) = record.load_record(run).attempts
     assert attempt.code_digest == provenance.code_digest()
 
 
@@ -92,9 +92,9 @@ def test_a_start_waits_for_another_starter(tmp_path: Path) -> None:
         assert waiter.stdout is not None and waiter.stdout.readline() == b"starting\n"
         with pytest.raises(subprocess.TimeoutExpired):
             waiter.wait(3 * launch.POLL_S)
-        assert look(run).state == "planned"
+        assert look_at_run(run).state == "planned"
     assert waiter.wait(timeout=120) == 0
-    assert look(run).state == "succeeded"
+    assert look_at_run(run).state == "succeeded"
 
 
 def test_two_starters_of_a_failed_run_train_it_once(tmp_path: Path) -> None:
@@ -102,30 +102,30 @@ def test_two_starters_of_a_failed_run_train_it_once(tmp_path: Path) -> None:
     launch.start_or_adopt(run)
     with pytest.raises(DataError, match="killed by SIGKILL at step 12"):
         launch.wait_for_training(run)
-    wait_for(lambda: not look(run).agent_is_alive)
+    wait_for(lambda: not look_at_run(run).agent_is_alive)
     (run.path / "fake.json").write_text("{}")
     starters = [subprocess.Popen([sys.executable, "-c", WAITER, str(run.path)]) for _ in range(3)]
-    assert [starter.wait(timeout=120) for starter in starters] == [0, 0, 0], look(run).reason
+    assert [starter.wait(timeout=120) for starter in starters] == [0, 0, 0], look_at_run(run).reason
     finish(run)
     assert_undisturbed(run)
-    assert [attempt.outcome for attempt in record.load(run).attempts] == ["failed", "succeeded"]
+    assert [attempt.outcome for attempt in record.load_record(run).attempts] == ["failed", "succeeded"]
 
 
 def test_a_cancelled_run_that_nobody_works_on_is_marked(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert stopping.cancel(run) is False
-    assert (look(run).state, look(run).reason) == ("cancelled", "cancelled by the user")
+    assert (look_at_run(run).state, look_at_run(run).reason) == ("cancelled", "cancelled by the user")
     assert not run.stop.exists(), "nobody is there to obey it"
 
 
 def test_status_lists_what_can_be_read_and_why_the_rest_cannot(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    record.save(run, record.load(run).having(state="running"))
+    record.save_record(run, record.load_record(run).having(state="running"))
     broken = run.path.parent / "broken-0123"
     broken.mkdir()
     (broken / "run.json").write_text("{")
     odd = make_run(tmp_path / "odd")
-    record.save(odd, record.load(odd).having(identity={}))
+    record.save_record(odd, record.load_record(odd).having(identity={}))
     odd.path.rename(run.path.parent / "odd-4567")
     (status,), unreadable = list_status(run.path.parent)
     assert status.is_abandoned and (status.step, status.steps, status.loss) == (0, 40, None)
@@ -153,7 +153,7 @@ def test_an_agent_on_another_host_is_adopted(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     elsewhere = replace(Identity.mine(), host="elsewhere", pid=7)
     write_json(run.lease, {**elsewhere.to_json(), "since": time.time()})
-    record.save(run, record.load(run).having(state="running", attempts=[attempt_of(elsewhere)]))
+    record.save_record(run, record.load_record(run).having(state="running", attempts=[attempt_of(elsewhere)]))
     began = time.monotonic()
     assert launch.start_or_adopt(run).adopted
     assert time.monotonic() - began < 30
@@ -176,18 +176,18 @@ def test_a_start_outwaits_the_lease_of_a_host_that_is_gone(
 
 def test_status_tells_a_silent_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path)
-    record.save(run, record.load(run).having(state="running"))
+    record.save_record(run, record.load_record(run).having(state="running"))
     PhaseWriter(run).set("first_batch", 3)
     with Lease(run.lease):
-        assert look(run).silent_s == 0
+        assert look_at_run(run).silent_s == 0
         said = read_json(run.phase())
         write_json(run.phase(), {**said, "at": said["at"] - 600})
-        assert look(run).silent_s == 0, "the clock of its machine is 10 minutes behind"
+        assert look_at_run(run).silent_s == 0, "the clock of its machine is 10 minutes behind"
         then = run.lease.stat().st_mtime - 95
         os.utime(run.phase(), (then, then))
         run_commands.status(runs=run.path.parent)
-        record.save(run, record.load(run).having(attempts=[attempt_of(Identity.mine())]))
-        assert look(run).silent_s == 0, "that was said by the attempt before"
+        record.save_record(run, record.load_record(run).having(attempts=[attempt_of(Identity.mine())]))
+        assert look_at_run(run).silent_s == 0, "that was said by the attempt before"
     told = capsys.readouterr().out
     assert "3/40" in told and "! it has said nothing for 9" in told and "in phase first_batch" in told
 
@@ -197,7 +197,7 @@ def test_a_run_that_a_person_cancelled_needs_nobody(
 ) -> None:
     run = make_run(tmp_path)
     mine = attempt_of(Identity.mine()).model_copy(update={"ended": 2.0, "outcome": "cancelled"})
-    record.save(run, record.load(run).having(state="cancelled", attempts=[mine]))
+    record.save_record(run, record.load_record(run).having(state="cancelled", attempts=[mine]))
     (want,) = wanted_of(run.id, config_of(run))
     ledger.append(run.ledger, LedgerEntry(want.uid, want.step, want.task, "submitted", None, 1, at=1.0))
     run_commands.status(runs=run.path.parent)
@@ -228,7 +228,7 @@ def test_the_json_of_a_dead_run_says_that_it_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path)
-    record.save(run, record.load(run).having(state="running"))
+    record.save_record(run, record.load_record(run).having(state="running"))
     run_commands.status(runs=run.path.parent, as_json=True)
     (row,) = json.loads(capsys.readouterr().out)["runs"]
     assert (row["state"], row["agent_is_alive"]) == ("failed", False)
@@ -239,24 +239,24 @@ def test_where_a_run_stands_is_told_by_its_newest_training(tmp_path: Path) -> No
     """Rows of a killed training lie ahead of the one that resumed."""
     run = make_run(tmp_path)
     MetricsWriter(run.metrics).append(make_row(TRAIN_AXIS, 30, "train", {}))
-    assert look(run).step == 30
+    assert look_at_run(run).step == 30
     phases = PhaseWriter(run)
     phases.set("start", 0)
-    assert look(run).step == 0
+    assert look_at_run(run).step == 0
     phases.set("step", 21)
-    assert look(run).step == 21
+    assert look_at_run(run).step == 21
 
 
 def test_a_torn_result_is_none(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     launch.start_or_adopt(run)
     finish(run)
-    status = look(run)
+    status = look_at_run(run)
     assert status.is_complete
     result = run.evaluation(status.evaluations[0].step, status.evaluations[0].task)
     result.write_bytes(result.read_bytes()[:20])
-    assert not look(run).is_complete
-    assert look(run).evaluations_missing
+    assert not look_at_run(run).is_complete
+    assert look_at_run(run).evaluations_missing
 
 
 def test_a_best_checkpoint_that_results_do_not_choose_is_work_left(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_best_checkpoint_that_results_do_not_choose_is_work_left(tmp_path: Pat
     finish(run)
     assert run.best.readlink().name == run.checkpoint(40).name
     link_atomic(run.best, run.checkpoint(20).name)
-    assert not look(run).is_complete and not look(run).evaluations_missing
+    assert not look_at_run(run).is_complete and not look_at_run(run).evaluations_missing
     assert not launch.start_or_adopt(run, "evaluate").is_up_to_date
     assert launch.wait_for_evaluations(run).is_complete
     assert run.best.readlink().name == run.checkpoint(40).name

@@ -17,7 +17,7 @@ from tasks.runs.environment import rank_environment
 from tasks.runs.folder import RunFolder
 from tasks.supervision import launch
 from tasks.supervision.ends import RankEnd, causes_of, stood_still
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tests.supervision.fakes import make_config, make_run
 
 KILLED = -signal.SIGKILL
@@ -67,7 +67,7 @@ def several(tmp_path: Path, **behaviour: Any) -> RunFolder:
 def test_two_ranks_end_in_order(tmp_path: Path) -> None:
     run = several(tmp_path)
     finish(run)
-    assert look(run).state == "succeeded"
+    assert look_at_run(run).state == "succeeded"
     assert len(ranks_of(run)) == 2 and read_json(run.exit(1))["ranks"] == 2
 
 
@@ -100,7 +100,7 @@ def test_one_rank_ends_all_and_is_named(
     assert "rank_1.log" in str(told.value)
     (run.path / "fake.json").write_text("{}")
     finish(run)
-    assert look(run).state == "succeeded"
+    assert look_at_run(run).state == "succeeded"
 
 
 def test_a_rank_knows_nothing_of_what_its_agent_is_one_of(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tasks.core.lock import HEARTBEAT_S, STALE_S
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.supervision import gpus, launch, stopping
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, processes_of, rank_of, rows, wait_for
 from tests.supervision.test_launch import WAITER
@@ -45,7 +45,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_gpu_is_one_trainings_until_all_that_inherited_it_have_ended(gpu: str) -> None:
-    taken = gpus.take([gpu], 1, "first")
+    taken = gpus.take_gpus([gpu], 1, "first")
     assert isinstance(taken, gpus.HeldGpus)
     says = f"waiting for a GPU: {gpu} is used by first (process {os.getpid()})"
     assert told_to_another(gpu) == says
@@ -59,19 +59,19 @@ def test_a_gpu_is_one_trainings_until_all_that_inherited_it_have_ended(gpu: str)
 
 def test_the_first_free_gpus_are_taken_all_or_none(gpu: str) -> None:
     names = [f"{gpu}-{number}" for number in range(3)]
-    second = gpus.take(names[1:2], 1, "second")
-    others = gpus.take(names, 2, "others")
+    second = gpus.take_gpus(names[1:2], 1, "second")
+    others = gpus.take_gpus(names, 2, "others")
     assert isinstance(second, gpus.HeldGpus) and isinstance(others, gpus.HeldGpus)
     assert others.names == (names[0], names[2])
     others.release()
     second.release()
-    third = gpus.take(names[2:], 1, "third")
-    assert isinstance(gpus.take(names[1:], 2, "both"), gpus.Busy)
+    third = gpus.take_gpus(names[2:], 1, "third")
+    assert isinstance(gpus.take_gpus(names[1:], 2, "both"), gpus.Busy)
     assert told_to_another(names[1]).startswith("Taken"), "one of two was kept"
     assert isinstance(third, gpus.HeldGpus)
     third.release()
     with pytest.raises(TarmacError, match="2 GPUs are asked for, but there are 1"):
-        gpus.take([gpu], 2, "greedy")
+        gpus.take_gpus([gpu], 2, "greedy")
 
 
 def test_a_second_run_waits_for_the_gpu_and_names_who_has_it(tmp_path: Path, gpu: str) -> None:
@@ -80,22 +80,22 @@ def test_a_second_run_waits_for_the_gpu_and_names_who_has_it(tmp_path: Path, gpu
     launch.start_or_adopt(first)
     wait_for(lambda: rows(first) >= 1)
     launch.start_or_adopt(second)
-    wait_for(lambda: look(second).state == "queued" and look(second).reason != "")
-    assert f"{gpu} is used by {first.name} (process " in look(second).reason
+    wait_for(lambda: look_at_run(second).state == "queued" and look_at_run(second).reason != "")
+    assert f"{gpu} is used by {first.name} (process " in look_at_run(second).reason
     assert launch.start_or_adopt(second).adopted
     launch.wait_for_training(first)
     assert rows(second) == 0, "both trained at once"
-    assert finish(second).state == "succeeded" and look(second).reason == ""
+    assert finish(second).state == "succeeded" and look_at_run(second).reason == ""
 
 
 def test_a_run_that_waits_for_a_gpu_can_be_stopped(tmp_path: Path, gpu: str) -> None:
-    taken = gpus.take([gpu], 1, "somebody")
+    taken = gpus.take_gpus([gpu], 1, "somebody")
     assert isinstance(taken, gpus.HeldGpus)
     run = make_run(tmp_path)
     launch.start_or_adopt(run)
-    wait_for(lambda: look(run).state == "queued" and look(run).reason != "")
+    wait_for(lambda: look_at_run(run).state == "queued" and look_at_run(run).reason != "")
     stopping.end(run, "enough")
-    assert (look(run).state, look(run).reason) == ("cancelled", "enough")
+    assert (look_at_run(run).state, look_at_run(run).reason) == ("cancelled", "enough")
     assert processes_of(tmp_path) == []
     taken.release()
 
@@ -108,12 +108,12 @@ def test_a_stop_during_the_evaluations_ends_them_and_is_no_failure(tmp_path: Pat
     stopping.end(run, "enough")
     assert time.monotonic() - began < stopping.STOP_S, "it was not the agent that ended them"
     assert processes_of(tmp_path) == []
-    assert look(run).state == "succeeded" and look(run).stopped == "enough"
+    assert look_at_run(run).state == "succeeded" and look_at_run(run).stopped == "enough"
     with pytest.raises(Withdrawn, match="its evaluations were cancelled: enough"):
         launch.wait_for_evaluations(run)
     (run.path / "fake.json").write_text("{}")
     finish(run)
-    assert record.load(run).attempts[-1].stopped is None and look(run).is_complete
+    assert record.load_record(run).attempts[-1].stopped is None and look_at_run(run).is_complete
 
 
 def test_cancel_ends_training_and_evaluations_and_proves_it(
@@ -147,8 +147,8 @@ def test_cancel_ends_the_evaluations_that_a_killed_agent_left(
     run = make_run(tmp_path, {"evaluation_s": 600.0})
     launch.start_or_adopt(run)
     wait_for(lambda: (run.path / "evaluated").exists())
-    psutil.Process(record.load(run).attempts[-1].pid).kill()
-    wait_for(lambda: not look(run).agent_is_alive)
+    psutil.Process(record.load_record(run).attempts[-1].pid).kill()
+    wait_for(lambda: not look_at_run(run).agent_is_alive)
     assert processes_of(tmp_path), "its evaluation ended with it"
     assert cli.main(["cancel", str(run.path)]) == 0
     said = capsys.readouterr().out
@@ -186,12 +186,12 @@ def test_an_agent_that_lost_its_lease_ends_its_training_and_writes_nothing_more(
     run = make_run(tmp_path, {"step_s": 0.05}, train={"steps": 1000})
     launch.start_or_adopt(run)
     wait_for(lambda: rows(run) >= 12)
-    before = record.load(run)
+    before = record.load_record(run)
     write_json(run.lease, {**read_json(run.lease), "host": "elsewhere"})
     taken = time.monotonic()
     wait_for(lambda: processes_of(tmp_path) == [])
     assert time.monotonic() - taken < 40
-    assert record.load(run) == before and before.state == "running"
+    assert record.load_record(run) == before and before.state == "running"
     assert not run.exit(1).exists() and not run.stop.exists()
     assert read_json(run.lease)["host"] == "elsewhere"
     assert f"the run was taken over by process {read_json(run.lease)['pid']} on elsewhere" in agent_log(run)
@@ -210,7 +210,7 @@ def test_a_training_whose_agent_is_suspended_makes_room_for_another_hosts(tmp_pa
     run = make_run(tmp_path, {"step_s": 0.3})
     launch.start_or_adopt(run)
     wait_for(lambda: rows(run) >= 12)
-    rank, agent = rank_of(run), psutil.Process(record.load(run).attempts[-1].pid)
+    rank, agent = rank_of(run), psutil.Process(record.load_record(run).attempts[-1].pid)
     agent.suspend()
     stale = time.time() - STALE_S - HEARTBEAT_S
     os.utime(run.lease, (stale, stale))
@@ -225,7 +225,7 @@ def test_a_training_whose_agent_is_suspended_makes_room_for_another_hosts(tmp_pa
     assert_undisturbed(run)
     uids = [json.loads(line)["uid"] for line in run.metrics.read_text().splitlines()]
     assert len(uids) == len(set(uids)), "two trainings wrote"
-    assert [attempt.host for attempt in record.load(run).attempts][1:] == ["elsewhere"]
+    assert [attempt.host for attempt in record.load_record(run).attempts][1:] == ["elsewhere"]
 
 
 def test_what_a_killed_training_has_started_ends_with_it(tmp_path: Path) -> None:
@@ -243,9 +243,9 @@ def test_what_outlives_agent_and_training_is_found_and_ended(
     run = make_run(tmp_path, {"starts": True, "step_s": 0.2})
     launch.start_or_adopt(run)
     wait_for(lambda: rows(run) >= 1)
-    for pid in (record.load(run).attempts[-1].pid, rank_of(run).pid):
+    for pid in (record.load_record(run).attempts[-1].pid, rank_of(run).pid):
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not look(run).agent_is_alive)
+    wait_for(lambda: not look_at_run(run).agent_is_alive)
     (left,) = processes_of(tmp_path)
     if way == "cancel":
         assert cli.main(["cancel", str(run.path)]) == 0

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from tasks.runs.stop import Stop
-from tasks.supervision.success import TrainingEnd, exit_of, judge
+from tasks.supervision.success import TrainingEnd, exit_of, judge_end
 
 GOOD = TrainingEnd(exit_code=0, step=600, last_step=600, loss=0.2, checkpoint=600, log_tail=["step 600"])
 
 
 def test_all_of_the_evidence_is_a_success() -> None:
-    verdict = judge(GOOD)
+    verdict = judge_end(GOOD)
     assert (verdict.state, verdict.reason, list(verdict.findings)) == ("succeeded", "", [])
 
 
@@ -36,7 +36,7 @@ def test_all_of_the_evidence_is_a_success() -> None:
     ],
 )
 def test_any_missing_piece_is_a_failure(changes: dict[str, object], codes: list[str], reason: str) -> None:
-    verdict = judge(replace(GOOD, **changes))  # type: ignore[arg-type]
+    verdict = judge_end(replace(GOOD, **changes))  # type: ignore[arg-type]
     assert verdict.state == "failed" and reason in verdict.reason
     assert [finding.code for finding in verdict.findings] == codes
     assert all(finding.severity == "error" and finding.remedy for finding in verdict.findings)
@@ -45,13 +45,13 @@ def test_any_missing_piece_is_a_failure(changes: dict[str, object], codes: list[
 def test_a_kill_for_want_of_memory_names_what_to_lower() -> None:
     """Started again as it is it would be killed again."""
     killed = replace(GOOD, exit_code=-9, step=9, levers="train.micro_batch (unset) or train.model.max_side")
-    (finding,) = judge(replace(killed, oom_kills=1)).findings
+    (finding,) = judge_end(replace(killed, oom_kills=1)).findings
     assert finding.code == "memory.exceeded"
     assert finding.remedy.startswith("lower train.micro_batch (unset) or train.model.max_side, or take")
-    assert "memory ran out at step 9, and the kernel killed" in judge(replace(killed, oom_kills=1)).reason
-    (unsure,) = judge(killed).findings
+    assert "memory ran out at step 9, and the kernel killed" in judge_end(replace(killed, oom_kills=1)).reason
+    (unsure,) = judge_end(killed).findings
     assert unsure.code == "process.gone" and "lower train.micro_batch (unset) or" in unsure.remedy
-    (other,) = judge(replace(killed, exit_code=-11, oom_kills=1)).findings
+    (other,) = judge_end(replace(killed, exit_code=-11, oom_kills=1)).findings
     assert other.code == "process.gone" and "lower" not in other.remedy
 
 
@@ -78,7 +78,7 @@ def test_a_kill_for_want_of_memory_names_what_to_lower() -> None:
     ],
 )
 def test_what_a_dying_training_says_is_understood(line: str, code: str) -> None:
-    verdict = judge(replace(GOOD, exit_code=1, step=20, checkpoint=None, log_tail=["Traceback", line]))
+    verdict = judge_end(replace(GOOD, exit_code=1, step=20, checkpoint=None, log_tail=["Traceback", line]))
     assert [finding.code for finding in verdict.findings] == [code]
     assert verdict.findings[0].evidence["last_line"] == line.strip()
 
@@ -91,7 +91,7 @@ KILLED = "error: a loader worker (pid 41) of /data/train was killed by SIGKILL"
 
 @pytest.mark.parametrize(("line", "code"), [(POISON, "sample.poison"), (KILLED, "worker.killed")])
 def test_that_no_batch_came_is_no_cause_where_another_is_known(line: str, code: str) -> None:
-    verdict = judge(replace(GOOD, exit_code=1, step=0, loss=None, checkpoint=None, log_tail=[line]))
+    verdict = judge_end(replace(GOOD, exit_code=1, step=0, loss=None, checkpoint=None, log_tail=[line]))
     assert [finding.code for finding in verdict.findings] == [code]
     assert "no batch" not in verdict.reason
 
@@ -103,17 +103,17 @@ def test_what_is_printed_after_a_traceback_does_not_hide_its_error() -> None:
         "RuntimeError: no such model",
         "I1 hits: 0",
     ]
-    verdict = judge(replace(GOOD, exit_code=1, step=0, loss=None, checkpoint=None, log_tail=tail))
+    verdict = judge_end(replace(GOOD, exit_code=1, step=0, loss=None, checkpoint=None, log_tail=tail))
     assert verdict.reason == "the training saw no batch (RuntimeError: no such model)"
     ended = replace(GOOD, exit_code=1, step=5, checkpoint=None, log_tail=[*tail[:-1], "error: no room"])
-    assert "error: no room" in judge(ended).reason
+    assert "error: no room" in judge_end(ended).reason
     earlier = replace(GOOD, exit_code=1, step=5, checkpoint=None, log_tail=["ValueError: x", "gave up"])
-    assert "gave up" in judge(earlier).reason
+    assert "gave up" in judge_end(earlier).reason
 
 
 def test_the_last_line_is_quoted_once() -> None:
     tail = ["DataError: Caught DataError in DataLoader worker process 1.", POISON]
-    verdict = judge(replace(GOOD, exit_code=1, step=5, checkpoint=None, log_tail=tail))
+    verdict = judge_end(replace(GOOD, exit_code=1, step=5, checkpoint=None, log_tail=tail))
     assert [finding.code for finding in verdict.findings] == ["worker.crashed", "sample.poison"]
     assert (
         verdict.reason.endswith(f"bad data ended it at step 5 ({POISON})")
@@ -124,26 +124,26 @@ def test_the_last_line_is_quoted_once() -> None:
 def test_a_loss_that_is_not_finite_is_told_once_and_written_as_null() -> None:
     line = "error: the loss is nan at step 7, so the weights are lost; lower train.lr"
     seen = replace(GOOD, exit_code=1, step=7, loss=math.nan, checkpoint=None, log_tail=[line])
-    verdict = judge(seen)
+    verdict = judge_end(seen)
     assert [finding.code for finding in verdict.findings] == ["loss.nonfinite"]
     assert '"loss": null' in json.dumps(exit_of(seen, verdict, 0.0, 1.0), allow_nan=False)
 
 
 def test_a_warning_of_a_full_disk_is_no_cause_of_another_end() -> None:
     line = "2026-01-01 WARNING rank_0.json: no sign of life ([Errno 28] No space left on device)"
-    verdict = judge(replace(GOOD, exit_code=-9, step=20, log_tail=[line]))
+    verdict = judge_end(replace(GOOD, exit_code=-9, step=20, log_tail=[line]))
     assert [finding.code for finding in verdict.findings] == ["process.gone"]
 
 
 def test_a_sample_that_was_replaced_is_no_cause_of_another_end() -> None:
     line = "2026-01-01 WARNING replaced by b: train/000007.tar row 2, key 'a', member txt (member.checksum)"
-    verdict = judge(replace(GOOD, exit_code=-9, step=20, log_tail=[line, "step 20"]))
+    verdict = judge_end(replace(GOOD, exit_code=-9, step=20, log_tail=[line, "step 20"]))
     assert [finding.code for finding in verdict.findings] == ["process.gone"]
 
 
 def test_all_causes_are_told_and_not_only_the_first() -> None:
     killed = "error: a loader worker (pid 41) of /data/train was killed by SIGKILL"
-    verdict = judge(replace(GOOD, exit_code=-6, step=7, loss=math.nan, log_tail=[killed]))
+    verdict = judge_end(replace(GOOD, exit_code=-6, step=7, loss=math.nan, log_tail=[killed]))
     assert [finding.code for finding in verdict.findings] == [
         "loss.nonfinite",
         "worker.killed",
@@ -156,11 +156,11 @@ BY_USER = Stop("user", "cancelled by the user", "kim on n1, process 41", 1.0)
 
 def test_a_stop_is_no_failure_and_says_who_and_where() -> None:
     stopped = replace(GOOD, step=120, checkpoint=120, stop=BY_USER)
-    verdict = judge(stopped)
+    verdict = judge_end(stopped)
     assert (verdict.state, verdict.reason) == ("cancelled", "cancelled by the user, at step 120 of 600")
     told = exit_of(stopped, verdict, 1.0, 2.0)["stop"]
     assert told == {"who": "user", "reason": BY_USER.reason, "by": BY_USER.by, "at": 1.0}
-    deaf = judge(replace(stopped, exit_code=-9, is_forced=True))
+    deaf = judge_end(replace(stopped, exit_code=-9, is_forced=True))
     assert (deaf.state, list(deaf.findings)) == ("cancelled", [])
     assert "did not obey in time and was ended by SIGKILL" in deaf.reason
 
@@ -180,20 +180,20 @@ def test_a_stop_is_no_failure_and_says_who_and_where() -> None:
 )
 def test_a_stop_hides_nothing_that_went_wrong(changes: dict[str, object], code: str, says: str) -> None:
     seen = replace(GOOD, step=120, checkpoint=120, stop=BY_USER)
-    verdict = judge(replace(seen, **changes))  # type: ignore[arg-type]
+    verdict = judge_end(replace(seen, **changes))  # type: ignore[arg-type]
     assert verdict.state == "failed" and [finding.code for finding in verdict.findings] == [code]
     assert says in verdict.reason and "it was asked to stop: cancelled by the user" in verdict.reason
 
 
 def test_a_stop_before_the_first_batch_is_no_failure() -> None:
     early = replace(GOOD, step=0, loss=None, checkpoint=None, stop=BY_USER)
-    assert judge(early).state == "cancelled" and judge(early).findings == ()
+    assert judge_end(early).state == "cancelled" and judge_end(early).findings == ()
 
 
 def test_a_stop_that_came_too_late_changes_nothing() -> None:
-    assert judge(replace(GOOD, stop=BY_USER)).state == "succeeded"
+    assert judge_end(replace(GOOD, stop=BY_USER)).state == "succeeded"
 
 
 def test_a_stop_before_the_last_checkpoint_was_written_is_no_failure() -> None:
-    stopped = judge(replace(GOOD, checkpoint=400, stop=BY_USER))
+    stopped = judge_end(replace(GOOD, checkpoint=400, stop=BY_USER))
     assert (stopped.state, list(stopped.findings)) == ("cancelled", [])

@@ -50,7 +50,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_row_comes_back(written: Path) -> None:
-    found = wandb_file.read(written)
+    found = wandb_file.read_wandb_file(written)
     assert found.run_id == "abc" and found.is_finished
     assert found.config["lr"] == 0.5
     assert found.axes["train/*"] == "train/step"
@@ -69,7 +69,7 @@ def test_wandbs_own_messages_say_the_same(written: Path) -> None:
     command = [sys.executable, "-c", ORACLE, str(written)]
     oracle = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     rows = [{key: value for key, value in row.items() if not key.startswith("_")} for row in oracle]
-    assert rows == wandb_file.read(written).rows
+    assert rows == wandb_file.read_wandb_file(written).rows
 
 
 @pytest.mark.parametrize("lost_bytes", [1, 50, 40_000, 120_000])
@@ -78,7 +78,7 @@ def test_a_torn_file_gives_what_stands_before_the_tear(
 ) -> None:
     torn = tmp_path / "torn.wandb"
     torn.write_bytes(written.read_bytes()[:-lost_bytes])
-    found = wandb_file.read(torn)
+    found = wandb_file.read_wandb_file(torn)
     assert not found.is_finished
     steps = [row["train/step"] for row in found.rows if "train/step" in row]
     assert steps == list(range(len(steps))) and len(steps) > 50
@@ -89,9 +89,9 @@ def test_a_torn_record_is_cut_off_and_nothing_else(written: Path, tmp_path: Path
     torn = tmp_path / "torn.wandb"
     data = written.read_bytes()
     torn.write_bytes(data[: len(data) - lost_bytes])
-    rows = wandb_file.read(torn).rows
+    rows = wandb_file.read_wandb_file(torn).rows
     wandb_file.cut_torn_end(torn)
-    assert data.startswith(torn.read_bytes()) and wandb_file.read(torn).rows == rows
+    assert data.startswith(torn.read_bytes()) and wandb_file.read_wandb_file(torn).rows == rows
     once = torn.read_bytes()
     wandb_file.cut_torn_end(torn)
     assert torn.read_bytes() == once
@@ -112,12 +112,12 @@ def test_a_damaged_record_ends_the_reading(written: Path, tmp_path: Path) -> Non
     data[60_000] ^= 0xFF
     damaged = tmp_path / "damaged.wandb"
     damaged.write_bytes(data)
-    assert 50 < len(wandb_file.read(damaged).rows) < 400
+    assert 50 < len(wandb_file.read_wandb_file(damaged).rows) < 400
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.wandb"
     other.write_bytes(b"PK\x03\x04 this is something else")
     with pytest.raises(ValueError, match=r"no \.wandb file"):
-        wandb_file.read(other)
+        wandb_file.read_wandb_file(other)
     assert wandb_file.rows_of(tmp_path) == []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.dataset.building import convert
 from tasks.dataset.building.run import build
 from tests.dataset.raw import contents
@@ -21,5 +21,5 @@ def map_here(function: Callable[[Any], Any], items: Iterable[Any], engines: Any,
 
 if __name__ == "__main__":
     convert.map_groups = map_here  # type: ignore[assignment]
-    version = build(load(Path(sys.argv[1]), sys.argv[2:])).version
+    version = build(load_config(Path(sys.argv[1]), sys.argv[2:])).version
     json.dump(contents(version), sys.stdout, indent=1)

@@ -43,9 +43,9 @@ dataset:
 
 
 def volumes(folder: Path) -> str:
-    from tasks.dataset.examples import write
+    from tasks.dataset.examples import write_example
 
-    write("phantoms", folder)
+    write_example("phantoms", folder)
     config = (ROOT / "configs" / "phantoms-ct.yaml").read_text()
     return config.replace("data/raw/phantoms", str(folder))
 

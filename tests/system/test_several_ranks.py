@@ -17,7 +17,7 @@ from tasks.runs import phases
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder
 from tasks.supervision import launch
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tests.training.helpers import make_run, model_bytes
 
 pytestmark = pytest.mark.system
@@ -44,10 +44,10 @@ def train_beyond_a_checkpoint(run: RunFolder) -> None:
     deadline = time.monotonic() + 300
     while True:
         found = list_checkpoints(run)
-        said = phases.read(run.phase(1))
+        said = phases.read_phase(run.phase(1))
         if len(found) > saved and said is not None and said.step > found[-1].step:
             return
-        assert time.monotonic() < deadline and look(run).state in ("queued", "running")
+        assert time.monotonic() < deadline and look_at_run(run).state in ("queued", "running")
         time.sleep(0.05)
 
 
@@ -84,5 +84,5 @@ def test_ranks_that_are_killed_and_stopped_end_in_the_same_bits(digits_dataset: 
     ]
     launch.start_or_adopt(run)
     launch.wait_for_training(run)
-    assert look(run).state == "succeeded" and read_json(run.exit(3))["ranks"] == 2
+    assert look_at_run(run).state == "succeeded" and read_json(run.exit(3))["ranks"] == 2
     assert model_bytes(run, LAST) == model_bytes(undisturbed, LAST)

@@ -15,7 +15,7 @@ import pytest
 
 from tasks.runs import record
 from tasks.supervision import launch
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tests.services import until
 from tests.supervision.test_agent import assert_undisturbed
 from tests.system.test_slurm_training import finish, impatient, lab, make_run
@@ -37,11 +37,11 @@ def test_a_training_outlives_its_node(tmp_path: Path, lab: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.1}, evaluate={"every": 40, "tasks": ["zero_shot"]})
     job = launch.start_or_adopt(run).job
     assert job is not None
-    until("a checkpoint", lambda: look(run).checkpoints, 60)
-    kill_node(lab, job.id, record.load(run).attempts[-1].pid)
+    until("a checkpoint", lambda: look_at_run(run).checkpoints, 60)
+    kill_node(lab, job.id, record.load_record(run).attempts[-1].pid)
     assert launch.start_or_adopt(run).adopted
-    until("the queue", lambda: look(run).queue, 120)
+    until("the queue", lambda: look_at_run(run).queue, 120)
     subprocess.run(["scontrol", "update", f"JobId={job.id}", "StartTime=now+3"], check=True)
     finish(run)
     assert_undisturbed(run)
-    assert [one.outcome for one in record.load(run).attempts] == ["lost", "succeeded", "evaluated"]
+    assert [one.outcome for one in record.load_record(run).attempts] == ["lost", "succeeded", "evaluated"]

@@ -21,7 +21,7 @@ from tasks.runs import ledger, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import Job
 from tasks.supervision import launch, stopping
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tests.services import until
 from tests.slurm_lab import queue, slurm_or_skip
 from tests.supervision import fakes
@@ -59,7 +59,7 @@ def make_run(folder: Path, behaviour: dict[str, Any] | None = None, **blocks: An
 
 
 def job_of(run: RunFolder) -> Job:
-    job = record.load(run).job
+    job = record.load_record(run).job
     assert job is not None
     return Job.from_json(job, run.path)
 
@@ -79,15 +79,15 @@ def test_digits_train_in_one_job_and_are_evaluated_in_two(
     monkeypatch.setattr(launch, "AGENT", AGENT)
     command = [sys.executable, "-c", WAITER.replace("tests.supervision.fakes:agent_main", AGENT), run.path]
     waiter = subprocess.Popen(command, start_new_session=True)
-    until("the job", lambda: record.load(run).job, 240)
+    until("the job", lambda: record.load_record(run).job, 240)
     os.killpg(waiter.pid, signal.SIGKILL)
     waiter.wait()
     started = launch.start_or_adopt(run)
     assert started.adopted and started.job is not None and started.job.slurm is not None
     finish(run)
-    attempt, successor = record.load(run).attempts
+    attempt, successor = record.load_record(run).attempts
     assert attempt.job == started.job.id and successor.outcome == "evaluated"
-    jobs = {entry.job["id"] for entry in ledger.read(run.ledger) if entry.job is not None}
+    jobs = {entry.job["id"] for entry in ledger.read_ledger(run.ledger) if entry.job is not None}
     assert len(jobs) == 2 and attempt.job not in jobs
     assert len(list(run.attempts.glob("1/rank_?.json"))) == 2
 
@@ -122,7 +122,7 @@ def test_a_training_on_this_machine_is_evaluated_by_jobs_of_slurm(
 
 def evaluations_of(run: RunFolder) -> set[str]:
     """Their jobs by Slurm's numbers."""
-    jobs = [Job.from_json(one.job, run.path) for one in ledger.read(run.ledger) if one.job is not None]
+    jobs = [Job.from_json(one.job, run.path) for one in ledger.read_ledger(run.ledger) if one.job is not None]
     assert jobs and all(job.slurm is not None for job in jobs)
     return {job.id for job in jobs}
 
@@ -130,7 +130,7 @@ def evaluations_of(run: RunFolder) -> set[str]:
 def test_what_waits_in_the_queue_says_why_is_adopted_and_cancelled(tmp_path: Path) -> None:
     run = make_run(tmp_path, slurm={"extra": {"hold": True}})
     launch.start_or_adopt(run)
-    status = look(run)
+    status = look_at_run(run)
     assert (status.state, status.agent_is_alive) == ("queued", True)
     assert status.reason == f"waiting in the queue as Slurm job {job_of(run).id} (JobHeldUser)"
     again = launch.start_or_adopt(run)
@@ -139,7 +139,7 @@ def test_what_waits_in_the_queue_says_why_is_adopted_and_cancelled(tmp_path: Pat
     stopped = stopping.end(run, "enough")
     assert [str(one) for one in stopped.ended] == [f"job of the agent ({again.job.slurm})"]
     assert time.monotonic() - began < 60 and queue() == []
-    assert (look(run).state, look(run).reason) == ("cancelled", "enough")
+    assert (look_at_run(run).state, look_at_run(run).reason) == ("cancelled", "enough")
     assert not run.stop.exists()
 
 
@@ -150,7 +150,7 @@ def test_cancel_ends_the_training_and_its_evaluations(tmp_path: Path) -> None:
     until("an evaluation", (run.path / "evaluated").exists, 240)
     stopped = stopping.end(run, "enough")
     assert queue() == [] and not stopped.left and stopped.elsewhere is None
-    status = look(run)
+    status = look_at_run(run)
     assert status.state == "cancelled" and status.reason.startswith("enough, at step")
     assert f"at step {max(status.checkpoints)} of" in status.reason, "it was asked, not killed"
 
@@ -159,17 +159,17 @@ def test_a_job_at_its_time_limit_is_queued_again_and_goes_on(tmp_path: Path) -> 
     run = make_run(tmp_path, {"step_s": 0.1}, evaluate={"every": 40, "tasks": ["zero_shot"]})
     job = launch.start_or_adopt(run).job
     assert job is not None
-    until("steps", lambda: look(run).step >= 5, 240)
+    until("steps", lambda: look_at_run(run).step >= 5, 240)
     warn = ["scancel", "--batch", "--signal=USR2", job.id]
     subprocess.run(warn, check=True)
-    until("the queue", lambda: look(run).queue, 240)
-    status = look(run)
+    until("the queue", lambda: look_at_run(run).queue, 240)
+    status = look_at_run(run)
     assert status.state == "queued" and "its time limit came at step " in status.reason
     assert launch.start_or_adopt(run).adopted
     start_again(job.id)
     finish(run)
     assert_undisturbed(run)
-    first, second, _ = record.load(run).attempts
+    first, second, _ = record.load_record(run).attempts
     assert first.job == second.job == job.id and first.signal == "SIGUSR2"
 
 
@@ -204,15 +204,15 @@ def test_a_job_that_slurm_takes_its_nodes_from_goes_on_from_there(
     )
     job = launch.start_or_adopt(run).job
     assert job is not None
-    until("steps", lambda: look(run).step >= 5, 240)
+    until("steps", lambda: look_at_run(run).step >= 5, 240)
     if way == "preempt":
         preempt()
     elif way == "requeue":
         subprocess.run(["scontrol", "requeue", job.id], check=True)
     else:
         subprocess.run(["scancel", "--batch", "--signal=TERM", job.id], check=True)
-    until("the queue", lambda: look(run).queue, 240)
-    status = look(run)
+    until("the queue", lambda: look_at_run(run).queue, 240)
+    status = look_at_run(run)
     assert status.state == "queued" and says in status.reason, status.reason
     assert f"{says}{max(status.checkpoints)} of 40" in status.reason, "a checkpoint of its last step"
     again = launch.start_or_adopt(run)
@@ -220,7 +220,7 @@ def test_a_job_that_slurm_takes_its_nodes_from_goes_on_from_there(
     start_again(job.id)
     finish(run)
     assert_undisturbed(run)
-    first, second, _ = record.load(run).attempts
+    first, second, _ = record.load_record(run).attempts
     assert first.job == second.job == job.id and (first.outcome, second.outcome) == ("cancelled", "succeeded")
     assert first.signal in (sent, "SIGUSR2")  # which a preemption without a grace time sends just before
 
@@ -229,30 +229,30 @@ def test_a_job_that_slurm_queued_again_is_cancelled_for_good(tmp_path: Path) -> 
     run = make_run(tmp_path, {"step_s": 0.2})
     job = launch.start_or_adopt(run).job
     assert job is not None
-    until("steps", lambda: look(run).step >= 3, 240)
+    until("steps", lambda: look_at_run(run).step >= 3, 240)
     subprocess.run(["scontrol", "requeue", job.id], check=True)
-    until("the queue", lambda: look(run).queue, 240)
-    reached = look(run).step
+    until("the queue", lambda: look_at_run(run).queue, 240)
+    reached = look_at_run(run).step
     stopped = stopping.end(run, "enough")
     assert [str(one) for one in stopped.ended] == [f"job of the agent ({job.slurm})"] and not stopped.left
-    assert queue() == [] and (look(run).state, look(run).reason) == ("cancelled", "enough")
+    assert queue() == [] and (look_at_run(run).state, look_at_run(run).reason) == ("cancelled", "enough")
     subprocess.run(["scontrol", "requeue", job.id], check=True)  # as an administrator may
     start_again(job.id)
     until("its end", lambda: slurm_queue.ending(job.id) == "FAILED", 120)
     said = job.log.read_text()
     assert f"is cancelled and does not wait for Slurm job {job.id}; this job leaves it alone" in said
     assert "Traceback" not in said
-    assert look(run).step == reached and len(record.load(run).attempts) == 1
+    assert look_at_run(run).step == reached and len(record.load_record(run).attempts) == 1
 
 
 def test_a_job_that_is_ended_by_scancel_is_cancelled_with_a_checkpoint(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.2})
     job = launch.start_or_adopt(run).job
     assert job is not None
-    until("steps", lambda: look(run).step >= 3, 240)
+    until("steps", lambda: look_at_run(run).step >= 3, 240)
     subprocess.run(["scancel", job.id], check=True)
-    until("the end", lambda: look(run).training_is_over and not look(run).agent_is_alive, 120)
-    status = look(run)
+    until("the end", lambda: look_at_run(run).training_is_over and not look_at_run(run).agent_is_alive, 120)
+    status = look_at_run(run)
     assert status.state == "cancelled" and status.checkpoints
     why = "Slurm ended its job, as scancel does; start the run again to go on"
     assert status.reason == f"{why}, at step {max(status.checkpoints)} of 40"
@@ -290,12 +290,12 @@ def test_a_training_and_its_evaluations_finish_on_one_node_that_each_needs_whole
         lambda: "step 40 zero_shot: waiting in the queue as Slurm job" in shown(),
         60,
     )
-    until("that it steps aside", lambda: "(BeginTime)" in look(run).queue, 120)
+    until("that it steps aside", lambda: "(BeginTime)" in look_at_run(run).queue, 120)
     woken = time.monotonic()
     assert launch.wait_for_evaluations(run).is_complete
     assert time.monotonic() - woken < 240
     assert_undisturbed(run)
-    first, *later = record.load(run).attempts
+    first, *later = record.load_record(run).attempts
     assert first.job == training.id and first.outcome == "succeeded"
     assert [one.outcome for one in later] == ["evaluated"], "those that stepped aside are one attempt"
     until("an empty queue", lambda: queue() == [], 60)
@@ -307,7 +307,9 @@ def test_an_evaluation_that_slurm_holds_is_given_up_with_its_words(tmp_path: Pat
     launch.start_or_adopt(run)
     launch.wait_for_training(run)
     until(
-        "the reason", lambda: any("JobHeldUser" in one.waiting for one in look(run).evaluations_waiting), 60
+        "the reason",
+        lambda: any("JobHeldUser" in one.waiting for one in look_at_run(run).evaluations_waiting),
+        60,
     )
     status = launch.wait_for_evaluations(run)
     (missing,) = status.evaluations_missing
@@ -322,7 +324,7 @@ def test_an_evaluation_that_a_person_cancels_in_slurm_does_not_come_back(tmp_pat
     launch.start_or_adopt(run)
     until("the evaluation", (run.path / "evaluated").exists, 240)
     (job,) = evaluations_of(run)
-    until("the successor", lambda: len(record.load(run).attempts) == 2, 60)
+    until("the successor", lambda: len(record.load_record(run).attempts) == 2, 60)
     subprocess.run(["scancel", job], check=True)
     status = launch.wait_for_evaluations(run)
     (missing,) = status.evaluations_missing
@@ -335,10 +337,10 @@ def test_cancel_of_a_run_whose_successor_waits_leaves_nothing(tmp_path: Path, on
     run = make_run(tmp_path, behaviour, cpus=4, evaluate={"every": 20, "tasks": ["zero_shot"]})
     launch.start_or_adopt(run)
     until("an evaluation", (run.path / "evaluated").exists, 240)
-    until("the successor", lambda: look(run).queue, 60)
+    until("the successor", lambda: look_at_run(run).queue, 60)
     stopped = stopping.end(run, "enough")
     assert queue() == [] and not stopped.left
-    status = look(run)
+    status = look_at_run(run)
     assert (status.state, status.stopped) == ("succeeded", "enough") and not status.agent_is_alive
     assert launch.start_or_adopt(run, "evaluate").job is not None
     stopping.end(run, "enough")
@@ -348,4 +350,4 @@ def test_a_refused_submission_quotes_slurm(tmp_path: Path) -> None:
     run = make_run(tmp_path, slurm={"partition": "gpus"})
     with pytest.raises(TarmacError, match=r"engine.train: Slurm does not take the job: .*invalid partition"):
         launch.start_or_adopt(run)
-    assert look(run).state == "planned" and queue() == []
+    assert look_at_run(run).state == "planned" and queue() == []

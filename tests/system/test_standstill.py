@@ -16,7 +16,7 @@ from tasks.loader import worker_state
 from tasks.loader.settings import LoaderSettings, write_settings
 from tasks.runs.plan import plan
 from tasks.supervision import launch
-from tasks.supervision.status import look
+from tasks.supervision.status import look_at_run
 from tests.conftest import ROOT, digits_config
 from tests.services import until
 from tests.supervision.conftest import processes_of
@@ -67,7 +67,7 @@ def test_a_hung_loader_worker_is_named_and_the_training_restarted(
     hung = next(one for one in worker_state.read_all(run.workers) if one.identity.is_alive())
     psutil.Process(hung.identity.pid).suspend()
     stopped, began = step_of(run.path), time.monotonic()
-    until("the restart", lambda: "restarted (1 of 3)" in look(run).reason, 120)
+    until("the restart", lambda: "restarted (1 of 3)" in look_at_run(run).reason, 120)
     print(f"stood still from step {stopped} on, restarted after {time.monotonic() - began:.0f} s")
     until("the end of the worker that hung", lambda: not hung.identity.is_alive(), 30)
     status = launch.wait_for_training(run)

@@ -56,7 +56,7 @@ def train_here(run: RunFolder) -> int:
     """Train in this process; the step reached."""
     writer = phases.PhaseWriter(run)
     writer.set("start", 0)
-    version = version_path(record.load(run).data[0])
+    version = version_path(record.load_record(run).data[0])
     config = configs.reload(run.config)
     assert config.train is not None
     device = devices.choose(config.train)
@@ -90,7 +90,7 @@ def wait_for(
 def is_beyond_checkpoint(run: RunFolder) -> bool:
     """Whether it has a checkpoint and has gone on since."""
     saved = list_checkpoints(run)
-    phase = phases.read(run.phase())
+    phase = phases.read_phase(run.phase())
     return bool(saved) and phase is not None and phase.step > saved[-1].step
 
 
@@ -100,7 +100,7 @@ def model_bytes(run: RunFolder, step: int) -> bytes:
 
 def rows(run: RunFolder, kind: str) -> dict[int, dict[str, float]]:
     """The rows of a kind by step; fails when a step has two."""
-    found = metrics.rows_of(metrics.read(run.metrics)[0], kind)
+    found = metrics.rows_of(metrics.read_metrics(run.metrics)[0], kind)
     by_step = {row["train/step"]: row for row in found}
     assert len(by_step) == len(found)
     return by_step

@@ -39,7 +39,7 @@ def step_of(name: str, precision: str, micro_batch: int | None, ranks: Ranks = A
     torch.manual_seed(1)
     keys = {"steps": STEPS, "warmup": 4, "lr": RATE, "precision": precision, "micro_batch": micro_batch}
     train = train_block(name, {key: value for key, value in keys.items() if value is not None})
-    recipe = recipes.load(train)
+    recipe = recipes.load_recipe(train)
     model = recipe.build_model()
     silence_dropout(model)
     return Step(recipe, model, train, Device(torch.device("cpu"), precision), ranks)
@@ -58,7 +58,7 @@ def take_steps(
     step = step_of(name, precision, micro_batch, ranks)
     share = len(SAMPLES[name]) // ranks.count
     mine = slice(ranks.rank * share, (ranks.rank + 1) * share)
-    batch = batch_of(recipes.load(train_block(name)), name, is_train=True, samples=mine)
+    batch = batch_of(recipes.load_recipe(train_block(name)), name, is_train=True, samples=mine)
     losses = [float(step(number, batch).loss) for number in range(steps)]
     return Seen(losses, {key: value.detach().clone() for key, value in step.model.state_dict().items()})
 

@@ -50,7 +50,7 @@ def test_takes_up_weights_optimizer_and_generator(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = Tied()
     optimizer = one_step(model)
-    checkpoints.save(run, 7, model, {"optimizer": optimizer.state_dict()})
+    checkpoints.save_checkpoint(run, 7, model, {"optimizer": optimizer.state_dict()})
     expected = torch.rand(4)
 
     found = checkpoints.newest(run)
@@ -92,7 +92,7 @@ def test_a_state_that_would_run_code_is_refused(undisturbed: RunFolder, tmp_path
             return (Path(tmp_path / "sprung").touch, ())  # type: ignore[return-value]
 
     run = RunFolder(tmp_path)
-    checkpoints.save(run, 1, Tied(), {})
+    checkpoints.save_checkpoint(run, 1, Tied(), {})
     torch.save(Trap(), run.checkpoint(1) / "state.pt")
     model = Tied()
     with pytest.raises(pickle.UnpicklingError):
@@ -102,7 +102,7 @@ def test_a_state_that_would_run_code_is_refused(undisturbed: RunFolder, tmp_path
 
 def test_a_validation_loss_is_added_to_what_is_there(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    checkpoints.save(run, 1, Tied(), {})
+    checkpoints.save_checkpoint(run, 1, Tied(), {})
     before = read_json(run.checkpoint(1) / "meta.json")
     checkpoints.add_val_loss(run, 1, 0.5)
     assert read_json(run.checkpoint(1) / "meta.json") == {**before, "val_loss": 0.5}
@@ -112,7 +112,7 @@ def test_a_validation_loss_is_added_to_what_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("link", ["latest", "best"])
 def test_a_link_that_a_copy_made_a_folder_is_named_with_the_fix(tmp_path: Path, link: str) -> None:
     run = RunFolder(tmp_path)
-    checkpoints.save(run, 1, Tied(), {})
+    checkpoints.save_checkpoint(run, 1, Tied(), {})
     (run.checkpoints / link).unlink(missing_ok=True)
     shutil.copytree(run.checkpoint(1), run.checkpoints / link)
     with pytest.raises(DataError, match=f"checkpoints/{link}: is a folder.*remove it and resume"):
@@ -134,9 +134,9 @@ def test_a_disk_that_takes_no_more_leaves_the_last_checkpoint(tmp_path: Path, si
     run = RunFolder(tmp_path)
     model = Tied()
     optimizer = one_step(model)
-    checkpoints.save(run, 1, model, {"optimizer": optimizer.state_dict()})
+    checkpoints.save_checkpoint(run, 1, model, {"optimizer": optimizer.state_dict()})
     with files_no_larger_than(size_bytes), pytest.raises(TarmacError, match=r"step_00000002.*disk"):
-        checkpoints.save(run, 2, model, {"optimizer": optimizer.state_dict()})
+        checkpoints.save_checkpoint(run, 2, model, {"optimizer": optimizer.state_dict()})
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["latest", "step_00000001"]
     found = checkpoints.newest(run)
     assert found is not None and found.step == 1

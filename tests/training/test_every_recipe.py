@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.schema.recipes import RECIPES
 from tasks.core.schema.recipes import RecipeClasses as Row
 from tasks.dataset import examples
@@ -82,7 +82,7 @@ def test_loss_falls_and_is_the_same_on_two_ranks_and_in_parts(
 @EVERY
 @pytest.mark.parametrize("precision", list(NOISE))
 def test_a_resumed_training_ends_in_the_same_bits(name: str, precision: str) -> None:
-    batch = batch_of(recipes.load(train_block(name)), name, is_train=True)
+    batch = batch_of(recipes.load_recipe(train_block(name)), name, is_train=True)
     whole, broken_off = (step_of(name, precision, None) for _ in range(2))
     half = STEPS // 2
     for number in range(STEPS):
@@ -109,8 +109,8 @@ def test_a_killed_training_ends_in_the_same_bits(
 ) -> None:
     example, config = CONFIGS[name]
     monkeypatch.chdir(tmp_path)
-    examples.write(example, Path("data/raw") / example)
-    settings = load(ROOT / "configs" / config, SHORT)
+    examples.write_example(example, Path("data/raw") / example)
+    settings = load_config(ROOT / "configs" / config, SHORT)
     version = build(settings).version
     undisturbed, killed = (
         plan(settings.model_copy(update={"runs": tmp_path / folder}), version) for folder in ("one", "other")

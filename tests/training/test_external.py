@@ -98,7 +98,7 @@ def words_of(run: RunFolder) -> tuple[list[str], str]:
     assert config.train is not None
     output = run.path / "trainer"
     output.mkdir(exist_ok=True)
-    version = version_path(record.load(run).data[0])
+    version = version_path(record.load_record(run).data[0])
     words, trainer = external_command.command_of(config, version, read_settings(run.loader).workers, output)
     return words, trainer.name
 
@@ -302,13 +302,13 @@ def test_what_a_command_is_not_told_is_refused(keys: dict[str, Any], says: str) 
         "lr": 0.1,
     }
     with pytest.raises(UsageError, match=says):
-        recipes.check(Train.model_validate({**usual, "checkpoint_every": 4, **keys}))
+        recipes.check_recipe(Train.model_validate({**usual, "checkpoint_every": 4, **keys}))
 
 
 def test_nothing_judges_a_model_that_is_not_described(tmp_path: Path) -> None:
     usual = {"recipe": "external", "batch_size": 16, "steps": 8, "lr": 0.1, "checkpoint_every": 4}
     gives = [
-        recipes.check(Train.model_validate({**usual, "model": model})).gives
+        recipes.check_recipe(Train.model_validate({**usual, "model": model})).gives
         for model in (own(tmp_path), {**own(tmp_path), "name": "tarmac/digits"})
     ]
     assert [sorted(one) for one in gives] == [[], ["embed", "loss"]]

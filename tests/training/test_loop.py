@@ -79,7 +79,7 @@ def test_phases_are_told_in_order(
         *saved[1],
         ("end", 6),
     ]
-    last = phases.read(run.phase())
+    last = phases.read_phase(run.phase())
     assert last is not None and (last.phase, last.pid) == ("end", os.getpid())
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tasks.core import config as configs
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import link_atomic
 from tasks.core.schema import Config
@@ -70,7 +70,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
         f"dataset.source.path={raw}",
         "dataset.filter={}",
     )
-    config = load(ROOT / "configs/digits-chat.yaml", short)
+    config = load_config(ROOT / "configs/digits-chat.yaml", short)
     return config, build(config).version
 
 
@@ -115,7 +115,7 @@ def test_no_rank_waits_for_another_that_measures(chats: tuple[Config, Path], tmp
     """Two ranks without a group: an exchange would fail."""
     run, options = a_run(chats, tmp_path), chats[0].train
     assert options is not None
-    feed = Feed.of(chats[0], [Data(chats[1])], recipes.load(options))
+    feed = Feed.of(chats[0], [Data(chats[1])], recipes.load_recipe(options))
     with pytest.raises(DataError, match=r"lengths/0\.npy: is missing; the run's agent makes it"):
         _packing(run, options, feed, Ranks(0, 2))
     measure_lengths(run.path)
@@ -144,7 +144,7 @@ def test_measuring_that_was_killed_goes_on_from_where_it_was(
         draft.write(b"torn")
     before = len(asked)
     lengths.measure([reader], Counting(), tmp_path)
-    [found] = lengths.read([reader], tmp_path)
+    [found] = lengths.read_lengths([reader], tmp_path)
     assert before == 10 and len(asked) == len(reader)
     assert found.tokens.tolist() == list(range(1, len(reader) + 1))
 
@@ -164,14 +164,14 @@ def test_bench_and_preflight_take_rows_as_the_training_packs_them(
     [batch] = trial.batches
     assert batch["segments"].max() > 0 and len(batch["key"]) == len(batch["tokens"])
     assert config.train is not None
-    feed = measure.feed_of(config, version, recipes.load(config.train))
+    feed = measure.feed_of(config, version, recipes.load_recipe(config.train))
     packs = measure.rows_an_epoch(feed)
     known = feed.packed.lengths[0].tokens < UNMEASURED if feed.packed is not None else np.zeros(0)
     assert 10 <= known.sum() <= 15 and packs is not None and 3 <= packs < 24 * 0.7
     case = OwnCase(config, config.train, version, read_manifest(version), 2, memory.limits(), 1e15, rows=3)
-    starved = {one.code: one for one in own_run.judge(case)}["worker.starved"]
+    starved = {one.code: one for one in own_run.judge_own_run(case)}["worker.starved"]
     assert starved.severity == "warning" and "takes 4 of 3 rows that" in starved.evidence["problem"]
-    assert own_run.judge(replace(case, rows=packs)) == []
+    assert own_run.judge_own_run(replace(case, rows=packs)) == []
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,6 @@ def test_bench_and_preflight_take_rows_as_the_training_packs_them(
 )
 def test_what_cannot_be_packed_is_told(change: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        config = load(ROOT / "configs/digits-chat.yaml", [change, "evaluate=null"])
+        config = load_config(ROOT / "configs/digits-chat.yaml", [change, "evaluate=null"])
         assert config.train is not None
-        recipes.check(config.train)
+        recipes.check_recipe(config.train)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.dataset.building.run import build
-from tasks.dataset.examples import DIGITS, write
+from tasks.dataset.examples import DIGITS, write_example
 from tasks.evaluation.checkpoint import Extracting
 from tasks.evaluation.zero_shot import TEMPLATES, ClassReader, class_embeddings
 from tasks.loader.feed import Data, Feed
@@ -27,9 +27,9 @@ PLAIN = ("train.recipe=clip", "train.model={name: tarmac/digits}")
 def accuracy(version: Path, changes: tuple[str, ...]) -> float:
     """Zero-shot, on held-out digits, after some steps of the config that is shipped."""
     short = (f"train.steps={STEPS}", f"train.checkpoint_every={STEPS}", "evaluate=null")
-    config = load(ROOT / "configs/reinforced-clip.yaml", [*short, *changes])
+    config = load_config(ROOT / "configs/reinforced-clip.yaml", [*short, *changes])
     assert config.train is not None
-    recipe = recipes.load(config.train)
+    recipe = recipes.load_recipe(config.train)
     torch.manual_seed(config.train.seed)
     step = Step(recipe, recipe.build_model(), config.train, Device(torch.device("cpu"), "fp32"))
     feed = Feed.of(config, [Data(version)], recipe)
@@ -56,8 +56,8 @@ def test_a_student_of_teachers_is_better_than_one_of_the_captions_alone(
 ) -> None:
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
-    write("reinforced", Path("data/raw/reinforced"))
-    version = build(load(ROOT / "configs/reinforced-clip.yaml", [])).version
+    write_example("reinforced", Path("data/raw/reinforced"))
+    version = build(load_config(ROOT / "configs/reinforced-clip.yaml", [])).version
     taught, plain = accuracy(version, ()), accuracy(version, PLAIN)
     assert taught > plain + 0.1, f"{taught:.3f} by teachers, {plain:.3f} by captions"
     print(f"after {STEPS} steps: {taught:.3f} by teachers, {plain:.3f} by captions")

@@ -95,7 +95,7 @@ def test_leaves_with_its_starter(digits_dataset: Path, tmp_path: Path) -> None:
     process = start_rank(run)
     assert process.stdin is not None
     wait_for(lambda: is_beyond_checkpoint(run), process, run)
-    phase = phases.read(run.phase())
+    phase = phases.read_phase(run.phase())
     assert phase is not None and phase.pid == process.pid and len(phase.workers) == 2
     workers = [Identity.of(pid) for pid in phase.workers]
     process.stdin.close()
@@ -215,7 +215,7 @@ def test_stop_is_obeyed_at_the_next_step(
 
     monkeypatch.setattr(ClipTask, "after_step", stop_at_seven)
     assert train_here(run) == 7
-    phase = phases.read(run.phase())
+    phase = phases.read_phase(run.phase())
     assert phase is not None and (phase.phase, phase.step) == ("end", 7)
     assert run.latest.resolve() == run.checkpoint(7).resolve()
     assert not rows(run, "val"), "validating would let the stop wait"

@@ -73,7 +73,7 @@ def test_two_ranks_train_as_one_does(digits_dataset: Path, tmp_path: Path, toget
     alone = make_run(digits_dataset, tmp_path, *SHORT)
     train_here(alone)
     assert_same_weights(together, alone, NOISE)
-    said = [phases.read(together.phase(rank)) for rank in (0, 1)]
+    said = [phases.read_phase(together.phase(rank)) for rank in (0, 1)]
     assert [(phase.phase, phase.step) for phase in said if phase is not None] == [("end", LAST)] * 2
     assert len(together.metrics_of(1).read_text().splitlines()) == len(
         together.metrics.read_text().splitlines()
@@ -120,7 +120,7 @@ def test_a_stop_ends_all_at_one_step(digits_dataset: Path, tmp_path: Path) -> No
         wait_for(lambda: is_beyond_checkpoint(run), ranks[0], run, "rank_0.log")
         run.stop.write_text("a test asks for it")
         assert exit_codes(run, ranks) == [0, 0], logs(run)
-    said = [phases.read(run.phase(rank)) for rank in (0, 1)]
+    said = [phases.read_phase(run.phase(rank)) for rank in (0, 1)]
     steps = {phase.step for phase in said if phase is not None and phase.phase == "end"}
     assert steps == {list_checkpoints(run)[-1].step}
 

@@ -28,9 +28,9 @@ MADE = (
 WORKED_IN = (STAGING, VERSIONS, "repair")
 
 
-def check(dataset: Dataset) -> list[Source]:
+def check_sources(dataset: Dataset) -> list[Source]:
     """The config's sources, ready to be listed; UsageError for a config that does not fit them."""
-    splits.check(dataset.splits)
+    splits.check_splits(dataset.splits)
     require_writable(dataset.output, "dataset.output")
     versions.require_link(dataset.output)
     _require_known_sizes(dataset)
@@ -38,7 +38,7 @@ def check(dataset: Dataset) -> list[Source]:
     if dataset.mirror is not None:
         from tasks.dataset import mirror  # which brings in fsspec
 
-        mirror.check(dataset.mirror)
+        mirror.check_mirror(dataset.mirror)
     _require_apart(dataset)
     sources = open_sources(dataset)
     for source in sources:

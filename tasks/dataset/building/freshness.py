@@ -44,13 +44,13 @@ def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
     `for_build` keeps the listing, where there is something to build, for a build that follows in this
     process: see `take_survey`. UsageError and DataError as the build would raise them.
     """
-    from tasks.dataset.building.check import check
+    from tasks.dataset.building.check import check_sources
     from tasks.dataset.building.listing import SourceListing
 
     dataset = config.dataset
     version = current(dataset.output)
     if version is None:
-        check(dataset)
+        check_sources(dataset)
         return None
     folder = _survey_folder(dataset.output)
     is_kept = False

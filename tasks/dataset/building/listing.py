@@ -32,7 +32,7 @@ from tasks.dataset.building.catalogue import (
     ListedSample,
     Rejected,
 )
-from tasks.dataset.building.check import check
+from tasks.dataset.building.check import check_sources
 from tasks.dataset.building.fingerprint import Fingerprint, members_digest, rules_digest, source_digests
 from tasks.dataset.building.spill import FOLDER, Spill, is_whole
 from tasks.dataset.keys import key_of, shard_hash
@@ -75,7 +75,7 @@ class SourceListing:
     ) -> None:
         self._config = config
         self._dataset = config.dataset
-        self._sources = check(config.dataset)
+        self._sources = check_sources(config.dataset)
         self._folder = folder
         self._progress = progress
         self._wanted = wanted

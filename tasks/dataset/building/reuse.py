@@ -44,7 +44,7 @@ def known_shards(dataset: Path, catalogue: Catalogue) -> dict[int, KnownShard]:
     doubted: set[int] = set()
     now = layout.linked(dataset)
     now = None if now is None else now.resolve()
-    for version in sorted(versions.listed(dataset), key=lambda version: version.resolve() != now):
+    for version in sorted(versions.list_versions(dataset), key=lambda version: version.resolve() != now):
         for number, table in _sidecars(version):
             ordinal = catalogue.ordinal(first(table, "planned"))
             if ordinal is None or holds_transient(table):

@@ -324,6 +324,6 @@ def _release(version: Path, written: Collection[str]) -> int:
     if not written:
         return 0
     home = quarantine.home(version)
-    listed = quarantine.of_version(version, quarantine.read(home / quarantine.NAME))
+    listed = quarantine.of_version(version, quarantine.read_quarantine(home / quarantine.NAME))
     sound = [one for one in listed if one.shard in written and one.reason in quarantine.BY_BYTES]
     return quarantine.remove(home, sound) if sound else 0

@@ -49,7 +49,7 @@ def is_example(location: str) -> bool:
     return any(f"/{home(name)}/" in f"/{location}/" for name in EXAMPLES)
 
 
-def write(name: str, path: Path) -> int:
+def write_example(name: str, path: Path) -> int:
     """Fill a folder with an example, whole or not at all; how many samples, 0 where something is there
     already."""
     if _is_taken(path):

@@ -47,7 +47,7 @@ def image_of(suffix: str) -> Callable[[bytes], None]:
     expected = KINDS.get(suffix, suffix)
 
     def check(content: bytes) -> None:
-        kind = images.check(content, images.ANY_SIZE)
+        kind = images.check_image(content, images.ANY_SIZE)
         if kind != expected:
             raise ValueError(f"holds a {kind}")
 
@@ -131,7 +131,7 @@ def _most_unpacked(content: bytes) -> int:
 def saved_tensors(content: bytes) -> None:
     if len(content) > tensors.LARGEST_BYTES:
         raise Unjudged
-    tensors.load(content, "it")
+    tensors.load_tensor(content, "it")
 
 
 def zipped_tensors(content: bytes) -> None:

@@ -99,7 +99,7 @@ def decode(data: bytes, rules: ImageRules, reduce: Reduce | None = None) -> tupl
     return kind, image
 
 
-def check(data: bytes, rules: ImageRules) -> str:
+def check_image(data: bytes, rules: ImageRules) -> str:
     """The format of an image that can be decoded; Reject as `decode`, at less cost, as no pixels are kept."""
     kind, _, image, frame = _inspect(data, rules)
     _prove(data, rules, kind, image, frame)

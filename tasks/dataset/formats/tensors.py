@@ -36,7 +36,7 @@ def can_read() -> bool:
 def read_gz(content: bytes) -> dict[str, NDArray[Any]]:
     """Every tensor of the dictionary in a `pth.gz`; bfloat16 becomes float32, which holds it exactly. Reject
     for anything else; Unjudged without torch."""
-    value = load(zips.gunzip(content, "pth.gz", UNSOUND, LARGEST_BYTES), "pth.gz")
+    value = load_tensor(zips.gunzip(content, "pth.gz", UNSOUND, LARGEST_BYTES), "pth.gz")
     if not isinstance(value, dict):
         raise Reject(UNSOUND, "pth.gz holds no dictionary of tensors")
     import torch
@@ -66,7 +66,7 @@ def _array(tensor: Any) -> NDArray[Any]:
     return array
 
 
-def load(content: bytes, name: str) -> Any:
+def load_tensor(content: bytes, name: str) -> Any:
     """What a `torch.save` file holds. Reject for what is torn, unpacks to more than LARGEST_BYTES, or needs
     more than tensors; Unjudged without torch."""
     if content[:1] == pickle.PROTO:

@@ -34,7 +34,7 @@ from tasks.dataset.init.evidence import (
     Grade,
     Key,
     Reading,
-    listed,
+    enumerate_names,
     look_at_each,
     shard_key,
     shown,
@@ -58,7 +58,7 @@ USUAL_BYTES = 100_000
 """Of a photo that lies elsewhere."""
 
 
-def readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
+def caption_readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
     found = [one for table in tables.joined if (one := _of_table(inventory, table)) is not None]
     images = inventory.of(IMAGES)
     if images and inventory.is_folder:
@@ -73,7 +73,7 @@ def without_captions(inventory: Inventory) -> str:
     images = inventory.of(IMAGES)
     if not images:
         unread = inventory.of(UNREAD)
-        kinds = listed(sorted({suffix_of(file) for file in unread}))
+        kinds = enumerate_names(sorted({suffix_of(file) for file in unread}))
         return (
             f"{counted(len(unread), 'image')} in {kinds}, which is not read: convert to jpg" if unread else ""
         )
@@ -96,7 +96,7 @@ def unused_table(inventory: Inventory, table: SurveyedTable) -> str:
     if doubt := _header_doubt(inventory, table):
         return doubt
     lacking = "has no column of images (paths or bytes) with one of captions, or of conversations"
-    return f"{shown(table.file)} {lacking}; its columns: {listed(list(table.columns), 12)}"
+    return f"{shown(table.file)} {lacking}; its columns: {enumerate_names(list(table.columns), 12)}"
 
 
 def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
@@ -117,15 +117,15 @@ def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
         words if caption.share("spaced") < 0.5 else "",
     ]
     warnings = list(filter(None, doubts))
-    others = f" (others: {listed([one.name for one in captions[1:]])})" if captions[1:] else ""
+    others = f" (others: {enumerate_names([one.name for one in captions[1:]])})" if captions[1:] else ""
     seen = [
-        ("table", f"{table.name}: {table.size}; columns {listed(list(table.columns), 8)}"),
+        ("table", f"{table.name}: {table.size}; columns {enumerate_names(list(table.columns), 8)}"),
         ("image", f"{shown(image.name)}: {where}"),
         ("caption", f"{shown(caption.name)}: {_quoted(caption, table.among)}{others}"),
     ]
     label = label_column(table, image, caption)
     if label is not None:
-        values = f"{len(label.values)} values{table.among}, {listed(list(label.values))}"
+        values = f"{len(label.values)} values{table.among}, {enumerate_names(list(label.values))}"
         seen.append(("label", f"{shown(label.name)}: {values}"))
     source = [
         *_source(table, image, where),
@@ -147,12 +147,12 @@ def _of_classes(
     """A table without captions whose label names the classes, as Hugging Face's `ClassLabel` does."""
     where, fix, grade = _where_images_are(inventory, table, image)
     warnings = [*filter(None, [_header_doubt(inventory, table), fix])]
-    names = f"{len(classes.values)} classes{table.among}, {listed(list(classes.values))}"
+    names = f"{len(classes.values)} classes{table.among}, {enumerate_names(list(classes.values))}"
     if classes.is_numeric:
-        numbers = f"{shown(classes.name)} holds numbers ({listed(list(classes.values))})"
+        numbers = f"{shown(classes.name)} holds numbers ({enumerate_names(list(classes.values))})"
         warnings.append(f"{numbers}, which mean nothing to a model of texts: put the classes' names there")
     seen = [
-        ("table", f"{table.name}: {table.size}; columns {listed(list(table.columns), 8)}"),
+        ("table", f"{table.name}: {table.size}; columns {enumerate_names(list(table.columns), 8)}"),
         ("image", f"{shown(image.name)}: {where}"),
         ("label", f"{shown(classes.name)}: {names}"),
     ]
@@ -271,7 +271,9 @@ def _key(table: SurveyedTable, image: ColumnCounts, caption: ColumnCounts) -> It
 def _image_rules(suffixes: Iterable[str]) -> Key:
     unstorable = sorted(suffix[1:] for suffix in UNSTORABLE & set(suffixes))
     if unstorable:
-        why = f"for {listed(unstorable)}, which shards cannot hold; jpg, png and webp stay as they are"
+        why = (
+            f"for {enumerate_names(unstorable)}, which shards cannot hold; jpg, png and webp stay as they are"
+        )
         return Key("image", {"encode": "jpg"}, why)
     return Key("image", {"max_side": 1024}, "scales larger images down, once", is_alternative=True)
 
@@ -290,7 +292,7 @@ def _splits(table: SurveyedTable, image: ColumnCounts) -> Iterator[Key]:
         yield splits_key(table.rows)
     if named is not None:
         lacking = "" if "train" in names else "; none is called train"
-        why = f"its values{table.among}: {listed(names)}{lacking}"
+        why = f"its values{table.among}: {enumerate_names(names)}{lacking}"
         yield Key("splits", {"from": named.name}, why, is_alternative=not is_usable)
     group = table.named(*GROUP_NAMES)
     if group is not None:
@@ -353,19 +355,19 @@ def _by_folder(
     names = sorted(folders)
     if len(names) < 2 or "" in folders or set(names) <= SPLIT_FOLDERS:
         return
-    warnings = [f"the captions are a guess, made of the folders' names: {listed(names)}"]
+    warnings = [f"the captions are a guess, made of the folders' names: {enumerate_names(names)}"]
     used = {one.path for one in others}
     warnings += [one.warnings[0] for one in others if one.kind == "table" and one.grade == 0]
     warnings += [f"not used: {unused_table(inventory, one)}" for one in tables.joined if one.path not in used]
     sizes = sorted(folders.values())
     each = count(sizes[0]) if sizes[0] == sizes[-1] else f"{count(sizes[0])} to {count(sizes[-1])}"
     seen = [
-        ("images", f"{count(len(images))} in {count(len(names))} folders: {listed(names)}"),
+        ("images", f"{count(len(images))} in {count(len(names))} folders: {enumerate_names(names)}"),
         ("classes", f"{each} images each"),
     ]
     why = "each sample draws one by its key; write what fits your images"
     captions = [
-        Key("captions", "folder", f"the folders' names {listed(names)} are the classes"),
+        Key("captions", "folder", f"the folders' names {enumerate_names(names)} are the classes"),
         Key("templates", ["a photo of a {}"], why),
     ]
     reading = _of_files(inventory, images, "images in one folder per class", 1, seen, warnings, captions)
@@ -385,7 +387,9 @@ def _of_files(
     folders = {image.partition("/")[0] if "/" in image else "" for image in images}
     splits = splits_key(len(images))
     if "train" in folders and len(folders) > 1 and folders <= SPLIT_FOLDERS:
-        splits = Key("splits", {"from": "folder"}, f"the first folder names it: {listed(sorted(folders))}")
+        splits = Key(
+            "splits", {"from": "folder"}, f"the first folder names it: {enumerate_names(sorted(folders))}"
+        )
     rules = _image_rules(map(suffix_of, images))
     shard = shard_key(len(images), inventory.mean_size(images), is_kept=rules.is_alternative)
     dataset = [rules, splits, shard]

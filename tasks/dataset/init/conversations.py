@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.core.units import count, counted, percent
 from tasks.dataset.init.columns import SurveyedTable, SurveyedTables
-from tasks.dataset.init.evidence import Key, Reading, listed, shard_key, shown, splits_key
+from tasks.dataset.init.evidence import Key, Reading, enumerate_names, shard_key, shown, splits_key
 from tasks.dataset.init.inventory import Inventory, suffix_of
 from tasks.dataset.modalities.chat import RATINGS
 from tasks.dataset.sources.chat_rows import RATED, SUFFIXES
@@ -17,7 +17,7 @@ TURN = {"user", "assistant"}
 OTHER_TURNS = ({"from", "value"}, {"role", "content"})
 
 
-def readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
+def conversation_readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
     """One reading of all files with conversations, as subsets of one source."""
     found = [one for one in tables.joined if suffix_of(one.file) in SUFFIXES and _texts_column(one)]
     if not found:
@@ -36,7 +36,7 @@ def other_conversations(tables: SurveyedTables) -> str:
             for name, value in fields.items():
                 if any(_is_list_of(value, turn) for turn in OTHER_TURNS):
                     where = f"{shown(name)} in {shown(one.file)}"
-                    form = listed(sorted(value[0]))
+                    form = enumerate_names(sorted(value[0]))
                     fix = "convert them to a column texts, a list of {user, assistant}"
                     return f"{where} holds turns as {form}: {fix}"
     return ""
@@ -52,7 +52,7 @@ def _reading(inventory: Inventory, joined: Sequence[SurveyedTable], path: str) -
     rated = _kept_by_rating(kept)
     is_binary = images is not None and first.columns[images].is_binary
     held = "the images themselves" if is_binary else "paths relative to the file"
-    where = f"{counted(files, 'file')}; columns {listed([*first.columns], 8)}"
+    where = f"{counted(files, 'file')}; columns {enumerate_names([*first.columns], 8)}"
     mean = sum(turns) / max(len(turns), 1)
     seen = [
         ("chat", f"{about}{count(rows)} conversations in {where}"),
@@ -62,7 +62,7 @@ def _reading(inventory: Inventory, joined: Sequence[SurveyedTable], path: str) -
     each = sum(inventory.size(file) for one in joined for file in one.files) / max(rows, 1)
     dataset = [splits_key(rows), shard_key(rows, each, "512MB")]
     if rated:
-        seen.append(("rated", f"{listed(list(rated))} of the turns"))
+        seen.append(("rated", f"{enumerate_names(list(rated))} of the turns"))
         shares = ", ".join(f"{name} keeps {share}" for name, share in rated.items())
         why = f"drops turns rated lower: of those looked at {shares}"
         dataset.insert(0, Key("filter", dict.fromkeys(rated, SUGGESTED), why, is_alternative=True))

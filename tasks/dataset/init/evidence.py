@@ -110,7 +110,7 @@ def shown(text: object, limit: int = 60) -> str:
     return shorten("".join(char if char.isprintable() else " " for char in clean), limit)
 
 
-def listed(names: Sequence[object], most: int = 4) -> str:
+def enumerate_names(names: Sequence[object], most: int = 4) -> str:
     """`a, b, c … z`."""
     clean = [shown(name, 40) for name in names]
     if len(clean) <= most:

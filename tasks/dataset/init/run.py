@@ -47,10 +47,10 @@ def survey(location: str) -> PlaceSurvey:
     inventory = take_inventory(location)
     tables = look_at_tables(inventory)
     found = [
-        *tar_folders.readings(inventory),
-        *volumes.readings(inventory, tables),
-        *conversations.readings(inventory, tables),
-        *captions.readings(inventory, tables),
+        *tar_folders.tar_readings(inventory),
+        *volumes.volume_readings(inventory, tables),
+        *conversations.conversation_readings(inventory, tables),
+        *captions.caption_readings(inventory, tables),
     ]
     if not found:
         raise UsageError(shown(_nothing_fits(inventory, tables, location), LONGEST))

@@ -19,7 +19,7 @@ from tasks.dataset.formats import Unjudged
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.init.columns import ColumnCounts, add_row, caption_columns
-from tasks.dataset.init.evidence import Key, Reading, listed, shard_key, shown, splits_key, spread
+from tasks.dataset.init.evidence import Key, Reading, enumerate_names, shard_key, shown, splits_key, spread
 from tasks.dataset.init.inventory import Inventory, config_path
 from tasks.dataset.modalities import reinforced
 from tasks.dataset.rejects import Reject
@@ -158,7 +158,7 @@ class TarFolder:
         return members
 
 
-def readings(inventory: Inventory) -> list[Reading]:
+def tar_readings(inventory: Inventory) -> list[Reading]:
     """The folders of tars of one modality are one source; reinforcements join the images they belong to."""
     folders = _look_at_folders(inventory)
     lone = [one for one in folders if one.is_reinforcement and not one.images]
@@ -284,7 +284,7 @@ def _reading(
     warnings = [reason for one in its for reason in one.broken[:2]]
     warnings += [f"{one.folder or '.'}: {SORT}" for one in its if one.is_scattered]
     if len(its) > 1:
-        where = listed([one.folder or "." for one in its])
+        where = enumerate_names([one.folder or "." for one in its])
         warnings.append(f"tars lie in {where}: splits draws anew from all; for one alone give its path")
     is_private = modality == "volume_report"
     group = "patient" if is_private and first.has_field("patient") else None

@@ -33,7 +33,7 @@ from tasks.dataset.init.evidence import (
     Grade,
     Key,
     Reading,
-    listed,
+    enumerate_names,
     look_at_each,
     shard_key,
     shown,
@@ -119,9 +119,10 @@ class VolumeTable:
     def line(self) -> str:
         line = f"{shown(self.path)}: {shown(self.key)} {self.matches}"
         if self.role == "reports":
-            return f"{line}; text {listed(self.report_columns)}"
+            return f"{line}; text {enumerate_names(self.report_columns)}"
         if self.role == "labels":
-            return f"{line}; {len(self.columns)} labels: {listed([column.name for column in self.columns])}"
+            names = enumerate_names([column.name for column in self.columns])
+            return f"{line}; {len(self.columns)} labels: {names}"
         return line
 
     def config_key(self, why: str = "", is_alternative: bool = False) -> Key:
@@ -160,10 +161,12 @@ class Voxels:
 
 def _sides(some: Sequence[Sequence[float]]) -> str:
     """The different ones, such as `240 × 512 × 512, 300 × 512 × 512`."""
-    return listed([" × ".join(f"{side:g}" for side in one) for one in dict.fromkeys(map(tuple, some))], 2)
+    return enumerate_names(
+        [" × ".join(f"{side:g}" for side in one) for one in dict.fromkeys(map(tuple, some))], 2
+    )
 
 
-def readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
+def volume_readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
     """One reading per format, where a table of reports names its files."""
     formats = (("nifti", NIFTI), ("npz", NPZ)) if inventory.is_folder else ()
     files = ((kind, inventory.of(suffixes)) for kind, suffixes in formats)
@@ -274,7 +277,7 @@ def _look_at_nifti(inventory: Inventory, files: Sequence[str], metadata: VolumeT
     found_heads, broken = look_at_each(chosen, partial(nifti.peek, store))
     heads = dict(found_heads)
     small = [file for file, head in heads.items() if prod(head.shape) * head.dtype.itemsize <= LARGEST_BYTES]
-    volumes, torn = look_at_each(small[:VOXELS], partial(nifti.read, store))
+    volumes, torn = look_at_each(small[:VOXELS], partial(nifti.read_nifti, store))
     spacings, odd = look_at_each(list(heads), lambda file: heads[file].spacing())
     found = Voxels(len(chosen), warnings=[*(broken or torn), *odd])
     found.spacings = [spacing for _, spacing in spacings]
@@ -317,7 +320,7 @@ def _look_at_npz(inventory: Inventory, files: Sequence[str], metadata: VolumeTab
     headers = [(file, its[array]) for file, its in arrays if array in its]
     found.shapes = [header.shape for _, header in headers]
     others = list(dict.fromkeys(name for _, its in arrays for name in its if name != array))
-    besides = f"; besides {listed(others)}" if others else ""
+    besides = f"; besides {enumerate_names(others)}" if others else ""
     found.keys.append(Key("array", array, f"three-dimensional, {headers[0][1].dtype}{besides}"))
 
     found.axes, why = axes_of(found.shapes)
@@ -370,7 +373,7 @@ def _tables_about(
             unused += [shown(table.path) for table in others]
     warnings = SurveyedTables(looked_at, ()).warnings()
     if unused:
-        warnings.append(f"not used, as other tables name these volumes: {listed(unused)}")
+        warnings.append(f"not used, as other tables name these volumes: {enumerate_names(unused)}")
     return chosen, warnings
 
 

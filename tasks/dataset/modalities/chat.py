@@ -50,7 +50,7 @@ class Conversation:
         return [number for turn in self.turns for number in PLACEHOLDER.findall(turn["user"])]
 
 
-def take(raw: Members, dataset: Dataset) -> AcceptedSample:
+def accept_chat(raw: Members, dataset: Dataset) -> AcceptedSample:
     """`json` and the images `000`, `001`, …; these are stored as `000.jpg` or what they are."""
     numbered = sorted(name for name in raw if _IMAGE.fullmatch(name))
     gap = _gap(numbered)
@@ -74,7 +74,7 @@ def take(raw: Members, dataset: Dataset) -> AcceptedSample:
     return AcceptedSample(members, statistics)
 
 
-def judge(members: Mapping[str, bytes]) -> list[MemberFault]:
+def chat_faults(members: Mapping[str, bytes]) -> list[MemberFault]:
     numbered = sorted(name for name in members if _IMAGE.fullmatch(name))
     nameless = [name for name in numbered if "." not in name]
     faults = [MemberFault("member.undecodable", name, "its name says no format") for name in nameless]
@@ -190,8 +190,8 @@ def select(conversation: Conversation, keep: Callable[[str, int], bool]) -> Conv
 
 
 CHAT = Modality(
-    take=take,
-    judge=judge,
+    take=accept_chat,
+    judge=chat_faults,
     required=(("json",),),
     statistics=dict.fromkeys(("images", "turns", "user_length", "assistant_length", "width", "height"), int),
     undecodable="image.undecodable",

@@ -15,7 +15,7 @@ from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
 
 
-def take(raw: Members, dataset: Dataset) -> AcceptedSample:
+def accept_image_text(raw: Members, dataset: Dataset) -> AcceptedSample:
     return take_pair(raw, dataset)
 
 
@@ -32,7 +32,7 @@ def take_pair(raw: Members, dataset: Dataset, *, turns: bool = True) -> Accepted
     return AcceptedSample(members, {"width": width, "height": height, "caption_length": len(caption)})
 
 
-def judge(members: Mapping[str, bytes]) -> list[MemberFault]:
+def image_text_faults(members: Mapping[str, bytes]) -> list[MemberFault]:
     return [*judge_each(members, (*images.MEMBERS, "txt")), *judge_json(members)]
 
 
@@ -53,8 +53,8 @@ def judge_json(members: Mapping[str, bytes]) -> list[MemberFault]:
 
 
 IMAGE_TEXT = Modality(
-    take=take,
-    judge=judge,
+    take=accept_image_text,
+    judge=image_text_faults,
     required=(images.MEMBERS, ("txt",)),
     statistics={"width": int, "height": int, "caption_length": int},
     undecodable="image.undecodable",

@@ -62,7 +62,7 @@ class CropBox(NamedTuple):
     width: int
 
 
-def check(dataset: Dataset) -> None:
+def check_reinforced_rules(dataset: Dataset) -> None:
     """UsageError for image rules under which the teachers' crops would show something else."""
     changes = {"max_side": dataset.image.max_side is not None, "encode": dataset.image.encode != "keep"}
     for key, is_set in changes.items():
@@ -75,15 +75,15 @@ def check(dataset: Dataset) -> None:
         logger.warning("torch is not installed: embeddings in pth.gz are taken as they are, not judged")
 
 
-def take(raw: Members, dataset: Dataset) -> AcceptedSample:
+def accept_reinforced(raw: Members, dataset: Dataset) -> AcceptedSample:
     pair = image_text.take_pair(raw, dataset, turns=False)
     added = {suffix: raw[suffix] for suffix in ADDED if suffix in raw}
     counts = check_added(added, int(pair.statistics["width"]), int(pair.statistics["height"]))
     return AcceptedSample({**pair.members, **added}, {**pair.statistics, **counts})
 
 
-def judge(members: Mapping[str, bytes]) -> list[MemberFault]:
-    faults = image_text.judge(members)
+def reinforced_faults(members: Mapping[str, bytes]) -> list[MemberFault]:
+    faults = image_text.image_text_faults(members)
     size = _size(members)
     if size is None or missing(REQUIRED, members):
         return faults  # which name the image; that a member is missing is reported for all modalities alike
@@ -228,8 +228,8 @@ def _check_embeddings(
 
 
 REINFORCED = Modality(
-    take=take,
-    judge=judge,
+    take=accept_reinforced,
+    judge=reinforced_faults,
     required=REQUIRED,
     statistics={
         **image_text.IMAGE_TEXT.statistics,
@@ -238,6 +238,6 @@ REINFORCED = Modality(
         "embedding_width": int,
     },
     undecodable=UNSOUND,
-    check=check,
+    check=check_reinforced_rules,
     unjudged=unjudged,
 )

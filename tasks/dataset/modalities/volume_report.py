@@ -45,7 +45,7 @@ TELLS_HU = "tells_hu"
 SIDES = ("depth", "height", "width")
 
 
-def check(dataset: Dataset) -> None:
+def check_volume_rules(dataset: Dataset) -> None:
     if dataset.volume.encode == "blosc2":
         stored.require_package("blosc2", "dataset.volume.encode: blosc2")
     try:
@@ -54,7 +54,7 @@ def check(dataset: Dataset) -> None:
         raise UsageError(f"dataset.volume.spacing_mm: {reject.detail}") from None
 
 
-def take(raw: Members, dataset: Dataset) -> AcceptedSample:
+def accept_volume_report(raw: Members, dataset: Dataset) -> AcceptedSample:
     rules = dataset.volume
     report = _report(raw)
     facts = _stated(raw)
@@ -178,7 +178,7 @@ def _dumped(facts: Mapping[str, Any]) -> bytes:
         raise Reject("caption.encoding", "json holds a text that is not UTF-8") from None
 
 
-def judge(members: Mapping[str, bytes]) -> list[MemberFault]:
+def volume_report_faults(members: Mapping[str, bytes]) -> list[MemberFault]:
     malformed = judge_json(members)
     facts: Any = {} if malformed else json.loads(members.get("json", b"{}"))
     return [*_judge_volume(members, facts), *judge_each(members, ("txt",)), *malformed, *_judge_facts(facts)]
@@ -225,8 +225,8 @@ def _is_number(value: Any) -> bool:
 
 
 VOLUME_REPORT = Modality(
-    take=take,
-    judge=judge,
+    take=accept_volume_report,
+    judge=volume_report_faults,
     required=(stored.MEMBERS, ("txt",), ("json",)),
     statistics={
         **dict.fromkeys(SIDES, int),
@@ -236,5 +236,5 @@ VOLUME_REPORT = Modality(
         "caption_length": int,
     },
     undecodable="volume.undecodable",
-    check=check,
+    check=check_volume_rules,
 )

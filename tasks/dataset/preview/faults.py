@@ -226,7 +226,7 @@ def faults_of(checked: Checked, version: Path, is_private: bool) -> Faults:
     )
     dataset = home(version)
     try:
-        entries = quarantine.of_version(version, quarantine.read(dataset / quarantine.NAME))
+        entries = quarantine.of_version(version, quarantine.read_quarantine(dataset / quarantine.NAME))
     except DataError as error:
         faults.missing.append(f"What is in quarantine is not known: {without_folder(error, dataset)}.")
     else:

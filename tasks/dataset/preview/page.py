@@ -85,7 +85,7 @@ def write_look(
     `count_tokens` gives the tokens of a caption; without it they are left out, and the page says so.
     `checked` is what verify said: without it there is no tab of faults.
     """
-    content = gather(version, count_tokens, progress, checked)
+    content = gather_page(version, count_tokens, progress, checked)
     text = render(
         "dataset/look.html",
         content=content,
@@ -135,7 +135,7 @@ def version_at(path: Path) -> Path:
         raise
 
 
-def gather(
+def gather_page(
     version: Path,
     count_tokens: CountTokens | None = None,
     progress: Progress = no_progress,

@@ -206,7 +206,7 @@ def _set_aside(
     `adds` the bad samples are added.
     """
     home = quarantine.home(version)
-    listed = quarantine.of_version(version, quarantine.read(home / quarantine.NAME))
+    listed = quarantine.of_version(version, quarantine.read_quarantine(home / quarantine.NAME))
     known = {(one.shard, one.key) for one in listed}
     entries = [Quarantined(version.name, one.split, one.shard, one.key, one.reason) for one in bad]
     still = {(one.shard, one.key) for one in entries}

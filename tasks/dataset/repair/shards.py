@@ -103,7 +103,7 @@ class ShardRepair:
                 rows = self._contents.rows(record)
                 tasks.append((self._path(record), NO_SPANS if rows is None else spans_of(rows)))
         seen = {}
-        for found in map_in_threads(examine, tasks, available_cores()):
+        for found in map_in_threads(examine_shard, tasks, available_cores()):
             seen[found.path] = found
             self.progress(len(seen), len(tasks), "shards examined")
         return seen
@@ -243,7 +243,7 @@ class ShardRepair:
             self.cleared.add(name)
 
 
-def examine(task: tuple[Path, Spans]) -> ExaminedShard:
+def examine_shard(task: tuple[Path, Spans]) -> ExaminedShard:
     """Read the file at a path, and each span of it; what its disk does not give is not sound."""
     path, spans = task
     folder, name = os.path.split(path)

@@ -75,7 +75,7 @@ class Workplace:
     @property
     def others(self) -> list[Path]:
         """The dataset's other versions."""
-        listed = [] if self.dataset is None else versions.listed(self.dataset)
+        listed = [] if self.dataset is None else versions.list_versions(self.dataset)
         return [version for version in listed if version.name != self.version.name]
 
     @contextlib.contextmanager
@@ -195,7 +195,7 @@ def _current(dataset: Path, given: str | Path) -> Path:
     if not dataset.is_dir():
         problem = "is no folder" if dataset.exists() else "is not there"
         raise UsageError(f"DATASET: {given} {problem}; give a dataset's folder or a version's")
-    names = [version.name for version in versions.listed(dataset)]
+    names = [version.name for version in versions.list_versions(dataset)]
     if names:
         raise UsageError(
             f"DATASET: {given} has no current version; give one of DATASET/versions/: {', '.join(names)}"

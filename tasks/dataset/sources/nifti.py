@@ -103,7 +103,7 @@ class NiftiVolumes(VolumeFolder):
         return super().columns()
 
     def _voxels(self, file: str, rows: Mapping[str, list[str]]) -> tuple[Buffer, dict[str, Any]]:
-        head, raw = read(self._store, file)
+        head, raw = read_nifti(self._store, file)
         volume = oriented(raw, head)
         slope, intercept = self._rescale(head, volume, rows)
         facts = {
@@ -154,7 +154,7 @@ def oriented(raw: NDArray[Any], head: NiftiHeader) -> NDArray[Any]:
     return left_posterior_superior.transpose(2, 0, 1)
 
 
-def read(store: Store, file: str) -> tuple[NiftiHeader, NDArray[Any]]:
+def read_nifti(store: Store, file: str) -> tuple[NiftiHeader, NDArray[Any]]:
     """The header and the stored numbers (i, j, k); Reject when they cannot be had safely."""
     with _opened(store, file) as stream:
         head = _head(stream)

@@ -40,7 +40,7 @@ MOST_VERSIONS = 3
 """Whose names are given."""
 
 
-def judge(place: ShardLocation, outcome: Examination) -> Coverage:
+def examine_foreign_tars(place: ShardLocation, outcome: Examination) -> Coverage:
     """Find everything that is wrong with the tars; what was looked at."""
     sizes = Sizes(place, outcome.faults)
     shut = shut_splits(place.folder, place.tars) if place.is_folder else {}

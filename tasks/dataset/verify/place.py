@@ -39,7 +39,7 @@ from tasks.dataset.layout import (
     VERSIONS,
 )
 from tasks.dataset.verify.report import RESEND, Fault, file_fault
-from tasks.dataset.verify.tars import KEY, TARS, UNREAD, listed, sizes_of, split_query, store_at, tars_in
+from tasks.dataset.verify.tars import KEY, TARS, UNREAD, list_folder, sizes_of, split_query, store_at, tars_in
 
 SIGNS = (MANIFEST, SHARDS, INPUTS, BUILD)
 TABLES = {"samples": ".parquet", "index": ".npy"}
@@ -96,7 +96,7 @@ def _folder(folder: str, given: str) -> ShardLocation:
     store = store_at(folder)
     if is_web(folder):
         return _of_web(store, folder)
-    folders, files = listed(store)
+    folders, files = list_folder(store)
     if not folders and not files and is_remote(folder):
         raise UsageError(f"{KEY}: there is nothing at {redact(folder)}")
     if MANIFEST in files:
@@ -144,7 +144,7 @@ def _is_ours(store: Store, folder: str, folders: Sequence[str], files: Sequence[
     if any(name in files for name in SIGNS) or split_location(above)[1] == VERSIONS:
         return True
     return any(
-        name in folders and any(file.endswith(suffix) for file in listed(store, name)[1])
+        name in folders and any(file.endswith(suffix) for file in list_folder(store, name)[1])
         for name, suffix in TABLES.items()
     )
 
@@ -191,13 +191,13 @@ def _current(store: Store, folder: str, given: str, is_text: bool) -> ShardLocat
     """
     path = f"{folder}/{CURRENT}"
     if not is_remote(folder) and os.path.isdir(path):
-        inside = listed(store, CURRENT)
+        inside = list_folder(store, CURRENT)
         is_ours = os.path.islink(path) or MANIFEST in inside[1] or _is_ours(store, path, *inside)
         return _version(path, given) if is_ours else None
     if not is_remote(folder) and os.path.islink(path):
         return _lost(folder, given, f"leads to {os.readlink(path)}, which is not there")
     if not is_text:
-        names = [name for name in listed(store, VERSIONS)[0] if VERSION_NAME.fullmatch(name)]
+        names = [name for name in list_folder(store, VERSIONS)[0] if VERSION_NAME.fullmatch(name)]
         if not names:
             return None
         return _lost(folder, given, f"missing, so that none of {counted(len(names), 'version')} is current")
@@ -213,7 +213,7 @@ def _lost(folder: str, dataset: str, problem: str) -> ShardLocation:
     fault = file_fault(CURRENT, problem, RESEND if is_remote(folder) else build)
     from tasks.dataset import versions  # here, because few datasets have lost their version
 
-    others = [] if is_remote(folder) else versions.listed(Path(folder))
+    others = [] if is_remote(folder) else versions.list_versions(Path(folder))
     newest = next((one.name for one in others if os.path.isfile(one / MANIFEST)), None)
     if newest is not None:
         remedy = f"tarmac versions DATASET rollback {newest} makes the newest version there current, {build}"

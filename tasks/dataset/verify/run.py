@@ -22,7 +22,7 @@ from tasks.dataset.verify.place import locate
 from tasks.dataset.verify.report import Advice, Coverage, Level, findings, not_seen, ruled_out
 from tasks.dataset.verify.tars import is_indexed
 
-__all__ = ["BadSample", "Level", "judge", "verify"]
+__all__ = ["BadSample", "Level", "verify", "verify_version"]
 
 
 def verify(
@@ -43,16 +43,16 @@ def verify(
             outcome.faults.append(place.fault)
             coverage = Coverage(level, 0)
         elif place.is_version:
-            coverage = version.judge(place.folder, outcome)
+            coverage = version.examine_version(place.folder, outcome)
         else:
-            coverage = foreign.judge(place, outcome)
+            coverage = foreign.examine_foreign_tars(place, outcome)
     indexed = place.is_version and is_indexed(place.folder)
     advice = Advice(place.is_version, is_remote(place.folder), place.repairable, indexed)
     found = findings(outcome.faults, advice)
     return Report(found, ruled_out(coverage, outcome.faults), not_seen(coverage))
 
 
-def judge(version: Path, progress: Progress = no_progress) -> Report:
+def verify_version(version: Path, progress: Progress = no_progress) -> Report:
     """May a version be trained on? Verify's report on its folder, at the default level.
 
     Findings are warnings where every bad sample is set aside in the quarantine, because training leaves those
@@ -64,7 +64,7 @@ def judge(version: Path, progress: Progress = no_progress) -> Report:
     report = verify(version, "default", progress, on_bad=bad.append)
     if report.ok:
         return report
-    listed = quarantine.read(quarantine.home(version) / quarantine.NAME)
+    listed = quarantine.read_quarantine(quarantine.home(version) / quarantine.NAME)
     aside = {(one.shard, one.key) for one in quarantine.of_version(version, listed)}
     shards = {one.shard for one in bad if (one.shard, one.key) in aside}
     are_aside = all((one.shard, one.key) in aside for one in bad)

@@ -122,12 +122,12 @@ def tars_in(folder: str, *, hidden: bool = False, lenient: bool = False) -> dict
     unless `lenient`, which takes that for empty.
     """
     store = store_at(folder)
-    folders, files = listed(store)
+    folders, files = list_folder(store)
     found = _sizes(store, files, hidden)
     for below in folders:
         if hidden or not is_hidden(below):
             try:
-                inside = listed(store, below)[1]
+                inside = list_folder(store, below)[1]
             except UsageError:
                 if not lenient:
                     raise
@@ -136,7 +136,7 @@ def tars_in(folder: str, *, hidden: bool = False, lenient: bool = False) -> dict
     return found
 
 
-def listed(store: Store, folder: str = "") -> tuple[list[str], list[str]]:
+def list_folder(store: Store, folder: str = "") -> tuple[list[str], list[str]]:
     """The folders and files in a folder; UsageError when it cannot be listed."""
     place = redact(f"{store.location}/{folder}".rstrip("/"))
     try:

@@ -23,7 +23,7 @@ from tasks.dataset.verify.tars import ends, hole_faults, missing, shut_splits, s
 UNLISTED = "tars that no table names: a web server gives no list"
 
 
-def judge(folder: str, outcome: Examination) -> Coverage:
+def examine_version(folder: str, outcome: Examination) -> Coverage:
     """Find everything that is wrong with the version in a folder; what was looked at."""
     with closing(VersionFiles(folder)) as files:
         return _Judgement(folder, files, outcome).run()

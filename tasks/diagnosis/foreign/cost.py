@@ -21,7 +21,7 @@ REFUSED_PIXELS = 2 * 89_478_485
 SLOW_WARMUP_S = 60.0
 
 
-def judge(case: Case) -> Iterator[Finding]:
+def judge_cost(case: Case) -> Iterator[Finding]:
     """A long wait for the first batch, and images or loaders that this machine's memory does not bear."""
     yield from _shuffle(case)
     yield from _oversized(case)
@@ -82,7 +82,7 @@ def _memory(case: Case) -> Iterator[Finding]:
     cost = memory.estimate(_image_side(case), pixels, buffer=samples * case.survey.sample_bytes)
     size = LoaderSize(case.data.workers, FETCHED_AHEAD, case.data.batch_size, case.command.ranks)
     names = {"workers": "--workers", "batch_size": "--batch-size"}
-    yield from memory.judge(cost, size, case.limits, names, are_flags=True)
+    yield from memory.judge_memory(cost, size, case.limits, names, are_flags=True)
 
 
 def _image_side(case: Case) -> int:

@@ -15,12 +15,12 @@ from tasks.diagnosis.foreign import cost, members, shares
 from tasks.diagnosis.foreign.case import Case
 
 
-def judge(case: Case) -> list[Finding]:
+def judge_command(case: Case) -> list[Finding]:
     """Every cause for which a worker gets no batch, or the run is another than was meant."""
     missing = list(_missing(case))
     if any(one.severity == "error" for one in missing):
         return missing  # what the other rules would say of no shard at all is no advice
-    return [*missing, *members.judge(case), *shares.judge(case), *cost.judge(case)]
+    return [*missing, *members.judge_members(case), *shares.judge_shares(case), *cost.judge_cost(case)]
 
 
 def ruled_out(case: Case, findings: Sequence[Finding]) -> Iterator[Mapping[str, Any]]:

@@ -18,7 +18,7 @@ from tasks.trainers.open_clip import OPEN_CLIP
 JSON = ("json", "jsn")
 
 
-def judge(case: Case) -> Iterator[Finding]:
+def judge_members(case: Case) -> Iterator[Finding]:
     """Samples of which no batch is made."""
     yield from _version(case)
     yield from _teachers(case)

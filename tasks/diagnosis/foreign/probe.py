@@ -90,7 +90,7 @@ class NoAnswer(Exception):
     """The pipeline could not be run; the message says why."""
 
 
-def ask(
+def probe_pipeline(
     command: Command, trainer: Trainer, examples: Mapping[Kind, Sequence[Example]], whole: Sequence[str] = ()
 ) -> ProbeReport:
     """Run the pipeline on the examples of each kind, and on the tars `whole`. NoAnswer where it cannot be."""

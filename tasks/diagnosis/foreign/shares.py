@@ -13,7 +13,7 @@ UNEVEN = 1.5
 COUNTS_DIFFER = 0.01
 
 
-def judge(case: Case) -> Iterator[Finding]:
+def judge_shares(case: Case) -> Iterator[Finding]:
     """Workers that get too little for a batch, and numbers that the shards do not bear out."""
     yield from _refused(case)
     yield from _starved(case)

@@ -146,7 +146,7 @@ def _roles(pid: int, members: Sequence[int]) -> list[_TrackedProcess]:
         role, rank = _role(member, stat, words, ranks, roles)
         roles[member] = (role, rank)
         one = _TrackedProcess(
-            member, stat.parent, role, rank, procfs.look(member, now), exit_code=stat.exit_code
+            member, stat.parent, role, rank, procfs.look_at_process(member, now), exit_code=stat.exit_code
         )
         watched.append(one)
     return watched
@@ -230,7 +230,7 @@ def _glance_at(one: _TrackedProcess) -> None:
 
 def _finished(one: _TrackedProcess) -> ObservedProcess:
     """The second look at a process, and all that is known of it."""
-    last = procfs.look(one.pid, time.monotonic()) if one.first is not None else None
+    last = procfs.look_at_process(one.pid, time.monotonic()) if one.first is not None else None
     stat = procfs.stat(one.pid)
     files = (last or one.first).files if (last or one.first) is not None else None  # type: ignore[union-attr]
     return ObservedProcess(

@@ -98,7 +98,7 @@ def stat(pid: int) -> ProcStat | None:
     return ProcStat(name, fields[0], int(fields[1]), cpu, int(fields[19]), int(fields[49]))
 
 
-def look(pid: int, at: float) -> Look | None:
+def look_at_process(pid: int, at: float) -> Look | None:
     """The process now; None when it is gone or a zombie."""
     base, seen = PROC / str(pid), stat(pid)
     if seen is None or seen.state in "ZX":

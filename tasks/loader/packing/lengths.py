@@ -65,7 +65,7 @@ def are_there(folder: Path, datasets: int) -> bool:
     return all(_file(folder, number).exists() for number in range(datasets))
 
 
-def read(readers: Sequence[IndexedReader], folder: Path) -> tuple[Lengths, ...]:
+def read_lengths(readers: Sequence[IndexedReader], folder: Path) -> tuple[Lengths, ...]:
     """What `measure` left; DataError for a file that is missing or does not go with its dataset."""
     found = []
     for number, reader in enumerate(readers):

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 def facts_of(run: RunFolder) -> dict[str, Any]:
     """The wandb run's config: the run's identity and, as `data/…`, the counts of its data."""
-    state = record.load(run)
+    state = record.load_record(run)
     facts: dict[str, Any] = {"name": state.name, **state.identity}
     for ref in state.data:
         manifest = version_path(ref) / "manifest.json"
@@ -88,7 +88,7 @@ class Gatherer:
         while True:
             is_settled = not agent_is_alive(self._run)
             inputs = gathering.inputs(self._run)
-            rows, self._offset = metrics.read(self._run.metrics, self._offset)
+            rows, self._offset = metrics.read_metrics(self._run.metrics, self._offset)
             for row in [*rows, *evaluation_rows(self._run), *best_rows(self._run, inputs)]:
                 self._log(row)
             if is_settled:
@@ -145,7 +145,7 @@ class Gatherer:
             time.sleep(0.1)
 
 
-def gather(run: RunFolder, wanted: Mode, fallback: str | None) -> None:
+def gather_run(run: RunFolder, wanted: Mode, fallback: str | None) -> None:
     """Gather until the run's agent is gone, then mark the gathering complete."""
     end_old_core(run)
     gatherer = Gatherer(run, "offline" if fallback is not None else wanted)
@@ -174,7 +174,7 @@ def main(run_folder: str, fallback: str | None = None) -> int:
         logger.info("another gatherer is at work: %s", held)
         return 0
     try:
-        gather(run, wanted, fallback)
+        gather_run(run, wanted, fallback)
     except TrackerUnreachable as error:
         logger.warning(
             "wandb cannot be used online, so the files stay here until `tarmac gather --sync`: %s", error

@@ -54,7 +54,7 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "WANDB_HTTP_TIMEOUT": str(HTTP_TIMEOUT_S), "WANDB_ERROR_REPORTING": "false"}
 
 
-def start(run: RunFolder) -> subprocess.Popen[bytes]:
+def start_gatherer(run: RunFolder) -> subprocess.Popen[bytes]:
     """Start the gatherer in a session of its own; it waits its turn when another one is at work."""
     run.wandb.mkdir(exist_ok=True)
     with run.gatherer_log.open("ab") as output:
@@ -92,7 +92,7 @@ class GathererKeeper:
         doubled = min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._pause_s = PAUSE_S if self._process is None or since_s > LONGEST_PAUSE_S else doubled
         self._started = time.monotonic()
-        self._process = start(self._run)
+        self._process = start_gatherer(self._run)
 
     def end(self) -> None:
         """End this keeper's gatherer, which would stay as long as the run has an agent."""
@@ -120,7 +120,7 @@ def results_of(run: RunFolder) -> dict[Key, FoundResult]:
 
 @lru_cache(maxsize=4096)
 def _found(path: Path, modified_ns: int) -> FoundResult | str:
-    result = results.examine(path)
+    result = results.examine_result(path)
     return result if isinstance(result, str) else FoundResult(_short(result.model_dump_json()), result)
 
 
@@ -152,7 +152,7 @@ def faults(run: RunFolder) -> list[str]:
     """A line for each file and each row in the run's folder that is not gathered, and why."""
     summaries = sorted(run.eval_results.glob("step_*.json"))
     found = [
-        *((path, results.examine(path)) for path in results.files_of(run)),
+        *((path, results.examine_result(path)) for path in results.files_of(run)),
         *((path, results.examine_summary(path)) for path in summaries),
         *(
             (path, "it was no result and is moved aside")
@@ -226,7 +226,7 @@ def accompany(run: RunFolder) -> None:
     _require_tracking(run)
     holder = holder_of(run.gatherer_lease)
     if holder is None or not holder.is_alive():
-        start(run)
+        start_gatherer(run)
 
 
 def complete(run: RunFolder, timeout_s: float = 120.0) -> None:
@@ -238,7 +238,7 @@ def complete(run: RunFolder, timeout_s: float = 120.0) -> None:
     _require_tracking(run)
     deadline = time.monotonic() + timeout_s
     while not is_complete(run):
-        process = start(run)
+        process = start_gatherer(run)
         try:
             code = process.wait(timeout=max(deadline - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:

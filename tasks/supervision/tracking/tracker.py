@@ -102,7 +102,7 @@ class Tracker:
         try:
             self._run = wandb.init(
                 dir=str(run.path),
-                id=record.load(run).wandb_id or run.id,
+                id=record.load_record(run).wandb_id or run.id,
                 name=run.name,
                 project=project,
                 mode=mode,

@@ -61,7 +61,7 @@ def synced_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.synced")
 
 
-def read(path: Path) -> WandbFile:
+def read_wandb_file(path: Path) -> WandbFile:
     """The whole file up to its end or a torn record; ValueError when it is no `.wandb` file."""
     run_id, is_finished, next_step = None, False, 0
     rows: list[dict[str, Any]] = []
@@ -100,7 +100,7 @@ def read_all(wandb: Path) -> tuple[list[dict[str, Any]], int]:
         if path.stat().st_size < HEADER:
             continue
         try:
-            found = read(path)
+            found = read_wandb_file(path)
         except ValueError as error:
             logger.warning("%s counts as empty: %s", path, error)
             continue

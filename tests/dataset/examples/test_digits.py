@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tasks.dataset.examples import DIGITS, whole, write
+from tasks.dataset.examples import DIGITS, whole, write_example
 from tasks.dataset.formats import png
 
 
@@ -26,7 +26,7 @@ def test_digits_are_images_with_captions(raw_digits: Path) -> None:
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    assert write("digits", tmp_path) == 0
+    assert write_example("digits", tmp_path) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 

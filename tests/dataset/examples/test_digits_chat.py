@@ -5,10 +5,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.schema import Config
 from tasks.dataset.building.run import build
-from tasks.dataset.examples import write
+from tasks.dataset.examples import write_example
 from tasks.dataset.verify.run import verify
 
 CONFIG = Path(__file__).parents[3] / "configs" / "digits-chat.yaml"
@@ -17,12 +17,12 @@ CONFIG = Path(__file__).parents[3] / "configs" / "digits-chat.yaml"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("example") / "data" / "raw" / "digits-chat"
-    assert write("digits-chat", path) == 600
+    assert write_example("digits-chat", path) == 600
     return path
 
 
 def config_of(folder: Path, output: Path) -> Config:
-    return load(CONFIG, [f"dataset.source.path={folder}", f"dataset.output={output}"])
+    return load_config(CONFIG, [f"dataset.source.path={folder}", f"dataset.output={output}"])
 
 
 def test_the_config_builds_it(folder: Path, tmp_path: Path) -> None:
@@ -36,8 +36,8 @@ def test_the_config_builds_it(folder: Path, tmp_path: Path) -> None:
 
 
 def test_it_is_the_same_each_time_and_written_once(folder: Path, tmp_path: Path) -> None:
-    assert write("digits-chat", folder) == 0
-    assert write("digits-chat", tmp_path / "again") == 600
+    assert write_example("digits-chat", folder) == 0
+    assert write_example("digits-chat", tmp_path / "again") == 600
 
     def digests(path: Path) -> dict[str, str]:
         files = (file for file in sorted(path.rglob("*")) if file.is_file())

@@ -10,10 +10,10 @@ import nibabel
 import numpy as np
 import pytest
 
-from tasks.core.config import load, validate
+from tasks.core.config import load_config, validate
 from tasks.core.schema import Config
 from tasks.dataset.building.run import build
-from tasks.dataset.examples import write
+from tasks.dataset.examples import write_example
 from tasks.dataset.examples.phantoms import FINDINGS, phantoms
 from tasks.dataset.verify.run import verify
 
@@ -29,7 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(folder: Path, output: Path, *overrides: str) -> Config:
-    return load(CONFIG, [f"dataset.source.path={folder}/nifti", f"dataset.output={output}", *overrides])
+    return load_config(
+        CONFIG, [f"dataset.source.path={folder}/nifti", f"dataset.output={output}", *overrides]
+    )
 
 
 def test_the_same_files_each_time_and_never_over_others(folder: Path, tmp_path: Path) -> None:
@@ -39,7 +41,7 @@ def test_the_same_files_each_time_and_never_over_others(folder: Path, tmp_path: 
         assert path.read_bytes() == (folder / path.relative_to(tmp_path / "again")).read_bytes()
     for path in (tmp_path / "again").glob("*.csv"):
         assert (folder / path.name).read_bytes().startswith(path.read_bytes())
-    assert write("phantoms", folder) == 0
+    assert write_example("phantoms", folder) == 0
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < PATIENTS * 300_000
 
 
@@ -90,7 +92,7 @@ def test_both_formats_become_the_same_dataset_whose_patients_stand_in_one_split(
 
 
 def npz_config(folder: Path, output: Path) -> Config:
-    block = load(CONFIG).model_dump(mode="json")["dataset"]
+    block = load_config(CONFIG).model_dump(mode="json")["dataset"]
     source = {name: block["source"][name] for name in ("fields", "reports", "labels")}
     source |= {"kind": "npz", "path": f"{folder}/npz", "axes": "zxy", "scale": 1000}
     source["metadata"] = {"path": "../metadata.csv", "key": "VolumeName"}

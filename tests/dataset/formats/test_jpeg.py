@@ -255,7 +255,7 @@ TORN = [SOUND["4:2:0"][: int(len(SOUND["4:2:0"]) * share)] for share in (0.3, 0.
 @pytest.mark.parametrize("data", [*TORN, chroma_of_two_thirds()], ids=["30 %", "60 %", "90 %", "chroma"])
 def test_a_rejection_has_the_words_of_whole_decoding(data: bytes) -> None:
     with pytest.raises(Reject) as checked:
-        images.check(data, ImageRules())
+        images.check_image(data, ImageRules())
     with pytest.raises(Reject) as decoded:
         images.decode(data, ImageRules())
     assert str(checked.value) == str(decoded.value)

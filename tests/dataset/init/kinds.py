@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from tasks.core.config import load
+from tasks.core.config import load_config
 from tasks.core.schema import Config
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.init import PlaceSurvey, config_text
@@ -185,7 +185,7 @@ def config_of(seen: PlaceSurvey, tmp_path: Path, has_gpu: bool = False) -> Confi
     SCHEMA.validate(yaml.safe_load(text))
     path = tmp_path / "written.yaml"
     path.write_text(text, encoding="utf-8")
-    return load(path)
+    return load_config(path)
 
 
 def taken(config: Config) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.dataset.building.check import check
+from tasks.dataset.building.check import check_sources
 from tasks.dataset.building.run import build
 from tasks.dataset.init import survey
 from tests.dataset.init.kinds import (
@@ -113,7 +113,7 @@ def test_what_is_proposed_for_large_images_can_be_built(suffix: str, shard: obje
         os.truncate(tmp_path / "raw" / f"{number}.png", 60_000_000)
     seen = survey("raw")
     assert next(key.value for key in seen.best.dataset if key.name == "shard") == shard
-    check(config_of(seen, tmp_path).dataset)
+    check_sources(config_of(seen, tmp_path).dataset)
 
 
 def members(version: Path) -> dict[str, bytes]:

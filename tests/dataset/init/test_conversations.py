@@ -60,5 +60,5 @@ def test_the_cauldron_is_taken_whole(tmp_path: Path) -> None:
     assert "Which of 3?" in page_path(built.version).read_text()
     read = IndexedReader(built.version, "train").read(0).members
     assert json.loads(read["json"])["messages"][0].keys() == {"user", "assistant", "source"}
-    batch = recipes.load(train_block("vlm")).transform(True)(read, 1)
+    batch = recipes.load_recipe(train_block("vlm")).transform(True)(read, 1)
     assert len(batch["tokens"]) and len(batch["image"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows import cli
-from tasks.core.config import json_schema, load
+from tasks.core.config import json_schema, load_config
 from tasks.core.errors import UsageError
 from tasks.core.schema.recipes import RECIPES
 from tasks.dataset.building.run import build
@@ -200,7 +200,7 @@ def test_values_are_read_back_as_they_were(text: str, tmp_path: Path) -> None:
     source = {"kind": "table", "path": "x", "image": text, "caption": f"{text} too"}
     config = {"name": "x", "dataset": {"output": "o", "modality": "image_text", "source": source}}
     path.write_text(flow(config))
-    assert load(path).dataset.source.image == text  # type: ignore[union-attr]
+    assert load_config(path).dataset.source.image == text  # type: ignore[union-attr]
 
 
 def test_a_bucket_is_seen_as_a_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_the_command_writes_the_config_and_says_what_comes_next(
     assert cli.main(["init", "raw/digits"]) == 0
     output = capsys.readouterr().out
     assert "✓ configs/digits.yaml" in output and "tarmac run configs/digits.yaml" in output
-    assert load(Path("configs/digits.yaml")).dataset.output == Path("data/digits")
+    assert load_config(Path("configs/digits.yaml")).dataset.output == Path("data/digits")
     assert cli.main(["init", "raw/digits", "--json", "--out", "other.yaml"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] and answer["config"] == "other.yaml"

@@ -17,7 +17,7 @@ from tasks.dataset.building.run import build
 from tasks.dataset.examples import reinforced
 from tasks.dataset.formats import npy, tensors
 from tasks.dataset.modalities import MODALITIES, AcceptedSample
-from tasks.dataset.modalities.reinforced import check, judge, take
+from tasks.dataset.modalities.reinforced import accept_reinforced, check_reinforced_rules, reinforced_faults
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources
 from tasks.dataset.verify.run import verify
@@ -34,18 +34,18 @@ def members(**changes: Any) -> dict[str, bytes]:
 
 def rejected(**changes: Any) -> str:
     with pytest.raises(Reject) as caught:
-        take(members(**changes), DATASET)
+        accept_reinforced(members(**changes), DATASET)
     return caught.value.reason
 
 
 def judged(taken: AcceptedSample) -> list[str]:
     stored = {suffix: bytes(content) for suffix, content in taken.members.items()}
-    return [fault.member for fault in judge(stored)]
+    return [fault.member for fault in reinforced_faults(stored)]
 
 
 def test_a_sound_sample_is_stored_as_it_came() -> None:
     given = members()
-    taken = take(given, DATASET)
+    taken = accept_reinforced(given, DATASET)
     assert taken.members == {"png": given.pop("image"), **given}
     assert taken.statistics == {
         "width": 12,
@@ -56,12 +56,15 @@ def test_a_sound_sample_is_stored_as_it_came() -> None:
         "embedding_width": shards.WIDTH,
     }
     assert judged(taken) == []
-    assert MODALITIES["reinforced"].take is take
+    assert MODALITIES["reinforced"].take is accept_reinforced
 
 
 def test_augmentations_may_be_a_json_text_as_the_hub_has_them() -> None:
     crops = json.dumps([[[0, 0, 12, 12], None]] * 3)
-    assert take(members(**{"paug.json": {"param_aug": crops}}), DATASET).statistics["augmentations"] == 3
+    assert (
+        accept_reinforced(members(**{"paug.json": {"param_aug": crops}}), DATASET).statistics["augmentations"]
+        == 3
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
@@ -75,7 +78,7 @@ def test_files_of_torch_hold_the_same_numbers(dtype: str) -> None:
     arrays = tensors.read_gz(content)
     for name, tensor in values.items():
         assert np.array_equal(arrays[name], tensor.double().numpy())
-    taken = take(members(npz=None, **{"pth.gz": content}), DATASET)
+    taken = accept_reinforced(members(npz=None, **{"pth.gz": content}), DATASET)
     assert taken.members["pth.gz"] == content and judged(taken) == []
 
 
@@ -88,9 +91,9 @@ def test_without_torch_embeddings_in_its_files_are_taken_and_not_judged(
     assert rejected(npz=None, **{"pth.gz": content}) == "reinforcement.rows"
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(tensors, "can_read", tensors.can_read.__wrapped__)
-    check(DATASET)
+    check_reinforced_rules(DATASET)
     assert "pth.gz" in caplog.text
-    taken = take(members(npz=None, **{"pth.gz": content}), DATASET)
+    taken = accept_reinforced(members(npz=None, **{"pth.gz": content}), DATASET)
     assert taken.members["pth.gz"] == content and "embedding_width" not in taken.statistics
     decoder = Decoder("reinforced")
     stored = {suffix: bytes(content) for suffix, content in taken.members.items()}
@@ -224,11 +227,15 @@ def test_a_packing_that_unpacks_without_limit_is_refused(compression: int) -> No
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression) as archive:
         archive.writestr("image_emb.npy", bytes(24 << 20))
-    stored = {suffix: bytes(content) for suffix, content in take(members(), DATASET).members.items()}
+    stored = {
+        suffix: bytes(content) for suffix, content in accept_reinforced(members(), DATASET).members.items()
+    }
     tracemalloc.start()
     try:
         assert rejected(npz=file.getvalue()) == "reinforcement.members"
-        assert [fault.member for fault in judge({**stored, "npz": file.getvalue()})] == ["npz|pth.gz"]
+        assert [fault.member for fault in reinforced_faults({**stored, "npz": file.getvalue()})] == [
+            "npz|pth.gz"
+        ]
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()
@@ -299,13 +306,13 @@ def test_a_crop_outside_of_the_image_is_rejected(crop: Any) -> None:
 )
 def test_an_operation_that_does_not_exist_is_rejected(operations: Any) -> None:
     assert rejected(**augmented([[0, 0, 12, 12], operations])) == "reinforcement.members"
-    take(members(**augmented([[0, 0, 12, 12], [None, [13, 0.5]]])), DATASET)
+    accept_reinforced(members(**augmented([[0, 0, 12, 12], [None, [13, 0.5]]])), DATASET)
 
 
 def test_further_lists_of_captions_have_embeddings_of_their_own() -> None:
     captions = {"syn_text": ["a", "b"], "syn_text_dfn": ["c", "d", "e"]}
     with_own = arrays(syn_text_dfn_emb=np.ones((3, 8), np.float32))
-    taken = take(members(**{"syn.json": captions, "npz": with_own}), DATASET)
+    taken = accept_reinforced(members(**{"syn.json": captions, "npz": with_own}), DATASET)
     assert taken.statistics["synthetic_captions"] == 5
     too_few = arrays(syn_text_dfn_emb=np.ones((2, 8), np.float32))
     assert rejected(**{"syn.json": captions, "npz": too_few}) == "reinforcement.rows"
@@ -323,16 +330,16 @@ def test_further_lists_of_captions_have_embeddings_of_their_own() -> None:
     ],
 )
 def test_damage_to_a_stored_sample_is_a_fault(member: str, content: bytes) -> None:
-    stored = {**take(members(), DATASET).members, member: content}
-    assert judge({suffix: bytes(value) for suffix, value in stored.items()})
+    stored = {**accept_reinforced(members(), DATASET).members, member: content}
+    assert reinforced_faults({suffix: bytes(value) for suffix, value in stored.items()})
 
 
 @pytest.mark.parametrize("rule", [{"max_side": 8}, {"encode": "jpg"}])
 def test_images_that_would_be_changed_are_an_error_of_the_config(rule: dict[str, Any]) -> None:
     dataset = shards.config("x", "reinforced", image=rule).dataset
     with pytest.raises(UsageError, match=rf"dataset\.image\.{next(iter(rule))}"):
-        check(dataset)
-    check(DATASET)
+        check_reinforced_rules(dataset)
+    check_reinforced_rules(DATASET)
 
 
 @pytest.fixture(scope="module")

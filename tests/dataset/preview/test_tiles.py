@@ -13,7 +13,7 @@ from PIL import Image
 
 from tasks.core.errors import DataError
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.preview.page import gather
+from tasks.dataset.preview.page import gather_page
 from tasks.dataset.preview.pictures import MOST_BYTES, planes_of, thumbnail
 from tasks.dataset.preview.samples import choose_rows, salvage, spread
 from tasks.dataset.preview.tiles import Tile
@@ -24,7 +24,7 @@ from tests.dataset.preview.pages import SECRET, a_version, attributes, page, pic
 
 def tiles_of(folder: Path, modality: str, samples: Sequence[tuple[str, Members]]) -> Mapping[str, Tile]:
     version = write_version(folder / "version", modality, {"train": samples})
-    return {tile.key: tile for tile in gather(version).gallery["train"]}
+    return {tile.key: tile for tile in gather_page(version).gallery["train"]}
 
 
 def faults(tile: Tile) -> str:

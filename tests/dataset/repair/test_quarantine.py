@@ -25,7 +25,7 @@ def built(tmp_path: Path) -> Built:
 
 
 def listed(built: Built) -> Sequence[Quarantined]:
-    return quarantine.read(built.dataset / quarantine.NAME)
+    return quarantine.read_quarantine(built.dataset / quarantine.NAME)
 
 
 def damaged_without_source(built: Built) -> int:

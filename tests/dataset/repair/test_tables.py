@@ -189,14 +189,14 @@ def set_all(path: Path, name: str, value: Any) -> None:
 
 def test_a_repair_leaves_the_order_of_versions(built: Built, tmp_path: Path) -> None:
     other = another(built, tmp_path / "raw/0007.png")
-    listed = versions.listed(built.dataset)
+    listed = versions.list_versions(built.dataset)
     os.truncate(built.version / "index/val.npy", 100)
     build = built.version / "build.json"
     time_ns = build.stat().st_mtime_ns
     build.write_text("{")
     os.utime(build, ns=(time_ns, time_ns))
     assert repair(built.version).ok
-    assert versions.listed(built.dataset) == listed and listed[0] == other
+    assert versions.list_versions(built.dataset) == listed and listed[0] == other
 
 
 def test_a_forged_table_is_not_believed(built: Built, tmp_path: Path) -> None:

@@ -93,7 +93,9 @@ def test_they_are_not_repaired_but_bad_samples_are_left_out(indexed: Indexed) ->
     repaired = repair(indexed.dataset, quarantines=True)
     gone = {f"k{number:06d}" for number in range(3, 8)} if indexed.is_remote else {"k000004"}
     assert repaired.ok and repaired.aside.now == len(gone)
-    left = quarantine.of_version(indexed.version, quarantine.read(indexed.dataset / quarantine.NAME))
+    left = quarantine.of_version(
+        indexed.version, quarantine.read_quarantine(indexed.dataset / quarantine.NAME)
+    )
     assert {one.key for one in left} == gone
     for reader in ("indexed", "streaming"):
         assert keys(indexed, reader, left) == {f"k{number:06d}" for number in range(COUNT)} - gone

@@ -8,7 +8,7 @@ from tasks.dataset import quarantine, versions
 from tasks.dataset.building.run import build
 from tasks.dataset.index import read_index
 from tasks.dataset.quarantine import Quarantined
-from tasks.dataset.verify.run import BadSample, judge, verify
+from tasks.dataset.verify.run import BadSample, verify, verify_version
 from tests.dataset import raw
 
 
@@ -36,21 +36,21 @@ def set_aside(version: Path) -> None:
 
 
 def test_a_sound_version_is_ready(version: Path) -> None:
-    assert judge(version).findings == []
+    assert verify_version(version).findings == []
 
 
 def test_what_is_set_aside_is_a_warning(version: Path) -> None:
     spoil(version, 3)
-    assert not judge(version).ok
+    assert not verify_version(version).ok
     set_aside(version)
-    report = judge(version)
+    report = verify_version(version)
     assert report.ok and {found.severity for found in report.findings} == {"warning"}
     spoil(version, 4)
-    assert not judge(version).ok, "another sample of the same shard is bad"
+    assert not verify_version(version).ok, "another sample of the same shard is bad"
 
 
 def test_what_no_quarantine_covers_stays_an_error(version: Path) -> None:
     spoil(version, 3)
     set_aside(version)
     (version / "shards.parquet").unlink()
-    assert not judge(version).ok
+    assert not verify_version(version).ok
