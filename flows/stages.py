@@ -12,7 +12,7 @@ from flows.lifecycle import concerns, works_on
 from tasks import control
 from tasks.build import build, publish
 from tasks.core import child, screen
-from tasks.core.errors import NeedsApproval, TarmacError, Withdrawn
+from tasks.core.errors import NeedsApproval, TarmacError, Withdrawn, first_line
 from tasks.core.schema import Config
 from tasks.evaluate import evaluate, require
 from tasks.gather import gather
@@ -81,7 +81,7 @@ def _followed(run: RunFolder, version: Path, given: Callable[[], Config]) -> tup
         if locate(config, version).path.resolve() == run.path.resolve():
             return config, []
     except TarmacError as error:
-        return None, [str(error).splitlines()[0]]
+        return None, [first_line(error)]
     return None, ["the config, or what is left out of the data, has changed since"]
 
 
@@ -96,7 +96,7 @@ def _changes_of_data(version: Path, config: Config) -> list[str]:
     except Withdrawn:
         raise
     except TarmacError as error:
-        return [str(error).splitlines()[0]]
+        return [first_line(error)]
     is_same = made is not None and Path(made).resolve() == version.resolve()
     return [] if is_same else ["the data has changed since"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flows.lifecycle import looks_at, tarmac_flow
 from flows.parameters import Named
 from flows.stages import Stages
-from tasks.dataset.verify.run import Level
+from tasks.dataset.verify.verifier import Level
 from tasks.verify import examine
 
 

@@ -12,7 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from tasks import control
 from tasks.core import screen
-from tasks.core.errors import DataError, NeedsApproval, TarmacError
+from tasks.core.errors import DataError, NeedsApproval, TarmacError, first_line
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.dataset import versions
@@ -50,7 +50,7 @@ def build(
         asked["survey"] = None if survey is None else str(survey)
         arguments = {"config": config.model_dump(mode="json"), **asked}
         try:
-            answer = stage.call("tasks.dataset.building.run:build", arguments, config.dataset.private)
+            answer = stage.call("tasks.dataset.building.builder:build", arguments, config.dataset.private)
         except NeedsApproval as loss:
             _show_samples(config, loss)
             raise
@@ -128,4 +128,4 @@ def _write_page(stage: Shown, config: Config, version: Path) -> None:
     except control.Withdrawn:
         raise
     except TarmacError as error:
-        screen.warn(f"look.html of version {version.name} is not written: {str(error).splitlines()[0]}")
+        screen.warn(f"look.html of version {version.name} is not written: {first_line(error)}")

@@ -8,7 +8,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from tasks import control
 from tasks.core import screen
-from tasks.diagnosis.doctor import Examination, text_of
+from tasks.diagnosis.examination import Examination, text_of
 from tasks.diagnosis.run_doctor import examine_run
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, artifact_key, shown, tell

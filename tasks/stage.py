@@ -30,7 +30,7 @@ from pydantic_core import to_jsonable_python
 from tasks import control
 from tasks.core import child, screen
 from tasks.core.child import WITHHELD, Killed
-from tasks.core.errors import TarmacError
+from tasks.core.errors import TarmacError, first_line
 from tasks.core.pace import Pace
 from tasks.core.screen import Progress
 from tasks.core.units import counted, format_duration
@@ -247,7 +247,7 @@ def is_transient(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
     delay_s = delays_s[min(tried, len(delays_s)) - 1]
     wait = f" in {delay_s:.0f} s" if delay_s else ""
     left = counted(task.retries + 1 - tried, "try", "tries")
-    screen.warn(f"{str(error).splitlines()[0]}; again{wait}, {left} left")
+    screen.warn(f"{first_line(error)}; again{wait}, {left} left")
     return True
 
 

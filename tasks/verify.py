@@ -17,7 +17,7 @@ from tasks.core.stores import redact
 from tasks.core.units import counted
 from tasks.dataset import versions
 from tasks.dataset.build_info import read_build_info
-from tasks.dataset.verify.report import Level
+from tasks.dataset.verify.findings import Level
 from tasks.stage import StageResult, is_transient, shown, tell
 
 KEYS = ("key", "member")
@@ -41,7 +41,7 @@ def verify(config: Config, version: Path) -> StageResult[Verified]:
     private data without keys."""
     with shown("verify") as stage:
         report = stage.call(
-            "tasks.dataset.verify.run:verify_version", {"version": str(version)}, config.dataset.private
+            "tasks.dataset.verify.verifier:verify_version", {"version": str(version)}, config.dataset.private
         )
         errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
         if errors:
@@ -63,7 +63,7 @@ def examine(dataset: str, level: Level) -> StageResult[None]:
     with shown("verify") as stage:
         is_private = _may_be_private(dataset)
         asked = {"path": dataset, "level": level}
-        report = stage.call("tasks.dataset.verify.run:verify", asked, is_private)
+        report = stage.call("tasks.dataset.verify.verifier:verify", asked, is_private)
         findings = [_shown(Finding(**entry), is_private) for entry in report["findings"]]
         tell(
             create_table_artifact,

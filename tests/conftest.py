@@ -10,7 +10,7 @@ import pytest
 from tasks.core.config import load_config
 from tasks.core.schema import Config, recipes
 from tasks.dataset import examples, versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.loader import forkserver
 
 os.environ.setdefault(

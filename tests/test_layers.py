@@ -36,12 +36,14 @@ def test_the_library_imports_without_prefect_and_wandb() -> None:
 
 def test_verify_needs_no_torch() -> None:
     blocked = ("torch", "prefect", "wandb", "sklearn", "matplotlib")
-    assert "numpy" in imported("import tasks.dataset.verify.run, tasks.dataset.verify.shard", blocked=blocked)
+    assert "numpy" in imported(
+        "import tasks.dataset.verify.verifier, tasks.dataset.verify.shard", blocked=blocked
+    )
 
 
 def test_a_sound_version_is_proven_without_heavy_imports() -> None:
     """So that `tarmac verify` of a small dataset takes less than half a second."""
-    loaded = imported("import tasks.dataset.verify.run", blocked=("tasks.core.schema",))
+    loaded = imported("import tasks.dataset.verify.verifier", blocked=("tasks.core.schema",))
     assert not {"numpy", "pyarrow", "PIL", "fsspec"} & loaded
 
 

@@ -43,7 +43,7 @@ def doctor(
     """
     if pid is None and run is None and log is None:
         raise UsageError("tarmac doctor: say what to examine: --pid PID, --run RUN or --log FILE")
-    from tasks.diagnosis import doctor as examinations
+    from tasks.diagnosis import examination as examinations
 
     if pid is not None:
         done = examinations.examine_process(pid, log)
@@ -119,7 +119,7 @@ def _facts(done: WatchResult) -> dict[str, object]:
 def _ended(done: WatchResult) -> list[str]:
     """What became of the training, in lines that go to standard error; of one that was stopped the verdict
     again, which has scrolled away above what the training printed while it ended."""
-    from tasks.diagnosis.doctor import verdict_of
+    from tasks.diagnosis.examination import verdict_of
 
     took = format_duration(done.seconds)
     problems = [one for one in done.report.findings if one.code not in _codes(done)]

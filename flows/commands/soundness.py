@@ -53,7 +53,7 @@ def verify(
       tarmac verify data/digits
       tarmac verify '/data/laion/{00000..00412}.tar' --full
     """
-    from tasks.dataset.verify.run import verify as examine
+    from tasks.dataset.verify.verifier import verify as examine
 
     level = level_of(quick, full)
     began = time.monotonic()
@@ -90,7 +90,7 @@ def report_lines(report: Report, name: str, level: str, took: str) -> Iterator[s
 
 def _without_count(finding: Finding) -> Finding:
     """The finding without the number of others of its kind that it stands for."""
-    from tasks.dataset.verify.report import LEFT
+    from tasks.dataset.verify.findings import LEFT
 
     evidence = {name: value for name, value in finding.evidence.items() if name != LEFT}
     return replace(finding, evidence=evidence)
@@ -98,7 +98,7 @@ def _without_count(finding: Finding) -> Finding:
 
 def _unshown_lines(report: Report, shown: Counter[str]) -> Iterator[str]:
     """For each code how many more there are than were shown, and how many of them `--json` lists."""
-    from tasks.dataset.verify.report import weight
+    from tasks.dataset.verify.findings import weight
 
     listed = Counter(finding.code for finding in report.findings)
     found: Counter[str] = Counter()
@@ -111,7 +111,7 @@ def _unshown_lines(report: Report, shown: Counter[str]) -> Iterator[str]:
 
 
 def _findings_counted(report: Report) -> str:
-    from tasks.dataset.verify.report import weight
+    from tasks.dataset.verify.findings import weight
 
     shards = {finding.where["shard"] for finding in report.findings if "shard" in finding.where}
     findings = counted(sum(map(weight, report.findings)), "finding")
@@ -163,7 +163,7 @@ def look(
     if rejects:
         return _list_rejects(Path(dataset), as_json)
     from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
-    from tasks.dataset.verify.run import verify as examine
+    from tasks.dataset.verify.verifier import verify as examine
     from tasks.models.tokens import caption_counter
 
     level = level_of(quick, full)
@@ -199,7 +199,7 @@ def _list_rejects(place: Path, as_json: bool) -> int:
     from tasks.dataset.layout import REJECTS
     from tasks.dataset.preview import version_at
     from tasks.dataset.tables import read_pieces
-    from tasks.dataset.verify.report import plain
+    from tasks.dataset.verify.findings import plain
 
     path = place if place.name == REJECTS else version_at(place) / REJECTS
     columns = ("reason", "source", "original_key", "detail")

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from tasks.core.errors import UsageError, instead, list_mistakes
+from tasks.core.errors import UsageError, first_line, instead, list_mistakes
 from tasks.core.schema import Config
 from tasks.core.schema.dataset import MODALITIES_OF
 from tasks.core.schema.source import TABLES
@@ -58,7 +58,7 @@ def _resolved(path: Path, text: str, overrides: Sequence[str]) -> Any:
             _override(tree, override)
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
-        raise UsageError(f"{path}: {error.full_key or 'config'}: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"{path}: {error.full_key or 'config'}: {first_line(error)}") from None
 
 
 def dump(config: Config) -> str:
@@ -154,7 +154,7 @@ def _override(tree: Any, override: str) -> None:
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
     except (ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = getattr(error, "problem", None) or first_line(error)
         raise UsageError(f"--set {override}: what follows the = is no valid YAML: {problem}") from None
     assert isinstance(value, dict)
     try:

@@ -85,6 +85,11 @@ def kind_of(error: TarmacError) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none, as torch's `EOFError`."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def instead(word: str, known: Sequence[str]) -> str:
     """The rest of a message about a name that nobody knows: the one that was meant, or those there are."""
     near = difflib.get_close_matches(word, known, n=1) or [name for name in known if word and word in name]

@@ -15,7 +15,7 @@ from tasks.core import config as configs
 from tasks.core.files import read_json, read_lines
 from tasks.core.findings import Finding, Report
 from tasks.core.process import Identity
-from tasks.diagnosis.doctor import Examination
+from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.observe import SECONDS, observe
 from tasks.diagnosis.observation.record import KeptState, Observation

@@ -24,8 +24,8 @@ import psutil
 
 from tasks.core.errors import UsageError
 from tasks.core.findings import Report
-from tasks.diagnosis import doctor, outcome
-from tasks.diagnosis.doctor import Examination
+from tasks.diagnosis import examination, outcome
+from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.passage import Passage
 from tasks.diagnosis.rhythm import Rhythm
 from tasks.trainers import recognise
@@ -183,7 +183,7 @@ def _attend(
         is_silent = rhythm.is_suspicious(now) and (rhythm.steps > 0 or listener.trainer.must_log_steps)
         if told is not None or not (is_silent or work.idle_s(now) > IDLE_S):
             continue
-        examined = doctor.examine_process(process.pid, listener.log)
+        examined = examination.examine_process(process.pid, listener.log)
         if process.poll() is not None:
             return found
         if examined.verdict.state != "stalled":
@@ -192,7 +192,7 @@ def _attend(
             continue
         found.append(examined)
         told = examined.verdict.report.findings[0].code, rhythm.since
-        say("\n".join([f"! no progress for {rhythm.silence(now):.0f} s", *doctor.text_of(examined)]))
+        say("\n".join([f"! no progress for {rhythm.silence(now):.0f} s", *examination.text_of(examined)]))
         if stops:
             _stop(process, say)
             return found

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.export.contract import ProofQuestion, picture, refuse
+from tasks.export.formats import ProofQuestion, picture, refuse
 from tasks.models.vlm.chat_text import END, START, ChatMessage
 from tasks.models.vlm.vlm import VlmRecipe
 from tasks.models.vlm.vlm_towers import OpenClipTower, TrunkTower

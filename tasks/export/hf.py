@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tasks.export.chat import ask_chat, save_tokenizer, siglip_of
-from tasks.export.contract import TEXTS, ProofQuestion, TrainedModel, Written, picture, refuse
+from tasks.export.formats import TEXTS, ProofQuestion, TrainedModel, Written, picture, refuse
 from tasks.export.open_clip import described, features
 from tasks.models.clip.clip import ClipRecipe
 from tasks.models.ct.ct_clip_options import CtClipOptions

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tasks.core.files import write_json
 from tasks.export.chat import ask_chat, save_tokenizer, siglip_of
-from tasks.export.contract import TrainedModel, Written, refuse
+from tasks.export.formats import TrainedModel, Written, refuse
 from tasks.models.vlm.chat_text import IMAGE, WHOLE
 from tasks.models.vlm.vlm import VlmRecipe
 from tasks.models.vlm.vlm_options import VlmOptions

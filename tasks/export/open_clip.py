@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tasks.core.files import write_json
-from tasks.export.contract import TEXTS, ProofQuestion, TrainedModel, Written, picture, refuse
+from tasks.export.formats import TEXTS, ProofQuestion, TrainedModel, Written, picture, refuse
 from tasks.models.clip.clip import ClipRecipe
 from tasks.models.clip.clip_options import SIGMOID
 from tasks.models.clip.pictures import Crop, normalised

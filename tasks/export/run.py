@@ -29,7 +29,7 @@ from tasks.core.files import blake3_file, fsync_path, read_json, write_json
 from tasks.evaluation.checkpoint import load_model_of
 from tasks.evaluation.command import environment
 from tasks.export import Target
-from tasks.export.contract import ProofQuestion, TrainedModel, Written
+from tasks.export.formats import ProofQuestion, TrainedModel, Written
 from tasks.models import recipes
 from tasks.runs.checkpoints import MODEL, Checkpoint, newest_sound, read_meta
 from tasks.runs.folder import RunFolder, find

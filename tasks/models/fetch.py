@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tasks.core.child import call
-from tasks.core.errors import DataError, TarmacError, UsageError
+from tasks.core.errors import DataError, TarmacError, UsageError, first_line
 from tasks.core.files import disk_full_as_error, fsync_path, require_writable, write_atomic
 from tasks.core.lock import Lease
 from tasks.core.screen import Progress, no_progress
@@ -345,7 +345,7 @@ class _Repository:
             raise self._unreachable(error) from None
 
     def _unreachable(self, error: BaseException) -> DataError:
-        says = (str(error).strip() or type(error).__name__).splitlines()[0]
+        says = first_line(error)
         return DataError(
             f"{self._wanted.keys}: {_endpoint()} does not give {self._name} ({says}); fetch where there is a "
             "network, or set HF_ENDPOINT: what has come stays"

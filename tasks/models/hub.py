@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, first_line
 from tasks.core.files import CHUNK, read_json, write_json
 from tasks.core.findings import Finding, Severity
 from tasks.core.schema import Config
@@ -90,7 +90,7 @@ def read_lock(runs: Path) -> Lock:
     except (FileNotFoundError, NotADirectoryError):
         return Lock()
     except (OSError, ValueError, ValidationError) as error:
-        says = str(error).splitlines()[0]
+        says = first_line(error)
         raise DataError(
             f"{runs / LOCK} cannot be read ({says}); remove it and run tarmac fetch again"
         ) from None

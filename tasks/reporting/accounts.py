@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.core.errors import DataError, TarmacError
+from tasks.core.errors import DataError, TarmacError, first_line
 from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.quarantine import Quarantined, left_out_text
 from tasks.dataset.rejects import RejectGroup, count_groups, read_groups
@@ -49,7 +49,7 @@ def read_account(ref: DataRef, private: bool, quarantined: Iterable[Quarantined]
     try:
         manifest = read_manifest(path)
     except TarmacError as error:
-        why = f"Version {ref.version} cannot be read: {str(error).splitlines()[0]}"
+        why = f"Version {ref.version} cannot be read: {first_line(error)}"
         return Account(name, ref.version, path, left_out=left_out_text({}, mine), why_none=why)
     rejects, why_no_examples = count_groups(manifest.rejects), ""
     if rejects:

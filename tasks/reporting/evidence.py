@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks.core import config, quarantine_file
-from tasks.core.errors import TarmacError
+from tasks.core.errors import TarmacError, first_line
 from tasks.core.files import blake3_file, digest, read_lines
 from tasks.core.schema import Config
 from tasks.evaluation import results
@@ -70,7 +70,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
         try:
             return read(path)
         except (TarmacError, OSError, ValueError) as error:
-            unreadable[str(path.relative_to(run.path))] = str(error).strip().splitlines()[0]
+            unreadable[str(path.relative_to(run.path))] = first_line(error)
             return None
 
     settings = attempt(run.config, config.reload)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.core.errors import TarmacError
+from tasks.core.errors import TarmacError, first_line
 from tasks.core.pages import render
 from tasks.core.quarantine_file import NAME
 from tasks.core.units import count, counted
@@ -115,7 +115,7 @@ def _gallery(evidence: RunContents, accounts: Sequence[Account], first: Headline
     try:
         items = read_items(account.path, split, said)
     except (TarmacError, OSError, ValueError) as error:
-        why = f"The held-out samples cannot be read: {str(error).splitlines()[0]}"
+        why = f"The held-out samples cannot be read: {first_line(error)}"
         return Gallery(why, is_broken=True)
     texts = CAPTIONS.get(modality, "captions")
     shown = f"The first {counted(len(items), 'sample')} of the split {split} with their {texts}"

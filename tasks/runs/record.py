@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.core.engines.slurm_queue import SlurmJob
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, first_line
 from tasks.core.files import read_json, write_json
 from tasks.core.lock import Holder
 from tasks.core.process import Identity
@@ -115,7 +115,7 @@ def load_record(run: RunFolder) -> RunRecord:
     try:
         return RunRecord.model_validate(read_json(run.record))
     except (OSError, ValueError, ValidationError) as error:
-        first = str(error).splitlines()[0]
+        first = first_line(error)
         raise DataError(f"{run.record}: is no run record ({first}); plan the run again") from None
 
 

@@ -22,7 +22,7 @@ from tasks.runs import phases
 from tasks.runs.folder import RunFolder
 
 if TYPE_CHECKING:  # imported only for an examination, which most runs never need
-    from tasks.diagnosis.doctor import Examination
+    from tasks.diagnosis.examination import Examination
 
 LEAST_S: Mapping[str, float] = {"start": 300.0, "first_batch": 120.0, "step": 60.0}
 LEAST_ELSE_S = 180.0

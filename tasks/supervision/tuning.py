@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from tasks.core import child
 from tasks.core.child import Killed
+from tasks.core.errors import first_line
 from tasks.core.schema import Config, Loader
 from tasks.core.screen import Progress, no_progress
 from tasks.loader.settings import LoaderSettings, read_settings, write_settings
@@ -85,5 +86,5 @@ def _measure(run: RunFolder, config: Config, on_idle: Callable[[], None], tries:
         if tries == 1 and config.train is not None:
             hint = f"if the kernel did it because memory was short (dmesg), lower {levers(config.train)}"
             raise Killed(f"{killed}\n  {hint}") from None
-        logger.warning("%s; again", str(killed).splitlines()[0])
+        logger.warning("%s; again", first_line(killed))
         return _measure(run, config, on_idle, tries - 1)

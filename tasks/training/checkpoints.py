@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from tasks.core.errors import DataError, TarmacError
+from tasks.core.errors import DataError, TarmacError, first_line
 from tasks.core.files import blake3_file, fsync_path, link_atomic, write_json
 from tasks.runs import fence
 from tasks.runs.checkpoints import (
@@ -108,7 +108,7 @@ def write_copied(run: RunFolder, step: int, content: Copied) -> None:
 
 
 def _not_written(run: RunFolder, step: int, error: Exception, remedy: str) -> TarmacError:
-    says = (str(error) or type(error).__name__).splitlines()[0]
+    says = first_line(error)
     return TarmacError(f"{run.checkpoint(step)}: cannot be written: {says}; {remedy} and resume")
 
 

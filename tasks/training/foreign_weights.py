@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tasks.core.errors import TarmacError
+from tasks.core.errors import TarmacError, first_line
 from tasks.core.files import blake3_file, fsync_path, link_atomic, write_json
 from tasks.runs import fence
 from tasks.runs.checkpoints import META, MODEL, CheckpointMeta
@@ -38,7 +38,7 @@ def weights_of(path: Path) -> dict[str, torch.Tensor]:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        raise Unreadable(f"{path}: {str(error).splitlines()[0]}") from error
+        raise Unreadable(f"{path}: {first_line(error)}") from error
     weights = found.get("state_dict", found) if isinstance(found, dict) else None
     if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise Unreadable(f"{path}: holds no state dict")

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from tasks.core.errors import OtherRankError
+from tasks.core.errors import OtherRankError, first_line
 from tasks.models.task import Contrastive, Features, Loss, Task
 from tasks.runs.meeting import Meeting
 
@@ -113,7 +113,7 @@ class Ranks:
         try:
             distributed.all_reduce(number, distributed.ReduceOp.MAX)
         except RuntimeError as error:
-            says = str(error).splitlines()[0]
+            says = first_line(error)
             raise OtherRankError(f"another rank is gone, or does not answer: {says}") from error
         return RankRequest(int(number))
 
@@ -150,7 +150,7 @@ def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
             timeout=timedelta(seconds=PATIENCE_S),
         )
     except RuntimeError as error:
-        says = str(error).splitlines()[0]
+        says = first_line(error)
         raise OtherRankError(f"the {ranks.count} ranks did not all come together: {says}") from error
     yield ranks
     distributed.destroy_process_group()

@@ -33,7 +33,7 @@ from torchvision.transforms.autoaugment import _apply_op
 
 from tasks.core.config import load_config
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.examples.reinforced import reinforced
 from tasks.loader.feed import Data, Feed
 from tasks.models import recipes

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tasks.core.schema import Config
 from tasks.dataset import examples, versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.loader.settings import LoaderSettings, write_settings
 from tasks.runs import metrics
 from tasks.runs.environment import rank_environment

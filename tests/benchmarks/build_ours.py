@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from tasks.core.config import validate
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.benchmarks.build_corpus import TABLE
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tasks.dataset.verify import rows, shard  # noqa: F401 - which `verify` imports when it needs them
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 
 
 def main(version: str, level: str) -> None:

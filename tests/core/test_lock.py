@@ -19,7 +19,7 @@ from tasks.core import lock
 from tasks.core.errors import UsageError
 from tasks.core.files import read_json, write_json
 from tasks.core.lock import STALE_S, Held, Lease, holder_of
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.dataset import raw
 
 HOLDER = (

@@ -13,11 +13,11 @@ from tasks.core.files import digest, write_json
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build_info import seal_files
-from tasks.dataset.building.run import build, is_up_to_date
+from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.layout import BUILD, CARD, INPUTS
 from tasks.dataset.repair.run import repair
 from tasks.dataset.tables import ArrowBatches, BatchWriter
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import handmade, raw
 from tests.dataset.raw import chat
 from tests.models.examples import SAMPLES

@@ -15,7 +15,7 @@ from tasks.core.config import load_config
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.init import config_text, survey
 from tasks.dataset.manifest import read_manifest
 from tasks.loader.indexed import IndexedReader

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.core.errors import UsageError
 from tasks.dataset import mirror
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.mirror import Transfer, plan_transfers
 from tests import s3
 from tests.dataset import raw

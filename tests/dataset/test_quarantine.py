@@ -9,7 +9,7 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.dataset import quarantine, versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.manifest import SplitSummary
 from tasks.dataset.preview.faults import FAULT_CODES
 from tasks.dataset.quarantine import NAME, Quarantined

@@ -11,7 +11,7 @@ from tasks.core import lock
 from tasks.core.errors import DataError, UsageError
 from tasks.core.lock import Lease
 from tasks.dataset import versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.dataset import raw
 from tests.disks import small_disk
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.dataset import versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.dataset import raw
 
 webdataset = pytest.importorskip("webdataset")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.diagnosis import doctor
+from tasks.diagnosis import examination
 from tasks.diagnosis.observation.record import Observation
 from tasks.diagnosis.verdicts import judge
 from tests.diagnosis.test_verdicts import observation
@@ -26,12 +26,12 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([TARMAC, "doctor", *words], cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def examined(seen: Observation) -> doctor.Examination:
-    return doctor.Examination("process 7", "7", judge(seen), seen, 0.0)
+def examined(seen: Observation) -> examination.Examination:
+    return examination.Examination("process 7", "7", judge(seen), seen, 0.0)
 
 
 def test_the_screen_says_what_how_it_is_known_what_not_and_what_to_do() -> None:
-    lines = list(doctor.text_of(examined(observation("no-caption-member-resampled"))))
+    lines = list(examination.text_of(examined(observation("no-caption-member-resampled"))))
     assert lines[0].startswith(
         "VERDICT  filter.spinning: 2 workers read and drop everything (no caption (txt))"
     )
@@ -48,7 +48,7 @@ def test_the_screen_says_what_how_it_is_known_what_not_and_what_to_do() -> None:
 
 def test_the_page_holds_the_evidence_and_no_home_folder(tmp_path: Path) -> None:
     done = examined(observation("wandb-hung-server-at-init"))
-    doctor.save_doctor_page(done, tmp_path / "page.html")
+    examination.save_doctor_page(done, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "tracker.blocked" in page and "Stack of" in page and "<script" not in page
     assert f'"{Path.home()}/' not in page
@@ -56,7 +56,7 @@ def test_the_page_holds_the_evidence_and_no_home_folder(tmp_path: Path) -> None:
 
 def test_the_page_has_the_command_by_itself_and_tells_the_workers_apart(tmp_path: Path) -> None:
     done = examined(observation("no-caption-member-resampled"))
-    doctor.save_doctor_page(done, tmp_path / "page.html")
+    examination.save_doctor_page(done, tmp_path / "page.html")
     page = unescape((tmp_path / "page.html").read_text())
     (finding,) = done.verdict.report.findings
     assert finding.command is not None
@@ -103,19 +103,19 @@ def test_a_log_that_states_no_cause_is_unknown_and_no_error(tmp_path: Path) -> N
 )
 def test_what_libraries_print_is_understood(line: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(f"starting\n{line}\n")
-    assert [one.code for one in doctor.examine_log(tmp_path / "log").verdict.report.findings] == [code]
+    assert [one.code for one in examination.examine_log(tmp_path / "log").verdict.report.findings] == [code]
 
 
 def test_a_process_that_is_not_there_is_one_line() -> None:
     with pytest.raises(UsageError, match="there is no process"):
-        doctor.examine_process(2**22 - 1)
+        examination.examine_process(2**22 - 1)
 
 
 def test_a_sleeping_process_is_no_error_and_not_explained(tmp_path: Path) -> None:
     sleeper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     try:
         began = time.monotonic()
-        done = doctor.examine_process(sleeper.pid, seconds=1.0)
+        done = examination.examine_process(sleeper.pid, seconds=1.0)
         assert time.monotonic() - began < 30
     finally:
         sleeper.kill()
@@ -129,7 +129,7 @@ def test_a_watch_is_named_and_its_command_judged(tmp_path: Path) -> None:
     watch = subprocess.Popen([TARMAC, "watch", "--", *work], cwd=tmp_path, stdout=subprocess.PIPE)
     try:
         assert watch.stdout is not None and watch.stdout.readline() == b"begun\n"
-        done = doctor.examine_process(watch.pid, seconds=0.5)
+        done = examination.examine_process(watch.pid, seconds=0.5)
         (command,) = [one for one in psutil.Process(watch.pid).children() if "-S" in one.cmdline()[:2]]
     finally:
         for one in psutil.Process(watch.pid).children():
@@ -138,8 +138,8 @@ def test_a_watch_is_named_and_its_command_judged(tmp_path: Path) -> None:
         watch.stdout.close()
     assert done.verdict.state == "works" and done.subject == f"process {command.pid}"
     about = f"process {watch.pid} is tarmac watch; this is about its command, process {command.pid}"
-    assert next(doctor.text_of(done)).split(maxsplit=1) == ["WATCH", about]
-    doctor.save_doctor_page(done, tmp_path / "page.html")
+    assert next(examination.text_of(done)).split(maxsplit=1) == ["WATCH", about]
+    examination.save_doctor_page(done, tmp_path / "page.html")
     assert about[1:] in (tmp_path / "page.html").read_text()
 
 

@@ -18,7 +18,7 @@ from flows.cli import main
 from tasks.core.config import load_config
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.index import INDEX
 from tasks.dataset.manifest import read_manifest
 from tasks.diagnosis import own_run, preflight

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from flows import cli
-from tasks.diagnosis import doctor, rhythm
+from tasks.diagnosis import examination, rhythm
 from tasks.diagnosis.rhythm import Rhythm
 from tasks.diagnosis.verdicts import judge
 from tasks.trainers.contract import Progress
@@ -281,8 +281,8 @@ def test_the_verdict_for_which_it_stopped_the_training_stands_last(
     """Below the traceback of a training that was interrupted, with the exit code of a failure."""
     monkeypatch.setitem(rhythm.PATIENCE_S, "step", 0.5)
     seen = observation("no-caption-member-resampled")
-    done = doctor.Examination("process 7", "7", judge(seen), seen, 0.0)
-    monkeypatch.setattr(doctor, "examine_process", lambda *_: done)
+    done = examination.Examination("process 7", "7", judge(seen), seen, 0.0)
+    monkeypatch.setattr(examination, "examine_process", lambda *_: done)
     words = script("import time; print('step 1/9', flush=True); time.sleep(600)")
     assert cli.main(["watch", "--stop", "--", *words]) == 1
     lines = capfd.readouterr().err.splitlines()

@@ -13,7 +13,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import read_json, write_json
 from tasks.core.schema.recipes import RECIPES, RecipeClasses
 from tasks.dataset import versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.index import read_index
 from tasks.evaluation.fit import require_fit
 from tests.conftest import ROOT, digits_config

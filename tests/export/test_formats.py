@@ -16,7 +16,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import read_json
 from tasks.evaluation.checkpoint import load_model_of
 from tasks.export import hf, nanovlm, open_clip
-from tasks.export.contract import TrainedModel, Written
+from tasks.export.formats import TrainedModel, Written
 from tasks.export.proofs import with_open_clip, with_transformers
 from tasks.export.run import MOST_APART, compare, difference, export, put
 from tasks.models import recipes

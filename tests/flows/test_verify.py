@@ -10,7 +10,7 @@ import pytest
 
 from flows.cli import main
 from tasks.dataset import versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.dataset import raw
 
 

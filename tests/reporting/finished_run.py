@@ -12,7 +12,7 @@ from PIL import Image
 from tasks.core import config as configs
 from tasks.core.files import link_atomic
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.versions import publish
 from tasks.evaluation import results

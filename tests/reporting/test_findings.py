@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.examples.phantoms import phantoms
 from tasks.evaluation.results import EvaluationResult, Prediction
 from tasks.loader.indexed import IndexedReader

@@ -17,7 +17,7 @@ from tasks.core.files import link_atomic, write_atomic, write_json
 from tasks.core.quarantine_file import Quarantined, to_text
 from tasks.core.schema import Config
 from tasks.core.schema.training import BestMetric
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.index import read_index
 from tasks.dataset.manifest import read_manifest
 from tasks.evaluation.results import Prediction

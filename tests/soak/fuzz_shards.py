@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from tasks.core.findings import Finding
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.index import read_index
 from tests.dataset import raw, tampering
 from tests.dataset.raw import shards

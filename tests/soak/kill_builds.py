@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.dataset import raw
 
 SAMPLES = 240

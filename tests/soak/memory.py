@@ -46,7 +46,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def _build(folder: Path, rows: int) -> None:
-    from tasks.dataset.building.run import build
+    from tasks.dataset.building.builder import build
 
     there = folder / "raw"
     there.mkdir()

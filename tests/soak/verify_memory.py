@@ -55,7 +55,7 @@ def _peak(pid: int) -> int:
 
 
 def _verify(version: Path, level: str) -> None:
-    from tasks.dataset.verify.run import verify
+    from tasks.dataset.verify.verifier import verify
 
     began = time.monotonic()
     report = verify(version, level)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.core.config import load_config
 from tasks.dataset.building import convert
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.dataset.raw import contents
 
 

@@ -17,7 +17,7 @@ import pytest
 from tasks.core.engines import dask, map_groups
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.schema.engine import Engines
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.core.engines.functions import Job, die, die_once, refuse, stumble, work
 from tests.dataset import raw
 from tests.services import free_port, service, until

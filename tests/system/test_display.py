@@ -225,7 +225,7 @@ def _child(table: Path) -> psutil.Process | None:
     """The process that builds in the project of this table."""
     for process in psutil.process_iter():
         try:
-            if "tasks.dataset.building.run:build" in process.cmdline() and table.is_relative_to(
+            if "tasks.dataset.building.builder:build" in process.cmdline() and table.is_relative_to(
                 process.cwd()
             ):
                 return process
@@ -244,7 +244,7 @@ def test_a_defect_of_a_child_is_in_the_log_with_its_last_lines(
     run_id = answer.raise_for_status().json()["id"]
     done = api.finished(run_id, 120)
     lines = done["state"]["message"].splitlines()
-    assert lines[0] == "build failed: tasks.dataset.building.run:build ended with exit code 1"
+    assert lines[0] == "build failed: tasks.dataset.building.builder:build ended with exit code 1"
     assert len(lines) == 1 + LAST_LINES
     assert "LookupError: a defect" in lines[-1]
     api.logged(run_id, done["state"]["message"], level=logging.ERROR)

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.dataset import versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.dataset import raw
 from tests.disks import grow, small_disk
 from tests.soak import kill_builds

@@ -18,9 +18,9 @@ import pytest
 from PIL import Image
 
 from tasks.dataset import versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.manifest import Manifest
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.system.foreign_env import PINS, foreign_env
 

@@ -22,10 +22,10 @@ from tasks.core.remote import remote_stores
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT, StoreUnreachable
 from tasks.dataset import mirror, versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Source, open_sources
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests import s3
 from tests.dataset import raw
 from tests.dataset.raw import image_folder
@@ -136,7 +136,7 @@ def test_a_folder_of_images(make: Callable[[Path], Config], bucket: str, tmp_pat
 BUILD = """
 import sys
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 print(build(Config.model_validate_json(sys.argv[1])).digest)
 """
 

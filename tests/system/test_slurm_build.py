@@ -18,7 +18,7 @@ import pytest
 from tasks.core.engines import map_groups, slurm, slurm_queue
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.schema.engine import Engines
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.core.engines.functions import (
     Job,
     die,
@@ -41,7 +41,7 @@ import sys
 from pathlib import Path
 from tasks.core.engines import map_groups, slurm
 from tasks.core.schema.engine import Engines
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.core.engines.functions import Job, work
 slurm.BEAT_S, slurm.SILENCE_S = 0.3, 3.0
 folder = Path(sys.argv[1])

@@ -19,7 +19,7 @@ from tasks.core.config import load_config
 from tasks.core.schema.recipes import RECIPES
 from tasks.core.schema.recipes import RecipeClasses as Row
 from tasks.dataset import examples
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.models import recipes
 from tasks.runs.plan import plan
 from tests.conftest import ROOT

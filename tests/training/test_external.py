@@ -326,14 +326,15 @@ def test_a_command_of_ones_own_is_followed_by_its_log_and_files(digits_dataset: 
     assert run.latest.resolve() == newest.path.resolve() and last_step(run.metrics) == 8
 
 
-def test_what_a_killed_trainer_had_begun_to_write_is_set_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [0, 1, 700])
+def test_what_a_killed_trainer_had_begun_to_write_is_set_aside(written: int, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     for epoch in (1, 2, 3):
         torch.save(
             {"epoch": epoch, "state_dict": {"module.weight": torch.ones(3)}}, folder / f"epoch_{epoch}.pt"
         )
-    os.truncate(folder / "epoch_3.pt", 700)
+    os.truncate(folder / "epoch_3.pt", written)
     external.set_torn_aside(tmp_path, 4, {4})
     assert sorted(path.name for path in folder.iterdir()) == ["epoch_1.pt", "epoch_2.pt", "epoch_3.pt.torn"]
     assert [step for step, _ in external.saved(tmp_path, 4)] == [4, 8]

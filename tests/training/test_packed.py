@@ -17,7 +17,7 @@ from tasks.core.config import load_config
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import link_atomic
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.manifest import read_manifest
 from tasks.diagnosis import bench, measure, memory, own_run, step_rate
 from tasks.diagnosis.own_run import OwnCase

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tasks.core.config import load_config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.examples import DIGITS, write_example
 from tasks.evaluation.checkpoint import Extracting
 from tasks.evaluation.zero_shot import TEMPLATES, ClassReader, class_embeddings

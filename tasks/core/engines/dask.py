@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from distributed import CancelledError, Client, Future, KilledWorker
 
-from tasks.core.errors import TarmacError, UsageError
+from tasks.core.errors import TarmacError, UsageError, first_line
 from tasks.core.files import code_digest
 
 Item = TypeVar("Item")
@@ -81,7 +81,7 @@ def _connected(address: str) -> Iterator[Client]:
     except (OSError, ValueError, ImportError) as error:
         raise TarmacError(
             f"engine.build.address: no Dask scheduler answers at {address} within {CONNECT_S} s "
-            f"({str(error).splitlines()[0]})"
+            f"({first_line(error)})"
         ) from None
     try:
         yield client

@@ -1,1 +1,1 @@
-"""The steps of a build, in the order of `tasks.dataset.building.run`: list, plan, convert, assemble."""
+"""The steps of a build, in the order of `tasks.dataset.building.builder`: list, plan, convert, assemble."""

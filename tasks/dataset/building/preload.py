@@ -8,6 +8,6 @@ import gc
 from importlib import import_module
 
 gc.disable()
-import_module("tasks.dataset.building.run")
+import_module("tasks.dataset.building.builder")
 gc.freeze()
 gc.enable()

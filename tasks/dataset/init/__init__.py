@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tasks.dataset.init.config_text import config_text
-from tasks.dataset.init.run import PlaceSurvey, survey
+from tasks.dataset.init.survey import PlaceSurvey, survey
 
 __all__ = ["PlaceSurvey", "config_text", "survey"]

@@ -14,7 +14,7 @@ from tasks.core.errors import UsageError
 from tasks.core.stores import is_remote
 from tasks.dataset.building.check import beside, lies_inside
 from tasks.dataset.init.evidence import Key, shown
-from tasks.dataset.init.run import PlaceSurvey
+from tasks.dataset.init.survey import PlaceSurvey
 from tasks.dataset.init.train_block import train_keys
 
 WIDTH = 110

@@ -23,7 +23,7 @@ from tasks.dataset import quarantine
 from tasks.dataset.layout import BUILD, MANIFEST, SHARDS
 from tasks.dataset.preview.samples import SHOWN_PER_SPLIT, salvage
 from tasks.dataset.preview.tiles import Tile, legible, tile_of, without_folder
-from tasks.dataset.verify.report import LEFT, NOT_DECODED, NOT_READ, weight
+from tasks.dataset.verify.findings import LEFT, NOT_DECODED, NOT_READ, weight
 
 DATASET = "DATASET"
 """In a command, where nobody says how the dataset is called."""

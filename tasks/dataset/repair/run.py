@@ -30,8 +30,8 @@ from tasks.dataset.repair.tables import TableRepair
 from tasks.dataset.repair.workplace import Seals, Workplace, find, read_seals
 from tasks.dataset.splits import REST
 from tasks.dataset.tables import read_pieces
-from tasks.dataset.verify.run import BadSample, Level, verify
 from tasks.dataset.verify.tars import is_indexed
+from tasks.dataset.verify.verifier import BadSample, Level, verify
 
 __all__ = ["Repaired", "repair"]
 

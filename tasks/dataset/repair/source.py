@@ -23,8 +23,8 @@ from tasks.core.schema import BuildEngine, Config, Dataset, Engines
 from tasks.core.screen import Progress
 from tasks.core.stores import is_environment_error
 from tasks.dataset.build_info import BuildInfo, read_build_info
+from tasks.dataset.building.builder import NamedShards, list_named
 from tasks.dataset.building.fingerprint import CONVERTER, NOT_SHAPING, config_digest, packages
-from tasks.dataset.building.run import NamedShards, list_named
 from tasks.dataset.manifest import Manifest
 from tasks.dataset.repair.workplace import Seals
 from tasks.dataset.sources import open_sources

@@ -23,8 +23,8 @@ from tasks.core.screen import Progress
 from tasks.core.stores import is_environment_error
 from tasks.dataset.build_info import FileSeal, read_build_info, write_build_info
 from tasks.dataset.building.assemble import DraftShard, describe, draft_version
+from tasks.dataset.building.builder import build
 from tasks.dataset.building.catalogue import Rejected
-from tasks.dataset.building.run import build
 from tasks.dataset.building.sidecar import first
 from tasks.dataset.layout import BUILD, INPUTS, MANIFEST, REJECTS, VERSIONS
 from tasks.dataset.repair.result import CONFIGURE, MIND, REBUILD, Done, Failed

@@ -7,10 +7,10 @@ from typing import Any
 
 from tasks.core.schema import Dataset
 from tasks.dataset.sources.chat_rows import ChatRows
-from tasks.dataset.sources.contract import Absent, Container, RawSample, Source, of_files
 from tasks.dataset.sources.image_folder import ImageFolder
 from tasks.dataset.sources.nifti import NiftiVolumes
 from tasks.dataset.sources.npz import NpzVolumes
+from tasks.dataset.sources.protocol import Absent, Container, RawSample, Source, of_files
 from tasks.dataset.sources.shards import Shards
 from tasks.dataset.sources.table import TableImages
 

@@ -33,8 +33,8 @@ from tasks.dataset.modalities.chat import (
     select,
 )
 from tasks.dataset.rejects import TRANSIENT, Reason, Reject
-from tasks.dataset.sources.contract import Container, RawSample, fault_of
 from tasks.dataset.sources.fields import TableRow, is_nothing, to_json
+from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
 from tasks.dataset.sources.tabular import OpenTable, open_table, require
 from tasks.dataset.tar.format import BLOCK, Members, span_bytes

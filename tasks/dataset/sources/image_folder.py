@@ -26,8 +26,8 @@ from tasks.dataset.formats import images
 from tasks.dataset.formats.checks import json_object
 from tasks.dataset.keys import key_of
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.contract import Container, RawSample
 from tasks.dataset.sources.fields import RECODE, filled, text_of, to_json
+from tasks.dataset.sources.protocol import Container, RawSample
 from tasks.dataset.sources.raw_files import SourceCheck, kind_of, read_file, read_start, stats_of
 from tasks.dataset.tar.format import Members, span_bytes
 

@@ -39,7 +39,7 @@ from tasks.core.stores import (
     redact,
 )
 from tasks.dataset.rejects import TRANSIENT, Reject
-from tasks.dataset.sources.contract import Absent
+from tasks.dataset.sources.protocol import Absent
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 PACKED = (".gz", ".bz2", ".xz", ".zst")

@@ -18,9 +18,9 @@ from tasks.core.schema import Dataset, ShardsSource
 from tasks.core.schema.source import PLACE
 from tasks.core.stores import ObjectStat, absolute_location, is_web
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.contract import Container, RawSample, fault_of
 from tasks.dataset.sources.fields import as_member, look_up, object_of
 from tasks.dataset.sources.join import TableRows, TarMembers
+from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files
 from tasks.dataset.sources.tar_samples import FIELD, REQUIRED, Roles, TarSamples
 from tasks.dataset.tar.reader import StoredSample

@@ -25,8 +25,8 @@ from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.contract import Container, RawSample, fault_of
 from tasks.dataset.sources.fields import TableRow, filled, is_nothing, row_text, text_of, to_json
+from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
 from tasks.dataset.sources.tabular import SUFFIXES, OpenTable, open_table, require
 from tasks.dataset.tar.format import Members, span_bytes

@@ -18,7 +18,7 @@ from tasks.core.schema import Dataset, ShardsSource
 from tasks.dataset.formats import images
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.contract import fault_of
+from tasks.dataset.sources.protocol import fault_of
 from tasks.dataset.tar.reader import Cut, Gap, Member, StoredSample, TarReader, group_samples
 
 _CHAT_IMAGE = re.compile(rf"(\d{{3}})(?:\.(?:{'|'.join(images.SUFFIXES)}))?")

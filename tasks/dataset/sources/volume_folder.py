@@ -37,8 +37,8 @@ from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import geometry, stored
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.contract import Container, RawSample, fault_of
 from tasks.dataset.sources.fields import Lookup
+from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import SourceCheck, kind_of, stats_of
 from tasks.dataset.sources.tabular import SUFFIXES, OpenTable, open_table, require
 from tasks.dataset.tar.format import Buffer, Members, span_bytes
@@ -184,13 +184,13 @@ class VolumeTables:
     def __init__(self, config: VolumeSource, root: str, config_key: str) -> None:
         self._root = root
         self._config_key = config_key
-        report = _TableRows(self._reports(config.reports), config.reports, "report.missing")
-        self._tables: dict[str, _TableRows] = {"report": report}
+        report = _RowsByFile(self._reports(config.reports), config.reports, "report.missing")
+        self._tables: dict[str, _RowsByFile] = {"report": report}
         if config.labels is not None:
-            self._tables["labels"] = _TableRows(self._labels(config.labels), config.labels, "labels.missing")
+            self._tables["labels"] = _RowsByFile(self._labels(config.labels), config.labels, "labels.missing")
         if config.metadata is not None:
             rows = self._metadata(config.metadata, getattr(config, "rescale", None))
-            self._tables["metadata"] = _TableRows(rows, config.metadata, "volume.spacing")
+            self._tables["metadata"] = _RowsByFile(rows, config.metadata, "volume.spacing")
 
     def rows(self, file: str, sharing: int) -> dict[str, list[str]]:
         """The distinct rows about a volume by role, none where a table leaves it out; `sharing` files have
@@ -242,7 +242,7 @@ class VolumeTables:
             yield open_table(location, key, wanted)
 
 
-class _TableRows:
+class _RowsByFile:
     """What one table says, by file."""
 
     def __init__(self, rows: Iterable[tuple[str, str]], config: TableConfig, missing: Reason) -> None:

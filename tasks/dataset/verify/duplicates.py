@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasks.core.files import disk_full_as_error
-from tasks.dataset.verify.report import Fault, fault, shard_place
+from tasks.dataset.verify.findings import Fault, fault, shard_place
 
 SHARE = 0.9
 """Of the samples that have a member which is required for want of a modality that says so."""

@@ -15,9 +15,9 @@ from tasks.dataset.layout import MANIFEST
 from tasks.dataset.tar.format import BLOCK, END, LFS_POINTER
 from tasks.dataset.tar.gunzip import ZIPPED
 from tasks.dataset.tar.siblings import stated_samples
-from tasks.dataset.verify.outcome import Examination
+from tasks.dataset.verify.findings import AGAIN, Coverage, Fault, Fix, fault, plain, shard_place
+from tasks.dataset.verify.outcome import ShardExamination
 from tasks.dataset.verify.place import ShardLocation, dataset_of, is_current
-from tasks.dataset.verify.report import AGAIN, Coverage, Fault, Fix, fault, plain, shard_place
 from tasks.dataset.verify.seals import MOST_JSON
 from tasks.dataset.verify.tars import (
     compression_unread,
@@ -40,7 +40,7 @@ MOST_VERSIONS = 3
 """Whose names are given."""
 
 
-def examine_foreign_tars(place: ShardLocation, outcome: Examination) -> Coverage:
+def examine_foreign_tars(place: ShardLocation, outcome: ShardExamination) -> Coverage:
     """Find everything that is wrong with the tars; what was looked at."""
     sizes = Sizes(place, outcome.faults)
     shut = shut_splits(place.folder, place.tars) if place.is_folder else {}
@@ -184,7 +184,7 @@ def _count_faults(
             yield fault("shard.count", shard_place(name), samples=0, problem="it holds no sample")
 
 
-def _with_loss(one: Fault, place: ShardLocation, sizes: Sizes, outcome: Examination) -> Fault:
+def _with_loss(one: Fault, place: ShardLocation, sizes: Sizes, outcome: ShardExamination) -> Fault:
     """Of a cut tar how many samples it has lost, by what lies beside it."""
     shard = str(one.where.get("shard"))
     if one.code != "shard.truncated" or shard not in place.tars:

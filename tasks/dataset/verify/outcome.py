@@ -18,7 +18,7 @@ from tasks.core.process import available_cores
 from tasks.core.screen import Progress
 from tasks.core.stores import StoreUnreachable, is_remote
 from tasks.dataset.verify.duplicates import KeyFault, SampleKeys
-from tasks.dataset.verify.report import Fault, Level, shortened
+from tasks.dataset.verify.findings import Fault, Level, shortened
 from tasks.dataset.verify.tars import blake3_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class BadSample:
 OnBad = Callable[[BadSample], None]
 
 
-class Examination:
+class ShardExamination:
     """Examines shards at a level, reports the progress, and takes the results in any order."""
 
     def __init__(self, level: Level, progress: Progress, on_bad: OnBad | None = None) -> None:

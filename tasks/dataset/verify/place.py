@@ -38,7 +38,7 @@ from tasks.dataset.layout import (
     VERSION_NAME,
     VERSIONS,
 )
-from tasks.dataset.verify.report import RESEND, Fault, file_fault
+from tasks.dataset.verify.findings import RESEND, Fault, file_fault
 from tasks.dataset.verify.tars import KEY, TARS, UNREAD, list_folder, sizes_of, split_query, store_at, tars_in
 
 SIGNS = (MANIFEST, SHARDS, INPUTS, BUILD)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.dataset.formats.checks import is_pickle
 from tasks.dataset.modalities import Modality, missing
-from tasks.dataset.verify.report import Fix, plain
+from tasks.dataset.verify.findings import Fix, plain
 from tasks.dataset.verify.scan import UNSAFE, NumberedFault, ShardScan, Spans, Suffixes
 
 if TYPE_CHECKING:

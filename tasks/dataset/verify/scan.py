@@ -22,7 +22,7 @@ from tasks.dataset.formats import Unjudged
 from tasks.dataset.formats.checks import LONGEST, is_pickle, problem_of, worded
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.tar.reader import Cut, Gap, Member, StoredSample, TarReader, group_samples
-from tasks.dataset.verify.report import Fix
+from tasks.dataset.verify.findings import Fix
 from tasks.dataset.verify.tars import open_tar
 
 MOST_HELD = 4 << 30

@@ -20,7 +20,7 @@ from tasks.core.process import available_cores
 from tasks.core.stores import NotRegular, StoreUnreachable, is_remote
 from tasks.dataset.build_info import FileSeal, parse_build_info
 from tasks.dataset.layout import BUILD
-from tasks.dataset.verify.report import DIGITS, Fault, Fix, file_fault
+from tasks.dataset.verify.findings import DIGITS, Fault, Fix, file_fault
 from tasks.dataset.verify.tars import open_file
 
 MOST_JSON = 64_000_000

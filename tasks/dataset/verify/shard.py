@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.dataset.layout import index_name, samples_name
 from tasks.dataset.modalities import MODALITIES
-from tasks.dataset.verify.report import DIGITS, Fault, Fix, fault, shard_place, shortened
+from tasks.dataset.verify.findings import DIGITS, Fault, Fix, fault, shard_place, shortened
 from tasks.dataset.verify.sample_checks import Repeats, faults_of_sets, located, sets_by_key
 from tasks.dataset.verify.scan import NumberedFault, ShardScan, ShardTask, Spans, Suffixes
 from tasks.dataset.verify.tars import open_file

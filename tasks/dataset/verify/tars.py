@@ -32,7 +32,7 @@ from tasks.core.stores import (
 )
 from tasks.dataset.layout import FOREIGN
 from tasks.dataset.tar.gunzip import ZIPPED, unzipped
-from tasks.dataset.verify.report import Fault, Fix, fault, shard_place
+from tasks.dataset.verify.findings import Fault, Fix, fault, shard_place
 
 KEY = "DATASET"
 """What errors about the place call it: the command's argument."""

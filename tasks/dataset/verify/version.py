@@ -14,16 +14,16 @@ from operator import itemgetter
 from tasks.core.stores import is_web
 from tasks.dataset.layout import samples_name
 from tasks.dataset.tar.format import END
-from tasks.dataset.verify.outcome import Examination
-from tasks.dataset.verify.report import Coverage, Fault, Fix, fault, shard_place
+from tasks.dataset.verify.findings import Coverage, Fault, Fix, fault, shard_place
+from tasks.dataset.verify.outcome import ShardExamination
 from tasks.dataset.verify.seals import VersionFiles
-from tasks.dataset.verify.tables import VersionTables
 from tasks.dataset.verify.tars import ends, hole_faults, missing, shut_splits, sizes_of, tars_in, unread
+from tasks.dataset.verify.version_tables import VersionTables
 
 UNLISTED = "tars that no table names: a web server gives no list"
 
 
-def examine_version(folder: str, outcome: Examination) -> Coverage:
+def examine_version(folder: str, outcome: ShardExamination) -> Coverage:
     """Find everything that is wrong with the version in a folder; what was looked at."""
     with closing(VersionFiles(folder)) as files:
         return _Judgement(folder, files, outcome).run()
@@ -32,7 +32,7 @@ def examine_version(folder: str, outcome: Examination) -> Coverage:
 class _Judgement:
     """One version on its way: its tables, then its tars from outside, their bytes, their members."""
 
-    def __init__(self, folder: str, files: VersionFiles, outcome: Examination) -> None:
+    def __init__(self, folder: str, files: VersionFiles, outcome: ShardExamination) -> None:
         self._folder, self._files, self._outcome = folder, files, outcome
         there = {} if is_web(folder) else tars_in(folder, hidden=True, lenient=True)
         self._tables = VersionTables(folder, files, there)

@@ -17,7 +17,7 @@ from tasks.core.files import write_atomic
 from tasks.core.findings import Finding
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.init.config_text import flow
-from tasks.dataset.init.run import name_of
+from tasks.dataset.init.survey import name_of
 from tasks.dataset.modalities.reinforced import ADDED, NPZ, PTH
 from tasks.diagnosis.foreign.case import Case
 from tasks.diagnosis.foreign.survey import TarSurvey

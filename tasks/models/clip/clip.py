@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError, UsageError, first_line
 from tasks.loader.collate import Collate, stack
 from tasks.loader.decoders import decode_text, image_of
 from tasks.loader.workers import Transform
@@ -110,7 +110,7 @@ class ClipRecipe:
             with _without_notices():
                 found: Tokenize = open_clip.get_tokenizer(self.options.registered)
         except (OSError, ValueError) as error:  # of transformers, for what is neither here nor on the hub
-            says = str(error).splitlines()[0]
+            says = first_line(error)
             raise DataError(f"train.model: the tokenizer of {self.name} cannot be loaded: {says}") from error
         return found
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError, UsageError, first_line
 from tasks.dataset.formats.volumes.geometry import axes_of
 from tasks.dataset.formats.volumes.stored import Crop
 from tasks.loader.collate import Batch, stack
@@ -220,7 +220,7 @@ def load_weights(model: nn.Module, path: str) -> None:
     try:
         state = _read(path)
     except (OSError, RuntimeError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
-        problem = str(error).strip().splitlines()[0]
+        problem = first_line(error)
         raise DataError(f"{where} holds no weights that can be read: {problem}") from error
     mine = model.state_dict()
     if CODEBOOK in state and CODEBOOK not in mine:

@@ -16,7 +16,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from tasks.core.errors import UsageError
+from tasks.core.errors import UsageError, first_line
 from tasks.models.ct.ct_clip_options import LONGEST, CtClipOptions
 
 LEFT_OUT = str.maketrans("", "", "\"'()")
@@ -130,7 +130,7 @@ class OpenClipReports(ReportTower):
         try:
             model = open_clip.create_model(self._name, pretrained=weights, force_custom_text=True)
         except (OSError, RuntimeError, ValueError, KeyError) as error:
-            problem = str(error).strip().splitlines()[0]
+            problem = first_line(error)
             raise UsageError(
                 f"train.model.text_weights: {weights} is none of {self._name}: {problem}"
             ) from error
@@ -161,7 +161,7 @@ class TransformersReports(ReportTower):
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"train.model.text: {name!r} is no model of open_clip, and transformers does not load it: "
-                f"{str(error).strip().splitlines()[0]}"
+                f"{first_line(error)}"
             ) from error
         self._kind = transformers.AutoModel if is_known else transformers.BertModel
         self.pad = self._padding = int(self.tokenizer.pad_token_id)

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError, UsageError, first_line
 from tasks.dataset.modalities.chat import PLACEHOLDER
 from tasks.models.vlm.vlm_options import TINY
 
@@ -202,5 +202,5 @@ def file_of(name: str, file: str) -> Path:
     except EntryNotFoundError:
         raise UsageError(f"train.model: {name} has no {file}") from None
     except OSError as error:
-        says = str(error).splitlines()[0]
+        says = first_line(error)
         raise DataError(f"train.model: {file} of {name} cannot be downloaded: {says}") from error

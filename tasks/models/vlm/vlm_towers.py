@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError, UsageError, first_line
 from tasks.core.files import read_json
 from tasks.models.clip.clip_options import model_config
 from tasks.models.vlm.chat_text import file_of
@@ -122,7 +122,7 @@ def build_vision(name: str, weights: str | None, *, pretrained: bool) -> VisionT
             return _of_open_clip(name, weights if pretrained else None)
         return _of_transformers(name, pretrained=pretrained)
     except UNREADABLE as error:
-        says = str(error).splitlines()[0]
+        says = first_line(error)
         raise DataError(f"train.model.vision: {name} cannot be loaded: {says}") from error
 
 
@@ -152,7 +152,7 @@ def build_language(name: str, vocabulary: int, *, pretrained: bool) -> Any:
         else:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     except UNREADABLE as error:
-        says = str(error).splitlines()[0]
+        says = first_line(error)
         raise DataError(f"train.model.language: {name} cannot be loaded: {says}") from error
     if model.get_input_embeddings().num_embeddings < vocabulary:
         model.resize_token_embeddings(vocabulary, mean_resizing=False)
@@ -231,7 +231,7 @@ def _whole_config(name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(name)
     except UNREADABLE as error:
-        says = str(error).splitlines()[0]
+        says = first_line(error)
         raise UsageError(f"train.model.vision: {name} is no model that can be found: {says}") from None
 
 

@@ -11,9 +11,9 @@ from tasks.core.errors import DataError, NeedsApproval
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.building import fingerprint, listing, run
+from tasks.dataset.building import builder, fingerprint, listing
+from tasks.dataset.building.builder import BuildResult, build
 from tasks.dataset.building.forecast import forecast
-from tasks.dataset.building.run import BuildResult, build
 from tasks.dataset.keys import key_of
 from tests.dataset import raw
 
@@ -154,7 +154,7 @@ def test_keys_of_an_earlier_tarmac_are_no_loss(
     config = raw.config(tmp_path / "raw", tmp_path / "out", source=source)
     with monkeypatch.context() as earlier:
         earlier.setattr(listing, "key_of", lambda name: key_of(name) if name < "z" else f"__{key_of(name)}")
-        for module in (fingerprint, run):
+        for module in (fingerprint, builder):
             earlier.setattr(module, "CONVERTER", fingerprint.CONVERTER - 1)
         first = built(config)
     why = f"Tarmac converts samples otherwise than the one that built version {first.version.name}"

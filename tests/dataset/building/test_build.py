@@ -15,10 +15,10 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
+from tasks.dataset.building.builder import PRELOAD, BuildResult, build, is_up_to_date
 from tasks.dataset.building.convert import Conversion, convert
 from tasks.dataset.building.forecast import forecast
 from tasks.dataset.building.listing import SourceListing
-from tasks.dataset.building.run import PRELOAD, BuildResult, build, is_up_to_date
 from tasks.dataset.building.sidecar import first
 from tasks.dataset.building.staging import converted_shards, write_rules
 from tasks.dataset.index import INDEX, read_index
@@ -373,7 +373,7 @@ def test_a_build_waits_for_the_one_that_holds_the_dataset(
     thread.join(60)
     assert any(f"process {os.getpid()}" in note for note in notes), "it names the holder"
     warnings = [(record.name, record.levelname) for record in caplog.records if "waiting" in record.message]
-    assert warnings == [("tasks.dataset.building.run", "WARNING")]
+    assert warnings == [("tasks.dataset.building.builder", "WARNING")]
     assert len(list((tmp_path / "out" / "versions").iterdir())) == 1
     assert not (tmp_path / "out" / "lease.json").exists()
 

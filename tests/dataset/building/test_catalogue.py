@@ -12,9 +12,9 @@ import pytest
 from tasks.core.errors import DataError
 from tasks.core.schema.dataset import ShardRules
 from tasks.dataset.building import listing
+from tasks.dataset.building.builder import build
 from tasks.dataset.building.catalogue import NAME, Catalogue, Listed, ListedSample, Rejected
 from tasks.dataset.building.listing import SourceListing
-from tasks.dataset.building.run import build
 from tasks.dataset.building.spill import FOLDER, PARTS, read_spilled
 from tasks.dataset.keys import shard_hash
 from tasks.dataset.sources.table import TableImages

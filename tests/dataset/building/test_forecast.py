@@ -7,8 +7,8 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import versions
+from tasks.dataset.building.builder import build
 from tasks.dataset.building.forecast import forecast
-from tasks.dataset.building.run import build
 from tests.dataset import raw
 from tests.dataset.building.prepared import parquet
 

@@ -13,11 +13,11 @@ from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.building import convert as convert_module
 from tasks.dataset.building.assemble import DRAFT
+from tasks.dataset.building.builder import build
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.convert import Conversion, convert
-from tasks.dataset.building.run import build
 from tasks.dataset.building.staging import sidecar_path, tar_path, write_rules
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.building.prepared import planned
 from tests.soak import kill_builds

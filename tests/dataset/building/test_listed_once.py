@@ -16,9 +16,9 @@ from tasks.core.schema import Config
 from tasks.core.stores import ObjectStat
 from tasks.dataset import versions
 from tasks.dataset.building import freshness
+from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.forecast import forecast
-from tasks.dataset.building.run import build, is_up_to_date
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw
 from tests.dataset.building.prepared import parquet
@@ -98,7 +98,7 @@ def test_each_server_is_asked_once_by_a_command_and_its_build(tmp_path: Path) ->
         assert is_up_to_date(config, for_build=True) is None
         survey = freshness.take_survey(config.dataset.output)
         told = {"config": config.model_dump(mode="json"), "survey": str(survey)}
-        assert child.call("tasks.dataset.building.run:build", told)["shards_rewritten"] == 1
+        assert child.call("tasks.dataset.building.builder:build", told)["shards_rewritten"] == 1
     looked_at = Counter({asked: count for asked, count in requests.items() if asked.startswith("HEAD")})
     assert set(looked_at.values()) == {1} and len(looked_at) == COUNT
 

@@ -9,8 +9,8 @@ import pytest
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.building import freshness
-from tasks.dataset.building.run import BuildResult, build, is_up_to_date
-from tasks.dataset.verify.run import verify
+from tasks.dataset.building.builder import BuildResult, build, is_up_to_date
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 
 

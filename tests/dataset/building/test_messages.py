@@ -12,11 +12,11 @@ from flows.cli import main
 from tasks.core.config import dump
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.init import survey
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.rejects import reject_lines
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.init.kinds import config_of, taken
 from tests.dataset.raw import chat, shards, table

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.core.files import blake3_file
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build, list_named
+from tasks.dataset.building.builder import build, list_named
 from tasks.dataset.building.sidecar import first
 from tasks.dataset.layout import INPUTS
 from tasks.dataset.tables import ArrowBatches, read_shards

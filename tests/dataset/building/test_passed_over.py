@@ -11,8 +11,8 @@ from flows.cli import main
 from tasks.core.config import dump
 from tasks.core.schema import Config
 from tasks.dataset import versions
+from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.building.forecast import forecast
-from tasks.dataset.building.run import build, is_up_to_date
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.preview import write_look
 from tasks.dataset.repair.run import repair

@@ -11,9 +11,9 @@ import pytest
 from tasks.core.errors import DataError, TarmacError
 from tasks.dataset import versions
 from tasks.dataset.building import convert
-from tasks.dataset.building.run import build, is_up_to_date
+from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.tar.writer import ShardWriter
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 
 

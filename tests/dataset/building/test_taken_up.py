@@ -12,9 +12,9 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.building import run as build_module
+from tasks.dataset.building import builder
+from tasks.dataset.building.builder import BuildResult, build, is_up_to_date
 from tasks.dataset.building.catalogue import NAME
-from tasks.dataset.building.run import BuildResult, build, is_up_to_date
 from tasks.dataset.building.spill import FOLDER as SPILL
 from tests.dataset import raw
 from tests.dataset.building.prepared import COUNT, parquet
@@ -51,7 +51,7 @@ def killed_at(name: str, config: Config, monkeypatch: pytest.MonkeyPatch) -> Non
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, name, end)
+        patch.setattr(builder, name, end)
         with pytest.raises(KeyboardInterrupt):
             build(config)
 

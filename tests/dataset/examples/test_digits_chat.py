@@ -7,9 +7,9 @@ import pytest
 
 from tasks.core.config import load_config
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.examples import write_example
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 
 CONFIG = Path(__file__).parents[3] / "configs" / "digits-chat.yaml"
 

@@ -12,10 +12,10 @@ import pytest
 
 from tasks.core.config import load_config, validate
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.examples import write_example
 from tasks.dataset.examples.phantoms import FINDINGS, phantoms
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 
 CONFIG = Path(__file__).parents[3] / "configs/phantoms-ct.yaml"
 PATIENTS = 6

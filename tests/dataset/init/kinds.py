@@ -21,7 +21,7 @@ from tasks.core.schema import Config
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.init import PlaceSurvey, config_text
 from tasks.dataset.sources import open_sources
-from tasks.dataset.sources.contract import of_files
+from tasks.dataset.sources.protocol import of_files
 from tests.dataset import raw
 from tests.dataset.raw import chat, png
 

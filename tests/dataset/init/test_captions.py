@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.dataset.building.builder import build
 from tasks.dataset.building.check import check_sources
-from tasks.dataset.building.run import build
 from tasks.dataset.init import survey
 from tests.dataset.init.kinds import (
     captions_beside,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.init import config_text, survey
 from tasks.loader.indexed import IndexedReader
 from tests.dataset import raw

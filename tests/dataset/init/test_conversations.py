@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tasks.core.errors import UsageError
+from tasks.dataset.building.builder import build
 from tasks.dataset.building.forecast import forecast
-from tasks.dataset.building.run import build
 from tasks.dataset.init import config_text, survey
 from tasks.dataset.preview.page import page_path, write_beside
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tasks.dataset.versions import publish
 from tasks.loader.indexed import IndexedReader
 from tasks.models import recipes

@@ -14,7 +14,7 @@ from flows import cli
 from tasks.core.config import json_schema, load_config
 from tasks.core.errors import UsageError
 from tasks.core.schema.recipes import RECIPES
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.init import config_text, inventory, survey
 from tasks.dataset.init.config_text import flow
 from tasks.dataset.manifest import read_manifest

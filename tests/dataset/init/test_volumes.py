@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.init import config_text, survey
 from tasks.dataset.init.volumes import axes_of, patient_pattern
 from tasks.loader.indexed import IndexedReader

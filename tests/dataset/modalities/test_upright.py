@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.preview import write_look
 from tests.dataset.raw import chat, image_folder, shards, table
 

@@ -16,9 +16,9 @@ import pytest
 from tasks.core.config import validate
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.raw import nifti
 

@@ -16,14 +16,14 @@ import pytest
 from flows.cli import main
 from tasks.core.findings import Finding, Report
 from tasks.dataset import quarantine, versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.index import read_index
 from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
 from tasks.dataset.preview.faults import FAULT_CODES, SHOWN
 from tasks.dataset.preview.samples import SampleReader
 from tasks.dataset.preview.tiles import legible
 from tasks.dataset.tar.format import BLOCK, END, header, padding
-from tasks.dataset.verify.report import LEFT
+from tasks.dataset.verify.findings import LEFT
 from tasks.models import tokens
 from tests.core.test_pages import Tags
 from tests.dataset import raw

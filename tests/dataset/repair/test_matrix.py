@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tasks.core.schema import Config
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.repair.run import repair
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.raw import chat
 from tests.dataset.verify import faults_of_shards as faults

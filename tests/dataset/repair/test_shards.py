@@ -106,7 +106,7 @@ def test_only_samples_that_are_damaged_need_their_source(built: Built, tmp_path:
 
 
 def built_findings(built: Built) -> list[object]:
-    from tasks.dataset.verify.run import verify
+    from tasks.dataset.verify.verifier import verify
 
     return list(verify(built.version).findings)
 

@@ -14,7 +14,7 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.files import read_json
 from tasks.dataset import versions
-from tasks.dataset.building.run import is_up_to_date
+from tasks.dataset.building.builder import is_up_to_date
 from tasks.dataset.repair.run import repair
 from tasks.dataset.tables import ArrowBatches, BatchWriter
 from tests.dataset import damage, raw

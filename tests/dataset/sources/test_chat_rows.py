@@ -12,12 +12,12 @@ from tasks.core.folders import LocalStore
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT
 from tasks.dataset import filters
-from tasks.dataset.building.run import BuildResult, build
+from tasks.dataset.building.builder import BuildResult, build
 from tasks.dataset.modalities import MODALITIES, AcceptedSample
 from tasks.dataset.modalities import chat as conversations
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Absent, RawSample, Source, open_sources
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tasks.dataset.versions import publish
 from tests.dataset import raw
 from tests.dataset.raw import chat, png

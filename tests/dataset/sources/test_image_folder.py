@@ -11,8 +11,8 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import LocalStore
 from tasks.core.schema import Config
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.contract import RawSample
 from tasks.dataset.sources.image_folder import ImageFolder
+from tasks.dataset.sources.protocol import RawSample
 from tests.dataset import raw
 from tests.dataset.raw import image_folder
 

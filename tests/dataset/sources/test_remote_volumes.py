@@ -15,9 +15,9 @@ from tasks.core.schema import Config
 from tasks.dataset.sources import RawSample, open_sources
 from tasks.dataset.tar.format import END
 from tasks.dataset.verify import outcome, shard
-from tasks.dataset.verify.run import verify
 from tasks.dataset.verify.scan import ShardTask
 from tasks.dataset.verify.shard import ShardResult, check_shard
+from tasks.dataset.verify.verifier import verify
 from tests import s3
 from tests.dataset.raw import nifti, shards
 from tests.dataset.sources.test_shards import faults, items, parts

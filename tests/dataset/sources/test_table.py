@@ -17,12 +17,12 @@ from tasks.core.schema import Config, Splits
 from tasks.core.stores import ABSENT, StoreUnreachable
 from tasks.dataset import versions
 from tasks.dataset.building import freshness
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources, tabular
-from tasks.dataset.sources.contract import Absent, RawSample
 from tasks.dataset.sources.fields import text_of
+from tasks.dataset.sources.protocol import Absent, RawSample
 from tasks.dataset.sources.raw_files import LinkedFiles
 from tasks.dataset.sources.table import TableImages
 from tasks.dataset.sources.tabular import open_table

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.findings import Finding, Report
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 
 HUNG_S = 60.0
 """On the clock, which a loaded machine stretches."""

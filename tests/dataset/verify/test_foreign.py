@@ -14,11 +14,11 @@ import pytest
 
 from flows.cli import main
 from tasks.dataset import versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.sources import open_sources
-from tasks.dataset.verify.run import verify
 from tasks.dataset.verify.scan import ShardTask
 from tasks.dataset.verify.shard import check_shard
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.raw import shards
 from tests.dataset.raw.shards import END, entry, tar_bytes

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.formats import checks
 from tasks.dataset.formats.checks import CHECKS
 from tasks.dataset.tar.format import END, header
+from tasks.dataset.verify.findings import LEFT, LISTED
 from tasks.dataset.verify.outcome import BadSample
-from tasks.dataset.verify.report import LEFT, LISTED
-from tasks.dataset.verify.run import verify
 from tasks.dataset.verify.scan import ShardTask
 from tasks.dataset.verify.shard import ShardResult, check_shard
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.raw import shards
 

@@ -15,7 +15,7 @@ from tasks.dataset import quarantine
 from tasks.dataset.indexing import index_tars
 from tasks.dataset.preview.samples import SampleReader
 from tasks.dataset.repair.run import repair
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests.loader import transforms
 from tests.loader.conftest import flip, members_of, write_tar
 from tests.loader.feeds import feed_of

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tasks.core.findings import Finding
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tests.dataset import raw, tampering
 from tests.dataset.raw import chat
 from tests.dataset.verify import faults_of_shards as faults

@@ -12,12 +12,12 @@ from tasks.core.errors import UsageError
 from tasks.core.findings import Finding
 from tasks.core.folders import LocalStore
 from tasks.dataset import versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.repair.run import repair
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.foreign import NO_MANIFEST
-from tasks.dataset.verify.run import verify
 from tasks.dataset.verify.tars import holes
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.tampering import flip, make_foreign
 from tests.web import web_server

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tasks.dataset import quarantine, versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.index import read_index
 from tasks.dataset.quarantine import Quarantined
-from tasks.dataset.verify.run import BadSample, verify, verify_version
+from tasks.dataset.verify.verifier import BadSample, verify, verify_version
 from tests.dataset import raw
 
 

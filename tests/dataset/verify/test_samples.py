@@ -16,13 +16,13 @@ import pytest
 from flows.cli import main
 from flows.commands.soundness import report_lines
 from tasks.dataset import quarantine
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.tar.format import END
 from tasks.dataset.tar.writer import ShardWriter
-from tasks.dataset.verify import report
+from tasks.dataset.verify import findings as report
 from tasks.dataset.verify.duplicates import SampleKeys
 from tasks.dataset.verify.outcome import BadSample
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw, tampering
 from tests.dataset.raw import shards
 from tests.dataset.tampering import flip

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.findings import Finding
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.index import INDEX
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.tampering import flip
 

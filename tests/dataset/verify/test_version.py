@@ -15,12 +15,12 @@ from tasks.core.errors import UsageError
 from tasks.core.files import blake3_file
 from tasks.core.findings import Finding
 from tasks.dataset import versions
-from tasks.dataset.building.run import build
+from tasks.dataset.building.builder import build
 from tasks.dataset.index import INDEX, read_index
 from tasks.dataset.manifest import SplitSummary, content_digest
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify import outcome
-from tasks.dataset.verify.run import verify
+from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.tampering import record
 
@@ -237,7 +237,7 @@ def test_a_path_that_is_no_folder_is_a_usage_error(tmp_path: Path) -> None:
 def test_the_fast_paths_import_little(sound: Path) -> None:
     script = "import sys; import {}; print([name for name in {!r} if name in sys.modules])"
     heavy = {
-        "tasks.dataset.building.run": ["torch", "prefect", "wandb", "sklearn"],
+        "tasks.dataset.building.builder": ["torch", "prefect", "wandb", "sklearn"],
         "tasks.dataset.building.freshness": ["torch", "PIL", "pyarrow"],
     }
     for module, names in heavy.items():

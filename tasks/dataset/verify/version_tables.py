@@ -31,7 +31,7 @@ from tasks.dataset.layout import (
     sizes_name,
 )
 from tasks.dataset.manifest import Manifest, content_digest, first_problem, version_name
-from tasks.dataset.verify.report import Fix
+from tasks.dataset.verify.findings import Fix
 from tasks.dataset.verify.seals import Misfit, VersionFiles, read_json_bytes
 from tasks.dataset.verify.tars import is_indexed
 

@@ -17,9 +17,9 @@ from tasks.core.findings import Report
 from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import is_remote
 from tasks.dataset.verify import foreign, version
-from tasks.dataset.verify.outcome import BadSample, Examination
+from tasks.dataset.verify.findings import Advice, Coverage, Level, findings, not_seen, ruled_out
+from tasks.dataset.verify.outcome import BadSample, ShardExamination
 from tasks.dataset.verify.place import locate
-from tasks.dataset.verify.report import Advice, Coverage, Level, findings, not_seen, ruled_out
 from tasks.dataset.verify.tars import is_indexed
 
 __all__ = ["BadSample", "Level", "verify", "verify_version"]
@@ -38,7 +38,7 @@ def verify(
     a remote store does not answer, DataError when the disk of the temporary folder is full.
     """
     place = locate(path)
-    with closing(Examination(level, progress, on_bad)) as outcome:
+    with closing(ShardExamination(level, progress, on_bad)) as outcome:
         if place.fault is not None:
             outcome.faults.append(place.fault)
             coverage = Coverage(level, 0)
