@@ -1,5 +1,5 @@
 # Two commands do all the set-up: `make demo` and `make test`. They need python3 with venv, and make.
-.PHONY: install demo test test-system test-postgres lint bench soak clean
+.PHONY: install demo test test-system test-postgres lint size bench soak clean
 SHELL := /bin/bash -o pipefail
 PYTHON ?= python3
 BIN := .venv/bin
@@ -39,6 +39,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Files, lines and code lines by package.
+size: install
+	$(BIN)/python -m tests.size
 
 # Ratios beside the peers, measured in one run; they take minutes and are read by people. One that lacks a device
 # says so and ends with 2.
