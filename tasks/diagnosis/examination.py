@@ -22,9 +22,8 @@ from tasks.diagnosis.observation.observe import SECONDS, observe, read_log
 from tasks.diagnosis.observation.record import Observation, ObservedProcess
 from tasks.diagnosis.observation.redaction import redacted, without_home
 from tasks.diagnosis.verdicts import Verdict, facts_of, judge, judge_log
-from tasks.trainers import TRAINERS
+from tasks.trainers import GENERIC, TRAINERS
 from tasks.trainers.contract import Trainer
-from tasks.trainers.generic import GENERIC
 
 LABEL = 11
 

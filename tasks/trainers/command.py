@@ -1,7 +1,7 @@
-"""A command line that starts a training, taken apart: launcher, interpreter, program and its options.
+"""Parses a command line that starts a training into launcher, interpreter, program and options.
 
-Nothing is run to understand it: the version of a trainer is read from the metadata beside its interpreter.
-So it serves for a command that is about to be started and for the `cmdline` of a process that hangs.
+Nothing is run for it: the version of a trainer is read from the metadata beside its interpreter. So a parsed
+command serves both before a training starts and for the `cmdline` of a process that hangs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ LARGEST_SCRIPT = 1 << 20
 
 @dataclass(frozen=True)
 class Command:
-    """A training's command. `module` or `script` is what Python runs, where Python runs it.
+    """The command of a training. Where Python runs it, `module` or `script` is what Python runs.
 
-    `ranks` is the number of training processes that the launcher starts on all nodes, as far as the command
-    says (`is_counted`) and does not leave it to the launcher, as by `--nproc_per_node gpu`. `words` are all
-    words of the command, `arguments` those behind the module or script, without the `--` that keeps a
-    launcher from reading them.
+    `ranks` is the number of training processes that the launcher starts on all nodes. `is_counted` is False
+    where the command leaves the number to the launcher, as with `--nproc_per_node gpu`. `words` are all words
+    of the command, `arguments` the words behind the module or script, without the `--` that keeps a launcher
+    from reading them.
     """
 
     words: tuple[str, ...]
@@ -50,9 +50,9 @@ class Command:
 
     @classmethod
     def of(cls, words: Sequence[str], folder: Path | None = None) -> Command:
-        """Take a command apart, as given to a shell or found in /proc/PID/cmdline; `folder` is where it runs.
+        """Parse the words of a command, from a shell or from /proc/PID/cmdline, which runs in `folder`.
 
-        Words before the interpreter (`env A=b`, `srun`, `nohup`, `uv run`) are passed over.
+        Words before the interpreter (`env A=b`, `srun`, `nohup`, `uv run`) are skipped.
         """
         whole = cls(tuple(words), folder or Path.cwd())
         for place, word in enumerate(words):
@@ -70,7 +70,8 @@ class Command:
         return replace(whole, script="".join(words[start : start + 1]), arguments=tuple(words[start + 1 :]))
 
     def _launched(self, python: str, words: Sequence[str]) -> Command:
-        """The command with what a launcher starts, by the words behind the launcher's name."""
+        """Return the command with the program that a launcher starts, from the words behind the launcher's
+        name."""
         ranks, is_counted, rest = _behind_launcher(words)
         starts_python = bool(rest) and _PYTHON.fullmatch(os.path.basename(rest[0])) is not None
         inner = Command.of(rest if starts_python else [python, *rest], self.folder)
@@ -80,8 +81,8 @@ class Command:
         return replace(launched, words=self.words, arguments=arguments)
 
     def having(self, options: Sequence[str]) -> list[str]:
-        """All words, with these options at the end. A launcher gets a `--` before the first of the program's
-        own: it would take `--logs` for its own `--logs-specs`, cut short."""
+        """Return all words with these options appended. With a launcher, a `--` separates them, because it
+        would take the program's `--logs` for an abbreviation of its own `--logs-specs`."""
         given = len(self.words) - len(self.arguments)
         if not self.is_launched or self.words[given - 1] == SEPARATOR:
             return [*self.words, *options]
@@ -89,45 +90,45 @@ class Command:
 
     @property
     def program(self) -> str:
-        """The file name of the script, or the module."""
+        """The module, or the file name of the script."""
         return self.module or os.path.basename(self.script)
 
     def option(self, *names: str) -> str | None:
-        """The value of an option, the last where it is given twice; None where it is not given."""
+        """Return the last value of an option, or None where it is not given."""
         value = None
         for place, word in enumerate(self.arguments):
-            name, sign, its = word.partition("=")
+            name, sign, given = word.partition("=")
             if name in names and sign:
-                value = its
+                value = given
             elif word in names and place + 1 < len(self.arguments):
                 value = self.arguments[place + 1]
         return value
 
     def values(self, name: str) -> list[str]:
-        """The values of an option that takes several, up to the next option."""
+        """Return the values of an option that takes several, up to the next option."""
         if name not in self.arguments:
             return []
         behind = self.arguments[self.arguments.index(name) + 1 :]
         return list(takewhile(lambda word: not word.startswith("-"), behind))
 
     def number(self, *names: str, default: float) -> float:
-        """The value of an option as a number; the default where it is not given or none."""
+        """Return the value of an option as a number, or the default where it is not given or not a number."""
         try:
             return float(self.option(*names) or default)
         except ValueError:
             return default
 
     def has(self, *names: str) -> bool:
-        """Whether an option is given."""
+        """Return whether one of these options is given."""
         return any(word.partition("=")[0] in names for word in self.arguments)
 
     def path(self, text: str) -> Path:
-        """A path as the command means it, from its folder on."""
+        """Return a path relative to the folder that the command runs in."""
         return self.folder / text
 
     @cached_property
     def interpreter(self) -> str:
-        """The file of the interpreter; "" where it is not found."""
+        """The file of the interpreter, or "" where it is not found."""
         if os.sep in self.python:
             return str(self.path(self.python))
         return shutil.which(self.python or "python") or ""
@@ -145,18 +146,20 @@ class Command:
         return tuple(dict.fromkeys(found))
 
     def version(self, distribution: str) -> str | None:
-        """The version of a package that the interpreter would import; None where it is not installed."""
+        """Return the version of a package that the interpreter would import, or None if it is not
+        installed."""
         folders = [str(folder) for folder in self.packages]
         found = importlib.metadata.distributions(name=distribution, path=folders)
         return next((one.version for one in found), None)
 
     def source(self, file: str) -> Path | None:
-        """A file of an installed package, such as `open_clip_train/data.py`; None where it is not there."""
+        """Return a file of an installed package, such as `open_clip_train/data.py`, or None if it is
+        missing."""
         return next((path for folder in self.packages if (path := folder / file).is_file()), None)
 
     @cached_property
     def text(self) -> str:
-        """The script's own text; "" for a module, or where it cannot be read."""
+        """The source of the script; "" for a module and for a script that cannot be read."""
         try:
             with self.path(self.script).open("rb") as file:
                 return file.read(LARGEST_SCRIPT).decode(errors="replace") if self.script else ""
@@ -165,7 +168,8 @@ class Command:
 
 
 def _program(words: Sequence[str]) -> tuple[bool, str, list[str]]:
-    """Whether Python runs a module, its name or the script's ("" for neither), and the words behind it."""
+    """Return whether Python runs a module, the name of the module or script ("" for `-c`), and the words
+    behind."""
     place = 0
     while place < len(words) and words[place] != "-c":
         word = words[place]
@@ -178,8 +182,8 @@ def _program(words: Sequence[str]) -> tuple[bool, str, list[str]]:
 
 
 def _behind_launcher(words: Sequence[str]) -> tuple[int, bool, list[str]]:
-    """The ranks on all nodes by a launcher's options, whether these give numbers, and the words of what it
-    launches."""
+    """Return the number of ranks on all nodes, whether the launcher's options give it as a number, and the
+    words of the program that it launches."""
     counts, is_counted = dict.fromkeys((_RANKS, _NODES), 1), True
     place = 1 if words[:1] == ["launch"] else 0
     while place < len(words) and words[place].startswith("-") and words[place] not in ("-m", "--module"):

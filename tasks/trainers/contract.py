@@ -1,8 +1,9 @@
-"""What a trainer is to Tarmac: its command, what it asks of data, what its log says, what proves success.
+"""The description of a trainer: its command, what it needs in a sample, its log lines, and proof of success.
 
-A trainer is a value, not a class to derive from: what differs between trainers is patterns, defaults and a
-few small functions of a command. `rules` are transcribed from a version that each names, for those who look
-at a process or have the trainer not installed; preflight runs the trainer's own pipeline wherever it can.
+A trainer is a value, not a class to derive from, because trainers differ in patterns, defaults and a few
+small functions of a command. `rules` are transcribed from the version that each one names. They serve where
+only a process is observed or the trainer is not installed; preflight runs the trainer's own pipeline wherever
+it can.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from typing import Literal
 from tasks.trainers.command import Command
 
 Phase = Literal["start", "first_batch", "step", "validate", "checkpoint", "end"]
-"""What a log line shows to be under way; `first_batch` is the wait for it, `start` all before that."""
+"""The part of a training that a log line belongs to. `first_batch` is the wait for it, `start` is all
+before."""
 
 
 @dataclass(frozen=True)
 class DataArguments:
-    """What a command says of its training data, with the trainer's defaults filled in.
+    """The training data that a command names, with the trainer's defaults filled in.
 
-    `tars` is the location as given, which may hold braces and `::`; None where the training reads no tars.
-    `workers` and `batch_size` are per rank, `samples` per epoch. `buffered` are the samples that a worker
-    reads into its shuffle buffer before it yields the first, `buffer` is what the buffer then grows to.
+    `tars` is the location as given, which may hold braces and `::`; it is None where the training reads no
+    tars. `workers` and `batch_size` are per rank, `samples` per epoch. `buffered` is the number of samples
+    that a worker reads into its shuffle buffer before it yields the first one, `buffer` the size that the
+    buffer then reaches.
     """
 
     tars: str | None
@@ -44,9 +47,10 @@ class DataArguments:
 
 @dataclass(frozen=True)
 class Rule:
-    """One condition that a sample must meet: of each of `needs` at least one member.
+    """A filter of the trainer. A sample passes if it has at least one of the members of each entry of
+    `needs`.
 
-    `file` and `name` say where the rule stands, `read_from` in which version it was read.
+    The filter is the function or class `name` in `file`, transcribed from version `read_from`.
     """
 
     name: str
@@ -55,7 +59,7 @@ class Rule:
     needs: Mapping[str, tuple[str, ...]]
 
     def refusal(self, suffixes: Collection[str]) -> str | None:
-        """What a sample with these members lacks, such as "no caption (txt)"; None where it passes."""
+        """Return what a sample with these members lacks, such as "no caption (txt)", or None if it passes."""
         missing = [
             f"no {what} ({', '.join(members)})"
             for what, members in self.needs.items()
@@ -64,17 +68,21 @@ class Rule:
         return ", ".join(missing) or None
 
     def place(self, command: Command) -> str:
-        """`open_clip_train/data.py:163, filter_no_caption_or_no_image`, or without the line."""
-        path = command.source(self.file)
-        line = _line_of(path.read_text(errors="replace"), self.name) if path is not None else None
-        return f"{self.file}{f':{line}' if line else ''}, {self.name}"
+        """Return `open_clip_train/data.py:163, filter_no_caption_or_no_image`; the line is left out where the
+        trainer is not installed."""
+        path, line = command.source(self.file), ""
+        if path is not None:
+            text = path.read_text(errors="replace")
+            found = re.search(rf"^[ \t]*(?:def|class) {re.escape(self.name)}\b", text, re.MULTILINE)
+            line = "" if found is None else f":{1 + text[: found.start()].count(chr(10))}"
+        return f"{self.file}{line}, {self.name}"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a log line says: how much of how much is done, in whatever the trainer counts, and the loss.
+    """The progress in a log line: `done` of `total`, in the unit that the trainer counts, and the loss.
 
-    `done` begins again with each `epoch` where the trainer counts epochs.
+    `done` starts again with each `epoch` where the trainer counts epochs.
     """
 
     phase: Phase
@@ -86,7 +94,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A kind of log line. Its pattern's groups `done`, `total`, `epoch` and `loss` are numbers."""
+    """A kind of log line. The groups `done`, `total`, `epoch` and `loss` of the pattern are numbers."""
 
     phase: Phase
     pattern: re.Pattern[str]
@@ -96,23 +104,18 @@ class LogLine:
         if found is None:
             return None
         numbers = {name: _number(text) for name, text in found.groupdict().items() if text is not None}
-        epoch = numbers.get("epoch")
-        return Progress(
-            self.phase,
-            numbers.get("done"),
-            numbers.get("total"),
-            None if epoch is None else int(epoch),
-            numbers.get("loss"),
-        )
+        done, total, epoch, loss = map(numbers.get, ("done", "total", "epoch", "loss"))
+        return Progress(self.phase, done, total, None if epoch is None else int(epoch), loss)
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a trainer is to do, in Tarmac's words; `Trainer.options` puts it into its own.
+    """A training as Tarmac's config describes it; `Trainer.options` translates it into the trainer's own
+    options.
 
-    `tars` are brace patterns; `samples` are per epoch, after each of which the trainer saves. `model` is the
-    name of one of its models, or the folder of a description, and `model_options` what changes it.
-    `betas` and `eps` are Adam's. `batch_size` is over all of `ranks`.
+    `tars` are brace patterns. `samples` is per epoch, and the trainer saves after each epoch. `model` is the
+    name of one of the trainer's models, or the folder of a description, which `model_options` modify. `betas`
+    and `eps` are Adam's. `batch_size` is over all `ranks`.
     """
 
     tars: str
@@ -137,16 +140,16 @@ class Assignment:
     seed: int
     log_every: int
     folder: Path
-    """Where the trainer keeps what it writes."""
+    """The folder that the trainer writes to."""
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """All that is known of a trainer.
+    """A row of the table of trainers.
 
-    `lines` are tried in order. `checkpoints` are patterns of files that the command writes. A line in
-    `failures` proves that the training failed, whatever its exit code. `probe` is a script beside this module
-    which the trainer's own interpreter runs to execute its data pipeline.
+    `lines` are tried in order. `checkpoints` are patterns of the files that the command writes. A line that
+    matches one of `failures` proves that the training failed, whatever the exit code. `probe` is a script
+    beside this module; the trainer's own interpreter runs it to execute the trainer's data pipeline.
     """
 
     name: str
@@ -156,22 +159,23 @@ class Trainer:
     lines: Sequence[LogLine] = ()
     checkpoints: Callable[[Command], Sequence[str]] = lambda command: ()
     options: Callable[[Assignment], Mapping[str, str]] | None = None
-    """The command's options that say so; an empty value stands for an option that takes none."""
+    """The options for an assignment; an empty value stands for an option that takes none."""
     failures: Sequence[re.Pattern[str]] = ()
     must_log_steps: bool = False
-    """Whether a training that went well has logged at least one step."""
+    """Whether every successful training has logged at least one step."""
     probe: str | None = None
     webdataset: str = ""
-    """The versions of webdataset that it works with, as pip takes them."""
+    """The versions of webdataset that the trainer works with, in pip's notation."""
     needs_reinforcement: bool = False
-    """Whether a sample also brings what teachers said of it."""
+    """Whether samples need the outputs of teacher models."""
 
     def progress(self, line: str) -> Progress | None:
-        """What a line of the log says of the training; None where it says nothing."""
+        """Return the progress in a line of the log, or None if it shows none."""
         return next((found for kind in self.lines if (found := kind.read(line)) is not None), None)
 
     def refusal(self, command: Command, suffixes: Collection[str]) -> str | None:
-        """Why this trainer would drop a sample with these members; None where its filters let it pass."""
+        """Return why the trainer would drop a sample with these members, or None if its filters let it
+        pass."""
         return next((why for rule in self.rules(command) if (why := rule.refusal(suffixes))), None)
 
 
@@ -180,8 +184,3 @@ def _number(text: str) -> float:
         return float(text.replace(",", ""))
     except ValueError:
         return float("nan")
-
-
-def _line_of(text: str, name: str) -> int | None:
-    found = re.search(rf"^\s*(?:def|class) {re.escape(name)}\b", text, re.MULTILINE)
-    return None if found is None else text.count("\n", 0, found.start()) + 1 + found[0].count("\n")

@@ -1,24 +1,29 @@
-"""open_clip's trainer of the lines 2 and 3 (`python -m open_clip_train.main`), read from version 3.3.0."""
+"""open_clip's trainer (`python -m open_clip_train.main`) and the two that are built on it.
+
+OPEN_CLIP is release line 2 and 3, read from version 3.3.0. OPEN_CLIP_MAIN is line 4 (the main branch), read
+from 4.2.0.dev0: there `--image-key` and `--text-key` name the members that make a pair, and with
+`--json-text-key` the caption is a field of the `json`. MOBILECLIP is a patch for commit 7260a46 (2025-03-17)
+that trains on reinforced shards: it has the pipeline of line 3, and needs members from teacher models in
+addition. All three log and save alike.
+"""
 
 from __future__ import annotations
 
 import glob
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tasks.trainers.command import Command
 from tasks.trainers.contract import Assignment, DataArguments, LogLine, Rule, Trainer
 
-READ_FROM = "open_clip_torch 3.3.0"
-DISTRIBUTION = "open_clip_torch"
-MODULES = ("open_clip_train.main", "training.main")
 DATA = "open_clip_train/data.py"
 SHUFFLE_INITIAL, SHUFFLE_SIZE = 1000, 5000
 """`_SAMPLE_SHUFFLE_INITIAL` and `_SAMPLE_SHUFFLE_SIZE` of DATA: samples per worker, undecoded."""
-IMAGES = ("png", "jpg", "jpeg", "webp")
-_WARMUP, _LR = 10_000, 5e-4
+_IMAGES = ("png", "jpg", "jpeg", "webp")
+_LINE_4_OPTIONS = ("--image-key", "--text-key", "--json-text-key", "--max-image-pixels", "--length-bucketing")
 
-LINES = (
+_LINES = (
     LogLine(
         "step",
         re.compile(
@@ -30,17 +35,18 @@ LINES = (
     LogLine("validate", re.compile(r"Starting zero-shot|Building zero-shot|Using classifier")),
     LogLine("first_batch", re.compile(r"\| Start epoch (?P<epoch>\d+)")),
 )
-FAILURES = (re.compile(r"^Error\. Experiment already exists"), re.compile(r"Error: remote sync failed"))
 
 
-def is_open_clip(command: Command) -> bool:
-    """Whether the command starts open_clip's trainer, of whatever line."""
+def _is_open_clip(command: Command) -> bool:
+    """Return whether the command starts open_clip's trainer, in any release line."""
     module, script = command.module.removeprefix("src."), command.script.replace("\\", "/")
-    return module in MODULES or script.endswith(("open_clip_train/main.py", "training/main.py"))
+    return module in ("open_clip_train.main", "training.main") or script.endswith(
+        ("open_clip_train/main.py", "training/main.py")
+    )
 
 
-def data(command: Command) -> DataArguments | None:
-    """The training data by the command's options, with the defaults of open_clip_train/params.py."""
+def _data(command: Command) -> DataArguments | None:
+    """Return the data arguments of the command, with the defaults of open_clip_train/params.py."""
     tars, kind = command.option("--train-data"), command.option("--dataset-type") or "auto"
     is_tars = tars is not None and (kind == "webdataset" or (kind == "auto" and tars.endswith("tar")))
     samples = command.option("--train-num-samples")
@@ -53,16 +59,17 @@ def data(command: Command) -> DataArguments | None:
         samples_option="--train-num-samples",
         epochs=int(command.number("--epochs", default=32)),
         accumulation=int(command.number("--accum-freq", default=1)),
-        warmup_steps=int(command.number("--warmup", default=_WARMUP)),
-        learning_rate=command.number("--lr", default=_LR),
+        warmup_steps=int(command.number("--warmup", default=10_000)),
+        learning_rate=command.number("--lr", default=5e-4),
         buffered=SHUFFLE_INITIAL,
         buffer=SHUFFLE_SIZE,
     )
 
 
-def options(given: Assignment) -> Mapping[str, str]:
-    """As open_clip_train/params.py names them. It goes on from its newest checkpoint, if it has any."""
-    told = {
+def _options(given: Assignment) -> dict[str, str]:
+    """Return the options under the names of open_clip_train/params.py. The training resumes from its newest
+    checkpoint, if it has any."""
+    options = {
         "--train-data": given.tars,
         "--dataset-type": "webdataset",
         "--train-num-samples": str(given.samples),
@@ -88,19 +95,15 @@ def options(given: Assignment) -> Mapping[str, str]:
         "--resume": "latest",
     }
     if given.grad_clip is not None:
-        told["--grad-clip-norm"] = f"{given.grad_clip:g}"
+        options["--grad-clip-norm"] = f"{given.grad_clip:g}"
     if given.held_out is not None:
-        told |= {"--val-data": given.held_out, "--val-num-samples": str(given.held_out_samples)}
-    return told
+        options |= {"--val-data": given.held_out, "--val-num-samples": str(given.held_out_samples)}
+    return options
 
 
-def _rules(command: Command) -> Sequence[Rule]:
-    needs = {"caption": ("txt",), "image": IMAGES}
-    return (Rule("filter_no_caption_or_no_image", DATA, READ_FROM, needs),)
-
-
-def checkpoints(command: Command) -> Sequence[str]:
-    """`LOGS/NAME/checkpoints/*.pt`, of any name where the trainer makes one up from the time."""
+def _checkpoints(command: Command) -> Sequence[str]:
+    """Return `LOGS/NAME/checkpoints/*.pt`; without --name the trainer makes one up from the time, and any
+    name matches."""
     if command.option("--save-frequency") == "0" and not command.has("--save-most-recent"):
         last = f"epoch_{command.number('--epochs', default=32):.0f}.pt"
     else:
@@ -110,16 +113,67 @@ def checkpoints(command: Command) -> Sequence[str]:
     return (f"{glob.escape(str(logs))}/{glob.escape(name) if name else '*'}/checkpoints/{last}",)
 
 
+def _is_line_4(command: Command) -> bool:
+    if not _is_open_clip(command):
+        return False
+    version = command.version("open_clip_torch")
+    return command.has(*_LINE_4_OPTIONS) if version is None else int(version.partition(".")[0]) >= 4
+
+
+def _rules_of_line_4(command: Command) -> Sequence[Rule]:
+    images = tuple((command.option("--image-key") or "jpg;png;jpeg;webp").split(";"))
+    texts = tuple((command.option("--text-key") or "txt").split(";"))
+    if command.has("--json-text-key"):
+        texts = ("json",)
+    needs = {"caption": texts, "image": images}
+    return (Rule("FilterValidSample", DATA, "open_clip_torch 4.2.0.dev0", needs),)
+
+
+def _options_of_mobileclip(given: Assignment) -> Mapping[str, str]:
+    """Leave held-out tars out: the fork's own validation does not accept what its pipeline makes of
+    reinforced samples."""
+    options = {name: value for name, value in _options(given).items() if not name.startswith("--val-")}
+    return {**options, "--dataset-reinforcement": ""}
+
+
+_FILTER = Rule(
+    "filter_no_caption_or_no_image",
+    DATA,
+    "open_clip_torch 3.3.0",
+    {"caption": ("txt",), "image": _IMAGES},
+)
+_REINFORCED_FILTER = replace(
+    _FILTER,
+    read_from="ml-mobileclip's patch of open_clip 7260a46",
+    needs={
+        **_FILTER.needs,
+        "augmentations": ("paug.json",),
+        "synthetic captions": ("syn.json",),
+        "teacher embeddings": ("npz", "pth.gz"),
+    },
+)
+
 OPEN_CLIP = Trainer(
     name="open_clip",
-    recognises=is_open_clip,
-    data=data,
-    rules=_rules,
-    lines=LINES,
-    checkpoints=checkpoints,
-    options=options,
-    failures=FAILURES,
+    recognises=_is_open_clip,
+    data=_data,
+    rules=lambda command: (_FILTER,),
+    lines=_LINES,
+    checkpoints=_checkpoints,
+    options=_options,
+    failures=(re.compile(r"^Error\. Experiment already exists"), re.compile(r"Error: remote sync failed")),
     must_log_steps=True,
     probe="open_clip_probe.py",
     webdataset=">=0.2.5,<1",
+)
+OPEN_CLIP_MAIN = replace(
+    OPEN_CLIP, name="open_clip main", recognises=_is_line_4, rules=_rules_of_line_4, webdataset=""
+)
+MOBILECLIP = replace(
+    OPEN_CLIP,
+    name="MobileCLIP",
+    recognises=lambda command: _is_open_clip(command) and command.has("--dataset-reinforcement"),
+    rules=lambda command: (_REINFORCED_FILTER,),
+    options=_options_of_mobileclip,
+    needs_reinforcement=True,
 )

@@ -1,16 +1,17 @@
-"""Runs open_clip's own data pipeline on given tars, stage by stage, and counts what goes in and comes out.
+"""Runs open_clip's own data pipeline on given tars and counts the samples that enter and leave each stage.
 
-It is run by the trainer's interpreter, which may know nothing of Tarmac, so it imports nothing but what is
-there. Nothing of the pipeline is written down here: stages, their order, the split of shards among ranks and
-workers and the numbers of batches are those of the installed `get_wds_dataset`. No model is built; in place
-of its transform stands a check that what arrives is an image and a text.
+The trainer's interpreter runs this script and may not have Tarmac installed, so it imports only packages that
+the trainer has. It repeats nothing of the pipeline: the stages, their order, the split of shards among ranks
+and workers and the number of batches come from the installed `get_wds_dataset`. No model is built; its
+transform and tokenizer are replaced by checks that they get an image and a text.
 
-Reads one JSON object from standard input: `arguments` of the trainer, `ranks`, `examples` (names of kinds to
-tars of samples of that kind) and `whole` (tars to run whole). Writes one to the file named by its argument.
+It reads one JSON object from standard input: `arguments` of the trainer, `ranks`, `examples` (a tar of
+samples per name of a kind) and `whole` (tars to run whole). It writes one to the file named by its argument.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -19,16 +20,19 @@ import json
 import logging
 import os
 import sys
+import traceback
 from typing import Any
 
 MODULES = ("open_clip_train", "training")
 MOST_ASSIGNED = 2_000_000
-"""Entries of all workers' lists together; beyond that only arithmetic is in place."""
+"""The most entries that all workers' lists of tars may have together; with more they are not made."""
 MOST_MESSAGES = 3
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "WORKER", "NUM_WORKERS")
+"""The variables by which webdataset finds the place of a worker."""
 
 
 class Messages(logging.Handler):
-    """Keeps the first warnings, which the pipeline logs for the samples that it drops."""
+    """Keeps the first warnings that the pipeline logs about the samples that it drops."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -40,11 +44,10 @@ class Messages(logging.Handler):
 
 
 def main(answer_path: str) -> int:
-    asked = json.load(sys.stdin)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "WORKER", "NUM_WORKERS"):
+    for name in PLACE:
         os.environ.pop(name, None)
-    answer = run(asked["arguments"], asked["ranks"], asked["examples"], asked["whole"])
+    answer = run(**json.load(sys.stdin))
     with open(answer_path, "w", encoding="utf-8") as file:
         json.dump(answer, file)
     return 0
@@ -54,9 +57,9 @@ def run(arguments: list[str], ranks: int, examples: dict[str, str], whole: list[
     package = next(name for name in MODULES if importlib.util.find_spec(name) is not None)
     data = importlib.import_module(f"{package}.data")
     args = importlib.import_module(f"{package}.params").parse_args(arguments)
-    answer: dict[str, Any] = {"versions": versions(), "refusal": None}
+    answer: dict[str, Any] = {"versions": installed_versions(), "refusal": None}
     args.distributed, args.world_size, args.rank = ranks > 1, ranks, 0
-    # As the trainer's main does, before it asks for the data.
+    # The trainer's main sets this before it builds the data.
     args.distill = None not in (
         getattr(args, "distill_model", None),
         getattr(args, "distill_pretrained", None),
@@ -65,32 +68,29 @@ def run(arguments: list[str], ranks: int, examples: dict[str, str], whole: list[
         loader = dataset_of(data, args)[1]
         answer["batches"], answer["samples"] = loader.num_batches, loader.num_samples
     except (AssertionError, RuntimeError, KeyError) as error:
-        # What the trainer itself would end with; the pipeline is then built for one worker.
+        # The trainer itself would fail here; below, the pipeline is built for one worker.
         answer["refusal"] = {"kind": type(error).__name__, "text": str(error), "place": raised_at(error)}
     workers = max(args.workers, 1)
     args.world_size, args.workers, args.batch_size = 1, 1, 1
     args.train_num_samples = args.train_num_samples or 1
     stages = dataset_of(data, args)[0].pipeline
-    assigned = answer["assigned"] = [] if args.dataset_resampled else split(stages, ranks, workers, args)
-    first = first_reading_stage(stages, args)
-    answer["is_split"] = bool(assigned)
+    answer["assigned"] = [] if args.dataset_resampled else split(stages, ranks, workers, args)
+    first = first_reading_stage(stages)
     answer["kinds"] = {name: flow(stages[first:], [tar]) for name, tar in examples.items()}
     answer["whole"] = {tar: flow(stages[first:], [tar]) for tar in whole}
     return answer
 
 
-def versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     found = {}
     for name in ("open_clip_torch", "webdataset", "torch"):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def dataset_of(data: Any, args: Any) -> tuple[Any, Any]:
-    """The pipeline of the training data, and the loader around it, which starts no worker yet."""
+    """Return the pipeline of the training data, and the loader around it, which has started no worker yet."""
     loader = data.get_wds_dataset(args, CheckImage(), is_train=True, tokenizer=check_text).dataloader
     inner = loader
     while not hasattr(inner, "dataset"):
@@ -99,10 +99,10 @@ def dataset_of(data: Any, args: Any) -> tuple[Any, Any]:
 
 
 class CheckImage:
-    """Stands for the model's transform, which takes an image of PIL."""
+    """Replaces the model's transform, which takes a PIL image."""
 
     transforms = ()
-    """MobileCLIP's fork looks here for a crop and a normalisation, which its own then follow."""
+    """MobileCLIP's fork looks here for a crop and a normalisation, and copies their settings."""
 
     def __call__(self, image: Any) -> Any:
         if not hasattr(image, "getpixel"):
@@ -111,14 +111,14 @@ class CheckImage:
 
 
 def check_text(text: Any) -> list[int]:
-    """Stands for the tokenizer."""
+    """Replaces the tokenizer."""
     if not isinstance(text, str):
         raise TypeError(f"the tokenizer gets {type(text).__name__} instead of a text")
     return [0]
 
 
-def first_reading_stage(stages: list[Any], args: Any) -> int:
-    """The number of the first stage that opens tars: those before it yield addresses."""
+def first_reading_stage(stages: list[Any]) -> int:
+    """Return the number of the first stage that opens tars; the stages before it yield addresses."""
     for number in range(1, len(stages)):
         name = stage_name(stages[number])
         if "samples" in name or "tarfile" in name:
@@ -127,10 +127,11 @@ def first_reading_stage(stages: list[Any], args: Any) -> int:
 
 
 def split(stages: list[Any], ranks: int, workers: int, args: Any) -> list[list[list[str]]]:
-    """The tars of each worker of each rank in the first epoch, as the pipeline's own stages divide them."""
+    """Return the tars of each worker of each rank in the first epoch, as the pipeline's own stages divide
+    them."""
     import webdataset
 
-    first = first_reading_stage(stages, args)
+    first = first_reading_stage(stages)
     tars = len(list(webdataset.shardlists.expand_urls(args.train_data)))
     if ranks * workers * tars > MOST_ASSIGNED:
         return []
@@ -145,13 +146,13 @@ def split(stages: list[Any], ranks: int, workers: int, args: Any) -> list[list[l
             for stage in stages[1:first]:
                 source = invoke(stage, source)
             assigned[-1].append([one["url"] for one in source])
-    for name in ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS"):
+    for name in PLACE:
         os.environ.pop(name, None)
     return assigned
 
 
 def invoke(stage: Any, *source: Any) -> Any:
-    """Apply a stage, as webdataset's DataPipeline does."""
+    """Apply a stage in the way of webdataset's DataPipeline."""
     if hasattr(stage, "run"):
         return stage.run(*source)
     if not source and hasattr(stage, "__iter__"):
@@ -160,7 +161,8 @@ def invoke(stage: Any, *source: Any) -> Any:
 
 
 def flow(stages: list[Any], tars: list[str]) -> dict[str, Any]:
-    """What each stage lets pass of these tars, what the last yields, and the error that ended it, if any."""
+    """Return how many samples of these tars each stage lets pass, and the error that ended the pipeline, if
+    any."""
     messages = Messages()
     logging.getLogger().addHandler(messages)
     counts = [0] * (len(stages) + 1)
@@ -193,7 +195,8 @@ def counted(source: Any, counts: list[int], number: int) -> Any:
 
 
 def failing(stages: list[Any], steps: list[dict[str, Any]], tars: list[str]) -> dict[str, int]:
-    """Where the decoding drops samples: which members fail by themselves, and in how many samples."""
+    """Return which members fail to decode by themselves, and in how many of the samples that decoding
+    drops."""
     number = next(
         (n for n, step in enumerate(steps) if "decode" in step["stage"] and step["out"] < step["in"]), None
     )
@@ -221,7 +224,7 @@ def failing(stages: list[Any], steps: list[dict[str, Any]], tars: list[str]) -> 
 
 
 def stage_name(stage: Any) -> str:
-    """`select(filter_no_caption_or_no_image)` for what webdataset makes of a function and its arguments."""
+    """Return the function of a stage with its arguments, such as `select(filter_no_caption_or_no_image)`."""
     function = getattr(stage, "f", stage)
     name = getattr(function, "__name__", type(function).__name__).lstrip("_")
     arguments = [getattr(one, "__name__", None) for one in getattr(stage, "args", ())]
@@ -230,7 +233,7 @@ def stage_name(stage: Any) -> str:
 
 
 def place(stage: Any) -> str | None:
-    """The source line of the stage, or of the function that it applies."""
+    """Return the source line of the stage, or of the function that it applies."""
     functions = [one for one in getattr(stage, "args", ()) if inspect.isfunction(one)]
     function = functions[0] if functions else getattr(stage, "f", stage)
     try:
@@ -241,13 +244,9 @@ def place(stage: Any) -> str | None:
 
 
 def raised_at(error: BaseException) -> str:
-    """The source line in the trainer that raised an error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return ""
-    return f"{'/'.join(trace.tb_frame.f_code.co_filename.split('/')[-2:])}:{trace.tb_lineno}"
+    """Return the source line that raised an error."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{'/'.join(frame.filename.split('/')[-2:])}:{frame.lineno}"
 
 
 if __name__ == "__main__":

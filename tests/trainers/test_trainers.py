@@ -74,9 +74,7 @@ def test_a_trainer_is_recognised_by_what_lies_beside_its_script(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("version", "name"), [("3.3.0", "open_clip"), ("4.2.0.dev0", "open_clip main")])
-def test_the_line_of_open_clip_is_told_by_the_installed_version(
-    tmp_path: Path, version: str, name: str
-) -> None:
+def test_the_line_of_open_clip_follows_the_installed_version(tmp_path: Path, version: str, name: str) -> None:
     info = tmp_path / "lib/python3.11/site-packages" / f"open_clip_torch-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Name: open_clip_torch\nVersion: {version}\n")
@@ -155,7 +153,7 @@ def test_the_main_branch_takes_the_members_that_its_options_name() -> None:
         ("generic", "Evaluating:  10%|█ | 1/10 [00:00<00:00, 1it/s]", Progress("validate", 1, 10)),
     ],
 )
-def test_log_lines_tell_how_far_a_training_is(name: str, line: str, progress: Progress) -> None:
+def test_log_lines_show_how_far_a_training_is(name: str, line: str, progress: Progress) -> None:
     assert trainer(name).progress(line) == progress
 
 
