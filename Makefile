@@ -60,7 +60,7 @@ soak: install
 	$(BIN)/python -m tests.soak.fuzz_shards 10000 2000
 	$(BIN)/python -m tests.soak.verify_memory 300 3000
 	$(BIN)/python -m tests.soak.billion
-	$(BIN)/pytest -m soak -n 0
+	$(BIN)/pytest -m proof -n 0
 	$(BIN)/python -m tests.soak.stalls
 	$(BIN)/python -m tests.soak.overhead 10 10000
 

@@ -118,7 +118,7 @@ def test_zero_shot_with_the_templates_of_imagenet_is_open_clips() -> None:
     assert own != ours, "the user's own list is another question"
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 def test_both_are_clip_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package alone, beside this environment's torch and open_clip."""
     install = [

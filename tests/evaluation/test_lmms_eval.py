@@ -114,7 +114,7 @@ def question(doc, lmms_eval_specific_kwargs=None): return doc["question"]
 """
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 @pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no interpreter with lmms-eval")
 def test_the_real_package_judges_a_model_by_what_it_writes(tmp_path: Path) -> None:
     """Of four questions it is to write to three what it does write, asked without lmms-eval."""

@@ -109,7 +109,7 @@ def test_nano_vlm_gives_the_same_logits_by_its_description(tmp_path: Path) -> No
     assert spelt == question.answers["tokens"][0].tolist()
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 @pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no sources of nanoVLM")
 def test_nano_vlm_itself_gives_the_same_logits(tmp_path: Path) -> None:
     run = run_of(tmp_path, "vlm")

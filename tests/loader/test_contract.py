@@ -34,7 +34,7 @@ ALL = [f"k{number:06d}" for number in range(COUNT)]
 READERS = ["indexed", "streaming"]
 ON_THE_WEB = pytest.mark.parametrize("place", ["disk", "web"], indirect=True)
 ON_THE_WEB_IN_SOAK = pytest.mark.parametrize(
-    "place", ["disk", pytest.param("web", marks=pytest.mark.soak)], indirect=True
+    "place", ["disk", pytest.param("web", marks=pytest.mark.proof)], indirect=True
 )
 Members = dict[int, dict[str, bytes]]
 
@@ -166,7 +166,7 @@ def test_it_goes_on_anywhere_with_what_would_have_come(placed: Placed, reader: s
 
 
 @ON_THE_WEB
-@pytest.mark.parametrize("begun", [2, *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (1, 3, 4))])
+@pytest.mark.parametrize("begun", [2, *(pytest.param(ranks, marks=pytest.mark.proof) for ranks in (1, 3, 4))])
 @pytest.mark.parametrize("reader", READERS)
 def test_it_goes_on_with_other_ranks_in_the_middle_of_an_epoch(
     placed: Placed, reader: str, begun: int
@@ -257,7 +257,7 @@ def changed_bytes() -> float:
     return sum(area.private_dirty for one in family for area in one.memory_maps())
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 @pytest.mark.parametrize("reader", READERS)
 def test_memory_is_flat_over_epochs(make_version: MakeVersion, reader: str) -> None:
     of = feed(make_version(train=SHARDS), reader, workers=2)

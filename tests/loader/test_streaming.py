@@ -189,7 +189,7 @@ if __name__ == "__main__":
 WITHOUT_INDEX: dict[str, Any] = {"batch_size": 5, "seed": 0, "shuffle": "windows", "prefetch": 2}
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 def test_tars_without_an_index_go_on_after_a_kill_at_the_very_sample(
     make_version: MakeVersion, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

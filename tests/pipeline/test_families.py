@@ -17,7 +17,7 @@ from tests.export.test_formats import VARIABLE
 from tests.models.test_ct_clip import bert
 from tests.pipeline.conftest import Project
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.proof
 
 
 def trained(folder: Path, env: dict[str, str], config: str, example: str, *overrides: str) -> Project:

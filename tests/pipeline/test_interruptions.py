@@ -124,6 +124,7 @@ def test_ctrl_c_stops_the_watching_only(
     assert weights(project.run)["step_00000036"] == weights(undisturbed.run)["step_00000036"]
 
 
+@pytest.mark.proof
 def test_stages_that_are_up_to_date_say_so(undisturbed: Project) -> None:
     """Only what is missing is done: here the report, which was deleted."""
     before = weights(undisturbed.run)
@@ -143,6 +144,7 @@ def test_a_lost_evaluation_is_done_again(undisturbed: Project) -> None:
     assert read_json(result)["metrics"] == before
 
 
+@pytest.mark.proof
 def test_fresh_starts_anew_and_keeps_the_old(undisturbed: Project) -> None:
     done = undisturbed.tarmac("train", "configs/digits-clip.yaml", "--fresh")
     assert done.returncode == 0, done.stderr
@@ -150,6 +152,7 @@ def test_fresh_starts_anew_and_keeps_the_old(undisturbed: Project) -> None:
     assert len(read_json(undisturbed.run / "run.json")["attempts"]) == 1
 
 
+@pytest.mark.proof
 def test_evaluations_that_are_asked_for_again_are_all_done(undisturbed: Project) -> None:
     before = results(undisturbed.run)
     stamps = {
@@ -161,6 +164,7 @@ def test_evaluations_that_are_asked_for_again_are_all_done(undisturbed: Project)
     assert all(path.stat().st_mtime_ns > stamp for path, stamp in stamps.items())
 
 
+@pytest.mark.proof
 def test_a_config_that_asks_for_more_is_not_up_to_date(undisturbed: Project) -> None:
     trained, measured = weights(undisturbed.run), (undisturbed.run / "loader.json").read_bytes()
     more = "evaluate.tasks=[zero_shot, {kind: zero_shot, name: plain, templates: ['{}']}]"
@@ -172,6 +176,7 @@ def test_a_config_that_asks_for_more_is_not_up_to_date(undisturbed: Project) -> 
     assert_wandb_holds_everything_once(undisturbed.run)
 
 
+@pytest.mark.proof
 def test_a_users_own_tasks_module_is_not_in_the_way(undisturbed: Project) -> None:
     (undisturbed.path / "tasks.py").write_text("raise RuntimeError('not for Tarmac')")
     (undisturbed.path / "flows.py").write_text("raise RuntimeError('not for Tarmac')")

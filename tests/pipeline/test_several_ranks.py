@@ -11,7 +11,7 @@ from tasks.core.process import available_cores
 from tests.pipeline.conftest import make_project
 from tests.pipeline.evidence import assert_wandb_holds_everything_once, results
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.proof
 RUN = ("run", "configs/digits-clip.yaml", "--set", "engine.train.ranks=2")
 SHORT = ("train.steps=60", "train.checkpoint_every=30", "evaluate.every=30", "train.threads=1")
 

@@ -1,4 +1,4 @@
-"""The whole stall matrix as a table: every row, also those that repeat others, and the score.
+"""The whole stall matrix as a table: every row with its seconds, and the score.
 
 Run as `python -m tests.soak.stalls`. Exits 1 unless every row is right.
 """

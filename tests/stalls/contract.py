@@ -72,9 +72,6 @@ class Stall:
     missing: Callable[[], str | None] = lambda: None
     needs_stacks: bool = False
     """Whether /proc alone does not tell; without stacks the answer is then `unknown`."""
-    is_for_soak: bool = False
-    """Whether it repeats what another row shows, or takes a machine without other work, and runs in
-    `make soak` only."""
 
     @property
     def is_healthy(self) -> bool:

@@ -231,7 +231,7 @@ STALLS = (
     Stall("a sample that fails", partial(ended, kind="raises"), POISON),
     Stall("a sample that fails, tried for ever", partial(program, kind="retries", ready="step 50"), POISON),
     Stall("wandb: hung server at init", _tracker, TRACKER, needs_stacks=True),
-    Stall("wandb: dead server at init", partial(_tracker, is_dead=True), TRACKER, is_for_soak=True),
+    Stall("wandb: dead server at init", partial(_tracker, is_dead=True), TRACKER),
     Stall(
         "wandb: finish() at an epoch's end, hung server",
         partial(_tracker_later, kind="tracker_at_the_end", ready="wandb: updating run", settle_s=10),
@@ -255,17 +255,17 @@ STALLS = (
 )
 HEALTHY = (
     Stall("forked workers", partial(program, kind="forked")),
-    Stall("forkserver workers", partial(program, kind="forkserver"), is_for_soak=True),
-    Stall("spawned workers", partial(program, kind="spawned"), is_for_soak=True),
-    Stall("a tar of webdataset", _stream, is_for_soak=True),
+    Stall("forkserver workers", partial(program, kind="forkserver")),
+    Stall("spawned workers", partial(program, kind="spawned")),
+    Stall("a tar of webdataset", _stream),
     Stall("a download that goes on", _slow_download),
     Stall("workers paused by their user", _paused_workers),
     Stall("slow rows, too few workers", partial(program, kind="few_workers")),
     Stall("slow first batch", partial(program, kind="slow_first_batch", ready="loading", settle_s=5)),
-    Stall("a long start", partial(program, kind="starting", ready="building", settle_s=2), is_for_soak=True),
+    Stall("a long start", partial(program, kind="starting", ready="building", settle_s=2)),
     Stall("resting between files", partial(program, kind="resting", ready="waiting")),
-    Stall("a bar of tqdm", partial(program, kind="tqdm_bar"), is_for_soak=True),
-    Stall("checkpoints at every step", partial(program, kind="checkpoints"), is_for_soak=True),
+    Stall("a bar of tqdm", partial(program, kind="tqdm_bar")),
+    Stall("checkpoints at every step", partial(program, kind="checkpoints")),
     Stall("wandb offline", partial(program, kind="offline_tracker", ready="step 100")),
     Stall("two ranks", partial(_ranks, kind="even_ranks", ready="step 100", settle_s=1)),
 )

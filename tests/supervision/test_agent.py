@@ -98,6 +98,7 @@ def test_a_run_ends_with_everything_written_and_is_not_redone(tmp_path: Path) ->
     assert run.record.read_bytes() == before and len(record.load_record(run).attempts) == 1
 
 
+@pytest.mark.proof
 def test_the_best_checkpoint_follows_the_evaluations_through_a_kill_and_a_late_wish(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +203,7 @@ def test_sigkill_of_the_agent_ends_its_training_and_the_next_call_goes_on(tmp_pa
     assert_undisturbed(run)
 
 
+@pytest.mark.proof
 def test_sigkill_of_submitits_controller_leaves_one_writer(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     started = launch.start_or_adopt(run)
@@ -213,6 +215,7 @@ def test_sigkill_of_submitits_controller_leaves_one_writer(tmp_path: Path) -> No
     assert_undisturbed(run)
 
 
+@pytest.mark.proof
 def test_a_training_that_outlives_its_agent_is_ended_before_another_starts(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.2})
     launch.start_or_adopt(run)
@@ -297,6 +300,7 @@ def test_a_lost_evaluation_says_why_and_is_completed_by_the_next_start(tmp_path:
     assert sorted((run.path / "evaluated").read_text().split()) == ["20"] * 3 + ["40"] * 3
 
 
+@pytest.mark.proof
 def test_a_new_agent_takes_up_an_evaluation_that_lives(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"evaluation_s": 3.0}, evaluate={"every": 20, "tasks": ["zero_shot"]})
     launch.start_or_adopt(run)

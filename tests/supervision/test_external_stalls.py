@@ -42,7 +42,7 @@ def started(
     return run
 
 
-@pytest.mark.parametrize("is_script", [False, True])
+@pytest.mark.parametrize("is_script", [False, pytest.param(True, marks=pytest.mark.proof)])
 def test_shards_without_captions_are_named_and_the_fix_is_of_the_run(
     digits_dataset: Path, tmp_path: Path, is_script: bool
 ) -> None:
@@ -56,6 +56,7 @@ def test_shards_without_captions_are_named_and_the_fix_is_of_the_run(
     assert finding.command == f"tarmac cancel {run.handle}; tarmac preflight {run.config}"
 
 
+@pytest.mark.proof
 def test_a_training_that_goes_on_is_healthy(digits_dataset: Path, tmp_path: Path) -> None:
     run = started(digits_dataset, tmp_path, ("jpg", "txt"), "Train Epoch: 0 [")
     examined = examine_run(run)

@@ -149,6 +149,7 @@ def test_gathered_again_nothing_is_written(tmp_path: Path) -> None:
     assert_gathered(run)
 
 
+@pytest.mark.proof
 def test_sigkill_at_many_moments_loses_and_doubles_nothing(tmp_path: Path) -> None:
     """Killed while it starts, right after a flush, and with rows that wait for the next flush."""
     run = make_run(tmp_path, track={"mode": "offline"})
@@ -177,8 +178,8 @@ def test_sigkill_at_many_moments_loses_and_doubles_nothing(tmp_path: Path) -> No
     ("mode", "kills"),
     [
         ("online", 2),
-        pytest.param("offline", 20, marks=pytest.mark.soak),
-        pytest.param("online", 20, marks=pytest.mark.soak),
+        pytest.param("offline", 20, marks=pytest.mark.proof),
+        pytest.param("online", 20, marks=pytest.mark.proof),
     ],
 )
 def test_killed_at_random_moments_with_a_late_evaluation_the_server_has_every_row_once(
@@ -244,6 +245,7 @@ def test_a_gatherer_that_dies_again_and_again_is_started_again(
     wait_for(lambda: gathering.is_complete(run))
 
 
+@pytest.mark.proof
 def test_a_core_that_outlives_its_gatherer_does_not_write_behind_the_next(tmp_path: Path) -> None:
     run = make_run(tmp_path, track={"mode": "offline"})
     with Lease(run.lease):

@@ -58,6 +58,7 @@ def test_ctrl_c_hang_up_and_sigkill_of_the_waiter_leave_the_training_alone(tmp_p
     assert len(record.load_record(run).attempts) == 1
 
 
+@pytest.mark.proof
 def test_an_attempt_runs_the_code_that_it_was_started_with(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"where": True})
     finish(run)

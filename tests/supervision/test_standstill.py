@@ -16,6 +16,7 @@ from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, wait_for
 
 
+@pytest.mark.proof
 def test_a_checkpoint_that_nobody_takes_is_named_and_the_run_goes_on_when_it_is_taken(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"stands_still_at": 7, "silence_s": 3.0})
     launch.start_or_adopt(run)

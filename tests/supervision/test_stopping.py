@@ -74,6 +74,7 @@ def test_the_first_free_gpus_are_taken_all_or_none(gpu: str) -> None:
         gpus.take_gpus([gpu], 2, "greedy")
 
 
+@pytest.mark.proof
 def test_a_second_run_waits_for_the_gpu_and_names_who_has_it(tmp_path: Path, gpu: str) -> None:
     first = make_run(tmp_path / "first", {"step_s": 0.1})
     second = make_run(tmp_path / "second")
@@ -141,6 +142,7 @@ def test_cancel_ends_training_and_evaluations_and_proves_it(
     assert read_json(run.exit(1))["stop"]["who"] == "user"
 
 
+@pytest.mark.proof
 def test_cancel_ends_the_evaluations_that_a_killed_agent_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,6 +207,7 @@ def can_be_elsewhere() -> bool:
     return shutil.which("unshare") is not None and subprocess.run([*ELSEWHERE, "true"]).returncode == 0
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(not can_be_elsewhere(), reason="unshare --uts needs root")
 def test_a_training_whose_agent_is_suspended_makes_room_for_another_hosts(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.3})

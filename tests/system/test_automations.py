@@ -114,6 +114,7 @@ def test_a_run_that_dies_unnoticed_is_marked(terminal: Any, api: Api) -> None:
     assert "Nothing was heard" in api.get(f"/flow_runs/{run['id']}")["state"]["message"]
 
 
+@pytest.mark.proof
 def test_a_run_that_always_dies_is_taken_up_three_times_and_given_up(api: Api, dying: dict[str, str]) -> None:
     dies = dying["dies"]
     until("its end", lambda: api.get(f"/flow_runs/{dies}")["state_type"] == "FAILED", 600)
@@ -122,6 +123,7 @@ def test_a_run_that_always_dies_is_taken_up_three_times_and_given_up(api: Api, d
     assert states(api, dies).count("Running") == 5, "the last start is the one that gives up"
 
 
+@pytest.mark.proof
 def test_a_run_that_cannot_begin_again_is_given_up(api: Api, dying: dict[str, str]) -> None:
     lost = dying["lost"]
     until("its end", lambda: api.get(f"/flow_runs/{lost}")["state_type"] == "FAILED", 600)
@@ -129,6 +131,7 @@ def test_a_run_that_cannot_begin_again_is_given_up(api: Api, dying: dict[str, st
     assert "before it could begin" in api.get(f"/flow_runs/{lost}")["state"]["message"]
 
 
+@pytest.mark.proof
 def test_a_run_whose_folder_is_gone_fails_and_names_it(
     api: Api, worker: int, project: Path, env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -266,6 +269,7 @@ def _of_small(api: Api, name: str) -> list[dict[str, Any]]:
     return [run for run in found if "small" in str(run["parameters"])]
 
 
+@pytest.mark.proof
 def test_a_run_is_evaluated_by_the_start_of_its_id(api: Api, small: Path, project: Path) -> None:
     [first, *_] = [json.loads(path.read_text()) for path in project.glob("runs/small-*/run.json")]
     started = api.start("evaluate/project", run=first["id"][:6]).json()["id"]
@@ -294,6 +298,7 @@ def test_what_is_not_sound_fails_with_its_findings_in_log_and_table(
     api.completed(completed, 240)
 
 
+@pytest.mark.proof
 def test_a_terminal_run_and_a_foreign_flow_are_never_marked(
     bystanders: list[subprocess.Popen[bytes]], api: Api, dying: dict[str, str]
 ) -> None:

@@ -60,6 +60,7 @@ def test_overlapping_builds_take_turns_and_a_cancelled_one_leaves_nothing(lab: L
     assert (lab.project / "data/digits/current/manifest.json").exists()
 
 
+@pytest.mark.proof
 def test_cancel_takes_the_jobs_of_a_build_out_of_slurms_queue(lab: Lab, slurm: Path) -> None:
     if lacks := missing():
         assert "CI" not in os.environ, lacks
@@ -93,6 +94,7 @@ def test_cancel_of_the_second_of_two_clicks_ends_its_watching_and_of_the_first_t
     assert f"({lab.address_of(first)}) was cancelled" in record_of(run)["reason"]
 
 
+@pytest.mark.proof
 def test_delete_ends_the_training_as_cancel_does(lab: Lab) -> None:
     flow_run = lab.start(PIPELINE, *LONG, seed=7, steps=50_000)
     run = lab.training_of(flow_run)
@@ -102,6 +104,7 @@ def test_delete_ends_the_training_as_cancel_does(lab: Lab) -> None:
     assert record_of(run)["state"] == "cancelled" and len(checkpoints_of(run)) == 1
 
 
+@pytest.mark.proof
 def test_cancel_while_it_tunes(lab: Lab, page: Page) -> None:
     flow_run = lab.start(PIPELINE, seed=1, steps=500)
     run = lab.run_of(flow_run)
@@ -111,6 +114,7 @@ def test_cancel_while_it_tunes(lab: Lab, page: Page) -> None:
     assert record_of(run)["state"] == "cancelled" and "'state': 'cancelled'" in status_of(lab, run)
 
 
+@pytest.mark.proof
 def test_cancel_while_it_evaluates(lab: Lab, page: Page) -> None:
     flow_run = lab.start(PIPELINE, *SHORT, seed=2, steps=4)
     run = lab.run_of(flow_run)

@@ -109,6 +109,7 @@ def test_errors_come_back_as_they_are(cluster: Cluster, tmp_path: Path) -> None:
         list(map_groups(stumble, range(6), engines(cluster), folder=tmp_path / "jobs"))
 
 
+@pytest.mark.proof
 def test_a_closed_map_begins_nothing_more(cluster: Cluster, tmp_path: Path) -> None:
     running = map_groups(
         work, (Job(n, tmp_path, 0.2) for n in range(50)), engines(cluster), folder=tmp_path / "jobs"
@@ -120,11 +121,13 @@ def test_a_closed_map_begins_nothing_more(cluster: Cluster, tmp_path: Path) -> N
     assert begun <= 6
 
 
+@pytest.mark.proof
 def test_work_that_kills_every_worker_ends_with_a_reason(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(TarmacError, match="Dask workers died over the same work"):
         list(map_groups(die, range(1), engines(cluster), folder=tmp_path / "jobs"))
 
 
+@pytest.mark.proof
 def test_a_cluster_without_workers_is_waited_for(bare: Cluster, tmp_path: Path) -> None:
     said: list[str] = []
 
@@ -139,6 +142,7 @@ def test_a_cluster_without_workers_is_waited_for(bare: Cluster, tmp_path: Path) 
     assert said[0] == f"waiting for workers of the Dask cluster at {bare.address}"
 
 
+@pytest.mark.proof
 def test_other_code_on_a_worker_is_named(bare: Cluster, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "tasks", tmp_path / "old/tasks", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "old/tests").symlink_to(ROOT / "tests")
@@ -149,6 +153,7 @@ def test_other_code_on_a_worker_is_named(bare: Cluster, tmp_path: Path) -> None:
         list(map_groups(work, [Job(1, tmp_path)], engines(bare), folder=tmp_path / "jobs"))
 
 
+@pytest.mark.proof
 def test_a_worker_without_tarmac_is_named(bare: Cluster, tmp_path: Path) -> None:
     (tmp_path / "other/tasks").mkdir(parents=True)
     (tmp_path / "other/tasks/__init__.py").touch()
@@ -157,6 +162,7 @@ def test_a_worker_without_tarmac_is_named(bare: Cluster, tmp_path: Path) -> None
         list(map_groups(work, [Job(1, tmp_path)], engines(bare), folder=tmp_path / "jobs"))
 
 
+@pytest.mark.proof
 def test_workers_that_do_not_share_the_folder_are_told_of(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +171,7 @@ def test_workers_that_do_not_share_the_folder_are_told_of(
         list(map_groups(work, [Job(1, tmp_path)], engines(cluster), folder=tmp_path / "jobs"))
 
 
+@pytest.mark.proof
 def test_a_scheduler_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask, "CONNECT_S", 1)
     nowhere = Engines.model_validate({"build": {"kind": "dask", "address": f"tcp://127.0.0.1:{free_port()}"}})

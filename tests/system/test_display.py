@@ -104,6 +104,7 @@ def test_nothing_to_do_is_called_unchanged(losing: Path, api: Api) -> None:
     assert api.completed(api.start("build/losing").json()["id"], 120)["state_name"] == "Unchanged"
 
 
+@pytest.mark.proof
 def test_of_the_starts_that_were_missed_only_the_newest_does_anything(
     losing: Path, api: Api, worker: int
 ) -> None:
@@ -274,6 +275,7 @@ def test_a_mistake_in_the_form_fails_at_its_start_and_names_the_field(
         assert first in log and "Traceback" not in log
 
 
+@pytest.mark.proof
 def test_retry_redoes_only_what_is_missing(one_click: Watched, api: Api, run: Run) -> None:
     """The report cannot be written; once it can, the same flow run completes without training again."""
     report = one_click.run / "report.html"

@@ -87,6 +87,7 @@ def test_a_run_trains_and_is_evaluated_without_asking_the_hub(
     assert status.is_complete and served.asked == []
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("recipe", ["ct_clip", "vlm"])
 def test_the_models_of_a_recipe_load_from_what_was_fetched(
     recipe: str, served: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -103,6 +103,7 @@ def test_the_webdataset_of_this_environment(published: Published, tmp_path: Path
     published.compare(told["samples"])
 
 
+@pytest.mark.proof
 def test_webdataset_1(published: Published, tmp_path: Path) -> None:
     told = read(tmp_path, foreign_env("readers") / "python", "read_webdataset.py", published.url)
     assert told["version"].startswith("1.")
@@ -136,6 +137,7 @@ def test_energon_prepares_and_reads(published: Published, tmp_path: Path) -> Non
     assert verify(folder, "full").ok
 
 
+@pytest.mark.proof
 def test_energon_takes_the_splits_as_they_are(published: Published, tmp_path: Path) -> None:
     folder = tmp_path / "version"
     shutil.copytree(published.current, folder)

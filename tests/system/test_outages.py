@@ -35,6 +35,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterato
         yield lab
 
 
+@pytest.mark.proof
 def test_runs_complete_and_obey_after_an_outage_of_server_and_database(lab: Lab, postgres: Postgres) -> None:
     other = lab.start("pipeline/rival", *LONG, seed=1, steps=50_000)
     rival = lab.training_of(other)

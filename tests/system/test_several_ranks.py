@@ -67,6 +67,7 @@ def ended_by(run: RunFolder, attempt: int, rank: int, sign: signal.Signals) -> s
     return str(ended["reason"])
 
 
+@pytest.mark.proof
 def test_ranks_that_are_killed_and_stopped_end_in_the_same_bits(digits_dataset: Path, tmp_path: Path) -> None:
     undisturbed = make_run(digits_dataset, tmp_path / "undisturbed", *RANKS)
     launch.start_or_adopt(undisturbed)

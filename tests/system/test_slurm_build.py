@@ -88,6 +88,7 @@ def test_every_item_once_over_several_jobs(tmp_path: Path) -> None:
     assert list(map_groups(function, [], engines(), folder=tmp_path / "none")) == []
 
 
+@pytest.mark.proof
 def test_the_jobs_run_where_slurm_says_and_not_here(tmp_path: Path) -> None:
     found = list(
         map_groups(work, (Job(n, tmp_path, 0.3) for n in range(6)), engines(), folder=tmp_path / "jobs")
@@ -131,6 +132,7 @@ def test_an_interrupted_map_leaves_no_job(tmp_path: Path) -> None:
     assert queue() == []
 
 
+@pytest.mark.proof
 def test_jobs_end_after_their_starters_death(tmp_path: Path) -> None:
     starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)])
     until("the jobs' work", lambda: traces(tmp_path) >= 2, 30)
@@ -142,6 +144,7 @@ def test_jobs_end_after_their_starters_death(tmp_path: Path) -> None:
     assert "the process that started this job is gone" in log
 
 
+@pytest.mark.proof
 def test_setup_lines_and_the_stages_defaults_reach_the_job(tmp_path: Path) -> None:
     shared = {"setup": ["export TARMAC_A=lost"], "memory": "500MB", "extra": {"comment": "two words"}}
     block = {"kind": "slurm", "setup": ["export TARMAC_A='x y'"], "cpus": 3}
@@ -151,6 +154,7 @@ def test_setup_lines_and_the_stages_defaults_reach_the_job(tmp_path: Path) -> No
     assert sorted(map(str, found)) == ["1", "3", "477", "x y"]
 
 
+@pytest.mark.proof
 def test_a_job_that_its_time_limit_ended_goes_on_in_another(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -161,6 +165,7 @@ def test_a_job_that_its_time_limit_ended_goes_on_in_another(
     assert caplog.messages and all("ended early (TIMEOUT)" in message for message in caplog.messages)
 
 
+@pytest.mark.proof
 def test_a_warning_while_the_job_starts_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,6 +185,7 @@ def test_a_warning_while_the_job_starts_ends_nothing(
     assert caplog.messages == []
 
 
+@pytest.mark.proof
 def test_work_in_hand_is_finished_when_time_is_short(tmp_path: Path) -> None:
     """The signal that comes before the time limit, sent by hand."""
     found = []
@@ -211,6 +217,7 @@ def test_waiting_in_the_queue_is_said_and_no_fault(tmp_path: Path) -> None:
     assert said[0] == "waiting in the queue: 2 jobs (JobHeldUser)"
 
 
+@pytest.mark.proof
 def test_a_controller_that_does_not_answer_for_a_while(
     lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,11 +249,13 @@ def test_errors_come_back_as_they_are(tmp_path: Path) -> None:
     assert queue() == []
 
 
+@pytest.mark.proof
 def test_work_that_kills_every_worker_ends_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(TarmacError, match="was killed 3 times"):
         list(map_groups(die, range(1), engines(), folder=tmp_path / "jobs"))
 
 
+@pytest.mark.proof
 def test_jobs_that_never_get_to_work_end_with_their_last_words(tmp_path: Path) -> None:
     broken = engines(jobs=1, setup=["echo there is no module cuda", "exit 1"])
     with pytest.raises(TarmacError, match="ended 3 times") as caught:

@@ -20,7 +20,7 @@ from tests.services import until
 from tests.supervision.test_agent import assert_undisturbed
 from tests.system.test_slurm_training import finish, impatient, lab, make_run
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.proof
 __all__ = ["impatient", "lab"]
 
 

@@ -98,6 +98,7 @@ def test_digits_train_in_one_job_and_are_evaluated_in_two(
     until("the ends of all jobs", all_completed, 60)
 
 
+@pytest.mark.proof
 def test_a_training_on_this_machine_is_evaluated_by_jobs_of_slurm(
     digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,9 +189,11 @@ def start_again(job: str) -> None:
     ("way", "partition", "says", "sent"),
     [
         ("requeue", "main", "Slurm queued its job again at step ", "SIGTERM"),
-        ("preempt", "main", "Slurm queued its job again at step ", "SIGTERM"),
+        pytest.param(
+            "preempt", "main", "Slurm queued its job again at step ", "SIGTERM", marks=pytest.mark.proof
+        ),
         ("preempt", "graced", "Slurm preempts its job at step ", "SIGUSR2"),
-        ("term", "main", "its job was sent SIGTERM at step ", "SIGTERM"),
+        pytest.param("term", "main", "its job was sent SIGTERM at step ", "SIGTERM", marks=pytest.mark.proof),
     ],
 )
 def test_a_job_that_slurm_takes_its_nodes_from_goes_on_from_there(
@@ -225,6 +228,7 @@ def test_a_job_that_slurm_takes_its_nodes_from_goes_on_from_there(
     assert first.signal in (sent, "SIGUSR2")  # which a preemption without a grace time sends just before
 
 
+@pytest.mark.proof
 def test_a_job_that_slurm_queued_again_is_cancelled_for_good(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.2})
     job = launch.start_or_adopt(run).job
@@ -245,6 +249,7 @@ def test_a_job_that_slurm_queued_again_is_cancelled_for_good(tmp_path: Path) -> 
     assert look_at_run(run).step == reached and len(record.load_record(run).attempts) == 1
 
 
+@pytest.mark.proof
 def test_a_job_that_is_ended_by_scancel_is_cancelled_with_a_checkpoint(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.2})
     job = launch.start_or_adopt(run).job
@@ -301,6 +306,7 @@ def test_a_training_and_its_evaluations_finish_on_one_node_that_each_needs_whole
     until("an empty queue", lambda: queue() == [], 60)
 
 
+@pytest.mark.proof
 def test_an_evaluation_that_slurm_holds_is_given_up_with_its_words(tmp_path: Path) -> None:
     behaviour = {"stuck_s": 3.0}
     run = make_run(tmp_path, behaviour, jobs={"extra": {"hold": True}})
@@ -319,6 +325,7 @@ def test_an_evaluation_that_slurm_holds_is_given_up_with_its_words(tmp_path: Pat
     until("an empty queue", lambda: queue() == [], 60)
 
 
+@pytest.mark.proof
 def test_an_evaluation_that_a_person_cancels_in_slurm_does_not_come_back(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"evaluation_s": 600.0})
     launch.start_or_adopt(run)
@@ -332,6 +339,7 @@ def test_an_evaluation_that_a_person_cancels_in_slurm_does_not_come_back(tmp_pat
     assert evaluations_of(run) == {job}
 
 
+@pytest.mark.proof
 def test_cancel_of_a_run_whose_successor_waits_leaves_nothing(tmp_path: Path, one_node: None) -> None:
     behaviour = {"evaluation_s": 600.0}
     run = make_run(tmp_path, behaviour, cpus=4, evaluate={"every": 20, "tasks": ["zero_shot"]})

@@ -55,6 +55,7 @@ def impatient_agent(folder: str) -> None:
     agent.main(folder)
 
 
+@pytest.mark.proof
 def test_a_hung_loader_worker_is_named_and_the_training_restarted(
     tmp_path: Path, raw_digits: Path, digits_dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_two_deployments_never_train_on_one_gpu_at_once(lab: Lab) -> None:
     assert record_of(rival)["state"] == "succeeded"
 
 
+@pytest.mark.proof
 def test_a_run_whose_worker_was_restarted_goes_on_and_obeys(lab: Lab) -> None:
     flow_run = lab.start(PIPELINE, *LONG, seed=5, steps=50_000)
     run = lab.training_of(flow_run)
@@ -92,6 +93,7 @@ def test_a_run_goes_on_after_a_restart_of_the_machine_and_after_ctrl_c(lab: Lab)
     assert lab.cancel(flow_run) < 60
 
 
+@pytest.mark.proof
 def test_a_run_ends_well_though_its_worker_was_killed(lab: Lab) -> None:
     flow_run = lab.start(PIPELINE, *SHORT, seed=7, steps=8)
     run = lab.training_of(flow_run)

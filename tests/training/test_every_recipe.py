@@ -102,7 +102,7 @@ def test_a_resumed_training_ends_in_the_same_bits(name: str, precision: str) -> 
         assert torch.equal(value, resumed.model.state_dict()[key]), key
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_a_killed_training_ends_in_the_same_bits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -416,7 +416,7 @@ def test_open_clips_trainer_killed_goes_on_and_its_checkpoints_are_judged(
     assert subject.embed_texts(["a photo of a seven"]).shape == (1, 64)
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 def test_our_own_loop_learns_as_open_clips_does(digits_dataset: Path, tmp_path: Path) -> None:
     """The same shards, model, batches and schedule with two seeds each: the curves of the loss lie no farther
     apart than two of one trainer do, or than a few hundredths."""

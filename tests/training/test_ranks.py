@@ -29,7 +29,7 @@ def take_together(folder: Path, count: int) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(count)]
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.proof)])
 def test_ranks_have_the_gradients_of_one(tmp_path: Path, count: int) -> None:
     """At once and in halves, of a contrast and of a sum, in float64."""
     ranks = take_together(tmp_path, count)

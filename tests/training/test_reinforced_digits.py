@@ -50,7 +50,7 @@ def accuracy(version: Path, changes: tuple[str, ...]) -> float:
     return float(np.mean(found))
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 def test_a_student_of_teachers_is_better_than_one_of_the_captions_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def test_killed_ranks_end_in_the_same_bits(digits_dataset: Path, tmp_path: Path,
     assert "from step 0" in logs(run) and "from step 20" in logs(run)
 
 
+@pytest.mark.proof
 def test_four_ranks_go_on_in_the_same_bits(digits_dataset: Path, tmp_path: Path) -> None:
     """The order of a sum of more than two matters, and DDP changes it after a process's first step."""
     few = ("train.steps=24", "train.checkpoint_every=12", "evaluate.every=12")
@@ -104,6 +105,7 @@ def test_four_ranks_go_on_in_the_same_bits(digits_dataset: Path, tmp_path: Path)
     assert model_bytes(again, 24) == model_bytes(run, 24)
 
 
+@pytest.mark.proof
 def test_another_number_of_ranks_goes_on_and_says_so(
     digits_dataset: Path, tmp_path: Path, together: RunFolder
 ) -> None:
@@ -114,6 +116,7 @@ def test_another_number_of_ranks_goes_on_and_says_so(
     assert_same_weights(run, together, NOISE)
 
 
+@pytest.mark.proof
 def test_a_stop_ends_all_at_one_step(digits_dataset: Path, tmp_path: Path) -> None:
     run = make_run(digits_dataset, tmp_path, *SHORT)
     with training_on(run, 2) as ranks:

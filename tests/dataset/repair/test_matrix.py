@@ -97,7 +97,7 @@ def test_every_fault_is_mended(fault: Fault, world: World, folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 8))]
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.proof) for seed in range(2, 8))]
 )
 def test_faults_together_are_mended(seed: int, world: World, folder: Path) -> None:
     rng = random.Random(seed)

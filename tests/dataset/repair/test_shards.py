@@ -68,7 +68,7 @@ def mended(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.mark.parametrize(
     "source",
-    [pytest.param(name, marks=[] if name in ONE_OF_EACH_KIND else pytest.mark.soak) for name in SOURCES],
+    [pytest.param(name, marks=[] if name in ONE_OF_EACH_KIND else pytest.mark.proof) for name in SOURCES],
 )
 def test_every_source_gives_the_same_bytes_again(source: str, tmp_path: Path) -> None:
     config = damage.small(SOURCES[source](tmp_path / "raw"))
@@ -207,7 +207,7 @@ def test_damage_that_versions_share_is_mended_in_all(built: Built) -> None:
     built.check([shared])
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 def test_any_mixture_of_damage(built: Built) -> None:
     rng = random.Random(11)
     tables = [path for path in built.version.rglob("*") if path.is_file() and path.suffix != ".tar"]
