@@ -1,5 +1,5 @@
 # Two commands do all the set-up: `make demo` and `make test`. They need python3 with venv, and make.
-.PHONY: install demo test test-system test-postgres lint size bench soak clean
+.PHONY: install demo test test-system test-postgres lint size bench proof soak clean
 SHELL := /bin/bash -o pipefail
 PYTHON ?= python3
 BIN := .venv/bin
@@ -22,12 +22,12 @@ demo: install
 
 # Needs only Python.
 test: install
-	$(BIN)/pytest -m "not system and not soak" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "not system and not proof" -n 3 --dist loadfile --no-loadscope-reorder
 
 # Needs what .ci/run installs: a browser, Slurm, an emulator. Servers, workers and clusters are real, and run
 # on this machine.
 test-system: install
-	$(BIN)/pytest -m system -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "system and not proof" -n 2 --dist loadfile --no-loadscope-reorder
 
 # The tests of what flow runs survive and obey once more, with each server on PostgreSQL instead of SQLite.
 test-postgres: install
@@ -51,7 +51,11 @@ bench: install
 		echo "== $$file"; $(BIN)/python -m tests.benchmarks.$$(basename $$file .py) || [ $$? = 2 ] || exit 1; \
 	done
 
-# Proofs that take long: builds killed at a hundred random moments, a build of a million samples in as much
+# All combinations, repeated kills and outages of which the daily sets hold one each, and the whole stall matrix.
+proof: install
+	$(BIN)/pytest -m proof -n 2 --dist loadfile --no-loadscope-reorder
+
+# What takes hours: builds killed at a hundred random moments, a build of a million samples in as much
 # memory as one of ten thousand; every one of twelve thousand flipped bits and cuts found by verify, and ten
 # times the shards verified in as much memory; every stall and healthy training of the matrix, with its score.
 soak: install
@@ -60,7 +64,6 @@ soak: install
 	$(BIN)/python -m tests.soak.fuzz_shards 10000 2000
 	$(BIN)/python -m tests.soak.verify_memory 300 3000
 	$(BIN)/python -m tests.soak.billion
-	$(BIN)/pytest -m proof -n 0
 	$(BIN)/python -m tests.soak.stalls
 	$(BIN)/python -m tests.soak.overhead 10 10000
 
