@@ -108,9 +108,9 @@ def _survey_lines(seen: PlaceSurvey, config: Path) -> Iterator[str]:
     from tasks.dataset.init.evidence import shown
 
     yield shown(f"{seen.inventory.given}: {seen.inventory.described}", EVIDENCE_WIDTH)
-    width = max(9, *(len(what) for what, _ in seen.best.seen))
-    for what, evidence in seen.best.seen:
-        yield f"  {what:<{width}} {shown(evidence, EVIDENCE_WIDTH)}"
+    width = max(9, *map(len, seen.best.seen))
+    for key, evidence in seen.best.seen.items():
+        yield f"  {key:<{width}} {shown(evidence, EVIDENCE_WIDTH)}"
     yield from (f"! {shown(warning, EVIDENCE_WIDTH)}" for warning in seen.best.warnings)
     for other in seen.readings[1:]:
         yield f"  {'or':<{width}} {other.kind}: {other.what}, {counted(other.samples, 'sample')}"

@@ -1,7 +1,7 @@
-"""What the tables in a place hold, seen from their first rows, and what their columns are for.
+"""What the tables in a place hold, judged by their first rows, and what their columns are for.
 
-Tables with the same folder, suffix and header are one set, which is one source. A table is read no further
-than MOST_ROWS; the number of rows of a longer one is an estimate, but for Parquet, whose end says it.
+Tables with the same folder, suffix and header make up one source. A table is read no further than MOST_ROWS;
+the number of rows of a longer one is an estimate, except for Parquet, whose footer states it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from typing import Any
 from tasks.core.errors import TarmacError
 from tasks.core.stores import StoreUnreachable, is_remote, join_location
 from tasks.core.units import counted
-from tasks.dataset.init.evidence import LOOKED_AT, shown, spread
+from tasks.dataset.init.evidence import enumerate_names, shown, spread
 from tasks.dataset.init.inventory import IMAGES, Inventory, config_path, suffix_of
 from tasks.dataset.sources.tabular import SUFFIXES, open_table
 
 MOST_TABLES = 24
 MOST_ROWS = 20_000
 FEW_ROWS = 2_000
-"""Rows that are looked at in each of many tables."""
+"""Rows to read of each table where there are many."""
 KEPT_ROWS = 200
-"""Rows that are kept whole, for what their cells hold inside."""
+"""Rows that are kept whole, so that nested cells can be examined."""
 MOST_DISTINCT = 500
-MOST_NAMED = 3
-"""Tables that a message names."""
 MOST_CLASSES = 200
 
 IMAGE_NAMES = ("image", "img", "jpg", "png", "picture", "photo", "image_bytes", "bytes")
@@ -42,7 +40,7 @@ SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "test",
 
 @dataclass
 class ColumnCounts:
-    """Counts over a column's filled cells by what they are: text, number, image, address, list, and so on.
+    """Counts of a column's filled cells by type: text, number, image, address and so on.
 
     `values` are the first distinct ones, at most MOST_DISTINCT of each table.
     """
@@ -63,14 +61,14 @@ class ColumnCounts:
             return
         text = str(cell)
         is_address = is_remote(text)
-        path = text.partition("?")[0] if is_address else text
+        is_image = suffix_of(text.partition("?")[0] if is_address else text) in IMAGES
         self.counts["text"] += isinstance(cell, str)
         self.counts["number"] += _is_number(cell)
         self.counts["spaced"] += " " in text.strip()
         self.counts["characters"] += len(text)
         self.counts["address"] += is_address
-        self.counts["image"] += suffix_of(path) in IMAGES
-        self.counts["image address"] += is_address and suffix_of(path) in IMAGES
+        self.counts["image"] += is_image
+        self.counts["image address"] += is_address and is_image
         self.repeats |= text in self.values
         if len(self.values) < MOST_DISTINCT:
             self.values[text] = None
@@ -83,7 +81,7 @@ class ColumnCounts:
         self.values |= other.values
 
     def share(self, what: str) -> float:
-        """Of the filled cells; of characters their mean number."""
+        """The share of the filled cells; for `characters`, their mean number."""
         return self.counts[what] / self.filled if self.filled else 0.0
 
     def is_called(self, names: Sequence[str]) -> bool:
@@ -91,22 +89,13 @@ class ColumnCounts:
         return name in names or any(part in names for part in name.replace("-", "_").split("_"))
 
     @property
-    def examples(self) -> list[str]:
-        return spread(list(self.values), LOOKED_AT)
-
-    @property
     def is_unique(self) -> bool:
-        """In the rows looked at."""
+        """Whether no value comes twice in the rows read."""
         return self.filled > 1 and not self.repeats
 
     @property
     def is_numeric(self) -> bool:
         return self.filled > 0 and self.counts["number"] == self.filled
-
-    @property
-    def is_flag(self) -> bool:
-        """Whether it holds only 0 and 1, or -1."""
-        return self.is_numeric and {float(value) for value in self.values} <= {0.0, 1.0, -1.0}
 
     @property
     def is_text(self) -> bool:
@@ -115,7 +104,7 @@ class ColumnCounts:
 
     @property
     def split_names(self) -> list[str]:
-        """The names of splits that the column holds; none when it holds something else."""
+        """The names of splits that the column holds; empty when it holds something else."""
         names = list(self.values)
         is_named = self.name.lower() in SPLIT_COLUMNS and len(names) <= 10 and "train" in names
         return names if names and (is_named or {name.lower() for name in names} <= SPLIT_NAMES) else []
@@ -128,10 +117,10 @@ def add_row(columns: dict[str, ColumnCounts], fields: Mapping[str, Any]) -> None
 
 @dataclass(frozen=True)
 class SurveyedTable:
-    """A table, or `files` of one header that `path` means together.
+    """A table, or several `files` with the same header that `path` covers together.
 
-    `rows` are those of all files, exact unless `is_estimate`; `columns` and `kept` are of the `looked_at`.
-    `problem` says why it cannot be read; "" where it can.
+    `rows` counts those of all files and is exact unless `is_estimate`; `columns` and `kept` are from the
+    `looked_at` first rows. `problem` is why the table cannot be read, "" where it can.
     """
 
     files: Sequence[str]
@@ -153,13 +142,11 @@ class SurveyedTable:
         return next((found[name] for name in names if name in found), None)
 
     @property
-    def size(self) -> str:
-        """`about 20,000 rows`."""
-        return f"{'about ' if self.is_estimate else ''}{counted(self.rows, 'row')}"
-
-    @property
-    def name(self) -> str:
-        return shown(self.file) if len(self.files) == 1 else counted(len(self.files), "table")
+    def described(self) -> str:
+        """`2 tables, about 20,000 rows; columns file, caption`."""
+        files = f"{counted(len(self.files), 'table')}, " if len(self.files) > 1 else ""
+        rows = f"{'about ' if self.is_estimate else ''}{counted(self.rows, 'row')}"
+        return f"{files}{rows}; columns {enumerate_names(list(self.columns), 8)}"
 
     @property
     def among(self) -> str:
@@ -170,8 +157,8 @@ class SurveyedTable:
 
 @dataclass(frozen=True)
 class SurveyedTables:
-    """The tables of a place that were looked at: each by itself, and all that can be read, joined by header,
-    the longest first."""
+    """The tables of a place that were read: each by itself, and all readable ones joined by header, the
+    longest first."""
 
     each: Sequence[SurveyedTable]
     joined: Sequence[SurveyedTable]
@@ -180,36 +167,30 @@ class SurveyedTables:
     def unreadable(self) -> list[SurveyedTable]:
         return [one for one in self.each if one.problem]
 
-    def warnings(self) -> list[str]:
-        return [
-            f"{shown(one.file)} is not used, as it cannot be read: {one.problem}"
-            for one in self.unreadable[:MOST_NAMED]
-        ]
 
-
-def look_at_tables(inventory: Inventory) -> SurveyedTables:
+def survey_tables(inventory: Inventory) -> SurveyedTables:
     files = inventory.of(SUFFIXES)
     chosen = spread(files, MOST_TABLES)
     most_rows = MOST_ROWS if len(chosen) <= 4 else FEW_ROWS
-    each = [look_at_table(inventory, file, most_rows) for file in chosen]
+    each = [survey_table(inventory, file, most_rows) for file in chosen]
     alike: dict[tuple[Any, ...], list[SurveyedTable]] = defaultdict(list)
     for one in each:
         if one.rows:
             alike[*_folder_and_suffix(one.file), *one.columns].append(one)
-    joined = [_join(inventory, its, set(files) - set(chosen)) for its in alike.values()]
+    joined = [_join(inventory, tables, set(files) - set(chosen)) for tables in alike.values()]
     return SurveyedTables(each, sorted(joined, key=lambda one: (-one.rows, one.path)))
 
 
-def look_at_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTable:
-    """Look at a table's first rows; Unreachable."""
+def survey_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTable:
+    """Read a table's first rows; Unreachable."""
     location, path = join_location(inventory.store.location, file), inventory.path(file)
     try:
         table = open_table(location, "PATH", wanted=())
         columns = {name: ColumnCounts(name, name in table.binary) for name in table.columns}
         kept: list[Mapping[str, Any]] = []
-        seen = characters = 0
+        looked_at = characters = 0
         for row in islice(table.rows, most_rows):
-            seen += 1
+            looked_at += 1
             characters += len(json.dumps(list(row.fields.values()), ensure_ascii=False, default=str))
             if len(kept) < KEPT_ROWS:
                 kept.append(row.fields)
@@ -219,20 +200,19 @@ def look_at_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTa
     except (TarmacError, OSError) as error:
         problem = shown(str(error).replace(location, file).removeprefix("PATH: "), 160)
         return SurveyedTable([file], path, problem=problem)
-    if seen < most_rows or table.count is not None:
-        return SurveyedTable([file], path, columns, table.count or seen, False, seen, kept)
+    if looked_at < most_rows or table.count is not None:
+        return SurveyedTable([file], path, columns, table.count or looked_at, False, looked_at, kept)
     table.close()
-    rows = max(seen, round(inventory.size(file) * seen / max(characters, 1)))
-    return SurveyedTable([file], path, columns, rows, True, seen, kept)
+    rows = max(looked_at, round(inventory.size(file) * looked_at / max(characters, 1)))
+    return SurveyedTable([file], path, columns, rows, True, looked_at, kept)
 
 
-def _join(inventory: Inventory, tables: Sequence[SurveyedTable], not_looked_at: set[str]) -> SurveyedTable:
-    """Tables of one header as one. Files that were not looked at belong to it where all that were looked at
-    beside them do."""
+def _join(inventory: Inventory, tables: Sequence[SurveyedTable], unread: set[str]) -> SurveyedTable:
+    """Join tables with the same header. Unread files belong to them where all that were read beside do."""
     folder, suffix = place = _folder_and_suffix(tables[0].file)
     beside = [file for file in inventory.files if _folder_and_suffix(file) == place]
-    its = {one.file for one in tables}
-    files = beside if its | not_looked_at >= set(beside) else sorted(its)
+    read = {one.file for one in tables}
+    files = beside if read | unread >= set(beside) else sorted(read)
     if len(files) == 1:
         path = tables[0].path
     elif not inventory.is_folder and len(files) == len(inventory.files):
@@ -245,24 +225,20 @@ def _join(inventory: Inventory, tables: Sequence[SurveyedTable], not_looked_at: 
     for one in tables:
         for name, column in one.columns.items():
             columns[name].merge(column)
-    return SurveyedTable(
-        files,
-        path,
-        columns,
-        round(sum(one.rows for one in tables) * len(files) / len(tables)),
-        len(tables) < len(files) or any(one.is_estimate for one in tables),
-        sum(one.looked_at for one in tables),
-        [fields for one in tables for fields in one.kept],
-    )
+    rows = round(sum(one.rows for one in tables) * len(files) / len(tables))
+    is_estimate = len(tables) < len(files) or any(one.is_estimate for one in tables)
+    kept = [fields for one in tables for fields in one.kept]
+    looked_at = sum(one.looked_at for one in tables)
+    return SurveyedTable(files, path, columns, rows, is_estimate, looked_at, kept)
 
 
 def _folder_and_suffix(file: str) -> tuple[str, str]:
-    """The suffix as it is written."""
+    """Return both as they are written."""
     return posixpath.dirname(file), posixpath.splitext(file)[1]
 
 
 def image_column(table: SurveyedTable) -> ColumnCounts | None:
-    """Bytes before paths before addresses; of several the one with an image's name, else the first."""
+    """Prefer bytes to paths and paths to addresses, then a column with an image's name, then the first."""
     columns = list(table.columns.values())
     for candidates in (
         [one for one in columns if one.is_binary],
@@ -278,7 +254,7 @@ def image_column(table: SurveyedTable) -> ColumnCounts | None:
 def caption_columns(
     columns: Mapping[str, ColumnCounts], image: ColumnCounts | None = None
 ) -> list[ColumnCounts]:
-    """The columns that may be captions, the likeliest first."""
+    """Return the columns that may hold captions, the likeliest first."""
     scores: list[tuple[float, ColumnCounts]] = []
     for column in columns.values():
         points_elsewhere = max(column.share("image"), column.share("address")) > 0.1
@@ -289,33 +265,28 @@ def caption_columns(
     return [column for score, column in scores if score >= 1]
 
 
-def label_column(table: SurveyedTable, image: ColumnCounts, caption: ColumnCounts) -> ColumnCounts | None:
-    """A column of few names that come again and again: the classes, perhaps. Numbers of classes say nothing
-    to a model of texts."""
+def label_column(
+    table: SurveyedTable, image: ColumnCounts, caption: ColumnCounts | None
+) -> ColumnCounts | None:
+    """Return a column with few values that repeat: probably the classes.
+
+    Without captions it must have a label's name. Beside captions any name will do, but no numbers, which mean
+    nothing to a model of texts.
+    """
     for column in table.columns.values():
-        is_few = 2 <= len(column.values) <= min(MOST_CLASSES, column.filled // 3)
-        is_other = column in (image, caption) or column.is_numeric or column.counts["nested"]
-        if not is_few or is_other or column.split_names:
+        most = column.filled // 3 if caption is not None else max(2, column.filled // 3)
+        is_few = 2 <= len(column.values) <= min(MOST_CLASSES, most)
+        if column is image or column is caption or column.counts["nested"] or not is_few:
             continue
         is_named = column.name.lower() in LABEL_NAMES
-        if is_named or (column.counts["text"] and column.filled >= 0.9 * caption.filled):
+        if caption is None:
+            is_label = is_named
+        else:
+            is_filled = bool(column.counts["text"]) and column.filled >= 0.9 * caption.filled
+            is_label = (is_named or is_filled) and not column.is_numeric and not column.split_names
+        if is_label:
             return column
     return None
-
-
-def class_column(table: SurveyedTable, image: ColumnCounts) -> ColumnCounts | None:
-    """A column of a label's name with few names that come again and again, for a table without captions."""
-    return next(
-        (
-            column
-            for column in table.columns.values()
-            if column is not image
-            and column.name.lower() in LABEL_NAMES
-            and not column.counts["nested"]
-            and 2 <= len(column.values) <= min(MOST_CLASSES, max(2, column.filled // 3))
-        ),
-        None,
-    )
 
 
 def _is_number(cell: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What was seen as a config file: each key with its reason, alternatives commented out."""
+"""Write what a survey found as a config file: each key with its reason, alternatives commented out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import yaml
 from tasks.core.errors import UsageError
 from tasks.core.stores import is_remote
 from tasks.dataset.building.check import beside, lies_inside
-from tasks.dataset.init.evidence import Key, shown
+from tasks.dataset.init.evidence import Finding, shown
 from tasks.dataset.init.survey import PlaceSurvey
-from tasks.dataset.init.train_block import train_keys
+from tasks.dataset.init.train_block import train_findings
 
 WIDTH = 110
 COLUMN = 36
@@ -24,27 +24,24 @@ _PLAIN = re.compile(r"(?:(?:s3|gs|https?)://|[A-Za-z_/]|\.\./)[\w/. -]*(?<! )|\d
 
 
 def config_text(survey: PlaceSurvey, has_gpu: bool = False) -> str:
-    """The config of the best reading, with a model that this machine can train."""
+    """Return the config of the best reading, with a model that this machine can train."""
     best = survey.best
-    private = (
-        "no sample or key on any page, counts only" if best.is_private else "true: counts only on every page"
-    )
+    private = "no sample or key on any page, counts only"
     dataset = [
-        Key("output", output_of(survey), "the dataset's folder"),
-        Key("modality", best.modality, best.what),
-        Key("private", best.is_private, private),
-        Key("source", best.source),
+        Finding("output", output_of(survey), "the dataset's folder"),
+        Finding("modality", best.modality, best.what),
+        Finding("private", best.is_private, private if best.is_private else f"true: {private}"),
+        Finding("source", best.source),
         *best.dataset,
-        Key("reject_budget", 0.05, "a build stops when it is certain to pass this share of rejects"),
+        Finding("reject_budget", 0.05, "a build stops when it is certain to pass this share of rejects"),
     ]
     lines = [f"# {line}" for line in _head(survey)]
-    lines += _lines([Key("name", survey.name), Key("dataset", dataset)])
-    lines += _lines(train_keys(best, has_gpu))
-    return "\n".join(lines) + "\n"
+    findings = [Finding("name", survey.name), Finding("dataset", dataset), *train_findings(best, has_gpu)]
+    return "\n".join([*lines, *_lines(findings)]) + "\n"
 
 
 def output_of(survey: PlaceSurvey) -> str:
-    """`data/NAME`, unless the raw data lies there, or the source would hold it."""
+    """Return `data/NAME`, or another folder where the raw data lies there or the source would include it."""
     location = survey.inventory.store.location
     wanted = f"data/{survey.name}"
     if is_remote(location):
@@ -52,7 +49,7 @@ def output_of(survey: PlaceSurvey) -> str:
     raw, out = Path(location), Path(wanted).absolute()
     if raw == out or out in raw.parents or (raw in out.parents and raw != Path.cwd()):
         wanted = f"{wanted}-shards"
-    joins = (key.value for key in survey.best.source if key.name == "join")
+    joins = [one.value for one in survey.best.source if one.key == "join"]
     paths = [survey.best.path, *(joined["path"] for join in joins for joined in join)]
     is_inside = any(lies_inside(wanted, path) for path in paths)
     return beside(survey.inventory.given) if is_inside else wanted
@@ -60,9 +57,7 @@ def output_of(survey: PlaceSurvey) -> str:
 
 def _head(survey: PlaceSurvey) -> Iterator[str]:
     best = survey.best
-    yield f"{survey.name}: {best.what}, as seen by: tarmac init {shown(survey.inventory.given, 200)}"
-    width = max(len(what) for what, _ in best.seen)
-    yield from (f"  {what:<{width}}  {shown(evidence, 200)}" for what, evidence in best.seen)
+    yield f"{survey.name}: {best.what}, written by: tarmac init {shown(survey.inventory.given, 200)}"
     if not best.is_private:  # they name files
         yield from (f"  ! {shown(warning, 200)}" for warning in best.warnings)
     for other in survey.readings[1:4]:
@@ -70,30 +65,26 @@ def _head(survey: PlaceSurvey) -> Iterator[str]:
     yield "Next: tarmac plan FILE, then tarmac run FILE."
 
 
-def _lines(keys: Iterable[Key], indent: int = 0, is_alternative: bool = False) -> Iterator[str]:
-    for key in keys:
-        is_comment = is_alternative or key.is_alternative
-        start = " " * indent + ("# " if is_comment else "") + f"{_scalar(key.name)}:"
-        if isinstance(key.value, list | tuple) and key.value and isinstance(key.value[0], Key):
-            yield from _commented(start, key.why, indent)
-            yield from _lines(key.value, indent + 2, is_comment)
+def _lines(findings: Iterable[Finding], indent: int = 0, is_alternative: bool = False) -> Iterator[str]:
+    for one in findings:
+        is_comment = is_alternative or one.is_alternative
+        is_block = isinstance(one.value, list) and bool(one.value) and isinstance(one.value[0], Finding)
+        line = " " * indent + ("# " if is_comment else "") + f"{_scalar(one.key)}:"
+        if not is_block:
+            line += f" {flow(one.value)}"
+        reason = f"# {shown(one.evidence, WIDTH)}"
+        if not one.evidence:
+            yield line
+        elif max(len(line), COLUMN) + len(reason) + 2 <= WIDTH:
+            yield f"{line:<{COLUMN}}  {reason}"
         else:
-            yield from _commented(f"{start} {flow(key.value)}", key.why, indent)
-
-
-def _commented(line: str, why: str, indent: int) -> Iterator[str]:
-    """Why beside the line, or above it where both together are too long."""
-    comment = f"# {shown(why, WIDTH)}"
-    if not why:
-        yield line
-    elif max(len(line), COLUMN) + len(comment) + 2 <= WIDTH:
-        yield f"{line:<{COLUMN}}  {comment}"
-    else:
-        yield from (" " * indent + comment, line)
+            yield from (" " * indent + reason, line)
+        if is_block:
+            yield from _lines(one.value, indent + 2, is_comment)
 
 
 def flow(value: Any) -> str:
-    """A value in one line of YAML that OmegaConf reads back as it is."""
+    """Return a value as one line of YAML that OmegaConf reads back unchanged."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_scalar(name)}: {flow(its)}" for name, its in value.items()) + "}"
     if isinstance(value, list | tuple):

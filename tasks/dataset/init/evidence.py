@@ -1,4 +1,4 @@
-"""What a look at raw data hands over, and how names and texts found in data are shown."""
+"""What a look at raw data finds, what a config proposes from it, and how text from the data is shown."""
 
 from __future__ import annotations
 
@@ -13,38 +13,35 @@ from tasks.core.units import parse_size, shorten
 from tasks.dataset.rejects import Reject
 
 LOOKED_AT = 20
-"""Files, or cells, of a kind that are looked at where looking costs little."""
-
+"""Files or cells of one kind that are examined where examining them is cheap."""
 SHARDS = 8
-"""As many as a dataset should have, where there are samples enough."""
+"""The least number of shards to aim for where there are enough samples."""
 LONGEST = 1000
 """Characters of a path, and of a message."""
 Grade = Literal[0, 1, 2]
-"""2: builds as it stands. 1: builds, but something was assumed that may be wrong. 0: most samples would be
-rejected."""
+"""2: builds as it stands. 1: builds, but an assumption may be wrong. 0: most samples would be rejected."""
 Thing = TypeVar("Thing")
-Seen = TypeVar("Seen")
+Observation = TypeVar("Observation")
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """A key of the config with its value, or a block of keys, and the reason for it.
+class Finding:
+    """A key of the config, the value proposed for it (or a block of further findings), and the evidence.
 
-    `is_alternative` keys are written commented out.
+    Alternatives are written commented out.
     """
 
-    name: str
+    key: str
     value: Any
-    why: str = ""
+    evidence: str = ""
     is_alternative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way to read the data: what was seen as (what, evidence), warnings, and the config that follows.
+    """One way to read the data: the findings that make up the config's `source` and `dataset` blocks.
 
-    `dataset` are further keys of the dataset block, `label` the field that names a sample's class. `is_guess`
-    where the captions are none that anybody wrote.
+    `label` is the field that names a sample's class. `is_guess` is true where nobody wrote the captions.
     """
 
     kind: str
@@ -52,60 +49,65 @@ class Reading:
     modality: str
     samples: int
     grade: Grade
-    seen: Sequence[tuple[str, str]]
-    warnings: Sequence[str]
-    source: Sequence[Key]
-    dataset: Sequence[Key] = ()
+    source: Sequence[Finding]
+    dataset: Sequence[Finding]
+    warnings: Sequence[str] = ()
     is_private: bool = False
     is_guess: bool = False
-    label: str | None = None
+    label: Finding | None = None
     teacher_width: int | None = None
-    """Numbers of a reinforced sample's embeddings, where they could be read."""
+    """Width of a reinforced sample's embeddings, where they could be read."""
     volume_shape: Sequence[int] | None = None
-    """The smallest (D, H, W) of the volumes looked at."""
+    """The smallest (D, H, W) of the volumes examined."""
 
     @property
     def path(self) -> str:
-        """Where its source lies, as the config names it."""
-        return next(str(key.value) for key in self.source if key.name == "path")
+        """Where the source lies, as the config names it."""
+        return next(str(one.value) for one in self.source if one.key == "path")
+
+    @property
+    def seen(self) -> dict[str, str]:
+        """The evidence for the keys of the source and for the label, by key."""
+        found = (*self.source, self.label) if self.label is not None else self.source
+        return {
+            one.key: f"{shown(one.value)}: {one.evidence}" if isinstance(one.value, str) else one.evidence
+            for one in found
+            if one.evidence and not one.is_alternative
+        }
 
     def as_json(self) -> Mapping[str, Any]:
         return {
             "kind": self.kind,
             "modality": self.modality,
             "samples": self.samples,
-            "seen": [{"what": what, "evidence": shown(evidence, 400)} for what, evidence in self.seen],
+            "seen": [{"what": key, "evidence": shown(evidence, 400)} for key, evidence in self.seen.items()],
             "warnings": [shown(warning, 400) for warning in self.warnings],
         }
 
 
-def look_at_each(
-    files: Sequence[str], look: Callable[[str], Seen]
-) -> tuple[list[tuple[str, Seen]], list[str]]:
-    """Each file with what a look at it gives, and a warning where some cannot be read; Unreachable."""
-    found, broken = [], []
+def observe(files: Sequence[str], look: Callable[[str], Observation]) -> list[tuple[str, Observation]]:
+    """Return each file with what `look` reads from it. Files that cannot be read are left out, since the
+    build reports each of them. Unreachable when the store is."""
+    found = []
     for file in files:
         try:
             found.append((file, look(file)))
         except StoreUnreachable:
             raise
-        except Reject as reject:
-            broken.append(f"{shown(file)}: {reject.detail}")
-        except (TarmacError, OSError, zipfile.BadZipFile, ValueError, RuntimeError) as error:
-            broken.append(f"{shown(file)}: {shown(error, 100)}")
-    warnings = [f"{len(broken)} of {len(files)} looked at cannot be read: {broken[0]}"] if broken else []
-    return found, warnings
+        except (Reject, TarmacError, OSError, zipfile.BadZipFile, ValueError, RuntimeError):
+            continue
+    return found
 
 
 def spread(things: Sequence[Thing], most: int) -> list[Thing]:
-    """At most so many of them, evenly spread from the first to the last."""
+    """Return at most `most` of the things, evenly spread from the first to the last."""
     if len(things) <= most:
         return list(things)
     return [things[number * (len(things) - 1) // (most - 1)] for number in range(most)]
 
 
 def shown(text: object, limit: int = 60) -> str:
-    """A name or text from the data on one line, whatever it holds."""
+    """Return a name or text from the data on one line, with unprintable characters as spaces."""
     clean = str(text).encode("utf-8", "replace").decode()
     return shorten("".join(char if char.isprintable() else " " for char in clean), limit)
 
@@ -118,21 +120,22 @@ def enumerate_names(names: Sequence[object], most: int = 4) -> str:
     return f"{', '.join(clean[: most - 1])} … {clean[-1]}"
 
 
-def splits_key(samples: int, group_by: str | None = None, why: str = "") -> Key:
-    """The share held out, larger where there are few samples."""
+def propose_splits(samples: int, group_by: str | None = None, why: str = "") -> Finding:
+    """Hold out a share of the samples, a larger one where there are few samples."""
     share = 0.15 if samples < 10_000 else 0.05 if samples < 100_000 else 0.01
     grouped = {} if group_by is None else {"group_by": group_by}
     why = why or "held out by key hash: a sample never changes sides"
-    return Key("splits", {"val": share, **grouped}, why)
+    return Finding("splits", {"val": share, **grouped}, why)
 
 
-def shard_key(samples: int, each_bytes: float, most: str = "256MB", *, is_kept: bool = True) -> Key:
-    """Shards of at most `most` bytes; where these would be fewer than eight, about eight, so that every
-    worker of every rank has one to read. Of samples that are not kept as they are, a build does not know the
-    bytes beforehand, so it takes their number alone."""
+def propose_shards(samples: int, each_bytes: float, most: str = "256MB", *, is_kept: bool = True) -> Finding:
+    """Propose shards of at most `most` bytes, or about eight where that would give fewer, so that every
+    worker of every rank has one to read. A build that encodes its samples (not `is_kept`) does not know
+    their bytes beforehand, so there the limit is a number of samples."""
     each = max(SHARDS, -(-samples // SHARDS))
     if samples * each_bytes < SHARDS * parse_size(most):
-        return Key("shard", {"samples": each}, f"a maximum; or {{bytes: {most}}}" if is_kept else "a maximum")
+        why = f"a maximum; or {{bytes: {most}}}" if is_kept else "a maximum"
+        return Finding("shard", {"samples": each}, why)
     if not is_kept:
-        return Key("shard", {"samples": max(1, round(parse_size(most) / each_bytes))}, "a maximum")
-    return Key("shard", {"bytes": most}, "a maximum; or {samples: 10000}")
+        return Finding("shard", {"samples": max(1, round(parse_size(most) / each_bytes))}, "a maximum")
+    return Finding("shard", {"bytes": most}, "a maximum; or {samples: 10000}")

@@ -1,4 +1,4 @@
-"""The names of all files in a place, up to a limit; nothing is opened."""
+"""The names of all files in a place, up to a limit. No file is opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tasks.dataset.init.evidence import LONGEST, LOOKED_AT, shown, spread
 from tasks.dataset.sources.raw_files import COMPRESSED
 
 MOST_FILES = 200_000
-"""Names that are listed."""
+"""File names to list at most."""
 IMAGES = tuple(f".{suffix}" for suffix in images.SUFFIXES)
 NIFTI = (".nii.gz", ".nii")
 NPZ = (".npz",)
@@ -36,9 +36,9 @@ _KNOWN = (*IMAGES, *TABLES, *_LONG, ".npz", ".tar", ".txt", ".json")
 class Inventory:
     """The files of a place, relative to its store and in its order.
 
-    `given` is the place as the config names it; `is_folder` where that means everything below. `is_cut` where
-    there are more files than were listed. `datasets` are folders below that Tarmac built; their files are not
-    among `files`.
+    `given` is the place as the config names it. `is_folder` is true where that means everything below it,
+    `is_cut` where there are more files than were listed. `datasets` are folders below that Tarmac built;
+    their files are not among `files`.
     """
 
     given: str
@@ -50,7 +50,7 @@ class Inventory:
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """How many files have each suffix, in lower case."""
+        """The number of files with each suffix, in lower case."""
         return Counter(suffix_of(file) for file in self.files)
 
     def of(self, suffixes: Iterable[str]) -> list[str]:
@@ -61,7 +61,7 @@ class Inventory:
         return max(self.store.stat(file).size, 0)
 
     def mean_size(self, files: Sequence[str]) -> float:
-        """Bytes of a file on average, seen from some of them."""
+        """The mean number of bytes of the files, from a selection of them."""
         chosen = spread(files, LOOKED_AT)
         return sum(map(self.size, chosen)) / max(len(chosen), 1)
 
@@ -76,19 +76,19 @@ class Inventory:
         return (", ".join(parts) or "no files") + more + cut + datasets
 
     def path(self, file: str = "") -> str:
-        """How the config names a file, or the folder."""
+        """Return a file's path, or the folder's, as the config names it."""
         return config_path(self.store.location, file)
 
 
 def suffix_of(file: str) -> str:
-    """Lower case, with the dot; `.nii.gz` is one suffix."""
+    """Return the suffix in lower case, with the dot; `.nii.gz` is one suffix."""
     name = file.rpartition("/")[2].lower()
     long = next((suffix for suffix in _LONG if name.endswith(suffix)), None)
     return long or PurePosixPath(name).suffix
 
 
 def config_path(folder: str, file: str = "") -> str:
-    """A location as the config names it; absolute where it is not below the working directory."""
+    """Return a location as the config names it: absolute where it is not below the working directory."""
     whole = f"{folder.rstrip('/')}/{file}" if file else folder
     if is_remote(whole):
         return whole
@@ -98,23 +98,25 @@ def config_path(folder: str, file: str = "") -> str:
 
 def take_inventory(location: str) -> Inventory:
     """List a folder, a file or a pattern; UsageError when it is not there."""
-    if not is_remote(location) and not os.path.exists(location) and pattern_start(location) is None:
+    is_pattern = pattern_start(location) is not None
+    if not is_remote(location) and not os.path.exists(location) and not is_pattern:
         raise UsageError(f"PATH: there is no file or folder {shown(location, LONGEST)}")
     try:
         if _is_file(location):
             folder, name = split_location(location)
             store = open_store(folder, "PATH")
             return Inventory(config_path(store.location, name), store, [name], False, False)
-        if pattern_start(location) is not None and not os.path.isdir(location):
+        if is_pattern and not os.path.isdir(location):
             return _of_pattern(location)
-        return _of_folder(open_store(location, "PATH"))
+        store = open_store(location, "PATH")
+        listed = list(islice((file for file in store.files() if not is_hidden(file)), MOST_FILES + 1))
     except StoreUnreachable:
         raise
     except OSError as error:
-        where = error.filename or location
-        raise UsageError(
-            f"PATH: {shown(where, LONGEST)} cannot be listed: {error.strerror or error}"
-        ) from None
+        where = shown(error.filename or location, LONGEST)
+        raise UsageError(f"PATH: {where} cannot be listed: {error.strerror or error}") from None
+    files, datasets = _without_datasets(listed[:MOST_FILES])
+    return Inventory(config_path(store.location), store, files, len(listed) > MOST_FILES, True, datasets)
 
 
 def _is_file(location: str) -> bool:
@@ -124,14 +126,6 @@ def _is_file(location: str) -> bool:
     if pattern_start(location) is not None or not name.partition("?")[0].lower().endswith(_KNOWN):
         return False
     return open_store(folder, "PATH").stat(name) != ABSENT
-
-
-def _of_folder(store: Store) -> Inventory:
-    visible = (file for file in store.files() if not is_hidden(file))
-    listed = list(islice(visible, MOST_FILES + 1))
-    files, datasets = _without_datasets(listed[:MOST_FILES])
-    given = config_path(store.location)
-    return Inventory(given, store, files, len(listed) > MOST_FILES, True, datasets)
 
 
 def _of_pattern(location: str) -> Inventory:
@@ -144,14 +138,13 @@ def _of_pattern(location: str) -> Inventory:
         given = config_path(store.location, location[len(beginning) :].lstrip("/") if beginning else location)
     files = [file.removeprefix(base) for file in found[:MOST_FILES]]
     if _without_datasets(files)[1]:
-        raise UsageError(
-            f"PATH: {shown(location, LONGEST)} includes a dataset that Tarmac built; leave it out"
-        )
+        place = shown(location, LONGEST)
+        raise UsageError(f"PATH: {place} includes a dataset that Tarmac built; leave it out")
     return Inventory(given, store, files, len(found) > MOST_FILES, False)
 
 
 def _without_datasets(files: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The files that lie in no dataset, and the datasets."""
+    """Return the files that lie in no dataset, and the datasets."""
     datasets = [found[1] or "" for file in files if (found := _BUILT.fullmatch(file))]
     inside = tuple(f"{folder}/" if folder else "" for folder in datasets)
     return [file for file in files if not file.startswith(inside)], list(dict.fromkeys(datasets))

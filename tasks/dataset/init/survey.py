@@ -1,7 +1,7 @@
-"""Look at raw data and say what it may be, the best reading first.
+"""Examine raw data and propose ways to read it, the best one first.
 
-A look is cheap and bounded: names are listed up to a limit, a few dozen files are opened, and of tables the
-first rows are read. What is found is evidence, not proof: the build checks every sample.
+The examination is cheap and bounded: names are listed up to a limit, a few dozen files are opened, and only
+the first rows of tables are read. Findings are evidence, not proof: the build checks every sample.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from tasks.core.patterns import pattern_start
 from tasks.core.stores import absolute_location, split_location
 from tasks.core.units import counted
 from tasks.dataset.init import captions, conversations, tar_folders, volumes
-from tasks.dataset.init.columns import MOST_NAMED, SurveyedTables, look_at_tables
+from tasks.dataset.init.columns import SurveyedTables, survey_tables
 from tasks.dataset.init.evidence import LONGEST, Reading, shown
 from tasks.dataset.init.inventory import IMAGES, READ, Inventory, take_inventory
 
 ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
-"""Of readings that are as good and as large as each other, the one that says more comes first."""
+"""Between readings of equal grade and size, the more specific kind comes first."""
+MOST_NAMED = 3
+"""Tables that a message names."""
 
 
 @dataclass(frozen=True)
 class PlaceSurvey:
-    """What was seen in a place; `readings` holds at least one."""
+    """What was found in a place; `readings` holds at least one."""
 
     name: str
     inventory: Inventory
@@ -40,12 +42,12 @@ class PlaceSurvey:
 
 
 def survey(location: str) -> PlaceSurvey:
-    """Look at a folder, a file or a pattern, local or remote; UsageError when nothing fits."""
+    """Examine a folder, a file or a pattern, local or remote; UsageError when nothing fits."""
     if not location:
         raise UsageError("PATH: it is empty; give a folder, a file or a pattern")
     location = location.rstrip("/") or "/"
     inventory = take_inventory(location)
-    tables = look_at_tables(inventory)
+    tables = survey_tables(inventory)
     found = [
         *tar_folders.tar_readings(inventory),
         *volumes.volume_readings(inventory, tables),
@@ -55,21 +57,22 @@ def survey(location: str) -> PlaceSurvey:
     if not found:
         raise UsageError(shown(_nothing_fits(inventory, tables, location), LONGEST))
     found.sort(key=lambda one: (-one.grade, -one.samples, ORDER.index(one.kind)))
-    if found[0].is_guess and tables.unreadable:
-        table, images_there = tables.unreadable[0], counted(len(inventory.of(IMAGES)), "image")
-        doubt = f"{shown(table.file)} may hold the captions of {images_there}, and it cannot be read"
-        way_out = "To have the folders' names as captions, move it out of the folder"
-        raise UsageError(shown(f"PATH: {doubt}: {table.problem}. {way_out}", LONGEST))
-    return PlaceSurvey(name_of(location), inventory, [_with_notes(one, tables) for one in found])
-
-
-def _with_notes(reading: Reading, tables: SurveyedTables) -> Reading:
-    """The reading with what holds for all: tables that cannot be read."""
-    return replace(reading, warnings=list(dict.fromkeys([*reading.warnings, *tables.warnings()])))
+    unreadable = tables.unreadable
+    if found[0].is_guess and unreadable:
+        images = counted(len(inventory.of(IMAGES)), "image")
+        doubt = f"{shown(unreadable[0].file)} may hold the captions of {images}, and it cannot be read"
+        way_out = "To use the folders' names as captions, move it out of the folder"
+        raise UsageError(shown(f"PATH: {doubt}: {unreadable[0].problem}. {way_out}", LONGEST))
+    notes = [
+        f"{shown(one.file)} is not used, as it cannot be read: {one.problem}"
+        for one in unreadable[:MOST_NAMED]
+    ]
+    readings = [replace(one, warnings=[*one.warnings, *notes]) for one in found]
+    return PlaceSurvey(name_of(location), inventory, readings)
 
 
 def name_of(location: str) -> str:
-    """A config's name from the place's: `data/raw/digits` and `digits.csv` -> `digits`."""
+    """Return a config's name for a place: `data/raw/digits` and `digits.csv` -> `digits`."""
     mark = pattern_start(location)
     last = split_location(location[:mark])[0] if mark is not None else location
     last = last.rstrip("/").rpartition("/")[2]
@@ -81,7 +84,7 @@ def name_of(location: str) -> str:
 
 
 def _nothing_fits(inventory: Inventory, tables: SurveyedTables, location: str) -> str:
-    """What was seen, what is missing, and what can be read."""
+    """Return what the place holds, what is missing, and what can be read."""
     place = shown(location, LONGEST)
     about_tables = [f"{shown(one.file)} cannot be read: {one.problem}" for one in tables.unreadable]
     about_tables[MOST_NAMED:] = [captions.unused_table(inventory, one) for one in tables.joined[:MOST_NAMED]]

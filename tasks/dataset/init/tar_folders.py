@@ -1,6 +1,6 @@
 """WebDataset tars: what their samples hold, which folders of them are one source, and what joins them.
 
-Some tars of each folder are looked at, and of each the first samples; nothing is extracted.
+The first samples of some tars in each folder are read; nothing is extracted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import posixpath
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tasks.core.schema.source import PLACE
 from tasks.core.stores import StoreUnreachable, is_remote
@@ -19,28 +19,37 @@ from tasks.dataset.formats import Unjudged
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.init.columns import ColumnCounts, add_row, caption_columns
-from tasks.dataset.init.evidence import Key, Reading, enumerate_names, shard_key, shown, splits_key, spread
-from tasks.dataset.init.inventory import Inventory, config_path
+from tasks.dataset.init.evidence import (
+    Finding,
+    Reading,
+    enumerate_names,
+    propose_shards,
+    propose_splits,
+    shown,
+    spread,
+)
+from tasks.dataset.init.inventory import Inventory
 from tasks.dataset.modalities import reinforced
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import object_of
 from tasks.dataset.sources.raw_files import COMPRESSED
+from tasks.dataset.sources.tar_samples import contents_of
 from tasks.dataset.tar.reader import Member, StoredSample, TarReader, group_samples
 
 MOST_FOLDERS = 8
 TARS = 3
-"""Looked at in each folder."""
+"""Tars to read in each folder."""
 SAMPLES = 100
-"""Looked at in each tar."""
+"""Samples to read in each tar."""
 REMOTE_BYTES = 32 << 20
-"""A remote tar is read, not jumped through, so it is looked at no further than this."""
+"""A remote tar is read from its start and cannot be jumped through, so it is read no further than this."""
 LARGEST_JSON = 1 << 20
 LARGE = 100_000
-"""Bytes of a sample, beyond which larger shards are worth it."""
+"""Bytes of a sample above which larger shards are worth it."""
 MOST = 0.5
-"""Share of the samples; a member that as many have is one that samples have."""
+"""Samples have a member if at least this share of them does."""
 WHOLE = 0.95
-"""Share of the samples; of images that as many have, a sample has several."""
+"""A sample has several images if each of them is in at least this share of the samples."""
 CAPTIONS = ("caption.txt", "text.txt", "caption", "text", "title.txt")
 SORT = (
     "the members of a sample are not adjacent in the tar: pack it again sorted by name "
@@ -56,8 +65,8 @@ WHAT = {
 
 @dataclass
 class TarFolder:
-    """The tars of one folder, and what the samples looked at hold: how many have each suffix, their keys, and
-    the fields of their `json` as columns. `samples` are those of all tars."""
+    """The tars of one folder and what the samples that were read hold: how many have each suffix, their keys,
+    and the fields of their `json` as columns. `samples` is the number in all tars."""
 
     folder: str
     files: Sequence[str]
@@ -66,15 +75,15 @@ class TarFolder:
     suffixes: Counter[str] = field(default_factory=Counter)
     keys: set[str] = field(default_factory=set)
     first_in: dict[str, str] = field(default_factory=dict)
-    """The tar in which each whole key was seen first."""
+    """The first tar that holds each whole key."""
     restarts: bool = False
-    """Whether a key was seen in two tars."""
+    """Whether two tars hold the same key."""
     columns: dict[str, ColumnCounts] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     samples: int = 0
     is_estimate: bool = False
     teacher_width: int | None = None
-    """Numbers of the embeddings in the first sample that has any; None where they cannot be read."""
+    """Width of the embeddings in the first sample that has any; None where they cannot be read."""
 
     def share(self, suffix: str) -> float:
         return self.suffixes[suffix] / max(self.looked_at, 1)
@@ -90,7 +99,7 @@ class TarFolder:
 
     @property
     def images(self) -> list[str]:
-        """The images that samples have; where their formats differ, each is in a smaller share of them."""
+        """The suffixes of the samples' images; where formats are mixed, each is in a smaller share."""
         mixed = [suffix for suffix in IMAGES if self.suffixes[suffix]]
         if sum(map(self.share, mixed)) < MOST:
             return []
@@ -98,7 +107,7 @@ class TarFolder:
 
     @property
     def dotted_image(self) -> str | None:
-        """`image.jpg`, of members such as `00001.image.jpg`."""
+        """`image.jpg`, where members are named like `00001.image.jpg`."""
         dotted = (one for one in sorted(self.suffixes) if "." in one and one.rpartition(".")[2] in IMAGES)
         return next(filter(self.has, dotted), None)
 
@@ -107,33 +116,29 @@ class TarFolder:
         return self.has("paug.json") or self.has("syn.json")
 
     @property
-    def has_volumes(self) -> bool:
-        return any(map(self.has, stored.MEMBERS))
-
-    @property
     def is_scattered(self) -> bool:
-        """Whether the members of a sample are apart, as in a tar of a folder in no order."""
+        """Whether the members of a sample are apart, as in a tar of an unsorted folder."""
         images = sum(self.suffixes[suffix] for suffix in IMAGES)
         kinds = [images, *(number for suffix, number in self.suffixes.items() if suffix not in IMAGES)]
         common = sum(number >= self.looked_at / 10 for number in kinds)
         return common > 1 and self.suffixes.total() < 1.2 * self.looked_at
 
     def has_field(self, name: str) -> bool:
-        """Whether most of the `json` have it."""
+        """Whether most `json` members have the field."""
         return name in self.columns and 2 * self.columns[name].filled >= self.suffixes["json"]
 
     @property
     def caption_origin(self) -> str | None:
-        """The member, or field of `json`, that holds the caption where no `txt` does."""
+        """The member, or the field of `json`, that holds the caption where there is no `txt`."""
         fields = (f"json:{one.name}" for one in caption_columns(self.columns) if self.has_field(one.name))
         return next((member for member in CAPTIONS if self.has(member)), None) or next(fields, None)
 
     @property
     def modality(self) -> str:
-        """ "" where the members make none."""
+        """The modality that the members make up, or ""."""
         if any(self.has(f"000.{suffix}") for suffix in IMAGES) or self.has_field("messages"):
             return "chat"
-        if self.has_volumes or (self.has("npy") and not self.images):
+        if any(map(self.has, (*stored.MEMBERS, *(() if self.images else ("npy",))))):
             return "volume_report"
         if not self.images and not self.dotted_image:
             return ""
@@ -143,9 +148,9 @@ class TarFolder:
 
     @property
     def origins(self) -> dict[str, str]:
-        """The config's `members`: what must be made out of other members."""
-        if self.modality == "volume_report" and not self.has_volumes:
-            return {"volume.npy": "npy"}
+        """The config's `members`: what each member with a name of its own is made of."""
+        if self.modality == "volume_report":
+            return {} if any(map(self.has, stored.MEMBERS)) else {"volume.npy": "npy"}
         members: dict[str, str] = {}
         if self.modality in ("image_text", "reinforced"):
             several = [suffix for suffix in self.images if self.share(suffix) >= WHOLE]
@@ -159,27 +164,27 @@ class TarFolder:
 
 
 def tar_readings(inventory: Inventory) -> list[Reading]:
-    """The folders of tars of one modality are one source; reinforcements join the images they belong to."""
-    folders = _look_at_folders(inventory)
+    """Make one source of the folders with the same modality, and join reinforcements to their images."""
+    folders = _survey_folders(inventory)
     lone = [one for one in folders if one.is_reinforcement and not one.images]
     alike: dict[tuple[str, str], list[TarFolder]] = defaultdict(list)
     for one in folders:
         if one not in lone and one.modality:
             alike[one.modality, json.dumps(one.origins)].append(one)
     found = []
-    for (modality, _), its in alike.items():
-        partners = (one for one in lone if any(one.keys & images.keys for images in its))
+    for (modality, _), same in alike.items():
+        partners = (one for one in lone if any(one.keys & images.keys for images in same))
         joined = next(partners, None) if modality == "image_text" else None
-        found.append(_reading(inventory, its, joined, len(folders)))
+        found.append(_reading(inventory, same, joined, is_all=len(same) == len(folders)))
     return found
 
 
 def without_use(inventory: Inventory) -> str:
-    """What to do about tars of which no reading came; "" where there are none."""
+    """Return what to do about tars that no reading uses; "" where there are none."""
     packed = inventory.of(COMPRESSED)
     if packed:
         return f"{shown(packed[0])} is compressed, so that it cannot be read in parts; unpack it to .tar"
-    folders = _look_at_folders(inventory)
+    folders = _survey_folders(inventory)
     if not folders:
         return ""
     if broken := [reason for one in folders for reason in one.broken]:
@@ -196,8 +201,8 @@ def without_use(inventory: Inventory) -> str:
     )
 
 
-def _look_at_folders(inventory: Inventory) -> list[TarFolder]:
-    """In the order of their names; at most MOST_FOLDERS."""
+def _survey_folders(inventory: Inventory) -> list[TarFolder]:
+    """Return at most MOST_FOLDERS, in the order of their names."""
     by_folder: dict[str, list[str]] = defaultdict(list)
     for file in inventory.of([".tar"]):
         by_folder[posixpath.dirname(file)].append(file)
@@ -206,14 +211,14 @@ def _look_at_folders(inventory: Inventory) -> list[TarFolder]:
         files = by_folder[folder]
         chosen = spread(files, TARS)
         one = TarFolder(folder, files, is_estimate=len(chosen) < len(files))
-        samples = sum(_look_at_tar(inventory, file, one) for file in chosen)
+        samples = sum(_survey_tar(inventory, file, one) for file in chosen)
         one.samples = round(samples * len(files) / len(chosen))
         found.append(one)
     return found
 
 
-def _look_at_tar(inventory: Inventory, file: str, found: TarFolder) -> float:
-    """Add what the tar's first samples hold; about how many there are in all."""
+def _survey_tar(inventory: Inventory, file: str, found: TarFolder) -> float:
+    """Add what the tar's first samples hold, and return about how many samples it holds in all."""
     is_far = is_remote(inventory.store.location)
     looked_at = 0
 
@@ -247,86 +252,67 @@ def _add(sample: StoredSample, found: TarFolder) -> None:
     found.looked_at += 1
     found.keys.add(posixpath.basename(sample.key))
     found.suffixes.update(sample.suffixes)
-    contents = {one.suffix: one.content for one in sample.members if one.content is not None}
+    contents = contents_of(sample)
     if contents.keys() & {reinforced.NPZ, reinforced.PTH}:
         with suppress(Reject, Unjudged):
             found.teacher_width = int(reinforced.embeddings(contents)["image_emb"].shape[1])
-    content = contents.get("json")
-    if content is not None:
-        with suppress(Reject):  # the build says what is wrong with it
-            add_row(found.columns, object_of(content))
+    if "json" in contents:
+        with suppress(Reject):  # the build reports what is wrong with it
+            add_row(found.columns, object_of(contents["json"]))
 
 
 def _reading(
-    inventory: Inventory, its: Sequence[TarFolder], joined: TarFolder | None, folders: int
+    inventory: Inventory, folders: Sequence[TarFolder], joined: TarFolder | None, is_all: bool
 ) -> Reading:
-    first, modality = its[0], its[0].modality
-    samples, tars = sum(one.samples for one in its), counted(sum(len(one.files) for one in its), "tar")
-    about = "about " if any(one.is_estimate for one in its) else ""
-    seen = [("tars", f"{tars}, {about}{counted(samples, 'sample')}"), ("members", first.members)]
-    path = Key("path", _path(inventory, its, folders), f"{tars}; members {first.members}")
-    source = [Key("kind", "shards"), path]
+    first, modality = folders[0], folders[0].modality if joined is None else "reinforced"
+    samples, tars = sum(one.samples for one in folders), sum(len(one.files) for one in folders)
+    about = "about " if any(one.is_estimate for one in folders) else ""
+    tars_there = f"{counted(tars, 'tar')}, {about}{counted(samples, 'sample')}"
+    path = Finding("path", _path(inventory, folders, is_all), f"{tars_there}; members {first.members}")
+    source = [Finding("kind", "shards"), path]
     if first.origins:
-        origins = [(target, _origin(first, origin)) for target, origin in first.origins.items()]
-        seen += origins
-        source.append(Key("members", first.origins, "; ".join(map(" ".join, origins))))
+        origins = [f"{target} from {_origin(first, origin)}" for target, origin in first.origins.items()]
+        source.append(Finding("members", first.origins, "; ".join(origins)))
     if joined is not None:
-        modality = "reinforced"
         source.append(_join(inventory, first, joined))
-        seen.append(("joined", f"{counted(len(joined.files), 'tar')} in {joined.folder}: {joined.members}"))
-    restarts = any(one.restarts for one in its)
-    if restarts:
-        source.append(Key("key", PLACE, "tars count their samples anew, so that keys come again"))
+    if any(one.restarts for one in folders):
+        source.append(Finding("key", PLACE, "tars count their samples anew, so that keys come again"))
     key = next((name for name in ("uid", "key", "sha256", "id") if first.has_field(name)), None)
     if key is not None:
         why = "the sample's key; without it the tar's own"
-        source.append(Key("key", f"json:{key}", why, is_alternative=True))
-    warnings = [reason for one in its for reason in one.broken[:2]]
-    warnings += [f"{one.folder or '.'}: {SORT}" for one in its if one.is_scattered]
-    if len(its) > 1:
-        where = enumerate_names([one.folder or "." for one in its])
+        source.append(Finding("key", f"json:{key}", why, is_alternative=True))
+    warnings = [f"{one.folder or '.'}: {SORT}" for one in folders if one.is_scattered]
+    if len(folders) > 1:
+        where = enumerate_names([one.folder or "." for one in folders])
         warnings.append(f"tars lie in {where}: splits draws anew from all; for one alone give its path")
     is_private = modality == "volume_report"
     group = "patient" if is_private and first.has_field("patient") else None
     each = first.bytes / max(first.looked_at, 1)
     most = "2GB" if is_private else "512MB" if each > LARGE else "256MB"
-    dataset = [splits_key(samples, group), shard_key(samples, each, most)]
-    what = WHAT[modality]
-    width = next(
-        (one.teacher_width for one in (first, joined) if one is not None and one.teacher_width), None
-    )
-    return Reading(
-        "shards",
-        what,
-        modality,
-        samples,
-        2,
-        seen,
-        warnings,
-        source,
-        dataset,
-        is_private,
-        teacher_width=width,
-    )
+    dataset = [propose_splits(samples, group), propose_shards(samples, each, most)]
+    width = first.teacher_width or (joined.teacher_width if joined is not None else None)
+    found = Reading("shards", WHAT[modality], modality, samples, 2, source, dataset, warnings, is_private)
+    return replace(found, teacher_width=width)
 
 
 def _origin(first: TarFolder, origin: str) -> str:
     column = first.columns.get(origin.removeprefix("json:"))
-    return f"from {origin}" + (f", “{shown(next(iter(column.values)), 48)}”" if column else "")
+    return origin + (f", “{shown(next(iter(column.values)), 48)}”" if column else "")
 
 
-def _path(inventory: Inventory, its: Sequence[TarFolder], folders: int) -> str:
-    if len(its) == folders and not inventory.datasets:
+def _path(inventory: Inventory, folders: Sequence[TarFolder], is_all: bool) -> str:
+    if is_all and not inventory.datasets:
         return inventory.given
-    if len(its) == 1 and its[0].folder:
-        return config_path(inventory.store.location, its[0].folder)
-    tars = [posixpath.join(one.folder, "*.tar") for one in its]
-    return config_path(inventory.store.location, tars[0] if len(tars) == 1 else f"{{{','.join(tars)}}}")
+    if len(folders) == 1 and folders[0].folder:
+        return inventory.path(folders[0].folder)
+    tars = [posixpath.join(one.folder, "*.tar") for one in folders]
+    return inventory.path(tars[0] if len(tars) == 1 else f"{{{','.join(tars)}}}")
 
 
-def _join(inventory: Inventory, first: TarFolder, joined: TarFolder) -> Key:
+def _join(inventory: Inventory, first: TarFolder, joined: TarFolder) -> Finding:
     names = {posixpath.basename(file) for file in first.files}
     is_by_shard = names == {posixpath.basename(file) for file in joined.files}
-    join = {"path": config_path(inventory.store.location, joined.folder)}
-    why = "the tars of the same name" if is_by_shard else "found by key, in any of the tars"
-    return Key("join", [{**join, "match": "shard"} if is_by_shard else join], f"{joined.members}; {why}")
+    join = {"path": inventory.path(joined.folder)}
+    where = "the tars of the same name" if is_by_shard else "found by key, in any of the tars"
+    why = f"{counted(len(joined.files), 'tar')} in {joined.folder}: {joined.members}; {where}"
+    return Finding("join", [{**join, "match": "shard"} if is_by_shard else join], why)

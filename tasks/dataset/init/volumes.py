@@ -1,7 +1,7 @@
 """CT volumes, one per file, with the tables about them: reports, labels, the scanner's metadata.
 
-Of some files the headers are read, of two the voxels: whether these can be Hounsfield units decides where
-slope and intercept come from.
+The headers of some files are read, and the voxels of two: whether these can be Hounsfield units decides
+where slope and intercept come from.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import prod
 from typing import Literal
 
 from tasks.core.errors import TarmacError
-from tasks.core.stores import Store, StoreUnreachable, join_location
+from tasks.core.stores import StoreUnreachable, join_location
 from tasks.core.units import count, counted
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.hounsfield import implausible
@@ -27,17 +27,17 @@ from tasks.dataset.init.columns import (
     ColumnCounts,
     SurveyedTable,
     SurveyedTables,
-    look_at_table,
+    survey_table,
 )
 from tasks.dataset.init.evidence import (
+    Finding,
     Grade,
-    Key,
     Reading,
     enumerate_names,
-    look_at_each,
-    shard_key,
+    observe,
+    propose_shards,
+    propose_splits,
     shown,
-    splits_key,
     spread,
 )
 from tasks.dataset.init.inventory import NIFTI, NPZ, Inventory, suffix_of
@@ -47,10 +47,10 @@ from tasks.dataset.sources.tabular import SUFFIXES, open_table
 
 HEADERS = 12
 VOXELS = 2
-"""Volumes whose voxels are looked at; reading one may take seconds."""
+"""Volumes whose voxels are read; one may take seconds."""
 LARGEST_BYTES = 1 << 30
 SCALES = (1, 1000)
-"""Factors from stored numbers to HU that are tried."""
+"""Factors from stored numbers to HU to try."""
 AXES = (
     ("zyx", "first", "y comes before x"),
     ("yzx", "second", "y comes before x"),
@@ -73,14 +73,14 @@ PATIENTS = (
     r"(?:^|/)([^/_-]+)[_-][^/]*$",
     r"([^/]+)/[^/]+$",
 )
-"""Where a patient may stand in a path: CT-RATE's names, BIDS', a named number, a number or word and number in
-front, what stands before the first `_` or `-`, the folder."""
+"""Where a path may name the patient, in the order tried: CT-RATE's and BIDS' names, a named number, a leading
+number or word and number, the part before the first `_` or `-`, the folder."""
 MOST_PER_PATIENT = 20
-"""Files on average; a part of the name that more files share says something else."""
+"""Files per patient on average; a part of the name that more files share is no patient."""
 EXAMPLE = r"(?:^|/)([^/_]+)_[^/]*$"
 
 MOST_ROWS = 1_000_000
-"""Of a table, searched for the names of volumes."""
+"""Rows of a table to search for the names of volumes."""
 REPORT_WORDS = ("finding", "impression", "report", "text", "description", "conclusion")
 REPORT_CHARACTERS = 20
 """A report is longer than this on average, where the column's name does not say that it is one."""
@@ -90,92 +90,71 @@ Role = Literal["reports", "labels", "metadata"]
 
 @dataclass(frozen=True)
 class VolumeTable:
-    """A table whose column `key` has `names` of the `volumes`; `path` is a pattern where it lies in several
-    files."""
+    """A table whose column `key` has `names` of the volumes; `path` is a pattern for several files."""
 
     role: Role
     path: str
     key: str
     names: frozenset[str]
-    volumes: int
     table: SurveyedTable
 
     @property
     def columns(self) -> list[ColumnCounts]:
         return [column for name, column in self.table.columns.items() if name != self.key]
 
-    @property
-    def report_columns(self) -> list[str]:
-        """Those that are named as reports are, else the one with the longest texts."""
-        texts = [column for column in self.columns if _is_report(column)]
-        longest = max(texts, key=lambda one: one.share("characters"))
-        return [one.name for one in texts if _is_named_report(one)] or [longest.name]
-
-    @property
-    def matches(self) -> str:
-        return f"matches {count(len(self.names))} of {count(self.volumes)} files"
-
-    @property
-    def line(self) -> str:
-        line = f"{shown(self.path)}: {shown(self.key)} {self.matches}"
-        if self.role == "reports":
-            return f"{line}; text {enumerate_names(self.report_columns)}"
-        if self.role == "labels":
-            names = enumerate_names([column.name for column in self.columns])
-            return f"{line}; {len(self.columns)} labels: {names}"
-        return line
-
-    def config_key(self, why: str = "", is_alternative: bool = False) -> Key:
+    def finding(self, volumes: int, *notes: str, is_alternative: bool = False) -> Finding:
+        """The block of the config for this table, and how many of the `volumes` it names."""
         value: dict[str, object] = {"path": self.path, "key": self.key}
-        if self.role == "reports":
-            value["text"] = self.report_columns
-        return Key(self.role, value, self.matches + why, is_alternative)
+        matches = f"matches {count(len(self.names))} of {count(volumes)} files"
+        evidence = [f"{self.key} in {self.path} {matches}", *notes]
+        names = [column.name for column in self.columns]
+        if self.role == "labels":
+            evidence.append(f"{len(names)} labels: {enumerate_names(names)}")
+        if self.role == "reports":  # the columns named as reports, else the one with the longest texts
+            texts = [column for column in self.columns if _is_report(column)]
+            longest = max(texts, key=lambda one: one.share("characters"))
+            value["text"] = names = [one.name for one in texts if _is_named_report(one)] or [longest.name]
+            evidence.append(f"text {enumerate_names(names)}")
+        return Finding(self.role, value, "; ".join(evidence), is_alternative)
 
 
 @dataclass
 class Voxels:
-    """What the files looked at say: shapes, and the lines and keys that follow from headers and voxels."""
+    """Shapes and spacings in the headers, and the findings that follow from headers and voxels."""
 
-    looked_at: int = 0
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    axes: str = "zxy"
+    looked_at: int
+    shapes: Sequence[tuple[int, ...]]
+    axes: str
     """The order of the body's axes in the shapes."""
-    spacings: list[tuple[float, ...]] = field(default_factory=list)
-    seen: list[tuple[str, str]] = field(default_factory=list)
-    keys: list[Key] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    spacings: Sequence[tuple[float, ...]] = ()
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def smallest(self) -> tuple[int, ...]:
         """The least (D, H, W)."""
         return tuple(min(shape[self.axes.index(axis)] for shape in self.shapes) for axis in "zyx")
 
-    def line(self, files: Sequence[str]) -> str:
-        line = f"{count(len(files))} {suffix_of(files[0])}; {self.looked_at} looked at"
-        if self.shapes:
-            line += f": {_sides(self.shapes)}"
-        if self.spacings:
-            line += f", spacing {_sides(self.spacings)} mm"
-        return line
+    @property
+    def described(self) -> str:
+        """`12 looked at: 240 × 512 × 512, 300 × 512 × 512, spacing 1.5 × 0.75 × 0.75 mm`."""
+        spacing = f", spacing {_sides(self.spacings)} mm" if self.spacings else ""
+        return f"{self.looked_at} looked at: {_sides(self.shapes)}{spacing}"
 
 
 def _sides(some: Sequence[Sequence[float]]) -> str:
-    """The different ones, such as `240 × 512 × 512, 300 × 512 × 512`."""
-    return enumerate_names(
-        [" × ".join(f"{side:g}" for side in one) for one in dict.fromkeys(map(tuple, some))], 2
-    )
+    distinct = dict.fromkeys(map(tuple, some))
+    return enumerate_names([" × ".join(f"{side:g}" for side in one) for one in distinct], 2)
 
 
 def volume_readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
     """One reading per format, where a table of reports names its files."""
     formats = (("nifti", NIFTI), ("npz", NPZ)) if inventory.is_folder else ()
-    files = ((kind, inventory.of(suffixes)) for kind, suffixes in formats)
-    found = (_reading(inventory, kind, its, tables) for kind, its in files if its)
+    found = (_reading(inventory, kind, inventory.of(suffixes), tables) for kind, suffixes in formats)
     return [one for one in found if one is not None]
 
 
 def without_reports(inventory: Inventory) -> str:
-    """What to do about volumes that no table of reports names; "" where there are none."""
+    """Return what to do about volumes that no table of reports names; "" where there are none."""
     files = inventory.of((*NIFTI, *NPZ))
     if not files:
         return ""
@@ -189,8 +168,8 @@ def without_reports(inventory: Inventory) -> str:
 
 
 def patient_pattern(files: Sequence[str]) -> tuple[str, int] | None:
-    """The first expression whose group fits nearly all names and puts some, but not too many, together; and
-    how many patients that makes."""
+    """Return the first expression whose group fits nearly all names and puts some, but not too many, of them
+    together, and the number of patients that makes."""
     for pattern in PATIENTS:
         compiled = re.compile(pattern)
         found = [match.group(1) for file in files if (match := compiled.search(file)) is not None]
@@ -202,9 +181,9 @@ def patient_pattern(files: Sequence[str]) -> tuple[str, int] | None:
 
 
 def axes_of(shapes: Sequence[Sequence[int]]) -> tuple[str, str]:
-    """The order of the axes of the body in arrays of these shapes, and the evidence.
+    """Return the order of the body's axes in arrays of these shapes, and the evidence.
 
-    z is the side that slices are stacked along: the others are equal, or the same in all files.
+    z is the side along which slices are stacked: the others are equal, or the same in all files.
     """
     square = {z for shape in shapes for z in range(3) if shape[z] != shape[z - 1] == shape[z - 2]}
     varying = {z for z in range(3) if len({shape[z] for shape in shapes}) > 1}
@@ -218,55 +197,43 @@ def axes_of(shapes: Sequence[Sequence[int]]) -> tuple[str, str]:
 def _reading(
     inventory: Inventory, kind: str, files: Sequence[str], all_tables: SurveyedTables
 ) -> Reading | None:
+    if not files:
+        return None
     tables, warnings = _tables_about(inventory, files, all_tables)
     if "reports" not in tables:
         return None
     metadata = tables.get("metadata")
-    look = _look_at_nifti if kind == "nifti" else _look_at_npz
-    voxels = look(inventory, files, metadata)
-    if voxels.looked_at and not voxels.shapes:
+    voxels = (_look_at_nifti if kind == "nifti" else _look_at_npz)(inventory, files, metadata)
+    if not voxels.shapes:
         return None
-    fields, splits, patients = _patients(files)
-    seen = [("volumes", voxels.line(files)), *voxels.seen]
-    seen += [(table.role, table.line) for table in tables.values()] + patients
-    about = [table.config_key() for table in tables.values() if table is not metadata]
-    path = Key("path", inventory.given, inventory.described)
-    source = [Key("kind", kind), path, fields, *about, *voxels.keys]
+    patient = Finding("fields", {"patient": EXAMPLE}, "no patient found in the names", is_alternative=True)
+    splits = propose_splits(len(files), why="add group_by where several volumes are one patient's")
+    guessed = patient_pattern(files)
+    if guessed is not None:
+        pattern, patients = guessed
+        why = f"{counted(patients, 'patient')} in {counted(len(files), 'file')}, guessed from their names"
+        patient = Finding("fields", {"patient": pattern}, why)
+        splits = propose_splits(len(files), "patient", "no patient is in two splits")
+    source = [
+        Finding("kind", kind),
+        Finding("path", inventory.given, f"{count(len(files))} {suffix_of(files[0])}; {voxels.described}"),
+        patient,
+        *(table.finding(len(files)) for table in tables.values() if table is not metadata),
+        *voxels.findings,
+    ]
     has_spacing = kind == "nifti" or metadata is not None
     ct_clip = {name: rule for name, rule in CT_CLIP.items() if has_spacing or name != "spacing_mm"}
+    why = "spacing, window and shape stay as they are; or as CT-CLIP:"
     dataset = [
-        Key("volume", {"encode": "blosc2"}, "spacing, window and shape stay as they are; or as CT-CLIP:"),
-        Key("volume", ct_clip, is_alternative=True),
+        Finding("volume", {"encode": "blosc2"}, why),
+        Finding("volume", ct_clip, is_alternative=True),
         splits,
-        shard_key(len(files), inventory.mean_size(files), "2GB"),
+        propose_shards(len(files), inventory.mean_size(files), "2GB"),
     ]
     grade: Grade = 2 if 2 * len(tables["reports"].names) >= len(files) else 1
-    what, warnings = "CT volumes with reports", [*voxels.warnings, *warnings]
-    return Reading(
-        kind,
-        what,
-        "volume_report",
-        len(files),
-        grade,
-        seen,
-        warnings,
-        source,
-        dataset,
-        is_private=True,
-        volume_shape=voxels.smallest if voxels.shapes else None,
-    )
-
-
-def _patients(files: Sequence[str]) -> tuple[Key, Key, list[tuple[str, str]]]:
-    """The keys `fields` and `splits`, and what was seen."""
-    guessed = patient_pattern(files)
-    if guessed is None:
-        fields = Key("fields", {"patient": EXAMPLE}, "no patient seen in the names", is_alternative=True)
-        return fields, splits_key(len(files), why="add group_by where several volumes are one patient's"), []
-    pattern, patients = guessed
-    why = f"{counted(patients, 'patient')} in {counted(len(files), 'file')}, guessed from their names"
-    splits = splits_key(len(files), "patient", "no patient is in two splits")
-    return Key("fields", {"patient": pattern}, why), splits, [("patient", f"{why} by {pattern}")]
+    what, modality = "CT volumes with reports", "volume_report"
+    found = Reading(kind, what, modality, len(files), grade, source, dataset, warnings, is_private=True)
+    return replace(found, volume_shape=voxels.smallest)
 
 
 def _look_at_nifti(inventory: Inventory, files: Sequence[str], metadata: VolumeTable | None) -> Voxels:
@@ -274,107 +241,89 @@ def _look_at_nifti(inventory: Inventory, files: Sequence[str], metadata: VolumeT
     from tasks.dataset.sources import nifti
 
     store, chosen = inventory.store, spread(files, HEADERS)
-    found_heads, broken = look_at_each(chosen, partial(nifti.peek, store))
-    heads = dict(found_heads)
+    heads = dict(observe(chosen, partial(nifti.peek, store)))
     small = [file for file, head in heads.items() if prod(head.shape) * head.dtype.itemsize <= LARGEST_BYTES]
-    volumes, torn = look_at_each(small[:VOXELS], partial(nifti.read_nifti, store))
-    spacings, odd = look_at_each(list(heads), lambda file: heads[file].spacing())
-    found = Voxels(len(chosen), warnings=[*(broken or torn), *odd])
-    found.spacings = [spacing for _, spacing in spacings]
-    found.shapes = [(z, x, y) for x, y, z in (head.shape for head in heads.values())]  # as spacings are
+    volumes = observe(small[:VOXELS], partial(nifti.read_nifti, store))
+    spacings = [spacing for _, spacing in observe(list(heads), lambda file: heads[file].spacing())]
+    shapes = [(z, x, y) for x, y, z in (head.shape for head in heads.values())]  # as spacings are
+    found = Voxels(len(chosen), shapes, "zxy", spacings)
 
     slopes = dict.fromkeys((head.slope, head.intercept) for head in heads.values())
-    said = ", ".join(f"slope {slope:g} and intercept {intercept:g}" for slope, intercept in list(slopes)[:2])
-    header = f"the headers say {said}"
+    stated = ", ".join(f"slope {slope:g} and intercept {intercept:g}" for slope, intercept in [*slopes][:2])
+    header = f"the headers have {stated}"
     reasons = [
         implausible(voxels.astype("float32") * head.slope + head.intercept) for _, (head, voxels) in volumes
     ]
     reason = next((reason for reason in reasons if reason is not None), "")
     knows = metadata is not None and {"RescaleSlope", "RescaleIntercept"} <= metadata.table.columns.keys()
     if None in reasons or not reasons:
-        rescale, why = "header", f"{header}" + ("; rescaled by that the voxels are HU" if reasons else "")
+        rescale, why = "header", header + ("; the voxels rescaled by that are HU" if reasons else "")
     elif any(implausible(voxels) is None for _, (_, voxels) in volumes):
         rescale, why = "none", f"the voxels are HU as stored, though {header}"
     elif knows and slopes.keys() <= {(1.0, 0.0)}:
-        rescale, why = "metadata", f"{header} and the voxels are not HU ({reason}); the table knows"
+        rescale, why = "metadata", f"{header} and the voxels are not HU ({reason}); the table has others"
     else:
         rescale, why = "header", f"{header}; the voxels looked at are not HU: {reason}"
-        found.warnings.append(f"the voxels are not HU: {reason}")
-    found.seen = [("HU", f"rescale: {rescale}; {why}")]
     if metadata is not None:
         is_needed = rescale == "metadata"
-        known = "" if is_needed else "; the headers know the spacing"
-        found.keys.append(metadata.config_key(known, is_alternative=not is_needed))
-    found.keys.append(Key("rescale", rescale, why))
+        notes = () if is_needed else ("the headers have the spacing",)
+        found.findings.append(metadata.finding(len(files), *notes, is_alternative=not is_needed))
+    found.findings.append(Finding("rescale", rescale, why))
     return found
 
 
 def _look_at_npz(inventory: Inventory, files: Sequence[str], metadata: VolumeTable | None) -> Voxels:
     store, chosen = inventory.store, spread(files, HEADERS)
-    arrays, broken = look_at_each(chosen, partial(npz.headers, store))
-    found = Voxels(len(chosen), warnings=broken)
-    names = Counter(name for _, its in arrays for name, header in its.items() if len(header.shape) == 3)
+    arrays = observe(chosen, partial(npz.headers, store))
+    names = Counter(name for _, held in arrays for name, header in held.items() if len(header.shape) == 3)
     if not names:
-        return found
+        return Voxels(len(chosen), [], "zyx")
     array = names.most_common(1)[0][0]
-    headers = [(file, its[array]) for file, its in arrays if array in its]
-    found.shapes = [header.shape for _, header in headers]
-    others = list(dict.fromkeys(name for _, its in arrays for name in its if name != array))
-    besides = f"; besides {enumerate_names(others)}" if others else ""
-    found.keys.append(Key("array", array, f"three-dimensional, {headers[0][1].dtype}{besides}"))
+    headers = {file: held[array] for file, held in arrays if array in held}
+    shapes = [header.shape for header in headers.values()]
+    axes, why = axes_of(shapes)
+    others = list(dict.fromkeys(name for _, held in arrays for name in held if name != array))
+    kind = f"three-dimensional, {next(iter(headers.values())).dtype}"
+    besides = f"{kind}; besides {enumerate_names(others)}" if others else kind
+    findings = [Finding("array", array, besides), Finding("axes", axes, why)]
 
-    found.axes, why = axes_of(found.shapes)
-    found.seen.append(("axes", f"{found.axes}: {why}"))
-    found.keys.append(Key("axes", found.axes, why))
-
-    small = [file for file, header in headers if header.size_bytes <= LARGEST_BYTES]
-    _add_scale(found, store, spread(small, VOXELS), array)
+    small = [file for file, header in headers.items() if header.size_bytes <= LARGEST_BYTES]
+    read = observe(spread(small, VOXELS), lambda file: npy.parse(npz.read_npy(store, file, array, None)))
+    for scale in SCALES:
+        if any(implausible(values.astype("float32") * scale) is None for _, values in read):
+            if scale > 1:
+                findings.append(Finding("scale", scale, f"the values looked at are HU / {scale}"))
+            break
     if metadata is not None:
-        found.keys.append(metadata.config_key("; no NPZ file knows its spacing"))
+        findings.append(metadata.finding(len(files), "no NPZ file has its spacing"))
     else:
         example = [1.5, 0.75, 0.75]
-        found.keys.append(Key("spacing_mm", example, "(z, y, x) of every volume, if you know it", True))
-    return found
-
-
-def _add_scale(found: Voxels, store: Store, files: Sequence[str], array: str) -> None:
-    """Add the factor that makes the values HU."""
-    read, _ = look_at_each(files, lambda file: npy.parse(npz.read_npy(store, file, array, None)))
-    reasons: list[str | None] = []
-    for scale in SCALES:
-        reasons += [implausible(values.astype("float32") * scale) for _, values in read]
-        if None in reasons:
-            found.seen.append(("values", f"those looked at are HU{f' / {scale}' if scale > 1 else ''}"))
-            if scale > 1:
-                found.keys.append(Key("scale", scale, f"the values looked at are HU / {scale}"))
-            return
-    found.warnings.append(f"the values are not HU: {reasons[0]}" if reasons else "no values could be read")
+        findings.append(Finding("spacing_mm", example, "(z, y, x) of every volume, if you know it", True))
+    return Voxels(len(chosen), shapes, axes, findings=findings)
 
 
 def _tables_about(
     inventory: Inventory, files: Sequence[str], all_tables: SurveyedTables
 ) -> tuple[dict[Role, VolumeTable], list[str]]:
-    """The table of each role that names most of the volumes, and warnings about tables that are not used.
+    """Return the table of each role that names most of the volumes, and warnings about tables not used.
 
-    Where no table lies below, those in the folder around are looked at.
+    Where no table lies below, those in the folder around are read.
     """
     names = frozenset(stem(file.rpartition("/")[2]) for file in files)
-    looked_at = all_tables.each or _tables_around(inventory)
-    tables = [table for one in looked_at if (table := _table(inventory, one, names)) is not None]
+    surveyed = all_tables.each or _tables_around(inventory)
+    tables = [table for one in surveyed if (table := _table(inventory, one, names)) is not None]
     tables.sort(key=lambda one: (-len(one.names), one.path))
     by_role: dict[Role, list[VolumeTable]] = {"reports": [], "labels": [], "metadata": []}
     for table in tables:
         by_role[table.role].append(table)
     chosen: dict[Role, VolumeTable] = {}
     unused: list[str] = []
-    for role, its in by_role.items():
-        if its:
-            chosen[role], others = _joined(its)
+    for role, candidates in by_role.items():
+        if candidates:
+            chosen[role], others = _joined(candidates)
             unused += [shown(table.path) for table in others]
-    warnings = SurveyedTables(looked_at, ()).warnings()
-    if unused:
-        warnings.append(f"not used, as other tables name these volumes: {enumerate_names(unused)}")
-    return chosen, warnings
+    others_shown = enumerate_names(unused)
+    return chosen, [f"not used, as other tables name these volumes: {others_shown}"] if unused else []
 
 
 def _tables_around(inventory: Inventory) -> list[SurveyedTable]:
@@ -383,11 +332,11 @@ def _tables_around(inventory: Inventory) -> list[SurveyedTable]:
     except OSError:
         return []
     tables = [f"../{file}" for file in files if suffix_of(file) in SUFFIXES and file[0] != "."]
-    return [look_at_table(inventory, file, FEW_ROWS) for file in tables[:MOST_TABLES]]
+    return [survey_table(inventory, file, FEW_ROWS) for file in tables[:MOST_TABLES]]
 
 
 def _joined(tables: Sequence[VolumeTable]) -> tuple[VolumeTable, list[VolumeTable]]:
-    """The first table and those of the same columns about other volumes as one; and the tables left over."""
+    """Return the first table, joined with those of the same columns about other volumes, and the rest."""
     first, paths, names, others = tables[0], [tables[0].path], tables[0].names, []
     for table in tables[1:]:
         is_alike = table.key == first.key and table.table.columns.keys() == first.table.columns.keys()
@@ -401,7 +350,7 @@ def _joined(tables: Sequence[VolumeTable]) -> tuple[VolumeTable, list[VolumeTabl
 
 
 def _table(inventory: Inventory, table: SurveyedTable, volumes: frozenset[str]) -> VolumeTable | None:
-    """The table as one about volumes; None where it is none."""
+    """Return the table as one about volumes; None where it is not."""
     candidates = [name for name, one in table.columns.items() if one.counts["text"] or one.is_numeric]
     matches = _matches(inventory, table.file, candidates, volumes)
     key = max(candidates, key=lambda name: len(matches[name]), default=None)
@@ -413,17 +362,17 @@ def _table(inventory: Inventory, table: SurveyedTable, volumes: frozenset[str]) 
         role = "reports"
     elif all(name in table.columns for name in METADATA):
         role = "metadata"
-    elif others and all(column.is_flag for column in others):
+    elif others and all(_is_flag(column) for column in others):
         role = "labels"
     else:
         return None
-    return VolumeTable(role, table.file, key, frozenset(matches[key]), len(volumes), table)
+    return VolumeTable(role, table.file, key, frozenset(matches[key]), table)
 
 
 def _matches(
     inventory: Inventory, file: str, columns: Sequence[str], volumes: frozenset[str]
 ) -> dict[str, set[str]]:
-    """The volumes that each column names, with or without suffix."""
+    """Return the volumes that each column names, with or without suffix."""
     found: dict[str, set[str]] = {column: set() for column in columns}
     try:
         table = open_table(join_location(inventory.store.location, file), "PATH", wanted=())
@@ -435,12 +384,17 @@ def _matches(
     except StoreUnreachable:
         raise
     except (TarmacError, OSError):
-        pass  # The table is torn further down: what was read is evidence, and the build names the line.
+        pass  # The table is torn further down: what was read so far counts, and the build names the line.
     return found
 
 
+def _is_flag(column: ColumnCounts) -> bool:
+    """Whether the column holds only 0 and 1, or -1."""
+    return column.is_numeric and {float(value) for value in column.values} <= {0.0, 1.0, -1.0}
+
+
 def _is_report(column: ColumnCounts) -> bool:
-    """Texts that are long, or in a column of a report's name."""
+    """Whether the column holds long texts, or has a report's name."""
     is_long = column.share("characters") >= REPORT_CHARACTERS
     return column.is_text and (is_long or _is_named_report(column))
 

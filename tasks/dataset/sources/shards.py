@@ -22,7 +22,7 @@ from tasks.dataset.sources.fields import as_member, look_up, object_of
 from tasks.dataset.sources.join import TableRows, TarMembers
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files
-from tasks.dataset.sources.tar_samples import FIELD, REQUIRED, Roles, TarSamples
+from tasks.dataset.sources.tar_samples import FIELD, REQUIRED, Roles, TarSamples, contents_of
 from tasks.dataset.tar.reader import StoredSample
 from tasks.dataset.tar.siblings import stated_samples
 
@@ -145,7 +145,7 @@ class Shards:
 
     def _taken(self, tar: str, sample: StoredSample, item: RawSample) -> RawSample:
         """The item with key, members and fields; Reject when it lacks what its modality needs."""
-        found = _contents(sample)
+        found = contents_of(sample)
         fields = self._fields(found)
         key = item.original_key
         if self._config.key is not None and self._config.key != PLACE:
@@ -201,17 +201,13 @@ class Shards:
         with files.opened(first) as file:
             for number, (sample, _) in enumerate(TarSamples(file, self._roles, size=-1)):
                 try:
-                    fields = self._fields(_contents(sample))
+                    fields = self._fields(contents_of(sample))
                 except Reject:
                     fields = {}  # it becomes a reject when it is read
                 found.update(dict.fromkeys(fields))
                 found.update({name: None for name in self._used if look_up(fields, name) is not None})
                 if number >= LOOKED_AT or set(self._used) <= found.keys():
                     return
-
-
-def _contents(sample: StoredSample) -> dict[str, bytes]:
-    return {member.suffix: member.content for member in sample.members if member.content is not None}
 
 
 def _key(value: Any, origin: str) -> str:

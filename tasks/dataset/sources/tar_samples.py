@@ -129,6 +129,11 @@ class Roles:
         return chosen | renamed
 
 
+def contents_of(sample: StoredSample) -> dict[str, bytes]:
+    """Return the members whose content was kept, by suffix."""
+    return {member.suffix: member.content for member in sample.members if member.content is not None}
+
+
 class _BoundedReader(TarReader):
     """Passes over what a key has beyond MOST_MEMBERS + 1 members, so that no sample grows without limit."""
 

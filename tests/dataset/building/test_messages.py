@@ -99,16 +99,12 @@ def test_a_missing_file_is_named_and_backslashes_are_suspected(
     )
 
 
-def test_a_table_in_the_encoding_of_windows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_in_the_encoding_of_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = raw.pictures(tmp_path / "raw", 20)
     lines = ["file,caption", *(f"{name},größer als das {name[:4]}" for name, _, _ in rows)]
     (tmp_path / "raw" / "captions.csv").write_text("\n".join(lines), encoding="cp1252")
     said = plan_of(raw.config(tmp_path / "raw", tmp_path / "out"), tmp_path, capsys)
     assert "not UTF-8 at character 3; if it is Windows-1252: iconv -f cp1252 -t utf-8" in said
-    monkeypatch.chdir(tmp_path)
-    assert "captions.csv is not UTF-8" in (said := "\n".join(survey("raw").best.warnings)) and "iconv" in said
     with pytest.raises(DataError) as caught:
         build(raw.config(tmp_path / "raw", tmp_path / "out"))
     assert "one cause?" not in str(caught.value), "that all keys begin alike says nothing of an encoding"

@@ -198,7 +198,7 @@ def taken(config: Config) -> int:
 
 
 def evidence(seen: PlaceSurvey) -> dict[str, str]:
-    return dict(seen.best.seen)
+    return seen.best.seen
 
 
 def warnings(seen: PlaceSurvey) -> str:

@@ -45,8 +45,7 @@ def test_images_that_lack_a_caption_are_counted(tmp_path: Path) -> None:
     (tmp_path / "raw" / "0.txt").unlink()
     (tmp_path / "raw" / "1.txt").write_bytes(b"\xff\xfe")
     seen = survey("raw")
-    assert evidence(seen)["images"] == "5 of 6 images have a .txt beside"
-    assert "1 of 5 looked at cannot be read: 1.txt: not UTF-8" in warnings(seen)
+    assert "5 of 6 images have a .txt beside, such as “a picture called 2”" in evidence(seen)["captions"]
 
 
 @pytest.mark.parametrize(("make", "field"), [(captions_beside, None), (json_beside, "title")])
@@ -62,7 +61,7 @@ def test_captions_in_upper_case_and_with_a_byte_order_mark(
     seen = survey("raw")
     config = config_of(seen, tmp_path)
     assert (config.dataset.source.field, warnings(seen)) == (field, "")  # type: ignore[union-attr]
-    assert "“a picture called" in evidence(seen)["caption"]
+    assert "“a picture called" in evidence(seen)["captions"]
     assert taken(config) == 6
 
 
@@ -73,7 +72,7 @@ def test_captions_for_few_images_are_no_captions_for_all(tmp_path: Path) -> None
     (tmp_path / "raw/nine/1.txt").write_text("another nine")
     seen = survey("raw")
     assert seen.best.is_guess
-    assert "2 of 12 images have a .txt beside" in dict(seen.readings[1].seen)["images"]
+    assert "2 of 12 images have a .txt beside" in seen.readings[1].seen["captions"]
 
 
 @pytest.mark.parametrize(("suffix", "encode"), [("avif", "jpg"), ("mpo", "keep")])
@@ -112,7 +111,7 @@ def test_what_is_proposed_for_large_images_can_be_built(suffix: str, shard: obje
         (tmp_path / "raw" / f"{number}.txt").write_text("a picture")
         os.truncate(tmp_path / "raw" / f"{number}.png", 60_000_000)
     seen = survey("raw")
-    assert next(key.value for key in seen.best.dataset if key.name == "shard") == shard
+    assert next(one.value for one in seen.best.dataset if one.key == "shard") == shard
     check_sources(config_of(seen, tmp_path).dataset)
 
 

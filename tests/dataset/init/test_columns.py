@@ -167,5 +167,5 @@ def test_long_tables_are_not_read_to_their_end(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("tasks.dataset.init.columns.MOST_ROWS", 100)
     raw.write_table(tmp_path / "raw", [(f"{n}.png", f"picture number {n}", "x") for n in range(5000)])
     seen = survey("raw/captions.csv")
-    assert evidence(seen)["table"].startswith("captions.csv: about ")
+    assert evidence(seen)["path"].startswith("raw/captions.csv: about ")
     assert 4000 < seen.best.samples < 6000
