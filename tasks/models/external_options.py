@@ -1,7 +1,7 @@
-"""What a config may say of a training by another trainer's command.
+"""The options of a training by another trainer's command.
 
-The rest of the train block is told to the command by its own options, as far as the trainer is one that is
-known; a key that it has no option for is refused.
+Tarmac passes the rest of the train block to the command as options of a known trainer; it rejects a key for
+which the trainer has no option.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tasks.models.clip.clip_options import DIGITS, Augment, ClipOptions, open_cl
 from tasks.models.needs import OPEN_CLIP_CONFIG, HubNeed, Need, UnknownNeed, open_clip_weights
 from tasks.models.recipes import Capability
 
-TOLD = frozenset(
+PASSED_ON = frozenset(
     {
         "recipe",
         "model",
@@ -36,28 +36,29 @@ TOLD = frozenset(
         "log_every",
     }
 )
-"""The keys of the train block that a command is told."""
+"""The keys of the train block that are passed on to the command."""
 HUB = "hf-hub:"
 OPEN_CLIP = ("python", "-m", "open_clip_train.main")
 
 
 class ExternalOptions(ClipOptions):
-    """`train.model` of recipe external: the model as of recipe clip, so that checkpoints can be judged."""
+    """`train.model` of recipe external: the model as in recipe clip, so that checkpoints can be evaluated."""
 
     modality: ClassVar[str] = ""
     parts: ClassVar[tuple[str, ...]] = ()
     is_external: ClassVar[bool] = True
 
     command: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = list(OPEN_CLIP)
-    """The words that start the training; options that they give win over those filled in. `python`
-    at the start is Tarmac's own interpreter, and `torchrun`, which starts several ranks, is its own too;
+    """The words that start the training; options that they give override those that Tarmac fills in. `python`
+    at the start is Tarmac's own interpreter, and `torchrun`, which starts several ranks, belongs to it too;
     paths are absolute."""
     trainer: Literal["open_clip", "mobileclip", "nano_vlm", "lightning", "generic"] | None = None
-    """Whose options and log lines these are, where the command does not show it, such as a script's."""
+    """The trainer whose options and log lines these are, where the command does not show it, as
+    with a script."""
 
     @property
     def gives(self) -> frozenset[Capability]:
-        """Nothing can be asked of a model that is not described."""
+        """A model that is not described has no capabilities."""
         return self.capabilities if self.name or self.config else frozenset()
 
     @property
@@ -74,7 +75,7 @@ class ExternalOptions(ClipOptions):
         return open_clip_needs("train.model", name, pretrained or self.pretrained, described)
 
     def _option(self, name: str) -> str | None:
-        """The value that the command gives an option."""
+        """Return the value that the command gives an option."""
         given = dict(zip(self.command, self.command[1:], strict=False))
         joined = (word.partition("=")[2] for word in self.command if word.startswith(f"{name}="))
         return given.get(name) or next(joined, None)
@@ -90,15 +91,17 @@ class ExternalOptions(ClipOptions):
         return self
 
     def require(self, train: Train) -> None:
-        """ValueError for keys that the command is not told of."""
+        """Raise ValueError for keys that cannot be passed on to the command."""
         for key, field in Train.model_fields.items():
             default: Any = field.get_default(call_default_factory=True)
-            if key not in TOLD and getattr(train, key) != default:
-                raise ValueError(f"{key}: a command is not told of it; give it as an option of model.command")
+            if key not in PASSED_ON and getattr(train, key) != default:
+                raise ValueError(
+                    f"{key}: is not passed on to a command; give it as an option of model.command"
+                )
         if train.steps is not None and train.steps % train.checkpoint_every:
             raise ValueError(
-                f"checkpoint_every: {train.checkpoint_every} steps are an epoch to the trainer, and "
-                f"{train.steps} are no multiple of them"
+                f"checkpoint_every: {train.checkpoint_every} steps are an epoch to the trainer, and steps "
+                f"({train.steps}) is no multiple of it"
             )
         is_fork = self.trainer == "mobileclip" or "--dataset-reinforcement" in self.command
         is_nameless = self.config is not None or self.name == DIGITS
@@ -107,4 +110,4 @@ class ExternalOptions(ClipOptions):
                 "model: MobileCLIP's fork takes models by open_clip's names only; give model.name"
             )
         if train.micro_batch is not None and train.batch_size % train.micro_batch:
-            raise ValueError(f"micro_batch: does not go evenly into batch_size ({train.batch_size})")
+            raise ValueError(f"micro_batch: does not divide batch_size ({train.batch_size})")

@@ -1,9 +1,9 @@
-"""What of the hub's repositories is on this machine, and which revision of each a project's runs use.
+"""Which files of the hub's repositories are on this machine, and which commit of each a project's runs use.
 
 The files lie in huggingface_hub's own cache, where every trainer finds them. `fetched.json` in the folder of
-runs pins each repository to a commit and keeps the SHA-256 of each file. A file whose size and time are those
-of the last fetch counts as unchanged; any other is read again. Nothing here needs a network, torch or
-huggingface_hub itself.
+runs pins each repository to a commit and records the SHA-256 of each file. A file whose size and time are
+those of the last fetch counts as unchanged; any other is read again. This module needs no network, torch or
+huggingface_hub.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tasks.models.recipes import check_recipe
 
 LOCK = "fetched.json"
 OFFLINE, OURS = "HF_HUB_OFFLINE", "TARMAC_HUB_OFFLINE"
-"""What keeps every library from asking the hub, and the mark that Tarmac has set it."""
+"""The variable that keeps every library from asking the hub, and the mark that Tarmac has set it."""
 MAIN = "main"
-"""The revision that libraries ask for unless told otherwise."""
+"""The revision that libraries ask for by default."""
 
 
 class Seal(BaseModel):
-    """A file as it was fetched; `modified_ns` saves reading it again where nobody has written to it."""
+    """A file as it was fetched; as long as `modified_ns` holds, it need not be read again."""
 
     size_bytes: int
     sha256: str
@@ -40,43 +40,43 @@ class Seal(BaseModel):
 
 
 class Pinned(BaseModel):
-    """A repository's commit, and the files of it that were fetched."""
+    """A repository's commit, and its files that were fetched."""
 
     commit: str
     files: dict[str, Seal] = {}
 
 
 class Lock(BaseModel):
-    """What `fetched.json` holds."""
+    """The content of `fetched.json`."""
 
     repositories: dict[str, Pinned] = {}
 
 
 @dataclass(frozen=True)
 class Lack:
-    """A need that is not met, and why. `is_certain` where the training will fail for it; otherwise it will
-    download what is missing, if it can."""
+    """A need that is not met, and why.
+
+    With `is_certain` the training will fail; otherwise it will try to download what is missing.
+    """
 
     need: Need
     problem: str
     is_certain: bool
 
     def finding(self) -> Finding:
-        """As preflight and fetch show it."""
-        if isinstance(self.need, PathNeed):
-            remedy, command = self.need.fix, None
-            where = {"file": self.need.path}
-        else:
-            command = "tarmac fetch CONFIG"
-            otherwise = "" if self.is_certain else "; otherwise the training downloads it when it starts"
-            remedy, where = f"{command}, where there is a network{otherwise}", {}
+        """The finding that preflight and fetch show."""
         severity: Severity = "error" if self.is_certain else "warning"
         evidence = {"problem": self.problem}
-        return Finding("weights.missing", severity, remedy, where, evidence, command=command)
+        if isinstance(self.need, PathNeed):
+            return Finding("weights.missing", severity, self.need.fix, {"file": self.need.path}, evidence)
+        command = "tarmac fetch CONFIG"
+        otherwise = "" if self.is_certain else "; otherwise the training downloads it when it starts"
+        remedy = f"{command}, where there is a network{otherwise}"
+        return Finding("weights.missing", severity, remedy, {}, evidence, command=command)
 
 
 def needs(config: Config) -> list[Need]:
-    """What the training of this config and its teachers need; UsageError for a wrong model block."""
+    """The needs of this config's training and teachers; UsageError for a wrong model block."""
     found = list(check_recipe(config.train).needs) if config.train is not None else []
     for teacher in config.reinforce.teachers if config.reinforce is not None else ():
         found += open_clip_needs("reinforce.teachers", teacher.name, teacher.pretrained)
@@ -84,15 +84,15 @@ def needs(config: Config) -> list[Need]:
 
 
 def read_lock(runs: Path) -> Lock:
-    """What was fetched for the runs in this folder; DataError for a file that cannot be read."""
+    """The pins and seals of the runs in this folder; DataError for a file that cannot be read."""
     try:
         return Lock.model_validate(read_json(runs / LOCK))
     except (FileNotFoundError, NotADirectoryError):
         return Lock()
     except (OSError, ValueError, ValidationError) as error:
-        says = first_line(error)
+        problem = first_line(error)
         raise DataError(
-            f"{runs / LOCK} cannot be read ({says}); remove it and run tarmac fetch again"
+            f"{runs / LOCK} cannot be read ({problem}); remove it and run tarmac fetch again"
         ) from None
 
 
@@ -116,16 +116,21 @@ def lacks(wanted: Sequence[Need], lock: Lock, *, is_deep: bool = False) -> Itera
 
 
 def is_ready(wanted: Sequence[Need], lock: Lock) -> bool:
-    """Whether all that is needed of the hub was fetched and is there, so that nobody has to ask the hub."""
-    of_hub = [need for need in wanted if isinstance(need, HubNeed)]
-    if not of_hub or any(isinstance(need, UnknownNeed) for need in wanted):
+    """Whether all that is needed from the hub was fetched and is unchanged, so that nothing has to ask the
+    hub."""
+    from_hub = [need for need in wanted if isinstance(need, HubNeed)]
+    if not from_hub or any(isinstance(need, UnknownNeed) for need in wanted):
         return False
-    return all(_is_there(need, lock.repositories.get(need.repository)) for need in of_hub)
+    was_fetched = all(need.repository in lock.repositories for need in from_hub)
+    return was_fetched and not any(lacks(from_hub, lock))
 
 
 def go_offline(config: Config, runs: Path) -> bool:
-    """Keep this process and its children from asking the hub, where nobody has to, by what was fetched for
-    the runs in this folder; whether that is done. A choice that the environment makes stands."""
+    """Keep this process and its children from asking the hub where all was fetched for the runs in this
+    folder.
+
+    Returns whether it did. A choice that the environment makes is left as it is.
+    """
     if OFFLINE in os.environ or config.train is None:
         return False
     if not is_ready(check_recipe(config.train).needs, read_lock(runs)):
@@ -135,14 +140,14 @@ def go_offline(config: Config, runs: Path) -> bool:
 
 
 def files_of(need: HubNeed, names: Mapping[str, object]) -> list[str] | None:
-    """Those of a repository's files that the need takes; None where a part of it is not among them."""
+    """Choose the files of a repository that the need takes; None where a part of it is missing."""
     chosen = [part.chosen(names.keys()) for part in need.parts]
     found = [files for files in chosen if files is not None]
     return sorted(frozenset().union(*found)) if len(found) == len(chosen) else None
 
 
 def cache() -> Path:
-    """The folder of huggingface_hub's cache, by the same variables."""
+    """The folder of huggingface_hub's cache, found by the same variables without importing it."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or os.path.join(base, "huggingface")
     given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
@@ -158,7 +163,7 @@ def path_of(repository: str, commit: str, file: str) -> Path:
 
 
 def current(repository: str) -> str | None:
-    """The commit that libraries take without a network; None where there is none."""
+    """The commit that libraries use without a network; None where there is none."""
     try:
         return (folder_of(repository) / "refs" / MAIN).read_text(encoding="utf-8").strip()
     except OSError:
@@ -166,7 +171,8 @@ def current(repository: str) -> str | None:
 
 
 def seal_of(path: Path, on_read: Callable[[int], object] = lambda read: None) -> Seal:
-    """The file's size, time and digest; OSError. `on_read` is called with the bytes of each piece read."""
+    """Read the file's size, time and digest; `on_read` gets the number of bytes of each piece. Raises
+    OSError."""
     hasher = hashlib.sha256()
     stat = path.stat()
     with path.open("rb", buffering=0) as file:
@@ -177,11 +183,12 @@ def seal_of(path: Path, on_read: Callable[[int], object] = lambda read: None) ->
 
 
 def _not_cached(need: HubNeed) -> Iterator[Lack]:
-    """Where nothing was fetched: what is in the cache by some other way."""
+    """The lack of a repository that was not fetched, unless it came into the cache by some other way."""
     commit = current(need.repository)
-    names = {} if commit is None else _listed(folder_of(need.repository) / "snapshots" / commit)
-    missing = [part.name for part in need.parts if part.chosen(names.keys()) is None]
-    if missing:
+    snapshot = path_of(need.repository, commit or "", "")
+    found = snapshot.rglob("*") if commit is not None else ()
+    names = {path.relative_to(snapshot).as_posix() for path in found if path.is_file()}
+    if missing := [part.name for part in need.parts if part.chosen(names) is None]:
         problem = f"{need.key}: {' and '.join(missing)} of {need.repository} not on this machine"
         yield Lack(need, problem, is_set(OFFLINE))
 
@@ -194,42 +201,22 @@ def _not_as_fetched(need: HubNeed, pinned: Pinned, files: Sequence[str], is_deep
         yield Lack(need, problem, now is None)
         return
     for file in files:
-        path, seal = path_of(need.repository, pinned.commit, file), pinned.files[file]
+        path = path_of(need.repository, pinned.commit, file)
         try:
-            is_same = is_as_sealed(path, seal, is_deep=is_deep)
+            if not _is_as_sealed(path, pinned.files[file], is_deep):
+                problem = f"{need.key}: {file} of {need.repository} is not as it was fetched: {path}"
+                yield Lack(need, problem, True)
         except OSError:
             yield Lack(need, f"{need.key}: {file} of {need.repository} was fetched and is gone", True)
-            continue
-        if not is_same:
-            problem = f"{need.key}: {file} of {need.repository} is not as it was fetched: {path}"
-            yield Lack(need, problem, True)
 
 
-def is_as_sealed(path: Path, seal: Seal, *, is_deep: bool) -> bool:
-    """Whether the file is what was fetched, by size and time, else by its content; OSError."""
+def _is_as_sealed(path: Path, seal: Seal, is_deep: bool) -> bool:
+    """Whether the file is the one that was fetched: by size and time, else by its content. Raises OSError."""
     stat = path.stat()
     if stat.st_size != seal.size_bytes:
         return False
-    if stat.st_mtime_ns == seal.modified_ns and not is_deep:
-        return True
-    return seal_of(path).sha256 == seal.sha256
-
-
-def _is_there(need: HubNeed, pinned: Pinned | None) -> bool:
-    files = None if pinned is None else files_of(need, pinned.files)
-    if pinned is None or files is None or current(need.repository) != pinned.commit:
-        return False
-    try:
-        sizes = [path_of(need.repository, pinned.commit, file).stat().st_size for file in files]
-    except OSError:
-        return False
-    return sizes == [pinned.files[file].size_bytes for file in files]
-
-
-def _listed(snapshot: Path) -> dict[str, None]:
-    """The files of a snapshot that are really there."""
-    found = [path for path in snapshot.rglob("*") if path.is_file()] if snapshot.is_dir() else []
-    return {path.relative_to(snapshot).as_posix(): None for path in found}
+    is_untouched = stat.st_mtime_ns == seal.modified_ns and not is_deep
+    return is_untouched or seal_of(path).sha256 == seal.sha256
 
 
 def is_set(variable: str) -> bool:

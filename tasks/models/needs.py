@@ -1,8 +1,8 @@
 """What a model needs that no package brings: files by path, and files of repositories on Hugging Face's hub.
 
-Each recipe's options say it without torch, so that `tarmac fetch` can download ahead and `tarmac preflight`
-can see what is missing. Which files of a repository are taken follows from their names alone: the first of
-several formats that is there whole, in the order in which the libraries that load them look for them.
+Each recipe's options list it without torch, so that `tarmac fetch` can download ahead and `tarmac preflight`
+can report what is missing. Files of a repository are chosen by their names alone: the first of several
+formats that is complete, in the order in which the libraries that load them look for them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ SHARD = re.compile(r"-\d+-of-(\d+)\.")
 
 @dataclass(frozen=True)
 class Part:
-    """Files of a repository that serve one purpose: all patterns of the first alternative that is there
-    whole, and `extras`, as far as there are any."""
+    """Files of a repository that serve one purpose: all patterns of the first complete alternative, and
+    whichever `extras` exist."""
 
     name: str
     alternatives: tuple[tuple[str, ...], ...]
     extras: tuple[str, ...] = ()
 
     def chosen(self, names: Collection[str]) -> frozenset[str] | None:
-        """Those of the names that are to be taken; None where no alternative is there whole."""
+        """The names to be downloaded; None where no alternative is complete."""
         for patterns in self.alternatives:
             found = [_matching(pattern, names) for pattern in patterns]
             if all(found) and all(map(_is_whole, found)):
@@ -63,14 +63,16 @@ TOKENIZER = Part(
 FAST_TOKENIZER = Part("tokenizer", (("tokenizer.json",),), _BESIDE_TOKENIZER)
 PICTURES = Part("picture settings", (("preprocessor_config.json",),))
 KIND_IF_ANY = Part("config", ((),), ("config.json",))
-"""By which transformers knows a tokenizer that does not name its own kind."""
+"""transformers recognises a tokenizer that does not name its own kind by the model's config."""
 OPEN_CLIP_CONFIG = Part("open_clip's config", (("open_clip_config.json",),))
 
 
 @dataclass(frozen=True)
 class PathNeed:
-    """A file or folder that somebody put there; nothing of it can be downloaded. `nor` says what else was
-    looked for by that name, and `fix` what may have been meant."""
+    """A file or folder that the user put there; it cannot be downloaded.
+
+    `nor` adds to the message what else was looked for by that name, and `fix` what may have been meant.
+    """
 
     key: str
     path: str
@@ -81,13 +83,13 @@ class PathNeed:
 
     @property
     def problem(self) -> str:
-        """What to report where nothing is there."""
+        """The message where no such file exists."""
         return f"{self.key}: there is no file {self.path}{self.nor}"
 
 
 @dataclass(frozen=True)
 class HubNeed:
-    """Parts of one of the hub's repositories."""
+    """Parts of a repository on the hub; `key` is the config key that asks for it."""
 
     key: str
     repository: str
@@ -96,7 +98,7 @@ class HubNeed:
 
 @dataclass(frozen=True)
 class UnknownNeed:
-    """Something that a program of its own downloads, if it does; `why` says so to a person."""
+    """Something that a program may download itself; `why` is the explanation for a person."""
 
     key: str
     why: str
@@ -106,25 +108,25 @@ Need = PathNeed | HubNeed | UnknownNeed
 
 
 def of_transformers(key: str, name: str, *parts: Part) -> Need:
-    """Parts of a model of transformers, by the name of a repository or by a folder."""
+    """The need for parts of a transformers model, named by its repository or its folder."""
     is_path = os.path.isdir(name) or name.startswith((os.sep, ".", "~"))
     return PathNeed(key, name) if is_path else HubNeed(key, name, parts)
 
 
 def of_open_clip_text(key: str, text: Mapping[str, Any], *, weights: bool) -> Sequence[Need]:
-    """Of a text tower as open_clip describes it: a model or a tokenizer of transformers, if it has one."""
-    model, tokenizer = text.get("hf_model_name"), text.get("hf_tokenizer_name")
-    found: list[Need] = []
-    if model:
-        found.append(of_transformers(key, model, CONFIG, *([WEIGHTS] if weights else [])))
-    if tokenizer:
-        found.append(of_transformers(key, tokenizer, TOKENIZER, KIND_IF_ANY))
-    return found
+    """The needs of a text tower as open_clip describes it: the transformers model and tokenizer that it
+    names."""
+    model_parts = (CONFIG, WEIGHTS) if weights else (CONFIG,)
+    named = (
+        (text.get("hf_model_name"), model_parts),
+        (text.get("hf_tokenizer_name"), (TOKENIZER, KIND_IF_ANY)),
+    )
+    return [of_transformers(key, name, *parts) for name, parts in named if name]
 
 
 def open_clip_weights(file: str) -> Part:
-    """The weights that open_clip loads under that file's name ("" for its usual one): safetensors before
-    what is a pickle (open_clip's pretrained.py, `download_pretrained_from_hf`)."""
+    """The weights that open_clip loads under this file name ("" for its usual one): safetensors is preferred
+    to a pickle (open_clip's pretrained.py, `download_pretrained_from_hf`)."""
     if not file:
         return Part("weights", (("open_clip_model.safetensors",), ("open_clip_pytorch_model.bin",)))
     stem, end = os.path.splitext(file)
@@ -139,6 +141,6 @@ def _matching(pattern: str, names: Collection[str]) -> frozenset[str]:
 
 
 def _is_whole(names: Collection[str]) -> bool:
-    """Whether no part of weights in several files is missing."""
+    """Whether all files of weights that are split into several are there."""
     counts = {int(found[1]) for name in names if (found := SHARD.search(name))}
     return not counts or counts == {len(names)}

@@ -1,8 +1,8 @@
-"""What a recipe is: how a model family is configured, built, fed and trained.
+"""The contract of a recipe: how a model family is configured, built, fed and trained.
 
-A recipe brings two classes, which the table in `tasks.core.schema.recipes` names. Its options are the
+A recipe consists of two classes, which the table in `tasks.core.schema.recipes` names. Its options are the
 config's `train.model`, checked without torch, because a wrong name should cost neither seconds nor a build.
-The recipe itself makes of them all that training and evaluation have to know of the family.
+The recipe itself is made from its options and holds all that training and evaluation need to know.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ if TYPE_CHECKING:
     from tasks.models.task import Task
 
 Capability = Literal["loss", "embed", "generate"]
-"""What a trained model gives: the loss of held-out samples, embeddings (`task.Embedder`), texts."""
+"""What a trained model can compute: the loss of held-out samples, embeddings (`task.Embedder`), texts
+(`task.Answerer`)."""
 MORE_THAN: Mapping[str, Sequence[str]] = {"image_text": ("reinforced",)}
-"""Modalities whose samples have all the members of another one, and more."""
+"""By modality: others whose samples have all of its members, and more."""
 
 
 class Options(Block):
-    """What a config's `train.model` may say of one recipe; a mistake that pydantic finds names its key."""
+    """The keys of a config's `train.model` for one recipe; pydantic's errors name the key."""
 
     modality: ClassVar[str]
-    """Of the datasets it takes; empty of one that takes any."""
+    """The modality of the datasets that the recipe takes; empty where it takes any."""
     capabilities: ClassVar[frozenset[Capability]]
     parts: ClassVar[tuple[str, ...]] = ("model",)
-    """Of the model, as `train.lr`, `train.warmup` and `train.freeze` name them."""
+    """The model's parts, as `train.lr`, `train.warmup` and `train.freeze` name them."""
     packs: ClassVar[bool] = False
-    """Whether it trains on several samples in one row, by `train.pack`."""
+    """Whether it can train on several samples in one row, by `train.pack`."""
     is_external: ClassVar[bool] = False
-    """Whether another trainer's command trains; see `tasks.training.external`."""
+    """Whether another trainer's command does the training; see `tasks.training.external`."""
 
     @classmethod
     def takes(cls, modality: str) -> bool:
@@ -52,74 +53,74 @@ class Options(Block):
 
     @property
     def gives(self) -> frozenset[Capability]:
-        """What a model of these options gives."""
+        """The capabilities of a model of these options."""
         return self.capabilities
 
     @property
     def input_shape(self) -> tuple[int, int, int] | None:
-        """(depth, height, width) of the volumes that a model reads; None of one that reads no volumes."""
+        """(depth, height, width) of the volumes that the model reads; None where it reads no volumes."""
         return None
 
     @property
     def needs(self) -> Sequence[Need]:
-        """What a model of these options needs that no package brings; nothing unless a recipe says so."""
+        """The files that a model of these options needs and no package brings."""
         return ()
 
     def require(self, train: Train) -> None:
-        """ValueError for another key of the train block that these options do not go with."""
+        """Raise ValueError for another key of the train block that these options do not go with."""
         return
 
 
 class Recipe(Protocol):
-    """A model family: all that training and evaluation have to know about it. It is made of its options."""
+    """A model family, made from its options: all that training and evaluation need to know about it."""
 
     collate: Collate
-    """From transformed samples to a batch; `tasks.loader.collate.stack` where all have the same shapes."""
+    """Makes a batch of transformed samples; `tasks.loader.collate.stack` where all have the same shapes."""
 
     @property
     def adam(self) -> Mapping[str, Any]:
-        """Options of AdamW: its `betas` and `eps`."""
+        """AdamW's `betas` and `eps`."""
 
     def build_model(self, *, pretrained: bool = True) -> nn.Module:
-        """A new model on the CPU; random weights come from torch's global generator.
+        """Build a new model on the CPU; random weights come from torch's global generator.
 
-        `pretrained=False` for a model whose weights a checkpoint will replace anyway.
+        Use `pretrained=False` for a model whose weights a checkpoint will replace.
         """
 
     def task(self, model: nn.Module) -> Task:
-        """The model with its loss; an `Embedder` as well where the options say `embed`."""
+        """Wrap the model with its loss; the task is also an `Embedder` where the options have `embed`."""
 
     def transform(self, is_train: bool) -> Transform:
-        """From a sample's members to the tensors of a batch; augmented for training."""
+        """Return the function from a sample's members to its tensors, with augmentation for training."""
 
     def part_of(self, name: str) -> str:
-        """The part of the model, one of the options' `parts`, that holds the parameter or module."""
+        """Return the part of the model, one of the options' `parts`, that holds this parameter or module."""
 
     def is_decayed(self, name: str, parameter: Tensor) -> bool:
-        """Whether weight decay acts on it."""
+        """Whether weight decay acts on the parameter."""
 
 
 def module_of(train: Train) -> str:
-    """The module that loader processes import for this training."""
+    """Return the module that loader processes import for this training."""
     return RECIPES[train.recipe].recipe.partition(":")[0]
 
 
 def options_type(name: str) -> type[Options]:
-    """The class of the options of the recipe of this name; imports no torch."""
-    found: type[Options] = _imported(RECIPES[name].options)
+    """Return the options class of the recipe of this name, without importing torch."""
+    found: type[Options] = _import(RECIPES[name].options)
     return found
 
 
 def check_recipe(train: Train) -> Options:
-    """The options in `train.model`, after the parts that other keys name were looked up.
+    """Validate `train.model`, and the parts of the model that other keys name, without importing torch.
 
-    UsageError names the key and the fix, without importing torch.
+    UsageError names the key and the fix.
     """
     kind = options_type(train.recipe)
     try:
         options = kind.model_validate(train.model)
     except ValidationError as error:
-        mistakes = [f"train.model{_worded(one, kind)}" for one in error.errors(include_url=False)]
+        mistakes = [f"train.model{_describe(one, kind)}" for one in error.errors(include_url=False)]
         raise UsageError(list_mistakes(mistakes)) from None
     _check_parts(train, kind.parts)
     if train.pack is not None and not kind.packs:
@@ -132,7 +133,7 @@ def check_recipe(train: Train) -> Options:
 
 
 def levers(train: Train) -> str:
-    """The keys that lower the memory of a training's step, for messages."""
+    """Return the keys that lower the memory of a training step, for messages."""
     fields = options_type(train.recipe).model_fields
     sizes = [f"train.model.{name}" for name in ("max_side", "image_size", "shape") if name in fields]
     rows = ["train.pack"] if train.pack is not None else []
@@ -141,9 +142,9 @@ def levers(train: Train) -> str:
 
 
 def load_recipe(train: Train) -> Recipe:
-    """The recipe with its `train.model` checked; UsageError names the key and the fix."""
+    """Return the recipe after checking `train.model`; UsageError names the key and the fix."""
     options = check_recipe(train)
-    recipe: Recipe = _imported(RECIPES[train.recipe].recipe)(options)
+    recipe: Recipe = _import(RECIPES[train.recipe].recipe)(options)
     return recipe
 
 
@@ -159,27 +160,28 @@ def _check_parts(train: Train, parts: Sequence[str]) -> None:
                     f"{instead(part, parts)}"
                 )
             if key != "freeze" and part in train.freeze:
-                raise UsageError(f"train.{key}.{part}: has no effect, as train.freeze names {part} too")
+                raise UsageError(f"train.{key}.{part}: has no effect, because train.freeze names {part} too")
             if key == "warmup" and part not in trained:
-                raise UsageError(f"train.warmup.{part}: has no effect, as train.lr.{part} is 0")
+                raise UsageError(f"train.warmup.{part}: has no effect, because train.lr.{part} is 0")
         missing = [part for part in trained if part not in given]
         if key != "freeze" and missing:
-            raise UsageError(f"train.{key}: names parts of the model, and lacks {', '.join(missing)}")
+            raise UsageError(f"train.{key}: names parts of the model but lacks {', '.join(missing)}")
 
 
-def _imported(reference: str) -> Any:
+def _import(reference: str) -> Any:
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-def _worded(mistake: Mapping[str, Any], kind: type[Options]) -> str:
-    """The rest of a line that begins with `train.model`."""
+def _describe(mistake: Mapping[str, Any], kind: type[Options]) -> str:
+    """Word an error of pydantic as the rest of a line that begins with `train.model`."""
     fields = kind.model_fields
     key = "".join(f".{part}" for part in mistake["loc"])
-    if mistake["type"] == "extra_forbidden":
-        return f"{key}: unknown key; {instead(str(mistake['loc'][-1]), list(fields))}"
-    if mistake["type"] == "missing":
-        return f"{key}: is required: {fields[str(mistake['loc'][0])].description}"
-    if mistake["type"] == "value_error":
-        return f"{key}: {mistake['ctx']['error']}"
+    match mistake["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown key; {instead(str(mistake['loc'][-1]), list(fields))}"
+        case "missing":
+            return f"{key}: is required: {fields[str(mistake['loc'][0])].description}"
+        case "value_error":
+            return f"{key}: {mistake['ctx']['error']}"
     return f"{key}: {str(mistake['msg']).replace('Input should', 'must')}, not {mistake['input']!r}"

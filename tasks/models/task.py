@@ -1,8 +1,8 @@
-"""What a recipe makes of a model: a module that gives the loss of a batch.
+"""A task is a recipe's model together with its loss, as one module that maps a batch to its loss.
 
-It is a module like any other, so DDP, `compile` and accumulation wrap it and none of them has to know the
-recipe. A loss comes as sum and weight, because only those add up over micro-batches and ranks whose weights
-differ, as tokens do.
+It is a module like any other, so DDP, `compile` and accumulation wrap it without knowing the recipe. A loss
+is returned as sum and weight, because only these add up over micro-batches and ranks of different weight,
+such as different numbers of tokens.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 Features = Mapping[str, Tensor]
-"""What a contrastive loss compares, by name; each of shape [samples, ...]."""
+"""The tensors that a contrastive loss compares, by name; each has shape [samples, ...]."""
 
 
 class Loss(NamedTuple):
     """`sum` is differentiable and `weight` is not, both of shape []; their ratio is the mean loss.
 
-    `logs` are further figures of the batch for the metrics, of shape [] and detached, by name.
+    `logs` holds further metrics of the batch by name, of shape [] and detached.
     """
 
     sum: Tensor
@@ -29,7 +29,7 @@ class Loss(NamedTuple):
 
 
 class Task(nn.Module, ABC):
-    """A model with its loss. What is saved is the model alone."""
+    """A model with its loss. Checkpoints save the model alone."""
 
     model: Any
 
@@ -39,75 +39,76 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Mapping[str, Any]) -> Loss:
-        """The loss of a batch that is on the model's device."""
+        """Compute the loss of a batch that is on the model's device."""
 
     def after_step(self) -> None:
-        """Called after each optimizer step, to keep parameters within bounds."""
+        """Keep parameters within bounds; called after each optimizer step."""
         return
 
 
 class Contrastive(Task):
     """A task whose loss compares each sample with all others of the batch.
 
-    The loss of a whole is not the sum of its parts' losses, so whoever computes a batch in parts, on several
-    ranks or one after the other, encodes the parts and contrasts all features at once.
+    The loss of a batch is not the sum of its parts' losses. Callers that compute a batch in parts, on several
+    ranks or one after the other, encode the parts and contrast all features at once.
     """
 
     @abstractmethod
     def encode(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The features of a batch, each sample's by itself."""
+        """Compute the features of each sample on its own."""
 
     @abstractmethod
     def contrast(self, features: Features) -> Loss:
-        """The loss of features, whose weight is the number of samples."""
+        """Compute the loss of the features; its weight is the number of samples."""
 
     def forward(self, batch: Mapping[str, Any]) -> Loss:
         return self.contrast(self.encode(batch))
 
 
 class Embedder(ABC):
-    """A task of the capability `embed`: images, or volumes, and texts in one space."""
+    """A task of the capability `embed`: it embeds images or volumes, and texts, in one space."""
 
     @property
     @abstractmethod
     def logit_scale(self) -> float:
-        """What similarities are multiplied by before a softmax over them."""
+        """The factor that similarities are multiplied by before a softmax."""
 
     @abstractmethod
     def embed_images(self, batch: Mapping[str, Any]) -> Tensor:
-        """[samples, width], rows of length 1."""
+        """Return [samples, width], rows of length 1."""
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tensor:
-        """[texts, context length], on the CPU: all that the model is given of each text."""
+        """Return [texts, context length] on the CPU: the tokens that the model reads of each text."""
 
     @abstractmethod
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """[texts, width], rows of length 1, in the images' space and on the model's device."""
+        """Return [texts, width], rows of length 1, in the images' space and on the model's device."""
 
 
 class Question(NamedTuple):
-    """What is to be answered, as the model is given it, and for a reader."""
+    """A question as input of the model, and as text for a reader."""
 
     tokens: list[int]
     tiles: Tensor
-    """[tiles, side, side, 3] uint8: of all its pictures, in their order."""
+    """[tiles, side, side, 3] uint8, of all pictures in their order."""
     text: str
     expected: str
     """The right answer."""
 
 
 class Answerer(ABC):
-    """A task of the capability `generate`: it answers questions in words."""
+    """A task of the capability `generate`: it answers questions with text."""
 
     @abstractmethod
     def questions(self, members: Mapping[str, bytes]) -> list[Question]:
-        """Every question of a sample, with what was said before it; DataError for members that hold none."""
+        """Return every question of a sample, each after the turns before it; DataError for members
+        without any."""
 
     @abstractmethod
     def ask(self, messages: Sequence[tuple[str, str]], pictures: Sequence[Any]) -> Question:
-        """The question that ends a conversation of (role, text), about pictures of PIL."""
+        """Return the question that ends a conversation of (role, text) about PIL images."""
 
     @abstractmethod
     def answer(self, questions: Sequence[Question], most_tokens: int) -> list[str]:
-        """What the model says to each, word for word the likeliest, in `most_tokens` tokens at most."""
+        """Answer each question by greedy decoding, in `most_tokens` tokens at most."""

@@ -1,4 +1,4 @@
-"""How many tokens a caption has, for pages that show it: CLIP's own tokenizer where it is installed."""
+"""Count the tokens of a caption with CLIP's tokenizer where it is installed, for pages that show them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ ENDS = 2
 
 
 def caption_counter() -> Callable[[str], int] | None:
-    """A function from a caption to its tokens, start and end included; None where there is no open_clip."""
+    """Return a function that counts a caption's tokens with start and end; None where open_clip is
+    missing."""
     package = find_spec("open_clip")
     if package is None or package.origin is None:
         return None
@@ -25,10 +26,10 @@ def caption_counter() -> Callable[[str], int] | None:
 
 @cache
 def _tokenizer(path: Path) -> Any:
-    """open_clip's SimpleTokenizer, from its own file.
+    """Load open_clip's SimpleTokenizer from its own file.
 
-    The package would bring timm and torch, which take seconds to import; splitting a text needs neither. Its
-    file names torch in annotations only, so a stand-in does where torch is not imported yet.
+    The package would import timm and torch, which takes seconds; splitting a text needs neither. The file
+    uses torch in annotations only, so a stand-in is enough where torch is not imported yet.
     """
     spec = spec_from_file_location("tarmac_open_clip_tokenizer", path)
     assert spec is not None and spec.loader is not None

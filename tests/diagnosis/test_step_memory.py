@@ -70,7 +70,7 @@ from tasks.models import recipes
 from tests.models.examples import SAMPLES, train_block
 
 train = train_block("vlm", {"batch_size": 8, "threads": 1}, **LARGE, upscale=True)
-recipe = recipes.load(train)
+recipe = recipes.load_recipe(train)
 transform = recipe.transform(is_train=True)
 samples = [{"key": "a", **transform(SAMPLES["vlm"][1], None)} for _ in range(8)]
 trial = Trial(recipe, train)

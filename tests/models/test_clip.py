@@ -51,11 +51,11 @@ DIGITS = recipe_of("tarmac/digits")
         ({"config": {"embed_dim": 8, "vision_cfg": {}}}, r"train\.model\.config: lacks text_cfg"),
         (
             {"name": "ViT-B-32", "augment": {"color_jitter_prob": 0.8}},
-            r"train\.model\.augment: color_jitter and color_jitter_prob have an effect together only",
+            r"train\.model\.augment: color_jitter and color_jitter_prob only have an effect together",
         ),
         (
             {"name": "ViT-B-32", "augment": {"scale": [0.9, 0.4]}},
-            "scale: goes from the smaller to the larger",
+            "scale: must rise from the smaller to the larger",
         ),
         ({"name": "ViT-B-32", "pretrained": 7}, r"train\.model\.pretrained: must be"),
         ({"name": "coca_ViT-B-32"}, "CoCa"),

@@ -65,7 +65,7 @@ def test_a_model_is_given_by_its_description() -> None:
 
 def test_a_description_of_no_model_is_a_usage_error() -> None:
     wrong = {**TINY, "vision_cfg": {**TINY["vision_cfg"], "widht": 8}}
-    with pytest.raises(UsageError, match=r"train\.model\.config: open_clip makes no model of it: .*widht"):
+    with pytest.raises(UsageError, match=r"train\.model\.config: open_clip cannot build this model: .*widht"):
         recipe_of(config=wrong).build_model()
 
 

@@ -212,12 +212,12 @@ def test_a_killed_fetch_goes_on_with_the_byte_that_it_has_come_to(
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [
-        ("gone", r"train\.model\.text: http.* has no model acme/words; mend the name, or set HF_TOKEN"),
-        ("gated", r"train\.model\.text: acme/words is given to those alone .* accept them at http.*HF_TOKEN"),
-        ("shut", r"train\.model\.text: http.* does not give acme/words \(.*refused.*\); fetch where"),
-        ("hushed", r"train\.model\.text: http.* does not give acme/words \(.*timed out.*\); fetch where"),
+        ("gone", r"train\.model\.text: http.* has no model acme/words; correct the name, or set HF_TOKEN"),
+        ("gated", r"train\.model\.text: acme/words is gated: accept its terms at http.*HF_TOKEN"),
+        ("shut", r"train\.model\.text: http.* does not serve acme/words \(.*refused.*\); fetch where"),
+        ("hushed", r"train\.model\.text: http.* does not serve acme/words \(.*timed out.*\); fetch where"),
         ("lacking", r"train\.model\.text: acme/words has no weights that could be loaded"),
-        ("offline", r"train\.model\.text: acme/words has to be downloaded: unset HF_HUB_OFFLINE for it"),
+        ("offline", r"train\.model\.text: acme/words has to be downloaded: unset HF_HUB_OFFLINE"),
     ],
 )
 def test_a_hub_that_does_not_give_the_files_is_told_in_a_line(

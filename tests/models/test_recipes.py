@@ -86,11 +86,11 @@ def test_every_parameter_and_module_is_in_a_part_and_no_bias_decays(recipe: Reci
         ({"freeze": ["visoin"]}, r"train\.freeze: .* no part 'visoin'; did you mean vision\?"),
         (
             {"lr": {"vision": 1e-3, "text": 1e-3}},
-            r"train\.lr: names parts of the model, and lacks temperature",
+            r"train\.lr: names parts of the model but lacks temperature",
         ),
         (
             {"freeze": ["text"], "warmup": {"vision": 1, "text": 2, "temperature": 3}},
-            r"train\.warmup\.text: has no effect, as train\.freeze names text too",
+            r"train\.warmup\.text: has no effect, because train\.freeze names text too",
         ),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_wrong_name_is_told_without_torch() -> None:
     block = "recipe='clip', model={'name': 'ViT-B-23'}, batch_size=2, steps=1, lr=1, checkpoint_every=1"
     script = (
         "import sys; from tasks.core.schema import Train; from tasks.models import recipes\n"
-        f"try: recipes.check(Train({block}))\n"
+        f"try: recipes.check_recipe(Train({block}))\n"
         "except Exception as error: print(error, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -30,7 +30,7 @@ BUILD = """
 import sys
 from tasks.core.schema import Train
 from tasks.models import recipes
-recipe = recipes.load(Train.model_validate_json(sys.argv[1]))
+recipe = recipes.load_recipe(Train.model_validate_json(sys.argv[1]))
 recipe.transform(True)
 recipe.build_model(), recipe.build_model(pretrained=False)
 """

@@ -276,9 +276,12 @@ def test_mobileclips_fork_is_known_by_its_option_or_by_name(digits_dataset: Path
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"ema": 0.9}, r"^train\.ema: a command is not told of it"),
+        ({"ema": 0.9}, r"^train\.ema: is not passed on to a command"),
         ({"freeze": ["vision"]}, "train.freeze: a model of recipe external has no part 'vision'"),
-        ({"steps": 9}, "checkpoint_every: 4 steps are an epoch to the trainer, and 9 are no multiple"),
+        (
+            {"steps": 9},
+            "checkpoint_every: 4 steps are an epoch to the trainer, and steps \\(9\\) is no multiple",
+        ),
         (
             {"model": {"name": "tarmac/digits", "pretrained": "openai"}},
             "pretrained: open_clip's trainer takes",

@@ -1,1 +1,1 @@
-"""Contrastive training of an image and a text tower by open_clip."""
+"""Contrastive training of an image and a text tower from open_clip."""

@@ -1,9 +1,10 @@
-"""CLIP: an image tower and a text tower that meet in one space, by open_clip's models, loss and transforms.
+"""CLIP: an image and a text tower with a common embedding space, with open_clip's models, loss and
+transforms.
 
-Source: A. Radford et al., "Learning transferable visual models from natural language supervision" (2021).
-What open_clip's trainer does to a CLIP model is done here too: symmetric contrastive loss over the batch,
-temperature held below 100, no weight decay on biases, norms and temperature, and Adam's constants by the name
-of the model (open_clip_train, main.py and params.py).
+Source: A. Radford et al., "Learning transferable visual models from natural language supervision" (2021). The
+training follows open_clip's trainer: symmetric contrastive loss over the batch, temperature held below 100,
+no weight decay on biases, norms and temperature, and Adam's constants chosen by the name of the model
+(open_clip_train, main.py and params.py).
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from tasks.models.task import Contrastive, Embedder, Features, Loss
 open_clip.add_model_config(DIGITS_FILE)
 
 Tokenize = Callable[[Any], Tensor]
-"""A text, or several, to [texts, context length] int64."""
+"""Maps a text, or several, to [texts, context length] int64."""
 USUAL_SIZE = 224
-"""Pixels of a side of models that do not say."""
+"""Pixels per side, for models that do not specify it."""
 HIGHEST_LOGIT_SCALE = math.log(100)
 OF_TRANSFORMERS: Mapping[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6}
-"""Adam's constants for vision transformers, which `tarmac/digits` is one of."""
+"""Adam's constants for vision transformers, including `tarmac/digits`."""
 OF_OTHERS: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
 UNDECAYED = ("bn", "ln", "bias", "logit_scale")
-"""What the name of a parameter without weight decay holds, if it has more than one dimension."""
+"""Parts of the names of parameters without weight decay, beside those with one dimension."""
 KEPT_CAPTIONS, LONGEST_KEPT = 4096, 200
-"""How many captions, of how many characters, a loader worker remembers the tokens of: 5 MB at most."""
+"""How many captions, and of how many characters, a loader worker caches the tokens of: 5 MB at most."""
 UNREADABLE = (
     OSError,
     RuntimeError,
@@ -58,23 +59,26 @@ UNREADABLE = (
     pickle.UnpicklingError,
     SafetensorError,
 )
-"""What open_clip lets through when a model cannot be made, or weights be fetched, parsed or fitted."""
+"""The errors that open_clip raises when a model cannot be built, or weights cannot be fetched,
+parsed or fitted."""
 
 
 class ClipRecipe:
-    """CLIP models of open_clip, trained as by open_clip's trainer."""
+    """CLIP models of open_clip, trained the way open_clip's trainer does."""
 
     def __init__(self, options: ClipOptions) -> None:
         self.options, self.name, self.pretrained = options, options.title, options.pretrained
         self.collate: Collate = stack
-        if options.config is not None:  # open_clip's own way in takes a file
+        if options.config is not None:  # open_clip's public function takes a file
             open_clip.factory._MODEL_CONFIGS[options.registered] = deepcopy(options.config)
 
     def build_model(self, *, pretrained: bool = True) -> nn.Module:
         weights = self.pretrained if pretrained else None
         if weights is not None:
-            self._check_pretrained(weights)
-        begins = SIGMOID if self._gets_a_bias else {}
+            need = weights_need("train.model.pretrained", self.options.registered, weights)
+            if isinstance(need, PathNeed) and not os.path.isfile(weights):
+                raise UsageError(f"{need.problem}; {need.fix}")
+        initial = SIGMOID if self._gets_a_bias else {}
         try:
             with _without_notices():
                 model: nn.Module = open_clip.create_model(
@@ -83,13 +87,13 @@ class ClipRecipe:
                     pretrained_text=pretrained,
                     force_image_size=self.options.image_size,
                     force_patch_dropout=self.options.patch_dropout,
-                    **begins,
+                    **initial,
                 )
         except UNREADABLE as error:
             if weights is None and self.options.config is None:
                 raise
             if weights is None:
-                raise UsageError(f"train.model.config: open_clip makes no model of it: {error}") from error
+                raise UsageError(f"train.model.config: open_clip cannot build this model: {error}") from error
             raise DataError(
                 f"train.model.pretrained: {weights} does not load into {self.name}: {error}"
             ) from error
@@ -105,17 +109,19 @@ class ClipRecipe:
 
     @cached_property
     def tokenize(self) -> Tokenize:
-        """Of open_clip, or by transformers where the model says so."""
+        """The tokenizer of open_clip, or of transformers where the model names one."""
         try:
             with _without_notices():
                 found: Tokenize = open_clip.get_tokenizer(self.options.registered)
-        except (OSError, ValueError) as error:  # of transformers, for what is neither here nor on the hub
-            says = first_line(error)
-            raise DataError(f"train.model: the tokenizer of {self.name} cannot be loaded: {says}") from error
+        except (OSError, ValueError) as error:  # transformers finds it neither here nor on the hub
+            problem = first_line(error)
+            raise DataError(
+                f"train.model: the tokenizer of {self.name} cannot be loaded: {problem}"
+            ) from error
         return found
 
     def part_of(self, name: str) -> str:
-        """By open_clip's names: the image tower is `visual`, and what is no tower is the temperature."""
+        """The image tower is `visual`, and what belongs to neither tower is the temperature."""
         first = name.partition(".")[0]
         if first == "visual":
             return "vision"
@@ -134,13 +140,14 @@ class ClipRecipe:
 
     @property
     def _gets_a_bias(self) -> bool:
-        """Whether the model was not made for the loss that it is trained by."""
+        """Whether the model is trained by the sigmoid loss but was not made for it."""
         described = open_clip.get_model_config(self.options.registered)
         return self.options.is_sigmoid and described.get("init_logit_bias") is None
 
     @cached_property
     def preprocessing(self) -> Any:
-        """open_clip's PreprocessCfg: the model's image size, and what its weights are used to."""
+        """open_clip's PreprocessCfg: the model's image size, and the normalisation that its weights were
+        trained with."""
         registered = self.options.registered
         described = open_clip.get_model_config(registered)["vision_cfg"]
         size = self.options.image_size or described.get("image_size", USUAL_SIZE)
@@ -149,18 +156,12 @@ class ClipRecipe:
         merged = open_clip.transform.merge_preprocess_dict(defaults, {**known, "size": size})
         return open_clip.transform.PreprocessCfg(**merged)
 
-    def _check_pretrained(self, weights: str) -> None:
-        """UsageError when there are no such weights."""
-        need = weights_need("train.model.pretrained", self.options.registered, weights)
-        if isinstance(need, PathNeed) and not os.path.isfile(weights):
-            raise UsageError(f"{need.problem}; {need.fix}")
-
 
 class ClipTask(Contrastive, Embedder):
-    """An open_clip model with CLIP's or SigLIP's loss; its features are both kinds of embeddings.
+    """An open_clip model with CLIP's or SigLIP's loss; its features are the embeddings of images and texts.
 
-    The loss is open_clip's for one rank, given the features of all ranks. open_clip's `--local-loss`, which
-    has each rank compute its own rows of the logits, would change no gradient and is not offered.
+    The loss is open_clip's for one rank, applied to the features of all ranks. open_clip's `--local-loss`,
+    with which each rank computes its own rows of the logits, would change no gradient and is not offered.
     """
 
     def __init__(
@@ -208,10 +209,10 @@ class ClipTask(Contrastive, Embedder):
 
 
 class ClipTransform:
-    """Members to `image` [height, width, 3] uint8 and `text` [context length] int64.
+    """Maps members to `image` [height, width, 3] uint8 and `text` [context length] int64.
 
-    For training the image is cropped at random as by open_clip's trainer, by generators that start from the
-    sample's seed, so that the crop depends neither on the worker nor on what it did before.
+    For training the image is cropped at random as open_clip's trainer does, by generators seeded per sample,
+    so that the crop depends neither on the worker nor on its earlier samples.
     """
 
     def __init__(self, tokenize: Tokenize, crop: Crop, training: RandomCrop | None = None) -> None:
@@ -221,7 +222,7 @@ class ClipTransform:
         self._tokens: dict[str, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the tokens that are kept: each would take a file descriptor on its way to a worker."""
+        """Leave out the cached tokens: each would take a file descriptor on its way to a worker."""
         return {**self.__dict__, "_tokens": {}}
 
     def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
@@ -234,8 +235,8 @@ class ClipTransform:
             return {"image": self._training(sample), "text": text}
 
     def _tokens_of(self, caption: str) -> Tensor:
-        """Those of a caption that came before, such as the name of a class, are kept: they take longer than a
-        small picture."""
+        """Cache the tokens of captions, because some recur, such as the name of a class: tokenizing takes
+        longer than decoding a small picture."""
         tokens = self._tokens.get(caption)
         if tokens is None:
             tokens = self._tokenize(caption)[0]
@@ -248,7 +249,8 @@ class ClipTransform:
 
 @contextmanager
 def _drawing_from(seed: int) -> Iterator[None]:
-    """Torchvision's transforms draw from torch's generator, and open_clip's from that of `random`."""
+    """Seed both generators for a while: torchvision's transforms draw from torch's, open_clip's
+    from `random`'s."""
     generator = torch.default_generator
     before, plain = generator.get_state(), random.getstate()
     generator.manual_seed(seed)
@@ -262,7 +264,8 @@ def _drawing_from(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _without_notices() -> Iterator[None]:
-    """open_clip warns of random weights when it loads none, also where a checkpoint's are about to follow."""
+    """Silence open_clip's warning about random weights, which it logs also where a checkpoint's weights will
+    follow."""
     logging.disable(logging.WARNING)
     try:
         yield

@@ -1,6 +1,7 @@
-"""What a config may say of a CLIP model, checked without open_clip: a wrong name should not cost a build.
+"""The options of a CLIP model, checked without open_clip: a wrong name should not cost a build.
 
-open_clip brings torch, which takes seconds to import; its models are files with their names, which do not.
+Importing open_clip imports torch, which takes seconds. Its models are files whose names are those of the
+models, and reading these costs nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from tasks.models.needs import HubNeed, Need, PathNeed, UnknownNeed, of_open_cli
 from tasks.models.recipes import Capability, Options
 
 DIGITS = "tarmac/digits"
-"""2 M parameters, most of them the token table; learns the digits in half a minute."""
+"""A model of 2 M parameters, most of them in the token table; it learns the digits in half a minute."""
 DIGITS_FILE = Path(__file__).with_name("tarmac-digits.json")
 QUICK = "-quickgelu"
-"""Ends the names of models with the activation that OpenAI's weights, and some others, were trained with."""
+"""The suffix of models with the activation that OpenAI's weights, and some others, were trained with."""
 SIGMOID = {"init_logit_scale": math.log(10), "init_logit_bias": -10.0}
-"""What a model begins with that is to be trained by the sigmoid loss and was not made for it, as by
+"""Initial values of a model that is trained by the sigmoid loss but was not made for it, as with
 open_clip_train's `--siglip`."""
 NEEDED: Mapping[str, type] = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -38,37 +39,39 @@ Span = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
 
 
 class Augment(Block):
-    """What happens to a picture in training: open_clip's AugmentationCfg.
+    """The augmentation of pictures in training: open_clip's AugmentationCfg.
 
-    Its `use_timm` is not offered, nor what needs it (`re_prob`, `re_count`): timm erases from the normalised
-    picture, and here pictures travel as bytes and are normalised where the model is.
+    `use_timm` is not offered, nor are the keys that need it (`re_prob`, `re_count`): timm erases parts of the
+    normalised picture, and here pictures travel as bytes and are normalised on the model's device.
     """
 
     scale: Span = (0.9, 1.0)
-    """The smallest and the largest share of the picture's area that is cropped out."""
+    """The smallest and the largest share of the picture's area that a crop keeps."""
     ratio: Span = (3 / 4, 4 / 3)
     """The narrowest and the widest crop, as width by height; in open_clip it takes `use_timm`."""
     color_jitter: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
-    """How far brightness, contrast, saturation and hue may change."""
+    """How much brightness, contrast, saturation and hue may change."""
     color_jitter_prob: Share = 0.0
-    """How many pictures that happens to."""
+    """The probability of that change."""
     gray_scale_prob: Share = 0.0
-    """How many pictures lose their colours."""
+    """The probability that a picture loses its colours."""
 
     @model_validator(mode="after")
     def _has_effect(self) -> Self:
         if (self.color_jitter is None) != (self.color_jitter_prob == 0):
-            raise ValueError("color_jitter and color_jitter_prob have an effect together only")
+            raise ValueError("color_jitter and color_jitter_prob only have an effect together")
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if low > high:
-                raise ValueError(f"{name}: goes from the smaller to the larger, not from {low} to {high}")
+                raise ValueError(
+                    f"{name}: must rise from the smaller to the larger, not from {low} to {high}"
+                )
         if self.scale[1] > 1:
             raise ValueError(f"scale: no crop is larger than the picture, as {self.scale[1]} would be")
         return self
 
 
 class ClipOptions(Options):
-    """`train.model` of recipe clip. Weights are looked for where they are loaded; without open_clip any name
+    """`train.model` of recipe clip. Weights are looked up where they are loaded; without open_clip any name
     passes."""
 
     modality: ClassVar[str] = "image_text"
@@ -78,17 +81,17 @@ class ClipOptions(Options):
     name: str | None = None
     """`tarmac/digits`, or one of open_clip's models such as `ViT-B-32`."""
     config: dict[str, Any] | None = None
-    """In the place of a name: the model as open_clip describes it, `{embed_dim, vision_cfg, text_cfg, …}`."""
+    """Instead of a name: the model as open_clip describes it, `{embed_dim, vision_cfg, text_cfg, …}`."""
     pretrained: str | None = None
     """A tag that open_clip knows for that model, or a file of weights."""
     loss: Literal["clip", "siglip"] | None = None
-    """The symmetric cross-entropy of CLIP, or SigLIP's sigmoid loss, whose logits have a bias; unless given,
-    that for which the model is made."""
+    """The symmetric cross-entropy of CLIP, or SigLIP's sigmoid loss, whose logits have a bias; by default the
+    loss that the model was made for."""
     image_size: Annotated[int, Field(ge=1)] | None = None
-    """Pixels of a side, where they are to be others than the model's; position embeddings of pretrained
-    weights are interpolated."""
+    """Pixels per side, where they differ from the model's; position embeddings of pretrained weights are
+    interpolated."""
     patch_dropout: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """The share of a picture's patches that are left out in training; of vision transformers only."""
+    """The share of a picture's patches that are dropped in training; for vision transformers only."""
     augment: Augment = Augment()
 
     @model_validator(mode="after")
@@ -135,12 +138,12 @@ class ClipOptions(Options):
 
     @property
     def registered(self) -> str:
-        """The model's name in open_clip's registry; one that is given by `config` is named by its content."""
+        """The model's name in open_clip's registry; a model given by `config` is named after its content."""
         return registered(self.name) if self.name is not None else f"tarmac-{digest(self.config)[:12]}"
 
     @property
     def described(self) -> dict[str, Any] | None:
-        """The model as open_clip describes it, with what these options change; None without open_clip."""
+        """The model as open_clip describes it, changed by these options; None without open_clip."""
         found = deepcopy(self.config) if self.name is None else model_config(self.name)
         if found is not None and self.image_size is not None:
             found["vision_cfg"]["image_size"] = self.image_size
@@ -161,16 +164,15 @@ class ClipOptions(Options):
 def open_clip_needs(
     key: str, name: str, pretrained: str | None, described: Mapping[str, Any] | None = None
 ) -> Sequence[Need]:
-    """What a whole model of open_clip needs; `described` where it is not found by its name."""
-    found: list[Need] = []
-    if pretrained is not None:
-        found.append(weights_need(f"{key}.pretrained", name, pretrained))
+    """The needs of a whole open_clip model; `described` is given where its name does not lead to it."""
+    weights = [] if pretrained is None else [weights_need(f"{key}.pretrained", name, pretrained)]
     text = (described or model_config(name) or {}).get("text_cfg", {})
-    return [*found, *of_open_clip_text(key, text, weights=pretrained is None)]
+    return [*weights, *of_open_clip_text(key, text, weights=pretrained is None)]
 
 
 def weights_need(key: str, name: str, given: str) -> Need:
-    """Weights of a model of open_clip, by a tag, which goes first as in open_clip, or by a path."""
+    """The need for weights of an open_clip model, given by a tag, which open_clip tries first, or
+    by a path."""
     listed = _listed_weights()
     if listed is None and not os.path.exists(given) and os.sep not in given:
         return UnknownNeed(key, f"{given} is looked up by open_clip, which is not installed")
@@ -185,7 +187,7 @@ def weights_need(key: str, name: str, given: str) -> Need:
 
 
 def _listed_weights() -> ModuleType | None:
-    """open_clip's module that lists its weights, imported without the rest of the package and without torch;
+    """Import open_clip's module that lists its weights, without the rest of the package and without torch;
     None where open_clip is not installed."""
     spec = find_spec("open_clip")
     if spec is None or spec.submodule_search_locations is None:
@@ -198,7 +200,7 @@ def _listed_weights() -> ModuleType | None:
         package.__path__ = list(spec.submodule_search_locations)
         sys.modules[beside] = package
     hidden = {"safetensors.torch": None} if "safetensors.torch" not in sys.modules else {}
-    sys.modules.update(hidden)  # type: ignore[arg-type]  # what is None there raises ImportError
+    sys.modules.update(hidden)  # type: ignore[arg-type]  # importing a module that is None raises ImportError
     try:
         return importlib.import_module(f"{beside}.pretrained")
     finally:
@@ -207,7 +209,8 @@ def _listed_weights() -> ModuleType | None:
 
 
 def trainable(name: str) -> str:
-    """The name, if CLIP's own loss trains such a model; ValueError with the reason and the fix."""
+    """Return the name if CLIP's own loss can train the model; otherwise ValueError with the reason
+    and the fix."""
     described = model_config(_known(name))
     if described is not None:
         _require_parts(name, described)
@@ -224,15 +227,18 @@ def _known(name: str) -> str:
 
 def _require_parts(title: str, described: Mapping[str, Any]) -> None:
     if "multimodal_cfg" in described:
-        raise ValueError(f"{title} also writes captions (CoCa), which has no loss here; try ViT-B-32")
+        raise ValueError(
+            f"{title} also writes captions (CoCa), for which there is no loss here; try ViT-B-32"
+        )
     text = described["text_cfg"]
     theirs = text.get("hf_model_name") or text.get("hf_tokenizer_name")
     if theirs and find_spec("transformers") is None:
-        raise ValueError(f"{title} reads text by {theirs} of Hugging Face: pip install transformers")
+        raise ValueError(f"{title} reads text with {theirs} of Hugging Face: pip install transformers")
 
 
 def require_activation(name: str, weights: str) -> None:
-    """ValueError for weights of open_clip's that were trained with another activation than the model has."""
+    """Raise ValueError for weights of open_clip that were trained with another activation than the
+    model's."""
     listed, described = _listed_weights(), model_config(name)
     known = {} if listed is None else listed.get_pretrained_cfg(registered(name), weights)
     is_quick = (described or {}).get("quick_gelu", False)
@@ -250,26 +256,26 @@ def _require_no_bias(title: str, described: Mapping[str, Any]) -> None:
 
 
 def _has_patches(vision: Mapping[str, Any]) -> bool:
-    """Whether the image tower is a transformer that open_clip can have drop patches."""
+    """Whether the image tower is a transformer in which open_clip can drop patches."""
     timm = vision.get("timm_model_name")
     return str(timm).startswith(("vit_", "eva")) if timm else isinstance(vision.get("layers"), int)
 
 
 def model_config(name: str) -> dict[str, Any] | None:
-    """The model as open_clip describes it, such as `{"vision_cfg": {"image_size": 224, …}, …}`; None for a
-    name that is not known here."""
+    """Return the model as open_clip describes it, such as `{"vision_cfg": {"image_size": 224, …}, …}`; None
+    for an unknown name."""
     files = _files()
     file = files.get(name) or files.get(registered(name))
     return None if file is None else read_json(file)
 
 
 def registered(name: str) -> str:
-    """A model's name in open_clip's registry, whose names are those of files."""
+    """Return a model's name in open_clip's registry, where names are file names."""
     return name.replace("/", "-")
 
 
 def _files() -> dict[str, Path]:
-    """The files of all models by their names, ours first."""
+    """Return the files of all models by name, Tarmac's first."""
     spec = find_spec("open_clip")
     folders = (spec.submodule_search_locations or []) if spec is not None else []
     theirs = (path for folder in folders for path in Path(folder, "model_configs").glob("*.json"))

@@ -1,9 +1,9 @@
-"""open_clip's picture transform in two halves: cropped in a loader worker, normalised where the model is.
+"""open_clip's picture transform in two halves: crop in a loader worker, normalise on the model's device.
 
-What crosses between processes and to the GPU are bytes, a quarter of the floats, and a whole batch is
-normalised at once. On a CPU both halves together give what open_clip's transform gives, to the bit, but for
-training crops of JPEGs that are at least twice as large as the model's pictures: these are decoded smaller,
-which takes less than half the time and moves a crop by half a pixel at most.
+Between processes and to the GPU pictures travel as bytes, a quarter of the size of floats, and a whole batch
+is normalised at once. On a CPU both halves together equal open_clip's transform to the bit, except for
+training crops of JPEGs that are at least twice as large as the model's pictures: these are decoded at a
+reduced size, which takes less than half the time and moves a crop by half a pixel at most.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from tasks.models.clip.clip_options import Augment
 from tasks.models.clip.openclip import open_clip
 
 REDUCTIONS = (8, 4, 2)
-"""How many times smaller a JPEG's decoder can make it at no cost."""
+"""The factors by which a JPEG decoder can reduce a picture at no cost."""
 
 
 class Crop:
-    """A picture to [height, width, 3] uint8 of the model's size, as `settings` (a PreprocessCfg) has it."""
+    """Maps a picture to [height, width, 3] uint8 of the model's size, by `settings` (a PreprocessCfg)."""
 
     def __init__(self, settings: open_clip.transform.PreprocessCfg) -> None:
         *steps, _, _ = open_clip.transform.image_transform_v2(settings, is_train=False).transforms
-        self._steps = Compose(steps)  # all but the last two, which `normalised` does
+        self._steps = Compose(steps)  # `normalised` does the last two
 
     def __call__(self, picture: Image.Image) -> Tensor:
         return torch.from_numpy(np.array(self._steps(picture)))
 
 
 class RandomCrop:
-    """The picture of a sample to [height, width, 3] uint8, cropped and changed at random, for training.
+    """Maps a sample's picture to [height, width, 3] uint8, cropped and changed at random, for training.
 
-    It draws from torch's global generator and from that of `random`, as open_clip does.
+    It draws from torch's global generator and from `random`'s, as open_clip does.
     """
 
     def __init__(self, settings: open_clip.transform.PreprocessCfg, augment: Augment) -> None:
-        with warnings.catch_warnings():  # open_clip warns also of the settings that it uses
+        with warnings.catch_warnings():  # open_clip also warns about settings that it uses
             warnings.simplefilter("ignore")
             given = augment.model_dump(exclude={"ratio"})
             transform = open_clip.transform.image_transform_v2(settings, is_train=True, aug_cfg=given)
@@ -76,7 +76,7 @@ class RandomCrop:
         return torch.from_numpy(np.array(picture))
 
     def _draw(self, size: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Top, left, height and width of the crop of a picture of so many pixels."""
+        """Draw top, left, height and width of the crop of a picture of this size."""
         stand_in = torch.empty((1, size[1], size[0]), device="meta")
         top, left, height, width = self._cut.get_params(stand_in, self._cut.scale, self._cut.ratio)
         return top, left, height, width
@@ -84,7 +84,7 @@ class RandomCrop:
     def _of_reduced(
         self, picture: Image.Image, box: tuple[int, int, int, int], whole: tuple[int, int]
     ) -> Tensor:
-        """By torch, whose kernel for bytes takes a third of the time of Pillow's."""
+        """Crop and resize with torch, whose kernel for bytes takes a third of the time of Pillow's."""
         top, left, height, width = box
         across, down = picture.width / whole[0], picture.height / whole[1]
         pixels = np.array(picture)[
@@ -97,13 +97,13 @@ class RandomCrop:
 
 
 def normalised(crops: Tensor, settings: open_clip.transform.PreprocessCfg) -> Tensor:
-    """[samples, height, width, 3] uint8 to [samples, 3, height, width] float32, less the mean of `settings`
-    and over its deviation."""
+    """Map [samples, height, width, 3] uint8 to [samples, 3, height, width] float32, normalised by the mean
+    and deviation of `settings`."""
     pixels = crops.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     return pixels.sub_(_channels(settings.mean, crops.device)).div_(_channels(settings.std, crops.device))
 
 
 @lru_cache
 def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """[3, 1, 1], put on the device once and not with every batch."""
+    """Return [3, 1, 1]; cached, so that it is copied to the device once and not for every batch."""
     return torch.tensor(values, device=device).view(-1, 1, 1)
