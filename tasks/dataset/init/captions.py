@@ -30,7 +30,7 @@ from tasks.dataset.init.columns import (
 )
 from tasks.dataset.init.evidence import (
     LOOKED_AT,
-    Finding,
+    ConfigKey,
     Grade,
     Reading,
     enumerate_names,
@@ -106,21 +106,21 @@ def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
         return None
     where, fix, grade = _where_images_are(inventory, table, image)
     warnings = [_header_doubt(inventory, table), fix]
-    source = [Finding("kind", "table"), Finding("path", table.path, table.described)]
+    source = [ConfigKey("kind", "table"), ConfigKey("path", table.path, table.described)]
     split_pattern = _split_pattern(table)
     if split_pattern:
-        source.append(Finding("fields", {"split": split_pattern}, "the tables are named after splits"))
-    source.append(Finding("image", image.name, where))
+        source.append(ConfigKey("fields", {"split": split_pattern}, "the tables are named after splits"))
+    source.append(ConfigKey("image", image.name, where))
     labelled = None
     if label is not None:
         values = f"{len(label.values)} values{table.among}, {enumerate_names(list(label.values))}"
-        labelled = Finding("label", label.name, values)
+        labelled = ConfigKey("label", label.name, values)
     if captions:
         what, caption = "a table of images and captions", captions[0]
         if caption.share("spaced") < 0.5:
             warnings.append(f"{shown(caption.name)} holds single words rather than captions")
-        source.append(Finding("caption", caption.name, _quoted(caption, table.among)))
-        source += [Finding("caption", one.name, "would do as well", True) for one in captions[1:3]]
+        source.append(ConfigKey("caption", caption.name, _quoted(caption, table.among)))
+        source += [ConfigKey("caption", one.name, "would do as well", True) for one in captions[1:3]]
         source += _key(table, image, caption)
     elif label is not None:
         what = "a table of images and classes"
@@ -128,8 +128,8 @@ def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
             numbers = f"{shown(label.name)} holds numbers ({enumerate_names(list(label.values))})"
             warnings.append(f"{numbers}, which mean nothing to a text model: put the classes' names there")
         why = "the captions, with {} for the class; write what fits your images"
-        source.append(Finding("caption", label.name, "no column holds captions, so the class is the caption"))
-        source.append(Finding("templates", ["a photo of a {}"], why))
+        source.append(ConfigKey("caption", label.name, "no column holds captions, so the class will do"))
+        source.append(ConfigKey("templates", ["a photo of a {}"], why))
     warnings = list(filter(None, warnings))
     rules = _image_rules({suffix_of(name) for name in image.values} if not image.is_binary else ())
     each = inventory.mean_size(inventory.of(IMAGES)) or USUAL_BYTES
@@ -186,29 +186,29 @@ def _shares_images(image: ColumnCounts) -> bool:
     return image.repeats and not image.is_binary
 
 
-def _key(table: SurveyedTable, image: ColumnCounts, caption: ColumnCounts) -> Iterator[Finding]:
+def _key(table: SurveyedTable, image: ColumnCounts, caption: ColumnCounts) -> Iterator[ConfigKey]:
     if _shares_images(image):
-        yield Finding("key", [image.name, caption.name], "several rows share an image")
+        yield ConfigKey("key", [image.name, caption.name], "several rows share an image")
         return
     column = table.named(*KEY_NAMES)
     if column is not None and column is not image and column.is_unique:
         why = f"unique in the rows looked at, such as {shown(next(iter(column.values)), 30)}"
         is_needed = image.is_binary
-        yield Finding("key", column.name, why if is_needed else f"{why}; else its path", not is_needed)
+        yield ConfigKey("key", column.name, why if is_needed else f"{why}; else its path", not is_needed)
 
 
-def _image_rules(suffixes: Iterable[str]) -> Finding:
+def _image_rules(suffixes: Iterable[str]) -> ConfigKey:
     unstorable = enumerate_names(sorted(suffix[1:] for suffix in UNSTORABLE & set(suffixes)))
     if unstorable:
         why = f"for {unstorable}, which shards cannot hold; jpg, png and webp stay as they are"
-        return Finding("image", {"encode": "jpg"}, why)
-    return Finding("image", {"max_side": 1024}, "scales larger images down, once", is_alternative=True)
+        return ConfigKey("image", {"encode": "jpg"}, why)
+    return ConfigKey("image", {"max_side": 1024}, "scales larger images down, once", is_alternative=True)
 
 
-def _splits(table: SurveyedTable, image: ColumnCounts, is_named: bool) -> Iterator[Finding]:
+def _splits(table: SurveyedTable, image: ColumnCounts, is_named: bool) -> Iterator[ConfigKey]:
     """Split by the column or the files that name splits, else by key; alternatives come after it."""
     if is_named:
-        yield Finding("splits", {"from": "split"}, "as the tables are named: what is held out stays so")
+        yield ConfigKey("splits", {"from": "split"}, "as the tables are named: what is held out stays so")
         return
     named = next((one for one in table.columns.values() if one.split_names), None)
     names = named.split_names if named is not None else []
@@ -220,11 +220,11 @@ def _splits(table: SurveyedTable, image: ColumnCounts, is_named: bool) -> Iterat
     if named is not None:
         lacking = "" if "train" in names else "; none is called train"
         why = f"its values{table.among}: {enumerate_names(names)}{lacking}"
-        yield Finding("splits", {"from": named.name}, why, is_alternative=not is_usable)
+        yield ConfigKey("splits", {"from": named.name}, why, is_alternative=not is_usable)
     group = table.named(*GROUP_NAMES)
     if group is not None:
         why = f"keeps each {group.name} in one split; {_different(group, table.among)}"
-        yield Finding("splits", {"val": 0.05, "group_by": group.name}, why, is_alternative=True)
+        yield ConfigKey("splits", {"val": 0.05, "group_by": group.name}, why, is_alternative=True)
 
 
 def _split_pattern(table: SurveyedTable) -> str:
@@ -264,10 +264,10 @@ def _beside(inventory: Inventory, images: Sequence[str], kind: str) -> Reading |
     grade: Grade = 2 if covered >= 0.95 else 1 if covered >= 0.5 else 0
     example = f"“{shown(next(iter(captions[0].values)), 48)}”" if captions else "none could be read"
     share = f"{count(len(paired))} of {count(len(images))} images have a .{kind} beside"
-    found = [Finding("captions", kind, f"{share}, such as {example}")]
+    found = [ConfigKey("captions", kind, f"{share}, such as {example}")]
     if kind == "json":
         why = "the caption's field; the others go into the sample's json"
-        found.append(Finding("field", captions[0].name, why))
+        found.append(ConfigKey("field", captions[0].name, why))
     return _of_files(inventory, images, f"images with captions in .{kind}", grade, found)
 
 
@@ -287,21 +287,21 @@ def _by_folder(
     each = count(sizes[0]) if sizes[0] == sizes[-1] else f"{count(sizes[0])} to {count(sizes[-1])}"
     classes = f"{count(len(names))} classes, {enumerate_names(names)}, of {each} images each"
     why = "each sample draws one by its key; write what fits your images"
-    found = [Finding("captions", "folder", classes), Finding("templates", ["a photo of a {}"], why)]
+    found = [ConfigKey("captions", "folder", classes), ConfigKey("templates", ["a photo of a {}"], why)]
     reading = _of_files(inventory, images, "images in one folder per class", 1, found)
-    yield replace(reading, warnings=warnings, is_guess=True, label=Finding("label", "label"))
+    yield replace(reading, warnings=warnings, is_guess=True, label=ConfigKey("label", "label"))
 
 
 def _of_files(
-    inventory: Inventory, images: Sequence[str], what: str, grade: Grade, captions: Sequence[Finding]
+    inventory: Inventory, images: Sequence[str], what: str, grade: Grade, captions: Sequence[ConfigKey]
 ) -> Reading:
-    path = Finding("path", inventory.given, counted(len(images), "image"))
-    source = [Finding("kind", "image_folder"), path, *captions]
+    path = ConfigKey("path", inventory.given, counted(len(images), "image"))
+    source = [ConfigKey("kind", "image_folder"), path, *captions]
     folders = {image.partition("/")[0] if "/" in image else "" for image in images}
     splits = propose_splits(len(images))
     if "train" in folders and len(folders) > 1 and folders <= SPLIT_FOLDERS:
         names = enumerate_names(sorted(folders))
-        splits = Finding("splits", {"from": "folder"}, f"the first folder names it: {names}")
+        splits = ConfigKey("splits", {"from": "folder"}, f"the first folder names it: {names}")
     rules = _image_rules(map(suffix_of, images))
     shard = propose_shards(len(images), inventory.mean_size(images), is_kept=rules.is_alternative)
     dataset = [rules, splits, shard]

@@ -13,9 +13,9 @@ import yaml
 from tasks.core.errors import UsageError
 from tasks.core.stores import is_remote
 from tasks.dataset.building.check import beside, lies_inside
-from tasks.dataset.init.evidence import Finding, shown
+from tasks.dataset.init.evidence import ConfigKey, shown
 from tasks.dataset.init.survey import PlaceSurvey
-from tasks.dataset.init.train_block import train_findings
+from tasks.dataset.init.train_block import propose_training
 
 WIDTH = 110
 COLUMN = 36
@@ -28,16 +28,16 @@ def config_text(survey: PlaceSurvey, has_gpu: bool = False) -> str:
     best = survey.best
     private = "no sample or key on any page, counts only"
     dataset = [
-        Finding("output", output_of(survey), "the dataset's folder"),
-        Finding("modality", best.modality, best.what),
-        Finding("private", best.is_private, private if best.is_private else f"true: {private}"),
-        Finding("source", best.source),
+        ConfigKey("output", output_of(survey), "the dataset's folder"),
+        ConfigKey("modality", best.modality, best.what),
+        ConfigKey("private", best.is_private, private if best.is_private else f"true: {private}"),
+        ConfigKey("source", best.source),
         *best.dataset,
-        Finding("reject_budget", 0.05, "a build stops when it is certain to pass this share of rejects"),
+        ConfigKey("reject_budget", 0.05, "a build stops when it is certain to pass this share of rejects"),
     ]
     lines = [f"# {line}" for line in _head(survey)]
-    findings = [Finding("name", survey.name), Finding("dataset", dataset), *train_findings(best, has_gpu)]
-    return "\n".join([*lines, *_lines(findings)]) + "\n"
+    keys = [ConfigKey("name", survey.name), ConfigKey("dataset", dataset), *propose_training(best, has_gpu)]
+    return "\n".join([*lines, *_lines(keys)]) + "\n"
 
 
 def output_of(survey: PlaceSurvey) -> str:
@@ -65,10 +65,10 @@ def _head(survey: PlaceSurvey) -> Iterator[str]:
     yield "Next: tarmac plan FILE, then tarmac run FILE."
 
 
-def _lines(findings: Iterable[Finding], indent: int = 0, is_alternative: bool = False) -> Iterator[str]:
-    for one in findings:
+def _lines(keys: Iterable[ConfigKey], indent: int = 0, is_alternative: bool = False) -> Iterator[str]:
+    for one in keys:
         is_comment = is_alternative or one.is_alternative
-        is_block = isinstance(one.value, list) and bool(one.value) and isinstance(one.value[0], Finding)
+        is_block = isinstance(one.value, list) and bool(one.value) and isinstance(one.value[0], ConfigKey)
         line = " " * indent + ("# " if is_comment else "") + f"{_scalar(one.key)}:"
         if not is_block:
             line += f" {flow(one.value)}"

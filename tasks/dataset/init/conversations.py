@@ -8,7 +8,7 @@ from typing import Any
 from tasks.core.units import count, counted, percent
 from tasks.dataset.init.columns import SurveyedTable, SurveyedTables
 from tasks.dataset.init.evidence import (
-    Finding,
+    ConfigKey,
     Reading,
     enumerate_names,
     propose_shards,
@@ -62,15 +62,15 @@ def _reading(inventory: Inventory, tables: Sequence[SurveyedTable], path: str) -
     if images is not None:
         held = "the images themselves" if images.is_binary else "paths relative to the file"
     source = [
-        Finding("kind", "chat"),
-        Finding("path", path, f"{about}{count(rows)} conversations in {where}"),
-        Finding("images", None if images is None else images.name, held),
-        Finding("texts", texts, f"a list of {{user, assistant}}, {mean}"),
+        ConfigKey("kind", "chat"),
+        ConfigKey("path", path, f"{about}{count(rows)} conversations in {where}"),
+        ConfigKey("images", None if images is None else images.name, held),
+        ConfigKey("texts", texts, f"a list of {{user, assistant}}, {mean}"),
     ]
     key = first.named("id", "key", "uid", "uuid", "question_id")
     if key is not None and key.is_unique:
         why = "without it the row's content makes the key"
-        source.append(Finding("key", key.name, why, is_alternative=True))
+        source.append(ConfigKey("key", key.name, why, is_alternative=True))
     each = sum(map(inventory.size, files)) / max(rows, 1)
     dataset = [propose_splits(rows), propose_shards(rows, each, "512MB")]
     kept_shares = {}
@@ -82,7 +82,7 @@ def _reading(inventory: Inventory, tables: Sequence[SurveyedTable], path: str) -
     if kept_shares:
         shares = ", ".join(f"{name} keeps {share}" for name, share in kept_shares.items())
         why = f"drops turns rated lower: of those looked at {shares}"
-        dataset.insert(0, Finding("filter", dict.fromkeys(kept_shares, SUGGESTED), why, is_alternative=True))
+        dataset.insert(0, ConfigKey("filter", dict.fromkeys(kept_shares, SUGGESTED), why, True))
     fix = "no column holds images; name one as images where there are any"
     warnings = [fix] if images is None else []
     return Reading("chat", "conversations about images", "chat", rows, 2, source, dataset, warnings)

@@ -25,8 +25,8 @@ Observation = TypeVar("Observation")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """A key of the config, the value proposed for it (or a block of further findings), and the evidence.
+class ConfigKey:
+    """A key of the config, the value proposed for it (or a block of further keys), and the evidence.
 
     Alternatives are written commented out.
     """
@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way to read the data: the findings that make up the config's `source` and `dataset` blocks.
+    """One way to read the data: the keys that make up the config's `source` and `dataset` blocks.
 
     `label` is the field that names a sample's class. `is_guess` is true where nobody wrote the captions.
     """
@@ -49,12 +49,12 @@ class Reading:
     modality: str
     samples: int
     grade: Grade
-    source: Sequence[Finding]
-    dataset: Sequence[Finding]
+    source: Sequence[ConfigKey]
+    dataset: Sequence[ConfigKey]
     warnings: Sequence[str] = ()
     is_private: bool = False
     is_guess: bool = False
-    label: Finding | None = None
+    label: ConfigKey | None = None
     teacher_width: int | None = None
     """Width of a reinforced sample's embeddings, where they could be read."""
     volume_shape: Sequence[int] | None = None
@@ -120,22 +120,24 @@ def enumerate_names(names: Sequence[object], most: int = 4) -> str:
     return f"{', '.join(clean[: most - 1])} … {clean[-1]}"
 
 
-def propose_splits(samples: int, group_by: str | None = None, why: str = "") -> Finding:
+def propose_splits(samples: int, group_by: str | None = None, why: str = "") -> ConfigKey:
     """Hold out a share of the samples, a larger one where there are few samples."""
     share = 0.15 if samples < 10_000 else 0.05 if samples < 100_000 else 0.01
     grouped = {} if group_by is None else {"group_by": group_by}
     why = why or "held out by key hash: a sample never changes sides"
-    return Finding("splits", {"val": share, **grouped}, why)
+    return ConfigKey("splits", {"val": share, **grouped}, why)
 
 
-def propose_shards(samples: int, each_bytes: float, most: str = "256MB", *, is_kept: bool = True) -> Finding:
+def propose_shards(
+    samples: int, each_bytes: float, most: str = "256MB", *, is_kept: bool = True
+) -> ConfigKey:
     """Propose shards of at most `most` bytes, or about eight where that would give fewer, so that every
     worker of every rank has one to read. A build that encodes its samples (not `is_kept`) does not know
     their bytes beforehand, so there the limit is a number of samples."""
     each = max(SHARDS, -(-samples // SHARDS))
     if samples * each_bytes < SHARDS * parse_size(most):
         why = f"a maximum; or {{bytes: {most}}}" if is_kept else "a maximum"
-        return Finding("shard", {"samples": each}, why)
+        return ConfigKey("shard", {"samples": each}, why)
     if not is_kept:
-        return Finding("shard", {"samples": max(1, round(parse_size(most) / each_bytes))}, "a maximum")
-    return Finding("shard", {"bytes": most}, "a maximum; or {samples: 10000}")
+        return ConfigKey("shard", {"samples": max(1, round(parse_size(most) / each_bytes))}, "a maximum")
+    return ConfigKey("shard", {"bytes": most}, "a maximum; or {samples: 10000}")

@@ -20,7 +20,7 @@ from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.init.columns import ColumnCounts, add_row, caption_columns
 from tasks.dataset.init.evidence import (
-    Finding,
+    ConfigKey,
     Reading,
     enumerate_names,
     propose_shards,
@@ -268,19 +268,19 @@ def _reading(
     samples, tars = sum(one.samples for one in folders), sum(len(one.files) for one in folders)
     about = "about " if any(one.is_estimate for one in folders) else ""
     tars_there = f"{counted(tars, 'tar')}, {about}{counted(samples, 'sample')}"
-    path = Finding("path", _path(inventory, folders, is_all), f"{tars_there}; members {first.members}")
-    source = [Finding("kind", "shards"), path]
+    path = ConfigKey("path", _path(inventory, folders, is_all), f"{tars_there}; members {first.members}")
+    source = [ConfigKey("kind", "shards"), path]
     if first.origins:
         origins = [f"{target} from {_origin(first, origin)}" for target, origin in first.origins.items()]
-        source.append(Finding("members", first.origins, "; ".join(origins)))
+        source.append(ConfigKey("members", first.origins, "; ".join(origins)))
     if joined is not None:
         source.append(_join(inventory, first, joined))
     if any(one.restarts for one in folders):
-        source.append(Finding("key", PLACE, "tars count their samples anew, so that keys come again"))
+        source.append(ConfigKey("key", PLACE, "tars count their samples anew, so that keys come again"))
     key = next((name for name in ("uid", "key", "sha256", "id") if first.has_field(name)), None)
     if key is not None:
         why = "the sample's key; without it the tar's own"
-        source.append(Finding("key", f"json:{key}", why, is_alternative=True))
+        source.append(ConfigKey("key", f"json:{key}", why, is_alternative=True))
     warnings = [f"{one.folder or '.'}: {SORT}" for one in folders if one.is_scattered]
     if len(folders) > 1:
         where = enumerate_names([one.folder or "." for one in folders])
@@ -309,10 +309,10 @@ def _path(inventory: Inventory, folders: Sequence[TarFolder], is_all: bool) -> s
     return inventory.path(tars[0] if len(tars) == 1 else f"{{{','.join(tars)}}}")
 
 
-def _join(inventory: Inventory, first: TarFolder, joined: TarFolder) -> Finding:
+def _join(inventory: Inventory, first: TarFolder, joined: TarFolder) -> ConfigKey:
     names = {posixpath.basename(file) for file in first.files}
     is_by_shard = names == {posixpath.basename(file) for file in joined.files}
     join = {"path": inventory.path(joined.folder)}
     where = "the tars of the same name" if is_by_shard else "found by key, in any of the tars"
     why = f"{counted(len(joined.files), 'tar')} in {joined.folder}: {joined.members}; {where}"
-    return Finding("join", [{**join, "match": "shard"} if is_by_shard else join], why)
+    return ConfigKey("join", [{**join, "match": "shard"} if is_by_shard else join], why)

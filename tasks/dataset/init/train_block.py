@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tasks.core.units import number
-from tasks.dataset.init.evidence import Finding, Reading
+from tasks.dataset.init.evidence import ConfigKey, Reading
 
 FEW = 40
 """With fewer samples, the share that is held out may hold one class, one sample or none."""
@@ -34,11 +34,11 @@ class Proposal(NamedTuple):
     why: str
     batch: int
     lr: Any
-    more: Sequence[Finding] = ()
+    more: Sequence[ConfigKey] = ()
     tasks: Sequence[Any] = ()
 
 
-def train_findings(best: Reading, has_gpu: bool) -> Iterator[Finding]:
+def propose_training(best: Reading, has_gpu: bool) -> Iterator[ConfigKey]:
     """Propose the blocks `train` and `evaluate` for the best reading."""
     plan = _PLANS[best.modality](best, has_gpu)
     samples = max(int(best.samples * 0.85), 2)
@@ -51,17 +51,17 @@ def train_findings(best: Reading, has_gpu: bool) -> Iterator[Finding]:
     every = -(-steps // CHECKPOINTS)
     epochs = every * CHECKPOINTS * batch / samples
     train = [
-        Finding("recipe", plan.recipe),
-        Finding("model", plan.model, plan.why),
-        Finding("batch_size", batch, "samples per step, over all ranks"),
-        Finding("steps", every * CHECKPOINTS, f"about {number(epochs, 2)} epochs"),
-        Finding("lr", plan.lr),
-        Finding("warmup", 0.05, "share of the steps"),
+        ConfigKey("recipe", plan.recipe),
+        ConfigKey("model", plan.model, plan.why),
+        ConfigKey("batch_size", batch, "samples per step, over all ranks"),
+        ConfigKey("steps", every * CHECKPOINTS, f"about {number(epochs, 2)} epochs"),
+        ConfigKey("lr", plan.lr),
+        ConfigKey("warmup", 0.05, "share of the steps"),
         *(one for one in plan.more if one.key != "micro_batch" or one.value < batch),
-        Finding("precision", "bf16" if has_gpu else "fp32", "" if has_gpu else "bf16 on a GPU"),
-        Finding("checkpoint_every", every, "steps"),
+        ConfigKey("precision", "bf16" if has_gpu else "fp32", "" if has_gpu else "bf16 on a GPU"),
+        ConfigKey("checkpoint_every", every, "steps"),
     ]
-    yield Finding("train", train)
+    yield ConfigKey("train", train)
     tasks, why = list(plan.tasks), ""
     if best.label is not None:
         tasks, why = [{"kind": "zero_shot", "label": best.label.value}], "classes from the label's values"
@@ -69,7 +69,7 @@ def train_findings(best: Reading, has_gpu: bool) -> Iterator[Finding]:
         tasks, why = ["retrieval"], "R@K among held-out captions; zero_shot needs a field label"
     is_few = best.samples < FEW
     why = "so few samples may leave none to evaluate on" if is_few else why
-    yield Finding("evaluate", {"every": every, "tasks": tasks}, why, is_alternative=is_few)
+    yield ConfigKey("evaluate", {"every": every, "tasks": tasks}, why, is_alternative=is_few)
 
 
 def _clip(best: Reading, has_gpu: bool) -> Proposal:
@@ -95,7 +95,7 @@ def _ct_clip(best: Reading, has_gpu: bool) -> Proposal:
     tasks = ["multilabel", "retrieval"] if any(one.key == "labels" for one in best.source) else ["retrieval"]
     if has_gpu:
         model = {"vision": "ctvit", "text": "microsoft/BiomedVLP-CXR-BERT-specialized"}
-        more = [Finding("weight_decay", 0), Finding("grad_clip", 0.5), Finding("schedule", "constant")]
+        more = [ConfigKey("weight_decay", 0), ConfigKey("grad_clip", 0.5), ConfigKey("schedule", "constant")]
         why = "CT-CLIP's towers, which read [240, 480, 480] voxels; the text's weights: tarmac fetch"
         return Proposal("ct_clip", model, why, 8, 1.25e-6, more, tasks)
     small: dict[str, Any] = {"vision": "tarmac/phantoms", "text": "tarmac/reports", "logit_scale": 2.66}
@@ -107,7 +107,7 @@ def _ct_clip(best: Reading, has_gpu: bool) -> Proposal:
 
 
 def _vlm(best: Reading, has_gpu: bool) -> Proposal:
-    clip = Finding("grad_clip", 1.0)
+    clip = ConfigKey("grad_clip", 1.0)
     if not has_gpu:
         model = {"vision": "tarmac/chat", "language": "tarmac/chat", "pixel_shuffle": 2, "max_side": 32}
         lr = dict.fromkeys(("projector", "vision", "language"), 3.0e-3)
@@ -118,7 +118,7 @@ def _vlm(best: Reading, has_gpu: bool) -> Proposal:
         "pixel_shuffle": 4,
     }
     lr = {"projector": 5.12e-3, "vision": 5.0e-5, "language": 5.0e-5}
-    more = [Finding("micro_batch", 2, "conversations in one pass"), Finding("weight_decay", 0.01), clip]
+    more = [ConfigKey("micro_batch", 2, "conversations in one pass"), ConfigKey("weight_decay", 0.01), clip]
     return Proposal("vlm", model, "nanoVLM's parts; their weights: tarmac fetch", 128, lr, more, ["vlm"])
 
 

@@ -30,7 +30,7 @@ from tasks.dataset.init.columns import (
     survey_table,
 )
 from tasks.dataset.init.evidence import (
-    Finding,
+    ConfigKey,
     Grade,
     Reading,
     enumerate_names,
@@ -102,7 +102,7 @@ class VolumeTable:
     def columns(self) -> list[ColumnCounts]:
         return [column for name, column in self.table.columns.items() if name != self.key]
 
-    def finding(self, volumes: int, *notes: str, is_alternative: bool = False) -> Finding:
+    def proposed(self, volumes: int, *notes: str, is_alternative: bool = False) -> ConfigKey:
         """The block of the config for this table, and how many of the `volumes` it names."""
         value: dict[str, object] = {"path": self.path, "key": self.key}
         matches = f"matches {count(len(self.names))} of {count(volumes)} files"
@@ -115,19 +115,19 @@ class VolumeTable:
             longest = max(texts, key=lambda one: one.share("characters"))
             value["text"] = names = [one.name for one in texts if _is_named_report(one)] or [longest.name]
             evidence.append(f"text {enumerate_names(names)}")
-        return Finding(self.role, value, "; ".join(evidence), is_alternative)
+        return ConfigKey(self.role, value, "; ".join(evidence), is_alternative)
 
 
 @dataclass
 class Voxels:
-    """Shapes and spacings in the headers, and the findings that follow from headers and voxels."""
+    """Shapes and spacings in the headers, and the keys that follow from headers and voxels."""
 
     looked_at: int
     shapes: Sequence[tuple[int, ...]]
     axes: str
     """The order of the body's axes in the shapes."""
     spacings: Sequence[tuple[float, ...]] = ()
-    findings: list[Finding] = field(default_factory=list)
+    keys: list[ConfigKey] = field(default_factory=list)
 
     @property
     def smallest(self) -> tuple[int, ...]:
@@ -206,27 +206,27 @@ def _reading(
     voxels = (_look_at_nifti if kind == "nifti" else _look_at_npz)(inventory, files, metadata)
     if not voxels.shapes:
         return None
-    patient = Finding("fields", {"patient": EXAMPLE}, "no patient found in the names", is_alternative=True)
+    patient = ConfigKey("fields", {"patient": EXAMPLE}, "no patient found in the names", is_alternative=True)
     splits = propose_splits(len(files), why="add group_by where several volumes are one patient's")
     guessed = patient_pattern(files)
     if guessed is not None:
         pattern, patients = guessed
         why = f"{counted(patients, 'patient')} in {counted(len(files), 'file')}, guessed from their names"
-        patient = Finding("fields", {"patient": pattern}, why)
+        patient = ConfigKey("fields", {"patient": pattern}, why)
         splits = propose_splits(len(files), "patient", "no patient is in two splits")
     source = [
-        Finding("kind", kind),
-        Finding("path", inventory.given, f"{count(len(files))} {suffix_of(files[0])}; {voxels.described}"),
+        ConfigKey("kind", kind),
+        ConfigKey("path", inventory.given, f"{count(len(files))} {suffix_of(files[0])}; {voxels.described}"),
         patient,
-        *(table.finding(len(files)) for table in tables.values() if table is not metadata),
-        *voxels.findings,
+        *(table.proposed(len(files)) for table in tables.values() if table is not metadata),
+        *voxels.keys,
     ]
     has_spacing = kind == "nifti" or metadata is not None
     ct_clip = {name: rule for name, rule in CT_CLIP.items() if has_spacing or name != "spacing_mm"}
     why = "spacing, window and shape stay as they are; or as CT-CLIP:"
     dataset = [
-        Finding("volume", {"encode": "blosc2"}, why),
-        Finding("volume", ct_clip, is_alternative=True),
+        ConfigKey("volume", {"encode": "blosc2"}, why),
+        ConfigKey("volume", ct_clip, is_alternative=True),
         splits,
         propose_shards(len(files), inventory.mean_size(files), "2GB"),
     ]
@@ -267,8 +267,8 @@ def _look_at_nifti(inventory: Inventory, files: Sequence[str], metadata: VolumeT
     if metadata is not None:
         is_needed = rescale == "metadata"
         notes = () if is_needed else ("the headers have the spacing",)
-        found.findings.append(metadata.finding(len(files), *notes, is_alternative=not is_needed))
-    found.findings.append(Finding("rescale", rescale, why))
+        found.keys.append(metadata.proposed(len(files), *notes, is_alternative=not is_needed))
+    found.keys.append(ConfigKey("rescale", rescale, why))
     return found
 
 
@@ -285,21 +285,21 @@ def _look_at_npz(inventory: Inventory, files: Sequence[str], metadata: VolumeTab
     others = list(dict.fromkeys(name for _, held in arrays for name in held if name != array))
     kind = f"three-dimensional, {next(iter(headers.values())).dtype}"
     besides = f"{kind}; besides {enumerate_names(others)}" if others else kind
-    findings = [Finding("array", array, besides), Finding("axes", axes, why)]
+    keys = [ConfigKey("array", array, besides), ConfigKey("axes", axes, why)]
 
     small = [file for file, header in headers.items() if header.size_bytes <= LARGEST_BYTES]
     read = observe(spread(small, VOXELS), lambda file: npy.parse(npz.read_npy(store, file, array, None)))
     for scale in SCALES:
         if any(implausible(values.astype("float32") * scale) is None for _, values in read):
             if scale > 1:
-                findings.append(Finding("scale", scale, f"the values looked at are HU / {scale}"))
+                keys.append(ConfigKey("scale", scale, f"the values looked at are HU / {scale}"))
             break
     if metadata is not None:
-        findings.append(metadata.finding(len(files), "no NPZ file has its spacing"))
+        keys.append(metadata.proposed(len(files), "no NPZ file has its spacing"))
     else:
         example = [1.5, 0.75, 0.75]
-        findings.append(Finding("spacing_mm", example, "(z, y, x) of every volume, if you know it", True))
-    return Voxels(len(chosen), shapes, axes, findings=findings)
+        keys.append(ConfigKey("spacing_mm", example, "(z, y, x) of every volume, if you know it", True))
+    return Voxels(len(chosen), shapes, axes, keys=keys)
 
 
 def _tables_about(
