@@ -1,8 +1,8 @@
 """Asks a person on Prefect's page whether a build may go on with what it lost, instead of failing at night.
 
 The flow run is suspended as NeedsApproval, which costs no process. Resume opens a form with one question; the
-run starts again then, comes to the same question and finds its answer. A loss that has changed meanwhile is
-another question.
+run then starts again, comes to the same question and finds its answer. A loss that has changed meanwhile is
+a new question.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class ApprovalAnswer(RunInput):
     accept_loss: bool = Field(
         default=False,
         title="Accept the loss",
-        description="Publish the version that has lost these samples, or has other content in their place. "
-        "Without it the run fails.",
+        description="Publish the version that has lost these samples or has other content in their place. "
+        "Without your consent the run fails.",
     )
 
 
 def approve(loss: NeedsApproval) -> None:
-    """Return once a person has accepted the loss; Pause while nobody has answered. NeedsApproval where it
-    was declined, or where there is no deployment and so no page to ask on."""
+    """Return once a person has accepted the loss; raises Pause while nobody has answered. NeedsApproval if
+    it was declined, or if there is no deployment and so no page to ask on."""
     flow_run = control.deployed()
     if flow_run is None:
         raise loss
     reason, *folders = loss.reason.splitlines()
     state: State[None] = Suspended(
         message="\n".join(
-            [f"{reason}: {loss.field} in the form behind Resume", *folders, "Cancel leaves all as it is."]
+            [f"{reason}: {loss.field} in the form behind Resume", *folders, "Cancel changes nothing."]
         ),
         pause_key=digest(str(loss))[:12],
     )
@@ -59,7 +59,7 @@ def approve(loss: NeedsApproval) -> None:
         answer = client.set_flow_run_state(flow_run.id, state)
     if answer.status is SetStateStatus.ACCEPT:
         form.save(keys)
-        screen.warn(f"{reason}; this waits until somebody has pressed Resume on the page of the flow run")
+        screen.warn(f"{reason}; this waits until somebody presses Resume on the page of the flow run")
         raise Pause(reason, state=answer.state)
-    if not form.load(keys).accept_loss:  # the server refuses to ask the same again: it is answered
+    if not form.load(keys).accept_loss:  # the server does not ask the same twice, so there is an answer
         raise NeedsApproval(f"the loss was declined: {loss.reason}") from loss

@@ -1,4 +1,4 @@
-"""Why does a run hang, or is it slow? The verdict of `tarmac doctor`, for a person who looks at a page."""
+"""The flow that examines a run that hangs or is slow: `tarmac doctor` for a person who looks at a page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tasks.runs.folder import find
 
 @tarmac_flow("doctor")
 def doctor_flow(run: Named, runs: Path = Path("runs")) -> Stages:
-    """Say why a run hangs or is slow, with evidence; it is looked at for five seconds and not disturbed.
+    """Explain why a run hangs or is slow, with evidence; it is observed for five seconds and not disturbed.
 
     Args:
-        run: The start of the run's id or name, or its folder.
-        runs: Where the run folders lie, from the project's folder.
+        run: The beginning of the run's id or name, or its folder.
+        runs: The folder of the run folders, from the project's folder.
     """
     folder = find(runs, run)
     examines(folder)

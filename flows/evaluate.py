@@ -1,4 +1,4 @@
-"""The evaluations of a run that is there."""
+"""The flow that completes the evaluations of a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def evaluate_flow(run: Named, runs: Path = Path("runs")) -> Stages:
     """Complete the evaluations of a run, gather them and write the report again.
 
     Args:
-        run: The start of the run's id or name, or its folder.
-        runs: Where the run folders lie, from the project's folder.
+        run: The beginning of the run's id or name, or its folder.
+        runs: The folder of the run folders, from the project's folder.
     """
     folder = find(runs, run)
     works_on(folder)

@@ -1,12 +1,12 @@
-"""What all our flows have in common: a name, a last word, and that they can be cancelled or suspended.
+"""What all our flows have in common: a name, a final state and page, and that they obey Cancel and Suspend.
 
 Each DAG is a plain function under `tarmac_flow`. A training is no child of its flow run: its agent outlives
 the process, so that a killed flow or a restarted worker costs nothing. Hence whoever ends a flow run on
 purpose has to end the training too. The flow does it itself (`control`), and so does the hook, which the
 worker calls after it has killed the flow's process; both find the training by the label that `works_on` sets.
 
-A flow run ends in a state whose name says what came of it, with a first line that needs no log to be
-understood, and leaves one page of Markdown, `run-<id>`, also when it fails.
+A flow run ends in a state whose name shows the outcome, with a first line that is clear without the log, and
+leaves one page of Markdown, `run-<id>`, also when it fails.
 """
 
 from __future__ import annotations
@@ -43,25 +43,24 @@ from prefect.exceptions import Abort, ObjectNotFound, Pause
 from prefect.states import Cancelled, Completed, Crashed, Failed
 from prefect.types import KeyValueLabels
 
-from flows.starts import RUN_LABEL, require_progress, run_of
+from flows.starts import RUN_LABEL, due_again, require_progress, run_of
 from tasks import control, guard
-from tasks.control import Withdrawn
 from tasks.core.child import WITHHELD
-from tasks.core.errors import TarmacError, UsageError
+from tasks.core.errors import TarmacError, UsageError, Withdrawn
 from tasks.core.schema import Config
 from tasks.core.stores import redact
 from tasks.dataset.building.result import BuildResult
-from tasks.pulse import TAG
+from tasks.events import TAG
 from tasks.report import Reported
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
-from tasks.stage import StageJournal, artifact_key, listen, recorded, tell
+from tasks.stage import StageJournal, artifact_key, begin_journal, best_effort, forward_logs
 from tasks.supervision.tracking import gathering
 
 SETTLED = timedelta(minutes=1)
-"""So long after its end nothing that a flow run has reported is still on its way."""
+"""This long after its end, none of a flow run's reports is still on its way to the server."""
 GENERATED = re.compile("[a-z]+-[a-z]+")
-"""The names that Prefect and its form make up, such as brave-otter."""
+"""The names that Prefect and its form generate, such as brave-otter."""
 SHORT = 6
 """Digits of a run's id in the name of a flow run."""
 P = ParamSpec("P")
@@ -70,102 +69,95 @@ R = TypeVar("R")
 
 def tarmac_flow(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
     """A decorator that makes a DAG a flow with our lifecycle."""
+    hooks: dict[str, Any] = {"on_cancellation": [stop_training], "on_crashed": [close_tasks]}
 
     def decorate(dag: Callable[P, R]) -> Flow[P, R]:
-        made = flow(
-            name=name, flow_run_name=_first_name, on_cancellation=[stop_training], on_crashed=[close_tasks]
-        )
-        return made(_with_endings(dag))
+        return flow(name=name, flow_run_name=_first_name, **hooks)(_with_endings(dag))
 
     return decorate
 
 
 @dataclass
 class _FlowRunSubject:
-    """What the flow run of this process is about, as far as that is known yet."""
+    """The subject of this process's flow run, as far as it is known yet."""
 
     config: Config | None = None
     run: RunFolder | None = None
     failure: Exception | None = None
-    """What has failed it, once that is in its log and in its last state."""
+    """The error that has failed it, once it is in the log and in the last state."""
 
 
 _subject = _FlowRunSubject()
 
 
 def looks_at(dataset: str) -> None:
-    """Say which dataset this flow run only looks at: `digits · verify`."""
-    _call_it([_called(dataset)], [])
+    """Name this flow run after a dataset that it only reads: `digits · verify`."""
+    _name_flow_run([_short_name(dataset)], [])
 
 
 def concerns(config: Config) -> None:
-    """Say which config this flow run is about, as soon as that is known: `digits-clip · build`."""
+    """Name this flow run after its config, as soon as that is known: `digits-clip · build`."""
     _subject.config = config
-    _call_it([config.name], [config.name])
+    _name_flow_run([config.name], [config.name])
 
 
 def examines(run: RunFolder) -> None:
-    """Say which run this flow run only looks at, so that its end is not the run's."""
+    """Name this flow run after a run that it only examines, so that its end is not the run's."""
     name = record.load_record(run).name
-    _call_it([name, run.id[:SHORT]], [name, run.id])
+    _name_flow_run([name, run.id[:SHORT]], [name, run.id])
 
 
 def works_on(run: RunFolder) -> None:
-    """Say which run this flow run works on, as soon as that is known: `digits-clip · 42ca6d · train`."""
+    """Name this flow run after the run that it works on, and label it: `digits-clip · 42ca6d · train`."""
     _subject.run = run
     examines(run)
-    flow_run = _own()
+    flow_run = control.own_flow_run()
     if flow_run is not None:
         folder = str(run.path.resolve())
         label: KeyValueLabels = {RUN_LABEL: folder}
         flow_run.labels.update(label)
         control.label({RUN_LABEL: folder})  # in case the server does not answer just now
         with get_client(sync_client=True) as client:
-            tell(client.update_flow_run_labels, flow_run.id, label)
+            best_effort(client.update_flow_run_labels, flow_run.id, label)
 
 
 def _first_name() -> str:
-    """The flow run's name before anything is read, by the file or folder that it is given: one that fails on
-    its config is called `digits-clip · build`, too."""
+    """Return the flow run's name before anything is read, made of the file or folder that it is given. So a
+    flow run that fails on its config is called `digits-clip · build`, too."""
     context = FlowRunContext.get()
     assert context is not None and context.flow is not None and context.parameters is not None
     flow_run, required = context.flow_run, context.flow.parameters.required
-    if flow_run is not None and _is_given(flow_run.name, context.flow.name):
+    if flow_run is not None and _is_typed(flow_run.name, context.flow.name):
         return flow_run.name
     if not required:
         return context.flow.name
-    return f"{_called(str(context.parameters[required[0]]))} · {context.flow.name}"
+    return f"{_short_name(str(context.parameters[required[0]]))} · {context.flow.name}"
 
 
-def _called(given: str) -> str:
-    """What a file or folder is called in the name of a flow run; a dataset's version by the dataset, too."""
+def _short_name(given: str) -> str:
+    """Return the name of a file or folder for the name of a flow run; a version's includes its dataset's."""
     path = Path(redact(given))
     if path.parent.name == "versions":
         return f"{path.parent.parent.name} · {path.name}"
     return path.name.removesuffix(".yaml") or given
 
 
-def _is_given(name: str, flow_name: str) -> bool:
-    """Whether a person has typed the flow run's name: neither Prefect nor its form, nor we, have made it."""
+def _is_typed(name: str, flow_name: str) -> bool:
+    """Whether a person has typed the flow run's name; otherwise Prefect, its form or we have made it."""
     return not GENERATED.fullmatch(name) and not name.endswith(f" · {flow_name}")
 
 
-def _own() -> FlowRun | None:
-    """The flow run that this code runs in."""
-    context = FlowRunContext.get()
-    return None if context is None else context.flow_run
-
-
-def _call_it(parts: list[str], tags: list[str]) -> None:
+def _name_flow_run(parts: list[str], tags: list[str]) -> None:
     """Name the flow run by these parts and its flow, unless a person has named it, and add the tags."""
-    flow_run, context = _own(), FlowRunContext.get()
-    if flow_run is None or context is None or context.flow is None:
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow is None:
         return
-    if not _is_given(flow_run.name, context.flow.name):
+    flow_run = context.flow_run
+    if not _is_typed(flow_run.name, context.flow.name):
         flow_run.name = " · ".join([*parts, context.flow.name])
     flow_run.tags = sorted({*flow_run.tags, TAG, *tags})
     with get_client(sync_client=True) as client:
-        tell(client.update_flow_run, flow_run.id, name=flow_run.name, tags=flow_run.tags)
+        best_effort(client.update_flow_run, flow_run.id, name=flow_run.name, tags=flow_run.tags)
 
 
 def stop_training(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
@@ -184,21 +176,20 @@ def close_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
 
 
 def _close_left_over() -> None:
-    """Close what killed processes left Running, of this flow run and of those that nobody takes up."""
-    this = _own()
+    """Close the task runs that killed processes left Running, in this flow run and in crashed ones, which may
+    never start again. Prefect's server does so itself for cancelled flow runs only."""
+    this = control.own_flow_run()
     if this is None:
         return
     with get_client(sync_client=True) as client:
         left: State = Crashed(message="Its flow's process was killed.")
-        tell(_close, client, left, _tasks_of(this.id))
+        best_effort(_close, client, left, _tasks_of(this.id))
         ended = FlowRunFilter(
             tags=FlowRunFilterTags(all_=[TAG]),
-            state=FlowRunFilterState(
-                type=FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.CANCELLED])
-            ),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])),
             end_time=FlowRunFilterEndTime.model_validate({"before_": datetime.now(UTC) - SETTLED}),
         )
-        tell(_close, client, left, flow_run_filter=ended)
+        best_effort(_close, client, left, flow_run_filter=ended)
 
 
 def _tasks_of(flow_run_id: UUID) -> FlowRunFilter:
@@ -208,8 +199,8 @@ def _tasks_of(flow_run_id: UUID) -> FlowRunFilter:
 def _close(
     client: SyncPrefectClient, state: State, flow_run_filter: FlowRunFilter, killed_in: int | None = None
 ) -> None:
-    """Give every task run of these flow runs that is Running or about to be the final `state`; and those that
-    Prefect calls Crashed because they were killed in the flow run's `killed_in`th start."""
+    """Set every task run of these flow runs that is Running, or about to be, to the final `state`, and so
+    those that Prefect shows as Crashed because they were killed in the flow run's `killed_in`th start."""
     types = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED]
     types += [StateType.CRASHED] if killed_in is not None else []
     chosen = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=types)))
@@ -219,26 +210,30 @@ def _close(
 
 
 def _with_endings(dag: Callable[P, R]) -> Callable[P, R]:
-    """The DAG under watch: withdrawn, it ends its training and then the flow run, as it was asked to."""
+    """Return the DAG under watch: when it is withdrawn, it ends its training and then the flow run."""
 
     @functools.wraps(dag)
     def watched(*arguments: P.args, **named: P.kwargs) -> Any:
         global _subject
         _subject = _FlowRunSubject()
-        listen()
-        logging.getLogger("prefect.flow_runs").addFilter(_is_news)
-        _have_guarded()
+        forward_logs()
+        logging.getLogger("prefect.flow_runs").addFilter(_is_unreported)
+        if (deployed := control.deployed()) is not None:  # so that it starts again when its process is killed
+            guard.start_guard(deployed)
         _close_left_over()
-        with control.watching(), recorded() as journal:
+        journal = begin_journal()
+        with control.watching():
             try:
-                if (due := control.due_again()) is not None:
-                    return _superseded(due)
+                if (due := due_again()) is not None:
+                    again = f"{due:%Y-%m-%d %H:%M} {due.tzname()}"
+                    message = f"its schedule was due again at {again}; that run does the work"
+                    return Completed(name="Superseded", message=message)
                 require_progress()
                 return _completed(dag(*arguments, **named), journal)
             except Withdrawn as withdrawn:
                 raise _ending(withdrawn) from None
             except Pause:
-                _stop_own("was suspended")
+                _stop_run_of(control.own_flow_run(), "was suspended")
                 raise
             except TarmacError as error:
                 return _failed(str(error), error, journal)
@@ -249,44 +244,32 @@ def _with_endings(dag: Callable[P, R]) -> Callable[P, R]:
                 logger.exception("this is a defect of Tarmac")
                 return _failed(f"{type(error).__name__}: {error}; the log has more", error, journal)
 
-    # Prefect looks names in annotations up in the module of the function that it is given: this one.
+    # Prefect resolves the names in annotations in the module of the function that it is given: this one.
     watched.__signature__ = inspect.signature(dag, eval_str=True)  # type: ignore[attr-defined]
     return watched
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """False for the traceback that Prefect's engine logs of a failure that is reported already."""
+def _is_unreported(record: logging.LogRecord) -> bool:
+    """Return False for the traceback that Prefect's engine logs of a failure that is reported already."""
     return record.exc_info is None or record.exc_info[1] is None or record.exc_info[1] is not _subject.failure
 
 
-def _have_guarded() -> None:
-    """Have the end of this process noticed, by whom the flow run starts again."""
-    if (flow_run := control.deployed()) is not None:
-        guard.start_guard(flow_run)
-
-
-def _superseded(due: datetime) -> State:
-    """Completed, without having done anything."""
-    message = f"its schedule was due again at {due:%Y-%m-%d %H:%M} {due.tzname()}; that run does the work"
-    return Completed(name="Superseded", message=message)
-
-
 def _completed(result: Any, journal: StageJournal) -> State:
-    """Completed, by a name that says whether anything was done, and by whom."""
+    """Return Completed, by a name that shows whether anything was done, and by whom."""
     effects = {stage.effect for stage in journal.stages}
     name = "Adopted" if "adopted" in effects else "Unchanged" if effects == {"unchanged"} else "Completed"
     figures = [one.details.headline for one in journal.stages if isinstance(one.details, Reported)]
-    said = [f"{one.stage}: {one.summary}" for one in journal.stages]
-    message = next(iter([*figures, *said]), name)
+    summaries = [f"{one.stage}: {one.summary}" for one in journal.stages]
+    message = next(iter([*figures, *summaries]), name)
     _publish(journal, message, failure=None)
     return Completed(name=name, message=message, data=result)
 
 
 def _field_of(error: TarmacError) -> str | None:
-    """The field of the form in which the error is mended; None where the form has none, and of a flow run
-    that no deployment with a form, or its schedule, has started.
+    """Return the field of the form in which the error can be corrected. None if the form has none, or the
+    flow run was not started by a deployment's form or schedule.
 
-    A form without a config has one field that must be filled in, which is all that a person can have wrong.
+    A form without a config has a single required field, the only one in which a person can be wrong.
     """
     context = FlowRunContext.get()
     if error.field is None or context is None or context.flow is None or not control.deployed():
@@ -298,7 +281,7 @@ def _field_of(error: TarmacError) -> str | None:
 
 
 def _failed(text: str, error: Exception, journal: StageJournal) -> State:
-    """Failed, by a line that says stage, reason and fix, and the field of the form that the fix is in."""
+    """Return Failed, with a line that names stage, reason and fix, and the field of the form to correct."""
     fix = ""
     if isinstance(error, TarmacError) and (field := _field_of(error)) is not None:
         text, fix = error.reason, f"; in the form: {field}"
@@ -311,7 +294,7 @@ def _failed(text: str, error: Exception, journal: StageJournal) -> State:
 
 
 def _publish(journal: StageJournal, headline: str, failure: str | None) -> None:
-    """Leave the flow run's page; of a run, if it works on one, else of the dataset that it builds."""
+    """Write the flow run's page: about its run, if it works on one, or else the dataset that it builds."""
     from tasks.reporting import summary  # imports what draws pages
 
     built = next((one.details for one in journal.stages if isinstance(one.details, BuildResult)), None)
@@ -323,42 +306,35 @@ def _publish(journal: StageJournal, headline: str, failure: str | None) -> None:
         page = summary.of_dataset(_subject.config, built, failure)
     else:
         return
-    tell(create_markdown_artifact, page, key=key, description=headline)
+    best_effort(create_markdown_artifact, page, key=key, description=headline)
 
 
 def _ending(withdrawn: Withdrawn) -> Abort | Pause:
-    """End what the flow run works on, and give the signal by which Prefect's engine leaves it as it is.
+    """End what the flow run works on; returns the signal by which Prefect's engine leaves its state alone.
 
-    A flow that returns a Cancelled state would have a traceback in its log.
+    A flow that returned a Cancelled state would have a traceback in its log.
     """
+    flow_run = control.own_flow_run()
     if withdrawn.kind == "superseded":
         return Abort(str(withdrawn))
     if withdrawn.kind == "suspended":
-        _stop_own("was suspended")
+        _stop_run_of(flow_run, "was suspended")
         return Pause(str(withdrawn), state=withdrawn.state)
-    if control.withdrawal() is not None:  # and not somebody who cancelled the training alone
-        _stop_own("was cancelled")
+    if control.withdrawal() is not None:  # otherwise somebody has cancelled the training alone
+        _stop_run_of(flow_run, "was cancelled")
     ending = Abort(str(withdrawn))
-    flow_run = _own()
     if flow_run is not None:
         state: State = Cancelled(message=str(withdrawn))
         with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # somebody has deleted it
             client.set_flow_run_state(flow_run.id, state)
-        ending.state = state  # type: ignore[attr-defined]  # by which the engine reports it
+        ending.state = state  # type: ignore[attr-defined]  # which the engine reports
     return ending
 
 
-def _stop_own(why: str) -> None:
-    flow_run = _own()
-    if flow_run is not None:
-        _stop_run_of(flow_run, why)
-
-
-def _stop_run_of(flow_run: FlowRun, why: str) -> None:
+def _stop_run_of(flow_run: FlowRun | None, why: str) -> None:
     """Stop the run that the flow run works on, if it works on one yet and has not adopted it from a flow run
     that goes on."""
-    run = run_of(flow_run)
-    if run is None:
+    if flow_run is None or (run := run_of(flow_run)) is None:
         return
     from tasks import ownership  # with numpy, which a build's flow does without
     from tasks.supervision import stopping

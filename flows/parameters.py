@@ -1,4 +1,4 @@
-"""What a flow takes: a config file and changes to it. The types are the form that Prefect's UI shows."""
+"""The parameters of the flows: a config file and changes to it. Prefect's UI makes a form of their types."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def _is_none(value: object) -> bool:
 BOX: Any = Field(json_schema_extra=_as_number, exclude_if=_is_none)
 """A number that may be left empty: one box in Prefect's form, which sends nothing when it is empty.
 
-The usual schema of an optional number makes the form a choice between a number and None.
+With the usual schema of an optional number the form would offer a choice between a number and None.
 """
 
 
-def choices(folder: Path = Path("configs")) -> list[str]:
-    """The config files of the project in the working directory."""
-    return sorted(str(path) for path in folder.glob("*.yaml"))
+def choices() -> list[str]:
+    """Return the config files of the project in the working directory."""
+    return sorted(map(str, Path("configs").glob("*.yaml")))
 
 
 def trained_choices() -> list[str]:
-    """Those of them that train."""
+    """Return the config files of the project that train."""
     return [path for path in choices() if _trains(Path(path))]
 
 
 def _trains(path: Path) -> bool:
-    """By the file's own text, because this is asked wherever a flow is imported."""
+    """Whether the file has a train block, by its YAML alone: a full load would slow the import of flows."""
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), FAST_LOADER)
     except (OSError, ValueError, yaml.YAMLError):
@@ -55,24 +55,22 @@ def _trains(path: Path) -> bool:
 
 
 class _OneOf:
-    """A path that Prefect's form offers as a choice; elsewhere any path will do."""
+    """A path for which Prefect's form offers choices; elsewhere any path is accepted."""
 
-    def __init__(self, found: Callable[[], list[str]]) -> None:
-        self._found = found
+    def __init__(self, choices: Callable[[], list[str]]) -> None:
+        self._choices = choices
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        found = self._found()
+        found = self._choices()
         return {"type": "string", **({"enum": found} if found else {})}
 
 
 ConfigFile = Annotated[Path, _OneOf(choices)]
 """One of the project's configs."""
 TrainedConfigFile = Annotated[Path, _OneOf(trained_choices)]
-"""One of those that train."""
-
-
+"""One of the project's configs that train."""
 Change = Annotated[str, StringConstraints(pattern=f"^{PAIR.pattern}")]
 """A key of the config and its value."""
 Named = Annotated[str, StringConstraints(min_length=1)]
@@ -80,7 +78,7 @@ Named = Annotated[str, StringConstraints(min_length=1)]
 
 
 class Overrides(BaseModel):
-    """Changes to the config for this run only; what is left empty stays as the file says."""
+    """Changes to the config for this run only; a field that is left empty keeps the file's value."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -96,7 +94,7 @@ class Overrides(BaseModel):
     """Any key, as KEY=VALUE, such as `loader.workers=4`."""
 
     def as_pairs(self) -> list[str]:
-        """The changes as KEY=VALUE."""
+        """Return the changes as KEY=VALUE."""
         named = {
             "train.steps": self.steps,
             "train.batch_size": self.batch_size,
@@ -109,9 +107,9 @@ class Overrides(BaseModel):
 
 
 def configured(path: Path, overrides: Overrides | None) -> Config:
-    """The config in `path` with the changes applied, checked as far as that needs no data.
+    """Return the config in `path` with the changes applied, checked as far as that needs no data.
 
-    UsageError for what would otherwise show only after hours: a model or an evaluation that nobody knows, a
+    UsageError for mistakes that would otherwise show only after hours: an unknown model or evaluation, a
     tracker that is not installed.
     """
     settings = load_config(path, overrides.as_pairs() if overrides is not None else ())

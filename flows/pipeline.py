@@ -1,8 +1,7 @@
-"""The whole pipeline: raw files to a report of evaluated checkpoints."""
+"""The flow of the whole pipeline, from raw files to a report of evaluated checkpoints."""
 
 from __future__ import annotations
 
-from flows import events
 from flows.lifecycle import concerns, tarmac_flow
 from flows.parameters import Overrides, TrainedConfigFile, configured
 from flows.stages import Stages, go_on, make_dataset, train_on
@@ -19,21 +18,20 @@ def pipeline(
     rehash: bool = False,
     accept_loss: bool = False,
 ) -> Stages:
-    """Build, tune, train, evaluate, gather and report a config; what is up to date is left as it is.
+    """Build, tune, train, evaluate, gather and report a config; what is up to date stays as it is.
 
     Args:
         config: The config file, from the project's folder.
-        overrides: Values for this run only; what is left empty stays as the config says.
-        fresh: Start anew; the run that is there moves to runs/archive.
+        overrides: Values for this run only; a field that is left empty keeps the config's value.
+        fresh: Start anew; the present run moves to runs/archive.
         rehash: Compare the content of all raw files, not only their sizes and times.
-        accept_loss: Take a version that has lost or replaced more than 5 % of the samples before.
+        accept_loss: Publish a version that has lost or replaced more than 5 % of the previous samples.
     """
     if (run := begun()) is not None:
         return go_on(run, lambda: configured(config, overrides))
     settings = configured(config, overrides)
     concerns(settings)
-    if control.deployed():  # else the command has asked
+    if control.deployed():  # otherwise the command has checked this already
         require_startable(settings, None, fresh=fresh)
-    version, prepared = make_dataset(settings, rehash=rehash, accept_loss=accept_loss)
-    events.rebuilt(settings, prepared[0].details, "pipeline")
+    version, prepared = make_dataset(settings, "pipeline", rehash=rehash, accept_loss=accept_loss)
     return [*prepared, *train_on(settings, version, fresh=fresh)]

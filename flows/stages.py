@@ -1,4 +1,4 @@
-"""The chains of stages that the flows share: a dataset made, a run trained, a run evaluated."""
+"""The chains of stages that the flows share: make a dataset, train a run, evaluate a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.approval import approve
 from flows.lifecycle import concerns, works_on
-from tasks import control
+from tasks import control, events
 from tasks.build import build, publish
 from tasks.core import child, screen
 from tasks.core.errors import NeedsApproval, TarmacError, Withdrawn, first_line
@@ -33,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 def make_dataset(
-    config: Config, *, rehash: bool = False, accept_loss: bool = False, waits: bool = True
+    config: Config, flow: str, *, rehash: bool = False, accept_loss: bool = False, waits: bool = True
 ) -> tuple[Path, Stages]:
-    """Build, verify and publish; the version that is current then.
+    """Build, verify and publish in the flow of this name; returns the version that is current then.
 
-    A loss that somebody has to accept is asked about on Prefect's page, where there is one.
+    Where a person has to accept a loss, Prefect's page asks, if there is one. Once a new version is current,
+    an event reports it.
     """
     try:
         built = build(config, rehash=rehash, accept_loss=accept_loss, waits=waits)
@@ -45,7 +46,9 @@ def make_dataset(
         approve(loss)
         built = build(config, rehash=rehash, accept_loss=True, waits=waits)
     version = built.details.version
-    return version, [built, verify(config, version), publish(config, version)]
+    stages: Stages = [built, verify(config, version), publish(config, version)]
+    events.emit_rebuilt(config, built.details, flow)
+    return version, stages
 
 
 def train_on(config: Config, version: Path, *, fresh: bool = False) -> Stages:
@@ -61,38 +64,37 @@ def go_on(run: RunFolder, given: Callable[[], Config]) -> Stages:
     """Tune, train, evaluate, report and gather a run that this flow run has begun before, on the version that
     it was begun on; a warning names what has changed since.
 
-    `given` is the config as it is now, which is followed in what does not shape the weights.
+    `given` returns the present config, which is followed in what does not shape the weights.
     """
     own = config_of(run)
     concerns(own)
     version = version_path(record.load_record(run).data[0])
-    config, changes = _followed(run, version, given)
+    config: Config | None = None
+    changes: list[str] = []
+    try:
+        config = given()
+        if locate(config, version).path.resolve() != run.path.resolve():
+            config = None
+            changes.append("the config, or what is left out of the data, has changed since")
+    except TarmacError as error:
+        config = None
+        changes.append(first_line(error))
     changes += _changes_of_data(version, config or own)
-    tell = screen.warn if changes else logger.info
-    since = f" ({'; '.join(changes)}: run again for a new run)" if changes else ""
-    tell(f"{run.name} goes on with version {version.name}{since}")
+    line = f"{run.name} goes on with version {version.name}"
+    if changes:
+        screen.warn(f"{line} ({'; '.join(changes)}: run again for a new run)")
+    else:
+        logger.info(line)
     return _train(own, run) if config is None else train_on(config, version)
 
 
-def _followed(run: RunFolder, version: Path, given: Callable[[], Config]) -> tuple[Config | None, list[str]]:
-    """The config as it is now; None and why not where it is that of another run, or of none."""
-    try:
-        config = given()
-        if locate(config, version).path.resolve() == run.path.resolve():
-            return config, []
-    except TarmacError as error:
-        return None, [first_line(error)]
-    return None, ["the config, or what is left out of the data, has changed since"]
-
-
 def _changes_of_data(version: Path, config: Config) -> list[str]:
-    """That a build of the config would not make this version again."""
+    """Return why a build of the config would not make this version again, if it would not."""
     target = "tasks.dataset.building.freshness:is_up_to_date"
     arguments = {"config": config.model_dump(mode="json")}
+    private = config.dataset.private
     try:
-        made = child.call(
-            target, arguments, is_private=config.dataset.private, on_idle=control.raise_if_withdrawn
-        )
+        made = child.call(target, arguments, is_private=private, on_idle=control.raise_if_withdrawn)
     except Withdrawn:
         raise
     except TarmacError as error:
@@ -108,7 +110,7 @@ def _train(config: Config, run: RunFolder) -> Stages:
 
 
 def evaluate_run(run: RunFolder) -> Stages:
-    """Evaluate, report and gather a run; DataError afterwards that names each evaluation without a result."""
+    """Evaluate, report and gather a run; DataError at the end names each evaluation without a result."""
     evaluated = evaluate(run)
     stages: Stages = [evaluated, report(run), gather(run)]
     require(evaluated.details)

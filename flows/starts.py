@@ -1,29 +1,37 @@
-"""What a flow run that is started again goes on with, and how often it starts again by itself.
+"""What a flow run does when it starts, or starts again: which run it goes on with, and whether it may at all.
 
 A flow run is bound to the run that it trains: Resume, Retry and a start after a crash go on with that run, on
-the version that it was begun on, whatever the raw data and the config are by then. Otherwise the training in
-hand would go on unwatched, while a second one began at step 0. Only a run that has failed before its first
-checkpoint is given up, as nothing of it can be lost.
+the version that it was begun on, whatever the raw data and the config are by then. Otherwise the present
+training would go on unwatched, while a second one began at step 0. Only a run that failed before its first
+checkpoint is given up, as it has nothing to lose.
 
-Crashes are counted here, because the server counts every start: a worker that is stopped in an orderly way, a
-Suspend and an approval are no crashes, and a crash after which the run got further is no reason to give up.
+Crashes are counted here, because the server counts every start: an orderly stop of the worker, a Suspend and
+an approval are no crashes, and a crash after which the run got further is no reason to give up.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterExpectedStartTime,
+)
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
 
+from tasks import control
 from tasks.core.errors import TarmacError
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder
-from tasks.stage import tell
+from tasks.stage import best_effort
 
 RUN_LABEL = "tarmac.run"
 """The flow run's label with the absolute folder of the run that it works on."""
@@ -34,28 +42,50 @@ TAKEN_UP = 3
 
 
 def run_of(flow_run: FlowRun) -> RunFolder | None:
-    """The run that the flow run works on, if it works on one yet."""
+    """Return the run that the flow run works on, if it works on one yet."""
     folder = flow_run.labels.get(RUN_LABEL)
     run = None if folder is None else RunFolder(Path(str(folder)))
     return run if run is not None and run.record.exists() else None
 
 
 def begun() -> RunFolder | None:
-    """The run that this flow run has begun in an earlier start and goes on with; None where there is none."""
+    """Return the run that this flow run began in an earlier start and goes on with; None if there is none."""
     run = _own_run()
     if run is None or not (record.load_record(run).state == "failed" and not list_checkpoints(run)):
         return run
     return None
 
 
+def due_again() -> datetime | None:
+    """Return when the schedule of this flow run was due last before a worker took the run, if that is not the
+    run's own time. The server plans a run for each time, and all are due after an outage of the workers."""
+    flow_run = control.deployed()
+    if flow_run is None or not flow_run.auto_scheduled or flow_run.run_count > 1:
+        return None
+    assert flow_run.deployment_id is not None
+    found: list[FlowRun] = []
+    with contextlib.suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
+        states = client.read_flow_run_states(flow_run.id)
+        taken = min((one.timestamp for one in states if one.is_pending()), default=datetime.now(UTC))
+        due = {"after_": flow_run.expected_start_time, "before_": taken}
+        chosen = FlowRunFilter(
+            deployment_id=FlowRunFilterDeploymentId(any_=[flow_run.deployment_id]),
+            expected_start_time=FlowRunFilterExpectedStartTime.model_validate(due),
+        )
+        found = client.read_flow_runs(flow_run_filter=chosen)
+    alike = [one for one in found if one.auto_scheduled and one.parameters == flow_run.parameters]
+    times = [one.expected_start_time for one in alike if one.expected_start_time and one.id != flow_run.id]
+    return max(times, default=None)
+
+
 def require_progress() -> None:
-    """TarmacError where this flow run has crashed too often without getting further."""
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None or context.flow_run.run_count <= TAKEN_UP:
+    """Raise TarmacError if this flow run has crashed too often without getting further."""
+    flow_run = control.own_flow_run()
+    if flow_run is None or flow_run.run_count <= TAKEN_UP:
         return
     with get_client(sync_client=True) as client:
-        states = tell(client.read_flow_run_states, context.flow_run.id)
-    run = _own_run()
+        states = best_effort(client.read_flow_run_states, flow_run.id)
+    run = run_of(flow_run)
     crashes = crashes_in_a_row(states or [], None if run is None else _last_progress(run))
     if len(crashes) > TAKEN_UP:
         raise TarmacError(
@@ -65,9 +95,9 @@ def require_progress() -> None:
 
 
 def crashes_in_a_row(states: Sequence[State], progressed: datetime | None) -> list[State]:
-    """The crashes since the flow run last got further, was ended otherwise, or was suspended; oldest first.
+    """Return the crashes, oldest first, since the flow run got further, ended otherwise, or was suspended.
 
-    One that came before the flow had begun is left to the automation tarmac-give-up.
+    A crash before the flow had begun is left to the automation tarmac-give-up.
     """
     found: list[State] = []
     runs = False
@@ -84,11 +114,11 @@ def crashes_in_a_row(states: Sequence[State], progressed: datetime | None) -> li
 
 
 def _own_run() -> RunFolder | None:
-    context = FlowRunContext.get()
-    return None if context is None or context.flow_run is None else run_of(context.flow_run)
+    flow_run = control.own_flow_run()
+    return None if flow_run is None else run_of(flow_run)
 
 
 def _last_progress(run: RunFolder) -> datetime | None:
-    """When the run last made a step or had news of an evaluation."""
+    """Return when the run last made a step, or an evaluation of it changed its state."""
     there = [path.stat().st_mtime for path in (run.metrics, run.ledger) if path.exists()]
     return datetime.fromtimestamp(max(there), UTC) if there else None

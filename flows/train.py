@@ -1,4 +1,4 @@
-"""Training and evaluation on a dataset that is built."""
+"""The flow that trains and evaluates on a dataset that is built."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def train_flow(config: Path, overrides: Overrides | None = None, fresh: bool = F
 
     Args:
         config: The config file, from the project's folder.
-        overrides: Values for this run only; what is left empty stays as the config says.
-        fresh: Start anew; the run that is there moves to runs/archive.
+        overrides: Values for this run only; a field that is left empty keeps the config's value.
+        fresh: Start anew; the present run moves to runs/archive.
     """
     if (run := begun()) is not None:
         return go_on(run, lambda: configured(config, overrides))

@@ -1,4 +1,4 @@
-"""Is a dataset sound? The findings of `tarmac verify`, for a person who looks at a page."""
+"""The flow that checks a dataset for damage: `tarmac verify` for a person who looks at a page."""
 
 from __future__ import annotations
 

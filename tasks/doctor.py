@@ -1,4 +1,4 @@
-"""The examination of a run that hangs or is slow, for Prefect's page."""
+"""The stage that examines a run that hangs or is slow, for Prefect's page."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from prefect.artifacts import create_markdown_artifact
 
 from tasks import control
 from tasks.core import screen
-from tasks.diagnosis.examination import Examination, text_of
+from tasks.diagnosis.examination import text_of
 from tasks.diagnosis.run_doctor import examine_run
 from tasks.runs.folder import RunFolder
-from tasks.stage import StageResult, artifact_key, shown, tell
+from tasks.stage import StageResult, artifact_key, best_effort, shown
 from tasks.supervision.status import config_of
 
 
 @dataclass(frozen=True)
 class DoctorResult:
-    """The codes of what was found."""
+    """The codes of the findings."""
 
     found: tuple[str, ...]
 
 
 @control.stage(name="doctor")
 def examine(run: RunFolder) -> StageResult[DoctorResult]:
-    """Examine a run on this machine; the text is in an artifact, each cause is a warning in the log. Of
-    private data there are codes only, because a log that is quoted may name samples."""
+    """Examine a run on this machine; the text is in an artifact, each cause is a warning in the log. For
+    private data it shows codes only: a quoted log may name samples."""
     with shown("doctor") as stage:
         done = examine_run(run)
         is_private = config_of(run).dataset.private
@@ -33,23 +33,16 @@ def examine(run: RunFolder) -> StageResult[DoctorResult]:
         for finding in findings:
             if finding.severity != "info":
                 screen.warn(finding.code if is_private else "\n".join(finding.lines()))
-        sentence = f"{done.verdict.state}: {_codes(done)}" if is_private else done.verdict.sentence
-        key = artifact_key("doctor", run.id)
-        page = _withheld(run, done) if is_private else _page(run, done)
-        tell(create_markdown_artifact, page, key=key, description=sentence)
-        return stage.result(sentence, DoctorResult(tuple(finding.code for finding in findings)))
+        codes = tuple(finding.code for finding in findings)
+        if is_private:
+            named = ", ".join(codes) or "nothing was found"
+            sentence = f"{done.verdict.state}: {named}"
+            where = f"Private data; on the run's machine `tarmac doctor --run {run.handle}` shows the whole."
+            page = f"# {run.name}\n\n**{named}**\n\n{where}"
+        else:
+            from tasks.reporting.summary import quoted  # imports what draws pages
 
-
-def _codes(done: Examination) -> str:
-    return ", ".join(finding.code for finding in done.verdict.report.findings) or "nothing was found"
-
-
-def _page(run: RunFolder, done: Examination) -> str:
-    from tasks.reporting.summary import quoted  # imports what draws pages
-
-    return "\n".join([f"# {run.name}", "", *quoted(list(text_of(done)))])
-
-
-def _withheld(run: RunFolder, done: Examination) -> str:
-    where = f"Private data; on the run's machine `tarmac doctor --run {run.handle}` shows the whole."
-    return f"# {run.name}\n\n**{_codes(done)}**\n\n{where}"
+            sentence = done.verdict.sentence
+            page = "\n".join([f"# {run.name}", "", *quoted(list(text_of(done)))])
+        best_effort(create_markdown_artifact, page, key=artifact_key("doctor", run.id), description=sentence)
+        return stage.result(sentence, DoctorResult(codes))

@@ -1,4 +1,4 @@
-"""The evaluations: jobs of their own, started by the run's agent; this waits until all are final."""
+"""The evaluations of a run: jobs that the run's agent starts. The stage waits until all are final."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks import control
+from tasks import control, ownership
 from tasks.core.errors import DataError
 from tasks.core.units import counted
-from tasks.ownership import this_flow_run
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
@@ -18,7 +17,7 @@ from tasks.supervision.status import EvaluationStatus, RunStatus, config_of
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The run, and a line for each evaluation without a result: why, and the command that does it again."""
+    """The run, and a line for each evaluation without a result: the reason, and the command to repeat it."""
 
     run: Path
     missing: Sequence[str]
@@ -26,17 +25,17 @@ class Evaluated:
 
 @control.stage(name="evaluate")
 def evaluate(run: RunFolder) -> StageResult[Evaluated]:
-    """Have every evaluation done that the run's config asks for; the details name those without a result."""
+    """Complete every evaluation that the run's config asks for; the details name those without a result."""
     with shown("evaluate") as stage:
 
         def progress(status: RunStatus) -> None:
-            waiting = next(iter(status.evaluations_waiting), None)
-            why = "" if waiting is None else f"step {waiting.step:,} {waiting.task}: {waiting.waiting}"
-            if config_of(run).dataset.private and waiting is not None:
-                why = f"step {waiting.step:,} {waiting.task} waits"
+            why = ""
+            for waiting in status.evaluations_waiting[:1]:
+                reason = " waits" if config_of(run).dataset.private else f": {waiting.waiting}"
+                why = f"step {waiting.step:,} {waiting.task}{reason}"
             stage.progress(status.evaluations_done, len(status.evaluations), "evaluations", why)
 
-        started = launch.start_or_adopt(run, "evaluate", control.raise_if_withdrawn, this_flow_run())
+        started = ownership.start_or_adopt(run, "evaluate")
         status = launch.wait_for_evaluations(run, progress)
         steps = {evaluation.step for evaluation in status.evaluations}
         done = f"{status.evaluations_done} of {len(status.evaluations)} results"
@@ -51,7 +50,8 @@ def evaluate(run: RunFolder) -> StageResult[Evaluated]:
 
 
 def require(evaluated: Evaluated) -> None:
-    """DataError that names each evaluation without a result, why, and the command that does it again."""
+    """Raise DataError where evaluations have no result; it names each, the reason, and the command to repeat
+    it."""
     if evaluated.missing:
         number = len(evaluated.missing)
         have = f"{counted(number, 'evaluation')} {'has' if number == 1 else 'have'}"

@@ -1,4 +1,5 @@
-"""Every result in one wandb run: the agent's gatherer did most of it, this completes and checks it."""
+"""Every result in one wandb run: the agent's gatherer has written most of it, this stage completes and checks
+it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from tasks.supervision.tracking import gathering
 
 @control.stage(name="gather", retries=2, retry_delay_seconds=5, retry_condition_fn=is_transient)
 def gather(run: RunFolder) -> StageResult[None]:
-    """TarmacError when the gatherer fails; nothing of the training is lost by it."""
+    """Complete the run's wandb run. TarmacError when the gatherer fails; no part of the training is lost
+    then."""
     with shown("gather") as stage:
         track = config_of(run).track
         if track.mode == "disabled":

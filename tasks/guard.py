@@ -1,10 +1,10 @@
 """Reports a flow run whose process was killed, from a small process beside it.
 
-Who is killed reports nothing, and a worker that is stopped kills its flow runs without a word: the server
-would believe in them until somebody notices their silence. The guard has one end of a pipe whose other end
-only the flow holds, so that it learns of the flow's end at once, in whatever way it came. It imports Prefect
-no sooner than that, and takes 12 MB while it waits. What ends the whole machine ends the guard, too; then the
-next start of the worker finds the run.
+A killed process reports nothing, and a worker that is stopped kills its flow runs without a report: the
+server would show them as Running until their silence is noticed. The guard holds one end of a pipe whose
+other end only the flow holds, so it notices the flow's end at once, however it came. It imports Prefect only
+then, and takes 12 MB while it waits. What ends the whole machine ends the guard, too; then the next start of
+the worker finds the run (flows.operate.recovery), or the server misses its pulse (flows.operate.automations).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:  # the guard itself does without, as long as it can
     from prefect.client.schemas.objects import FlowRun, State
 
 REPORTED_S = 5.0
-"""So long a worker may take to report the end of its flow run, with the exit code that only it knows."""
+"""A worker has this long to report the end of its flow run, with the exit code that only it knows."""
 LOOK_S = 5.0
 PATIENCE_S = 900.0
-"""How long a server may be away that is to hear of it."""
+"""A server that is away is tried for this long."""
 
 
 def start_guard(flow_run: FlowRun) -> None:
-    """Have this process, which runs the flow run, guarded until it ends by itself."""
+    """Guard this process, which runs the flow run, until it ends by itself."""
     from prefect.settings import get_current_settings
 
     from tasks.core.process import child_environment
@@ -44,7 +44,7 @@ def start_guard(flow_run: FlowRun) -> None:
 
 
 def main(flow_run_id: str, run_count: int) -> None:
-    """Wait for the end of the flow, and see that the server knows of it."""
+    """Wait for the end of the flow, and report it if nobody else does."""
     sys.stdin.buffer.read()
     time.sleep(REPORTED_S)
     report(flow_run_id, run_count)

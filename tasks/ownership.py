@@ -12,7 +12,6 @@ from uuid import UUID
 from prefect.artifacts import create_link_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
-from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
@@ -20,24 +19,30 @@ from tasks import control
 from tasks.core import screen
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
-from tasks.stage import artifact_key, tell
+from tasks.stage import artifact_key, best_effort
+from tasks.supervision import launch
 from tasks.supervision.launch import Started
 
 
 def this_flow_run() -> str | None:
-    """The id of the flow run that this code runs in."""
-    context = FlowRunContext.get()
-    return None if context is None or context.flow_run is None else str(context.flow_run.id)
+    """Return the id of the flow run that this code runs in."""
+    flow_run = control.own_flow_run()
+    return None if flow_run is None else str(flow_run.id)
+
+
+def start_or_adopt(run: RunFolder, goal: launch.Goal) -> Started:
+    """Start the run's agent for this flow run, or adopt the one that lives."""
+    return launch.start_or_adopt(run, goal, control.raise_if_withdrawn, this_flow_run())
 
 
 def named(flow_run: FlowRun) -> str:
-    """Its name and the address of its page, as two flow runs on one run have the same name."""
+    """Return its name and the address of its page, as two flow runs on one run have the same name."""
     return f"{flow_run.name} ({url_for('flow-run', obj_id=flow_run.id) or flow_run.id})"
 
 
 def other_owner(run: RunFolder, flow_run: str) -> FlowRun | None:
-    """The flow run that has started the run's agent and is not over; None where that is `flow_run` itself, or
-    the server does not know it, as one of a terminal without a server."""
+    """Return the flow run that has started the run's agent and is not over. None where that is `flow_run`
+    itself, or the server does not know it, as it came from a terminal without a server."""
     owner = record.load_record(run).started_by
     if owner is None or owner == flow_run:
         return None
@@ -50,12 +55,12 @@ def other_owner(run: RunFolder, flow_run: str) -> FlowRun | None:
 
 
 def is_adopted(run: RunFolder, started: Started) -> bool:
-    """Whether the training that `started` has found is not this flow run's own, taken up again; if so, it is
-    logged whose it is, and what Cancel does."""
+    """Whether the training that `started` has found is not this flow run's own, taken up again. If so, the
+    log names its owner and what Cancel does."""
     mine = this_flow_run()
     if not started.adopted or (mine is not None and started.by == mine):
         return False
-    owner = None if mine is None else tell(other_owner, run, mine)
+    owner = None if mine is None else best_effort(other_owner, run, mine)
     if owner is not None:
         _announce(
             f"{run.name} is adopted from flow run {named(owner)}; Cancel and Suspend of this one end only "
@@ -65,20 +70,15 @@ def is_adopted(run: RunFolder, started: Started) -> bool:
         )
     elif control.deployed() is not None:
         _announce(
-            f"{run.name} is at work already, and no other flow run here owns it; Cancel of this one ends it"
+            f"{run.name} is running already, and no other flow run here owns it; Cancel of this one ends it"
         )
     return True
 
 
 @functools.cache
 def _announce(text: str, key: str = "", url: str | None = None) -> None:
-    """Log it once, though several stages find it out, and leave a link, which a log cannot."""
+    """Log this once, though several stages find it out, and leave a link, which a log cannot hold."""
     screen.warn(text)
     if url is not None:
-        tell(
-            create_link_artifact,
-            url,
-            link_text="the flow run that owns the training",
-            key=key,
-            description=text,
-        )
+        title = "the flow run that owns the training"
+        best_effort(create_link_artifact, url, link_text=title, key=key, description=text)

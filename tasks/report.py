@@ -1,4 +1,4 @@
-"""The report: one page about the run."""
+"""The stage that writes a run's report, one page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.stage import StageResult, is_transient, shown
 
 @dataclass(frozen=True)
 class Reported:
-    """The page, and the figure that stands first on it."""
+    """The page, and its headline figure."""
 
     report: Path
     headline: str
@@ -21,11 +21,11 @@ class Reported:
 
 @control.stage(name="report", retries=1, retry_condition_fn=is_transient)
 def report(run: RunFolder) -> StageResult[Reported]:
-    """Write report.html unless the one that is there was made from the same evidence."""
+    """Write report.html, unless the present one was made from the same evidence."""
     with shown("report") as stage:
         was_current = is_current(run)
         page = run.report if was_current else write_report(run, stage.progress)
         first = read_headline(run)
-        says = "no evaluation has a result" if first is None else str(first)
+        headline = "no evaluation has a result" if first is None else str(first)
         summary = "up to date" if was_current else page.name
-        return stage.result(summary, Reported(page, says), "unchanged" if was_current else "changed")
+        return stage.result(summary, Reported(page, headline), "unchanged" if was_current else "changed")

@@ -1,4 +1,4 @@
-"""The training: starts the run's agent, or adopts the one that lives, and watches it."""
+"""The stage that starts the run's agent, or adopts the one that lives, and watches its training."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
 
-from tasks import control
+from tasks import control, ownership
 from tasks.core import screen
 from tasks.core.units import number
 from tasks.diagnosis.run_doctor import findings_of
 from tasks.evaluation.fit import doubtful_classes
-from tasks.ownership import is_adopted, this_flow_run
 from tasks.reporting.left_out import left_out
 from tasks.reporting.plots import summarize
 from tasks.runs import metrics, record
 from tasks.runs.data import version_path
 from tasks.runs.doubts import doubts
 from tasks.runs.folder import RunFolder
-from tasks.stage import Effect, StageResult, artifact_key, shown, tell
+from tasks.stage import Effect, StageResult, artifact_key, best_effort, shown
 from tasks.supervision import launch
 from tasks.supervision.launch import Started
 from tasks.supervision.status import RunStatus, config_of
@@ -29,7 +28,7 @@ from tasks.supervision.tracking import gathering
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """The run that is trained; `changes` names what differs from its last attempt."""
+    """The run that was trained; `changes` names what differs from its last attempt."""
 
     run: Path
     changes: tuple[str, ...]
@@ -39,9 +38,8 @@ class TrainedRun:
 def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRun]:
     """Watch the training that `begun` has started for this flow run, or start or adopt one.
 
-    DataError with the reason and the log's last lines when the training does not succeed.
-
-    Nothing is retried here: the agent knows what can be tried again, and a new start resumes.
+    DataError with the reason and the log's last lines when the training fails. Nothing is retried here: the
+    agent knows what can be tried again, and a new start resumes.
     """
     with shown("train") as stage:
 
@@ -50,18 +48,17 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
             screen.warn(f"{run.name}: {reason}")
 
         @functools.cache
-        def stalled(reason: str) -> None:
-            _tell_of_standstill(run, reason)
+        def report_stall_once(reason: str) -> None:
+            _report_stall(run, reason)
 
         def progress(status: RunStatus) -> None:
-            if status.state == "queued" and status.reason:
+            if status.state in ("queued", "running") and status.reason:  # a running one was restarted
                 warn_once(status.reason)
+            if status.state == "queued" and status.reason:
                 stage.progress(0, 0, status.reason)
                 return
-            if status.state == "running" and status.reason:  # it was restarted
-                warn_once(status.reason)
             if status.state == "stalled":
-                stalled(status.reason)
+                report_stall_once(status.reason)
             loss = "" if status.loss is None else f"loss {number(status.loss)}"
             stage.silent(status.silent_s, "none" if status.phase is None else status.phase.phase)
             stage.progress(status.step, status.steps, "steps", loss, status.stalled_s)
@@ -71,8 +68,8 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
         config, version = config_of(run), version_path(record.load_record(run).data[0])
         for doubt in (*doubts(config, version), *doubtful_classes(config, version)):
             screen.warn(doubt)
-        started = begun or launch.start_or_adopt(run, "train", control.raise_if_withdrawn, this_flow_run())
-        adopted = is_adopted(run, started)
+        started = begun or ownership.start_or_adopt(run, "train")
+        adopted = ownership.is_adopted(run, started)
         if started.changes:
             screen.warn(f"not as in the run's last attempt: {', '.join(started.changes)}")
         status = launch.wait_for_training(run, progress)
@@ -81,9 +78,9 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
         return stage.result(how + _summary(run, status), TrainedRun(run.path, started.changes), effect)
 
 
-def _tell_of_standstill(run: RunFolder, reason: str) -> None:
-    """Put the agent's verdict into the flow run's log, with the evidence, and on the run's page, which else
-    is written at the end. Of private data only the codes, because a log that is quoted may name samples."""
+def _report_stall(run: RunFolder, reason: str) -> None:
+    """Put the agent's verdict into the flow run's log, with the evidence, and on the run's page, which is
+    otherwise written at the end. For private data it shows codes only: a quoted log may name samples."""
     from tasks.reporting import summary  # imports what draws pages
 
     found = findings_of(run, record.load_record(run).trained)
@@ -93,15 +90,15 @@ def _tell_of_standstill(run: RunFolder, reason: str) -> None:
     lines = [line for finding in found for line in finding.lines()]
     screen.warn("\n".join([f"{run.name}: {reason}; tarmac doctor --run {run.handle}", *lines]))
     page = summary.of_run(run, None, None, gathering.url(run))
-    tell(create_markdown_artifact, page, key=artifact_key("run", run.id), description=reason)
+    best_effort(create_markdown_artifact, page, key=artifact_key("run", run.id), description=reason)
 
 
 def _summary(run: RunFolder, status: RunStatus) -> str:
-    """Steps, loss, and the share of time spent waiting for data."""
+    """Return steps, loss, and the share of time spent waiting for data."""
     rows, _ = metrics.read_metrics(run.metrics)
-    told = summarize(rows)
-    if told is None:
+    totals = summarize(rows)
+    if totals is None:
         return f"{status.step:,} steps"
-    loss = "" if told.first_loss is None else f", loss {told.first_loss:.2f} → {told.last_loss:.2f}"
-    waiting = "" if told.waiting is None else f", waiting for data {100 * told.waiting:.1f} %"
+    loss = "" if totals.first_loss is None else f", loss {totals.first_loss:.2f} → {totals.last_loss:.2f}"
+    waiting = "" if totals.waiting is None else f", waiting for data {100 * totals.waiting:.1f} %"
     return f"{status.step:,} steps{loss}{waiting}"

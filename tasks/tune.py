@@ -1,14 +1,13 @@
-"""Waits for the loader settings of a run, which its agent measures where the training will run."""
+"""The stage that waits for a run's loader settings, which its agent measures where the training will run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks import control
+from tasks import control, ownership
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.loader.settings import LoaderSettings
-from tasks.ownership import is_adopted, this_flow_run
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch, tuning
@@ -18,7 +17,8 @@ from tasks.supervision.status import RunStatus
 
 @dataclass(frozen=True)
 class Tuned:
-    """The settings that were measured for this flow run, if any were, and how the agent began that did so."""
+    """The settings that were measured for this flow run, if any were, and how the agent was started that
+    measured them."""
 
     settings: LoaderSettings | None = None
     started: Started | None = None
@@ -26,14 +26,15 @@ class Tuned:
 
 @control.stage(name="tune")
 def tune(config: Config, run: RunFolder) -> StageResult[Tuned]:
-    """Settings that are there and fit the config stay; a run at work keeps the ones it started with.
+    """Measure loader settings, unless there are some that fit the config. A training that is running keeps
+    the settings it started with.
 
     DataError with the reason when nothing can be measured.
     """
     with shown("tune") as stage:
         if (there := tuning.kept(run, config.loader)) is not None:
             return stage.result(f"kept: {_summary(there)}", Tuned(), "unchanged")
-        started = launch.start_or_adopt(run, "train", control.raise_if_withdrawn, this_flow_run())
+        started = ownership.start_or_adopt(run, "train")
         if started.adopted and run.loader.exists():
             return stage.result("left alone: the run is at work", Tuned(), "unchanged")
 
@@ -43,20 +44,19 @@ def tune(config: Config, run: RunFolder) -> StageResult[Tuned]:
         def is_tuned(status: RunStatus) -> bool:
             return tuning.kept(run, config.loader) is not None or status.training_is_over
 
-        adopted = is_adopted(run, started)
+        adopted = ownership.is_adopted(run, started)
         launch.follow(run, is_tuned, progress)
         if (settings := tuning.kept(run, config.loader)) is None:
-            launch.wait_for_training(run)  # which says why there are none
+            launch.wait_for_training(run)  # which raises the reason if the training failed
             return stage.result("left alone: the run is done", Tuned(), "unchanged")
+        summary = _summary(settings)
         if adopted:
-            return stage.result(
-                f"measured by the run that was at work: {_summary(settings)}", Tuned(), "adopted"
-            )
-        return stage.result(_summary(settings), Tuned(settings, started))
+            return stage.result(f"measured by the run that was at work: {summary}", Tuned(), "adopted")
+        return stage.result(summary, Tuned(settings, started))
 
 
 def _summary(settings: LoaderSettings) -> str:
-    """`2 workers: 3,410 samples/s (0 workers: 1,920)`; the reason where nothing was measured."""
+    """Return such as `2 workers: 3,410 samples/s (0 workers: 1,920)`; the reason if nothing was measured."""
     rates = {one.workers: f"{one.samples_per_s:,.0f}" for one in settings.measurements}
     if settings.workers not in rates:
         return settings.reason

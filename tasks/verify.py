@@ -1,8 +1,7 @@
-"""Proves a version sound before anyone trains on it, and any dataset when somebody asks."""
+"""The stages that check a version before anyone trains on it, and any dataset when somebody asks."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,57 +17,61 @@ from tasks.core.units import counted
 from tasks.dataset import versions
 from tasks.dataset.build_info import read_build_info
 from tasks.dataset.verify.findings import Level
-from tasks.stage import StageResult, is_transient, shown, tell
+from tasks.stage import StageResult, artifact_key, best_effort, is_transient, shown
 
 KEYS = ("key", "member")
 """The parts of a place that may name a person."""
 ROWS = 200
-"""Findings in the table and in the log."""
+"""At most this many findings are in the table and in the log."""
 LINES = 10
-"""Findings in the message of the failed state."""
+"""At most this many findings are in the message of the failed state."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """The version that is sound, but for what is in quarantine."""
+    """The version, which is sound except for what is in quarantine."""
 
     version: Path
 
 
 @control.stage(name="verify", retries=1, retry_condition_fn=is_transient)
 def verify(config: Config, version: Path) -> StageResult[Verified]:
-    """DataError with every finding when the version is not sound, unless all that is bad is in quarantine; of
-    private data without keys."""
+    """Check a new version. DataError with its findings, for private data without keys, when it is not sound;
+    samples in quarantine are no error."""
     with shown("verify") as stage:
         report = stage.call(
             "tasks.dataset.verify.verifier:verify_version", {"version": str(version)}, config.dataset.private
         )
         errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
         if errors:
-            lines = [
-                f"  {entry['code']} {_place(config, entry['where'])}: {entry['remedy']}"
-                for entry in errors[:20]
-            ]
+            hidden = KEYS if config.dataset.private else ()
+            lines = []
+            for entry in errors[:20]:
+                place = " ".join(str(value) for name, value in entry["where"].items() if name not in hidden)
+                lines.append(f"  {entry['code']} {place}: {entry['remedy']}")
             steps = dict.fromkeys(f"  next: {entry['command']}" for entry in errors if entry["command"])
-            raise DataError("\n".join([f"{version} is not sound: {len(errors)} findings", *lines, *steps]))
+            what = f"{version} is not sound: {counted(len(errors), 'finding')}"
+            raise DataError("\n".join([what, *lines, *steps]))
         is_sound = not report["findings"]
-        verdict = "sound" if is_sound else "sound but for what is in quarantine"
+        verdict = "sound" if is_sound else "sound except for what is in quarantine"
         return stage.result(f"{version.name}: {verdict}", Verified(version), "unchanged")
 
 
 @control.stage(name="verify", retries=1, retry_condition_fn=is_transient)
 def examine(dataset: str, level: Level) -> StageResult[None]:
-    """DataError when the dataset, the version or the tars are not sound; the findings are in the run's log
-    and in a table. What may be private is shown without keys."""
+    """Check a dataset, a version or tars. The findings go to the run's log and into a table, without keys if
+    the data may be private. DataError when it is not sound."""
     with shown("verify") as stage:
         is_private = _may_be_private(dataset)
-        asked = {"path": dataset, "level": level}
-        report = stage.call("tasks.dataset.verify.verifier:verify", asked, is_private)
-        findings = [_shown(Finding(**entry), is_private) for entry in report["findings"]]
-        tell(
+        arguments = {"path": dataset, "level": level}
+        report = stage.call("tasks.dataset.verify.verifier:verify", arguments, is_private)
+        findings = [Finding(**entry) for entry in report["findings"]]
+        if is_private:
+            findings = [_without_keys(finding) for finding in findings]
+        best_effort(
             create_table_artifact,
             [_row(finding) for finding in findings[:ROWS]],
-            key="verify-" + re.sub("[^a-z0-9]+", "-", dataset.lower()).strip("-"),
+            key=artifact_key("verify", dataset),
             description=f"{counted(len(findings), 'finding')} in {redact(dataset)} at level {level}",
         )
         lines = ["\n".join(finding.lines()) for finding in findings[:ROWS]]
@@ -83,16 +86,14 @@ def examine(dataset: str, level: Level) -> StageResult[None]:
 
 
 def _may_be_private(dataset: str) -> bool:
-    """Whether no build.json, as it was written, says that the data is not private."""
+    """Whether no build.json, sealed as it was written, marks the data as public."""
     try:
         return read_build_info(versions.resolve(Path(dataset))).private
     except TarmacError:
         return True
 
 
-def _shown(finding: Finding, is_private: bool) -> Finding:
-    if not is_private:
-        return finding
+def _without_keys(finding: Finding) -> Finding:
     where = {name: value for name, value in finding.where.items() if name not in KEYS}
     return replace(finding, where=where, evidence={})
 
@@ -105,8 +106,3 @@ def _row(finding: Finding) -> dict[str, str]:
         "evidence": ", ".join(f"{name} {value}" for name, value in finding.evidence.items()),
         "fix": finding.remedy,
     }
-
-
-def _place(config: Config, where: dict[str, object]) -> str:
-    hidden = KEYS if config.dataset.private else ()
-    return " ".join(str(value) for name, value in where.items() if name not in hidden)

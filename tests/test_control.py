@@ -22,8 +22,7 @@ from prefect.states import (
 )
 
 from tasks import control
-from tasks.control import Withdrawn
-from tasks.core.errors import NeedsApproval
+from tasks.core.errors import NeedsApproval, Withdrawn
 
 
 def seen(state: State, run_count: int = 1, pid: str | None = "host:7") -> FlowRun:

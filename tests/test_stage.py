@@ -42,8 +42,8 @@ def test_a_server_that_is_gone_does_not_end_the_work(
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         with stage.shown("train") as training:
             training.progress(1, 2, "steps")
-        assert stage.tell(create_markdown_artifact, "# page", key="page") is None
-    warned = "! Prefect's server does not take what it is told (ConnectError); the work goes on"
+        assert stage.best_effort(create_markdown_artifact, "# page", key="page") is None
+    warned = "! Prefect's server does not accept updates (ConnectError); the work goes on"
     assert capsys.readouterr().err.splitlines() == [warned]
 
 
@@ -60,9 +60,9 @@ def test_what_a_thread_warns_of_is_in_the_log_of_the_flow_run(
 
     monkeypatch.setattr(stage, "get_run_logger", run_logger)
     monkeypatch.setattr(stage.FlowRunContext, "get", lambda: flow_run.get(None))
-    monkeypatch.setattr(stage._ToRun, "of_flow", None)
+    monkeypatch.setattr(stage._RunLogHandler, "of_flow", None)
     given = flow_run.set("42")
-    stage.listen()
+    stage.forward_logs()
     flow_run.reset(given)
     thread = threading.Thread(target=lambda: logging.getLogger("tasks.core.lock").warning("no heartbeat"))
     thread.start()

@@ -45,8 +45,8 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
         left.append({"page": page, **named})
 
     for module in (train, doctor):
-        monkeypatch.setattr(module, "tell", tell)
-    monkeypatch.setattr(stage, "tell", lambda *_, **__: None)
+        monkeypatch.setattr(module, "best_effort", tell)
+    monkeypatch.setattr(stage, "best_effort", lambda *_, **__: None)
     monkeypatch.setattr(stage, "get_run_logger", lambda: logging.getLogger(RUN_LOG))
     return left
 

@@ -30,7 +30,7 @@ Tuned = StageResult[tune.Tuned]
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]:
     """Runs the stage on a run, with changes to the config's loader block."""
     monkeypatch.setattr(stage, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(stage, "tell", lambda *_, **__: None)
+    monkeypatch.setattr(stage, "best_effort", lambda *_, **__: None)
     return lambda run, **loader: tune.tune.fn(make_config(tmp_path, loader=loader), run)
 
 

@@ -21,10 +21,9 @@ from prefect.events.actions import ChangeFlowRunState, RunDeployment, SendNotifi
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 
-from flows.events import DATASET, REBUILT
 from flows.starts import INTERRUPTED, TAKEN_UP
 from tasks.core.errors import UsageError
-from tasks.pulse import PULSE, STOPPED, TAG
+from tasks.events import DATASET, PULSE, REBUILT, STOPPED, TAG
 
 TAKE_UP = "take-up"
 """Of the deployments whose crashed runs start again by themselves."""

@@ -41,7 +41,7 @@ from flows.operate.offers import (
 )
 from tasks.core.config import differing_keys, load_config
 from tasks.core.errors import UsageError
-from tasks.pulse import TAG
+from tasks.events import TAG
 
 STEPS = (folder.ENTER, "prefect.deployments.steps.set_working_directory")
 """The pull steps that name a deployment's folder: ours, and that of a prefect.yaml without any."""

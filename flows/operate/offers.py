@@ -23,7 +23,7 @@ from flows.operate.environment import DEFAULTS
 from flows.parameters import choices, configured
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
-from tasks.pulse import TAG
+from tasks.events import TAG
 
 POOL = "tarmac"
 FLOWS = {

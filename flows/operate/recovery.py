@@ -35,7 +35,7 @@ from flows.operate.automations import TAKE_UP, take_up
 from flows.starts import INTERRUPTED, run_of
 from tasks.core import screen
 from tasks.core.errors import TarmacError
-from tasks.pulse import TAG
+from tasks.events import TAG
 from tasks.runs.folder import RunFolder
 from tasks.runs.job import agent_is_alive
 

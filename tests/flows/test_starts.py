@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import AwaitingRetry, Completed, Crashed, Failed, Pending, Running, Suspended
 
 from flows import stages, starts
+from tasks import control
 from tasks.core.config import load_config
 from tasks.core.errors import TarmacError
 from tasks.core.schema import Config
@@ -80,7 +81,7 @@ def test_two_reports_of_one_crash_count_once_and_one_before_the_flow_began_not_a
 def flow_run(monkeypatch: pytest.MonkeyPatch) -> FlowRun:
     """The flow run that this process runs."""
     made = FlowRun(flow_id=uuid4(), run_count=9)
-    monkeypatch.setattr(starts.FlowRunContext, "get", lambda: SimpleNamespace(flow_run=made))
+    monkeypatch.setattr(control, "own_flow_run", lambda: made)
     return made
 
 

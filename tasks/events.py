@@ -1,0 +1,69 @@
+"""The events that Tarmac emits on Prefect's server, for its automations to act on.
+
+Events are best effort: they are sent in the background, and a server that does not take one never delays the
+work.
+
+A pulse is the sign of life of a flow run, which the automation tarmac-zombies listens to. Prefect's own
+heartbeat comes every 30 seconds at best, and lasts until the flow's process ends. A server that is away for a
+minute then misses three of them and marks a healthy run as crashed once it is back; and a heartbeat after a
+run was suspended has it marked a little later. A pulse is more frequent, is sent only to a server that
+answers, and its last event announces that no more will come.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from prefect.events import emit_event
+
+if TYPE_CHECKING:
+    from tasks.core.schema import Config
+    from tasks.dataset.building.result import BuildResult
+
+PULSE = "tarmac.flow-run.pulse"
+STOPPED = "tarmac.flow-run.stopped"
+"""No further pulse is to be expected; the flow run's state gives the reason."""
+INTERVAL_S = 7.0
+TAG = "tarmac"
+"""The tag that every flow run of Tarmac has."""
+REBUILT = "tarmac.dataset.rebuilt"
+DATASET = "tarmac.dataset."
+"""This and a config's name make the resource of its dataset."""
+
+
+def emit_pulse(event: str, flow_run_id: UUID) -> None:
+    """Emit PULSE or STOPPED for a flow run."""
+    emit_event(
+        event,
+        resource={"prefect.resource.id": f"prefect.flow-run.{flow_run_id}"},
+        related=[{"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}],
+    )
+
+
+def emit_rebuilt(config: Config, built: BuildResult, flow: str) -> None:
+    """Report that a rebuild by `flow` has made a new version of a dataset current, if it has.
+
+    The event's resource names the project's folder, that of the dataset and the flow that has built it; its
+    payload names the version, the version's folder and how many samples came, went and were replaced.
+    """
+    if built.version.name == built.previous:
+        return
+    emit_event(
+        REBUILT,
+        resource={
+            "prefect.resource.id": f"{DATASET}{config.name}",
+            "prefect.resource.name": config.name,
+            "tarmac.folder": os.getcwd(),
+            "tarmac.dataset": os.path.abspath(config.dataset.output),
+            "tarmac.flow": flow,
+        },
+        payload={
+            "version": built.version.name,
+            "folder": os.path.abspath(built.version),
+            "gained": built.gained,
+            "lost": built.lost,
+            "replaced": built.replaced,
+        },
+    )
