@@ -1,11 +1,12 @@
-"""Chooses a run's loader settings by measuring those that a search asks for, until its steps need no more.
+"""Chooses a run's loader settings by measuring those that a search asks for, until the training needs no
+more.
 
-The batches come from the very feed of the training, so the figures hold for the run, and its own steps on one
-batch say how many samples it takes. Nothing competes for the cores meanwhile, while a training on the CPU
-does: the figures say what the loader can deliver, not what the run will reach. A fixed measurement of some
-seconds cannot see a slow spot further on in the data; in return it costs the same for every dataset.
+The batches come from the feed of the training itself, so the figures hold for the run, and its own steps on
+one batch show how many samples it takes. Nothing else uses the cores meanwhile, while a training on the CPU
+does: the figures are what the loader can deliver, not what the run will reach. A measurement of some seconds
+cannot find a slow spot further on in the data; in return it costs the same for every dataset.
 
-torch is imported late, because the loader's forkserver is forked off before all else, as in the training.
+torch is imported late, because the loader's forkserver is forked before all else, as in the training.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tasks.core.errors import UsageError
 from tasks.core.process import available_cores
 from tasks.core.schema import Config, Train
 from tasks.core.screen import Progress, no_progress
-from tasks.core.units import number
+from tasks.core.units import counted, number
 from tasks.dataset.layout import index_name
 from tasks.diagnosis import memory
 from tasks.diagnosis.memory import LoaderSize
@@ -37,9 +38,11 @@ BATCH_S = 0.25
 MARGIN = 1.5
 """The workers share the cores with the training, and one batch takes longer than another."""
 PREFETCH = 2
-"""`auto`: one batch in hand and one ready hide the usual differences between batches; more costs memory."""
+"""The value of `auto`: one batch in hand and one ready hide the usual differences between batches; more cost
+memory."""
 DEPTHS = (1, 2, 4, 8)
-"""Batches ahead of which bench may choose; a search begins at PREFETCH and takes less only for memory."""
+"""The batches ahead that bench may choose; a search begins at PREFETCH and goes lower only for lack of
+memory."""
 
 
 def tune(
@@ -50,13 +53,12 @@ def tune(
     lengths: Path | None = None,
     is_free: bool = False,
 ) -> LoaderSettings:
-    """Loader settings for training on `version`, with the reason and whatever was measured for it.
+    """Return loader settings for training on `version`, with the reason and all measurements.
 
-    `quarantine` is the file of the samples that are left out, the dataset's own unless given, and `lengths`
-    the folder of how long samples are, where they are packed and it is known.
-    Numbers in the config are kept as they are, and so is its reader; `is_free` searches all of them,
-    whatever the config says. Leaves no process behind. DataError for data that cannot be read, UsageError
-    where not even one worker fits, or a step of the training does not.
+    `quarantine` is the file of the samples that are left out, by default the dataset's own; `lengths` is the
+    folder of the samples' lengths, where they are packed and known. Numbers in the config are kept, and so is
+    its reader, unless `is_free`, which searches all settings. No process is left behind. DataError for data
+    that cannot be read, UsageError where not even one worker fits, or a step of the training does not.
     """
     if config.train is None:
         raise UsageError("train: missing; only a run that trains has loader settings")
@@ -65,7 +67,7 @@ def tune(
     from tasks.diagnosis.measure import Bench, feed_of
     from tasks.diagnosis.step_rate import Trial
 
-    recipe = load_recipe(config.train)  # first of all, because a mistake in train.model shows here
+    recipe = load_recipe(config.train)  # comes first, because it finds a mistake in train.model
     if config.loader.workers != "auto" and not is_free:
         given = config.loader.workers
         reason = f"{_workers(given)}: given as loader.workers in the config, so nothing was measured"
@@ -96,12 +98,13 @@ def tune(
 
 
 def unit_of(train: Train) -> Literal["samples", "rows"]:
-    """What a batch of the training counts."""
+    """Return what a batch of the training counts."""
     return "samples" if train.pack is None else "rows"
 
 
 def space_of(config: Config, version: Path, bench: Bench, is_free: bool) -> Space:
-    """What a search may choose from: by default workers alone. A worker is started to see what it costs."""
+    """Return the settings that a search may choose from, by default workers alone. A worker is started to
+    measure its memory."""
     assert config.train is not None
     ranks = config.engine.train.processes
     share = max(config.train.batch_size // ranks, 1)
@@ -126,7 +129,7 @@ def space_of(config: Config, version: Path, bench: Bench, is_free: bool) -> Spac
 
 
 def readers_of(config: Config, version: Path) -> tuple[Reader, ...]:
-    """The config's own, and the other where it can take its place."""
+    """Return the config's own reader, and the other one where it can replace it."""
     loader, train = config.loader, config.train
     assert train is not None
     if loader.reader == "streaming":
@@ -141,7 +144,7 @@ def readers_of(config: Config, version: Path) -> tuple[Reader, ...]:
 def searched(
     bench: Bench, space: Space, size: int, enough: float, progress: Progress = no_progress
 ) -> tuple[Measurement, list[Measurement]]:
-    """What was chosen and all that was measured, that without workers first."""
+    """Return the chosen measurement and all measurements, the one without workers first."""
     seeds, first = count(bench.feed.seed + 1), Setting(0, bench.feed.prefetch, space.readers[0])
 
     def measure(setting: Setting) -> Measurement:
@@ -161,9 +164,17 @@ def searched(
 def explain(
     chosen: Measurement, measurements: Sequence[Measurement], taken: float, unit: str = "samples"
 ) -> str:
-    """`2 workers: 3,410 samples/s; 0 workers: 1,920; …`, the chosen one first, and why it was chosen."""
+    """Return `2 workers: 3,410 samples/s; 0 workers: 1,920; …`, the chosen setting first, and why it was
+    chosen."""
     rates = [f"{_workers(chosen.workers)}: {chosen.samples_per_s:,.0f} {unit}/s"]
-    rates += [f"{_beside(chosen, m)}: {m.samples_per_s:,.0f}" for m in measurements if m is not chosen]
+    for other in measurements:
+        parts = [_workers(other.workers)]
+        if other.workers and other.prefetch != chosen.prefetch:
+            parts.append(f"{other.prefetch} ahead")
+        if other.reader != chosen.reader:
+            parts.append(other.reader)
+        if other is not chosen:
+            rates.append(f"{', '.join(parts)}: {other.samples_per_s:,.0f}")
     training = f"the training takes {number(taken, 2)} {unit}/s"
     if chosen.samples_per_s >= MARGIN * taken:
         rule = f"{training}, and the fewest workers from one on win that give {MARGIN} times that"
@@ -174,15 +185,5 @@ def explain(
     return "; ".join([*rates, rule])
 
 
-def _beside(chosen: Measurement, other: Measurement) -> str:
-    """The setting, by its workers and what else differs from the chosen one."""
-    parts = [_workers(other.workers)]
-    if other.workers and other.prefetch != chosen.prefetch:
-        parts.append(f"{other.prefetch} ahead")
-    if other.reader != chosen.reader:
-        parts.append(other.reader)
-    return ", ".join(parts)
-
-
 def _workers(count: int) -> str:
-    return f"{count} worker" if count == 1 else f"{count} workers"
+    return counted(count, "worker")

@@ -1,6 +1,7 @@
-"""The examination behind `tarmac doctor`: of a process, or of a log that somebody pasted; its text and page.
+"""Examines a process or a pasted log for `tarmac doctor`, and shows the result as text and as a page.
 
-One page of HTML holds all of it, redacted, so that a bug report carries the evidence and not a guess.
+One redacted page of HTML holds the whole examination, so that a bug report carries the evidence and not a
+guess.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 from tasks.core import pages
 from tasks.core.errors import UsageError
 from tasks.core.files import write_atomic
-from tasks.core.findings import Finding
 from tasks.diagnosis import passage
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.observe import SECONDS, observe, read_log
@@ -25,13 +25,13 @@ from tasks.diagnosis.verdicts import Verdict, facts_of, judge, judge_log
 from tasks.trainers import GENERIC, TRAINERS
 from tasks.trainers.contract import Trainer
 
-LABEL = 11
+LABEL, WIDTH = 11, 96
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What was examined, in words and by a name fit for a file, and what came of it. `about` is a sentence on
-    that, where it is not what was asked for."""
+    """The verdict about a subject, with `name` for files. `about` is a sentence for the case that another
+    process was examined than the user asked for."""
 
     subject: str
     name: str
@@ -41,17 +41,18 @@ class Examination:
     about: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints and the page holds; nothing in it names the user's home."""
-        seen = self.observation.to_json() if self.observation is not None else None
-        whole = {**self.verdict.to_json(), "subject": self.subject, "about": self.about, "observation": seen}
+        """Return the object that `--json` prints and the page holds, without the name of the user's home."""
+        observed = self.observation.to_json() if self.observation is not None else None
+        more = {"subject": self.subject, "about": self.about, "observation": observed}
+        whole = {**self.verdict.to_json(), **more}
         shown: dict[str, Any] = json.loads(without_home(json.dumps(whole)))
         return shown
 
 
 def examine_process(pid: int, log: Path | None = None, seconds: float = SECONDS) -> Examination:
-    """Observe a process for some seconds and judge it; of `tarmac watch` the command that it watches.
+    """Observe a process for some seconds and judge it; for `tarmac watch`, the command that it watches.
 
-    UsageError where there is none, nor a log.
+    UsageError where there is neither the process nor a log.
     """
     if procfs.stat(pid) is None and log is None:
         raise UsageError(
@@ -64,38 +65,33 @@ def examine_process(pid: int, log: Path | None = None, seconds: float = SECONDS)
 
 
 def examine_log(path: Path) -> Examination:
-    """Judge what a training has printed. UsageError where the file cannot be read."""
+    """Judge the log of a training. UsageError where the file cannot be read."""
     log = read_log(path)
     if log is None:
         raise UsageError(f"--log: {path} cannot be read; give the file that the training printed to")
-    trainer = trainer_of_log(log.lines)
-    verdict = judge_log(log, trainer)
+    verdict = judge_log(log, trainer_of_log(log.lines))
     return Examination(f"log {redacted(str(path))}", path.stem, verdict, None, time.time())
 
 
 def trainer_of_log(lines: Sequence[str]) -> Trainer:
-    """The trainer that most of the lines are of, the first among equals; GENERIC where none is."""
-    counts = {one.name: sum(_is_of(one, line) for line in lines) for one in TRAINERS if one is not GENERIC}
-    return max(
-        (one for one in TRAINERS if counts.get(one.name)), key=lambda one: counts[one.name], default=GENERIC
-    )
-
-
-def _is_of(trainer: Trainer, line: str) -> bool:
-    return trainer.progress(line) is not None or any(failure.search(line) for failure in trainer.failures)
+    """Return the trainer that most of the lines belong to, the first among equals; GENERIC where none
+    does."""
+    known = [one for one in TRAINERS if one is not GENERIC]
+    counts = [sum(one.progress(line) is not None or one.failed(line) for line in lines) for one in known]
+    return known[counts.index(max(counts))] if any(counts) else GENERIC
 
 
 def text_of(done: Examination) -> Iterator[str]:
-    """The examination as the terminal shows it, without where it was saved."""
+    """Yield the examination as the terminal shows it, without the place where it was saved."""
     verdict = done.verdict
     if done.about:
         yield f"{'WATCH':<{LABEL - 2}}{done.about}"
-    said, *fixes = verdict_of(done)
-    yield said
-    findings, seen = verdict.report.findings, done.observation
-    if seen is not None:
-        yield f"EVIDENCE over {seen.seconds:.0f} s"
-        for name, fact in facts_of(seen):
+    first, *fixes = verdict_of(done)
+    yield first
+    findings, observation = verdict.report.findings, done.observation
+    if observation is not None:
+        yield f"EVIDENCE over {observation.seconds:.0f} s"
+        for name, fact in facts_of(observation):
             yield f"  {name:<{LABEL}} {fact}"
     for place, finding in enumerate(findings):
         if place:
@@ -112,37 +108,41 @@ def text_of(done: Examination) -> Iterator[str]:
 
 
 def verdict_of(done: Examination) -> list[str]:
-    """Its first line and its last ones: the verdict, and a fix for each cause."""
-    findings = done.verdict.report.findings
-    return [f"VERDICT  {done.verdict.sentence}", *(f"FIX        {fix_of(one)}" for one in findings)]
-
-
-def fix_of(finding: Finding) -> str:
-    return finding.remedy if finding.command is None else f"{finding.command}\n           {finding.remedy}"
+    """Return the first line and the last lines of the text: the verdict, and a fix for each cause."""
+    fixes = [
+        "\n           ".join(filter(None, [one.command, one.remedy])) for one in done.verdict.report.findings
+    ]
+    return [f"VERDICT  {done.verdict.sentence}", *(f"FIX        {fix}" for fix in fixes)]
 
 
 def save_doctor_page(done: Examination, path: Path) -> None:
     """Write the page. UsageError where it cannot be written."""
-    observation = done.observation
+    values: dict[str, Any] = {"facts": [], "processes": [], "roles": {}, "log": None, "observation": ""}
+    if (observation := done.observation) is not None:
+        values = {
+            "facts": facts_of(observation),
+            "processes": observation.processes,
+            "roles": _roles(observation.processes),
+            "log": observation.log,
+            "observation": json.dumps(done.to_json()["observation"], indent=1),
+        }
     page = pages.render(
-        "diagnosis/doctor.html",
-        done=done,
-        verdict=done.verdict,
-        facts=facts_of(observation) if observation is not None else [],
-        processes=observation.processes if observation is not None else [],
-        roles=_roles(observation.processes) if observation is not None else {},
-        log=observation.log if observation is not None else None,
-        observation=json.dumps(done.to_json()["observation"], indent=1) if observation is not None else "",
-        written=time.time(),
+        "diagnosis/doctor.html", done=done, verdict=done.verdict, written=time.time(), **values
     )
+    write_page(page, path)
+
+
+def write_page(page: str, path: Path) -> None:
+    """Write a page to the path of `--out`. UsageError where it cannot be written."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, page)
     except OSError as error:
         raise UsageError(f"--out: {path} cannot be written ({error.strerror}); give another PATH") from None
 
 
 def _roles(processes: Sequence[ObservedProcess]) -> dict[int, str]:
-    """What each process is, by its id: `rank 0`, and `worker 1 of rank 0` where a rank has several."""
+    """Name the role of each process by its id: `rank 0`, `worker 1 of rank 0`."""
     alike: dict[tuple[str, int], list[int]] = {}
     for one in processes:
         alike.setdefault((one.role, one.rank), []).append(one.pid)
@@ -153,10 +153,10 @@ def _roles(processes: Sequence[ObservedProcess]) -> dict[int, str]:
     }
 
 
-def _wrapped(parts: list[str], width: int = 96) -> Iterator[str]:
+def _wrapped(parts: list[str]) -> Iterator[str]:
     line = ""
     for part in parts:
-        if line and len(line) + len(part) > width:
+        if line and len(line) + len(part) > WIDTH:
             yield line
             line = ""
         line += ("   " if line else "") + part

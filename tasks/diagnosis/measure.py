@@ -1,23 +1,25 @@
-"""Measures one setting of the loader: the rate it keeps up, and the time to its first batch.
+"""Measures one setting of the loader: the rate that it sustains, and the time to its first batch.
 
-The rate counts from when the queues' first contents are used up, since those were made while nobody watched.
+The rate counts from the moment when the queues' first contents are used up, since those were made before the
+clock ran.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import warnings
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from tasks.core.quarantine_file import NAME, home, read_quarantine
 from tasks.core.schema import Config
+from tasks.diagnosis import memory
+from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.search import Alone
 from tasks.loader.collate import Batch
 from tasks.loader.feed import Data, Feed, Shapes
@@ -27,14 +29,16 @@ from tasks.loader.workers import Batches
 from tasks.runs.data import shares_of
 
 MEASURED_S = 0.7
-"""For each setting; it ends with a batch of the last worker, as workers finish theirs at about one time."""
+"""The time for each setting. It ends with a batch of the last worker, as workers finish theirs at about one
+time."""
 SAMPLES_MEASURED = 5_000
-"""Of each dataset, for packs that stand for the training's."""
+"""The samples of each dataset that are measured to make packs like those of the training."""
 
 
 def datasets_of(config: Config, version: Path, quarantine: Path | None = None) -> list[Data]:
-    """What a training of the config reads, `version` being its own dataset's; `quarantine` is the file of the
-    samples that are left out, each dataset's own unless given."""
+    """Return the datasets that a training of the config reads; `version` is a version of its own dataset.
+
+    `quarantine` is the file of the samples that are left out, by default each dataset's own."""
     return [
         Data(path, read_quarantine(quarantine or home(path) / NAME), share)
         for path, share in shares_of(config, version)
@@ -49,10 +53,11 @@ def feed_of(
     lengths: Path | None = None,
     **others: Any,
 ) -> Feed:
-    """The feed of a training of the config, packed where the training packs; `others` are further fields.
+    """Return the feed of a training of the config, packed where the training packs; `others` are further
+    fields.
 
-    `lengths` is where the lengths of samples lie, or are left for the next one that asks: those of some
-    samples, which then stand for all. DataError where none of them fits into a row.
+    `lengths` is the folder of the lengths of some samples, which stand for all. They are measured and left
+    there unless they exist. DataError where none of them fits into a row.
     """
     assert config.train is not None
     feed = Feed.of(config, datasets_of(config, version, quarantine), recipe, **others)
@@ -65,7 +70,8 @@ def feed_of(
 
 
 def rows_an_epoch(feed: Feed) -> int | None:
-    """How many rows all samples fill, by those that were measured; None of a feed that does not pack."""
+    """Return how many rows all samples fill, by those that were measured; None for a feed that does not
+    pack."""
     if feed.packed is None:
         return None
     limits, rows = feed.packed.limits, 0.0
@@ -78,7 +84,7 @@ def rows_an_epoch(feed: Feed) -> int | None:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all measurements have in common."""
+    """The feed and the threads of all measurements."""
 
     feed: Feed
     threads: int
@@ -87,19 +93,19 @@ class Bench:
         torch.set_num_threads(self.threads)  # without workers the training process loads
 
     def batches(self, workers: int, batch_size: int, seed: int = 0, **others: Any) -> Batches:
-        """`others` are further fields of the feed."""
+        """Open the feed with these settings; `others` are further fields of it."""
         feed = replace(self.feed, workers=workers, batch_size=batch_size, seed=seed, **others)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create")  # whether that pays is measured
             return feed.train()
 
     def batch(self, size: int) -> Batch:
-        """One of that many samples, as the training gets them."""
+        """Return a batch of that many samples, in the form that the training gets."""
         with self.batches(workers=0, batch_size=size) as batches:
             return next(batches)
 
     def samples_within(self, seconds: float) -> int:
-        """How many samples, at least one, this process loads in that time."""
+        """Return how many samples, at least one, this process loads in that time."""
         with self.batches(workers=0, batch_size=1) as batches:
             next(batches)  # opens files and whatever the transform sets up once
             started = time.perf_counter()
@@ -112,10 +118,11 @@ class Bench:
     def measure(
         self, setting: Setting, batch_size: int, seed: int, seconds: float | None = None
     ) -> Measurement:
-        """Time to the first batch, then the rate of some seconds once the queues' contents are used up.
+        """Measure the time to the first batch, then the rate over some seconds once the queues' contents are
+        used up.
 
-        `seed` differs between measurements, so that each reads other samples where there are many: what one
-        has read lies in the page cache and would flatter the next.
+        `seed` differs between measurements, so that each reads other samples where there are many: the
+        samples of one measurement lie in the page cache afterwards and would flatter the next.
         """
         workers, started = setting.workers, time.perf_counter()
         loader = self.feed.loader.model_copy(update={"reader": setting.reader})
@@ -131,7 +138,7 @@ class Bench:
                 count += 1
                 elapsed = time.perf_counter() - started
             cores_busy = (_worked_s() - worked_s) / elapsed
-            memory_bytes = _memory_bytes()
+            memory_bytes = int(memory.tree_bytes(os.getpid()))
         return Measurement(
             workers=workers,
             prefetch=setting.prefetch,
@@ -143,7 +150,7 @@ class Bench:
         )
 
     def alone(self, setting: Setting, batch_size: int, seed: int) -> tuple[Measurement, Alone]:
-        """What this process gives without workers, as the setting has them, and how busy it was."""
+        """Measure the setting, which has no workers, and how busy this process was."""
         began, wanted = time.perf_counter(), _core_wanted_s()
         measured = self.measure(setting, batch_size, seed)
         busy = (_core_wanted_s() - wanted) / (time.perf_counter() - began)
@@ -151,7 +158,8 @@ class Bench:
 
 
 def _core_wanted_s() -> float:
-    """For how long this thread was at work, or waited for a core that others had: not for a disk."""
+    """Return the seconds that this thread was at work, or waited for a core that others had, but not for a
+    disk."""
     try:
         at_work, in_line, _ = Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()
     except OSError:  # a kernel without it, or not Linux
@@ -160,22 +168,5 @@ def _core_wanted_s() -> float:
 
 
 def _worked_s() -> float:
-    """CPU time of this process and all it started that still live."""
-    total = 0.0
-    for one in _tree():
-        with suppress(psutil.Error):  # it has just ended
-            times = one.cpu_times()
-            total += times.user + times.system
-    return total
-
-
-def _memory_bytes() -> int | None:
-    """Of this process and all it started, shared pages divided among those that share them."""
-    try:
-        return sum(int(one.memory_full_info().pss) for one in _tree())
-    except (psutil.Error, AttributeError):  # not Linux, or a process that has just ended
-        return None
-
-
-def _tree() -> list[psutil.Process]:
-    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+    """Return the CPU time of this process and its descendants that still live."""
+    return sum(found.cpu_s for one in procfs.family(os.getpid()) if (found := procfs.stat(one)) is not None)

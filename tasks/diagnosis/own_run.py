@@ -1,7 +1,7 @@
-"""The judgement of a config of Tarmac's own before it trains, from what its dataset's version says of itself.
+"""Judges a config of Tarmac's own before it trains, by the records of its dataset's version.
 
-Nothing is decoded and torch is not imported: the manifest, the index's header and the statistics of the
-table of samples answer within a second, however many shards there are.
+Nothing is decoded and torch is not imported: the manifest, the index's header and the statistics of the table
+of samples suffice, within a second, however many shards there are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
 from tasks.core.files import read_json
-from tasks.core.findings import Finding
+from tasks.core.findings import Finding, Severity
 from tasks.core.schema import Config, Train
 from tasks.core.units import counted
 from tasks.dataset.index import read_index
@@ -27,7 +27,7 @@ from tasks.dataset.layout import samples_name, sizes_name
 from tasks.dataset.manifest import Manifest
 from tasks.diagnosis import memory
 from tasks.diagnosis.bench import PREFETCH
-from tasks.diagnosis.foreign.cost import LARGE_PIXELS
+from tasks.diagnosis.foreign.judgement import LARGE_PIXELS
 from tasks.diagnosis.memory import LoaderSize
 from tasks.models import hub
 from tasks.models.held_out import held_out
@@ -37,13 +37,13 @@ from tasks.runs.data import overfull
 TRAIN = "train"
 DEFAULT_SIDE = 224
 BYTES_PER_WEIGHT = 12
-"""Of a checkpoint: a weight in float32 and the two averages of AdamW."""
+"""In a checkpoint: a weight in float32 and the two averages of AdamW."""
 NAMES = {"workers": "loader.workers", "prefetch": "loader.prefetch", "batch_size": "train.batch_size"}
 
 
 @dataclass(frozen=True)
 class OwnCase:
-    """A config with a train block, the version that it trains on, and what this machine gives."""
+    """A config with a train block, the version that it trains on, and the limits of this machine."""
 
     config: Config
     train: Train
@@ -53,37 +53,40 @@ class OwnCase:
     limits: memory.MachineLimits
     free_bytes: float
     cost: memory.LoaderCost | None = None
-    """What a sample costs, or a row of packed ones, where it was measured."""
+    """The memory cost of a sample, or of a row of packed samples, where it was measured."""
     is_deep: bool = False
-    """Whether to read the weights, and not only look at them."""
+    """Whether to read the weights instead of only checking that the files exist."""
     rows: int | None = None
-    """How many rows the samples are packed into, where it was measured."""
+    """The number of rows that the samples are packed into, where it was measured."""
 
     @cached_property
     def samples(self) -> int:
-        split = self.manifest.splits.get(TRAIN)
-        return 0 if split is None else split.samples
+        return self.manifest.splits[TRAIN].samples if TRAIN in self.manifest.splits else 0
 
     @cached_property
     def shards(self) -> int:
-        split = self.manifest.splits.get(TRAIN)
-        return 0 if split is None else split.shards
+        return self.manifest.splits[TRAIN].shards if TRAIN in self.manifest.splits else 0
 
     @cached_property
     def steps(self) -> int:
-        """Optimizer steps; those of `epochs` by the manifest's count."""
+        """Optimizer steps, computed from the manifest's count where the config gives `epochs`."""
         if self.train.steps is not None:
             return self.train.steps
         return math.ceil(self.samples * (self.train.epochs or 1) / self.train.batch_size)
 
+    @property
+    def workers(self) -> int:
+        """The loader's workers; where they are still to be measured, at most as many as there are cores."""
+        return self.cores if self.config.loader.workers == "auto" else self.config.loader.workers
+
     @cached_property
     def volumes(self) -> tuple[int, int, int] | None:
-        """(depth, height, width) that the model reads of CT volumes; None of one that reads none."""
+        """(depth, height, width) of the CT volumes that the model reads; None where it reads none."""
         return options_type(self.train.recipe).model_validate(self.train.model).input_shape
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """The model's description; empty for a recipe whose models are not described without torch."""
+        """The model's description; empty for a recipe whose models cannot be described without torch."""
         if self.train.recipe != "clip":
             return {}
         from tasks.models.clip.clip_options import ClipOptions
@@ -92,7 +95,7 @@ class OwnCase:
 
 
 def judge_own_run(case: OwnCase) -> list[Finding]:
-    """Every cause for which the run would fail, stand still, or be another than was meant."""
+    """Return every cause for which the run would fail, stall, or differ from what was meant."""
     return [
         *_modality(case),
         *_counts(case),
@@ -110,19 +113,14 @@ def judge_own_run(case: OwnCase) -> list[Finding]:
 def _modality(case: OwnCase) -> Iterator[Finding]:
     kind, there = options_type(case.train.recipe), case.manifest.modality
     if not kind.takes(there):
-        yield Finding(
-            code="keys.mismatch",
-            severity="error",
-            remedy=f"train on a dataset of modality {kind.modality}, or take the recipe for {there}",
-            where={"file": str(case.version / "manifest.json")},
-            evidence={
-                "problem": f"recipe {case.train.recipe} reads {kind.modality}, the dataset holds {there}"
-            },
-        )
+        remedy = f"train on a dataset of modality {kind.modality}, or take the recipe for {there}"
+        where = {"file": str(case.version / "manifest.json")}
+        problem = f"recipe {case.train.recipe} reads {kind.modality}, the dataset holds {there}"
+        yield Finding("keys.mismatch", "error", remedy, where=where, evidence={"problem": problem})
 
 
 def _counts(case: OwnCase) -> Iterator[Finding]:
-    """The manifest against the index and `sizes.json`: what is read is what was promised."""
+    """Compare the manifest with the index and `sizes.json`."""
     found = {}
     try:
         found[f"index/{TRAIN}.npy"] = len(read_index(case.version, TRAIN))
@@ -133,44 +131,29 @@ def _counts(case: OwnCase) -> Iterator[Finding]:
         found[sizes_name(TRAIN)] = sum(sizes.values())
     except (OSError, ValueError, AttributeError, TypeError):
         found[f"{sizes_name(TRAIN)} (missing or torn)"] = 0
+    fix = f"tarmac repair {case.version}"
     for name, samples in found.items():
         if samples != case.samples:
+            evidence = {"problem": f"the manifest has {case.samples:,} samples, {name} {samples:,}"}
             yield Finding(
-                code="count.mismatch",
-                severity="error",
-                remedy=f"tarmac repair {case.version}",
-                where={"file": name},
-                evidence={"problem": f"the manifest has {case.samples:,} samples, {name} {samples:,}"},
-                command=f"tarmac repair {case.version}",
+                "count.mismatch", "error", fix, where={"file": name}, evidence=evidence, command=fix
             )
 
 
 def _batches(case: OwnCase) -> Iterator[Finding]:
     if case.samples and (batch := overfull(case.config, case.version, case.rows)) is not None:
-        yield Finding(
-            code="worker.starved",
-            severity="error" if batch.is_wrong else "warning",
-            remedy=batch.remedy,
-            evidence={"problem": batch.problem},
-            config={"train.batch_size": batch.fitting},
+        severity: Severity = "error" if batch.is_wrong else "warning"
+        evidence, config = {"problem": batch.problem}, {"train.batch_size": batch.fitting}
+        yield Finding("worker.starved", severity, batch.remedy, evidence=evidence, config=config)
+    is_streaming = case.config.loader.reader == "streaming"
+    if is_streaming and TRAIN in case.manifest.splits and case.shards < case.workers:
+        remedy = f"take loader.workers {max(case.shards, 1)}, loader.reader: indexed, or smaller shards"
+        problem = (
+            f"{counted(case.shards, 'shard')} for {counted(case.workers, 'worker')} of the streaming reader: "
+            "several read the same shards"
         )
-    split = case.manifest.splits.get(TRAIN)
-    if case.config.loader.reader == "streaming" and split is not None and split.shards < _workers(case):
-        yield Finding(
-            code="shards.too_few",
-            severity="warning",
-            remedy=f"take loader.workers {max(split.shards, 1)}, loader.reader: indexed, or smaller shards",
-            evidence={
-                "problem": f"{counted(split.shards, 'shard')} for {counted(_workers(case), 'worker')} of the "
-                "streaming reader: several read the same shards"
-            },
-            config={"loader.workers": max(split.shards, 1)},
-        )
-
-
-def _workers(case: OwnCase) -> int:
-    """The loader's workers; where they are to be measured, as many as there are cores at most."""
-    return case.cores if case.config.loader.workers == "auto" else case.config.loader.workers
+        config = {"loader.workers": max(case.shards, 1)}
+        yield Finding("shards.too_few", "warning", remedy, evidence={"problem": problem}, config=config)
 
 
 def _warmup(case: OwnCase) -> Iterator[Finding]:
@@ -179,22 +162,18 @@ def _warmup(case: OwnCase) -> Iterator[Finding]:
     if warmup < case.steps:
         return
     rates = train.lr.values() if isinstance(train.lr, dict) else [train.lr]
-    ends = max(rates) * case.steps / max(warmup, 1)
-    yield Finding(
-        code="schedule.warmup",
-        severity="warning",
-        remedy=f"take train.warmup {max(case.steps // 10, 1)}, a tenth of the steps",
-        evidence={
-            "problem": f"{warmup:,} warm-up steps of {case.steps:,}: the learning rate ends at {ends:.1e}, "
-            f"never {max(rates):.1e}"
-        },
-        config={"train.warmup": max(case.steps // 10, 1)},
+    ends, shorter = max(rates) * case.steps / max(warmup, 1), max(case.steps // 10, 1)
+    problem = (
+        f"{warmup:,} warm-up steps of {case.steps:,}: the learning rate ends at {ends:.1e}, never "
+        f"{max(rates):.1e}"
     )
+    remedy, config = f"take train.warmup {shorter}, a tenth of the steps", {"train.warmup": shorter}
+    yield Finding("schedule.warmup", "warning", remedy, evidence={"problem": problem}, config=config)
 
 
 def largest_image(version: Path) -> int:
-    """An upper bound of the pixels of the train split's images, by the statistics that Parquet keeps of each
-    group of rows; 0 where the table has none."""
+    """Return an upper bound of the pixels of the train split's images, by the statistics that Parquet keeps
+    for each group of rows; 0 where the table has none."""
     try:
         table = pq.ParquetFile(version / samples_name(TRAIN))
     except (OSError, ValueError):
@@ -214,9 +193,9 @@ def largest_image(version: Path) -> int:
 def _oversized(case: OwnCase) -> Iterator[Finding]:
     if (most := largest_image(case.version)) > LARGE_PIXELS:
         yield Finding(
-            code="image.oversized",
-            severity="warning",
-            remedy="set dataset.image.max_side to 1024 and build again: each is decoded whole for every step",
+            "image.oversized",
+            "warning",
+            "set dataset.image.max_side to 1024 and build again: each is decoded whole for every step",
             where={"split": TRAIN},
             evidence={"problem": f"images of up to {most / 1e6:,.0f} million pixels"},
             config={"dataset.image.max_side": 1024},
@@ -225,7 +204,7 @@ def _oversized(case: OwnCase) -> Iterator[Finding]:
 
 def _memory(case: OwnCase) -> Iterator[Finding]:
     if case.train.pack is not None and case.cost is None:
-        return  # how much a row holds is known to those alone who have packed some
+        return  # how much a row holds is known only once some were packed
     prefetch = PREFETCH if case.config.loader.prefetch == "auto" else case.config.loader.prefetch
     cost = case.cost or _estimate(case)
     ranks = case.config.engine.train.processes
@@ -233,15 +212,18 @@ def _memory(case: OwnCase) -> Iterator[Finding]:
     part = min(case.train.micro_batch or share, share)
     held = held_out(case.manifest.splits)
     judged = min(case.config.judged_at_once, case.manifest.splits[held].samples) if held is not None else 0
-    size = LoaderSize(_workers(case), prefetch, part, ranks, -(-share // part), judged)
+    size = LoaderSize(case.workers, prefetch, part, ranks, -(-share // part), judged)
     is_given = case.config.evaluate is not None and case.config.evaluate.batch_size is not None
     names = {**NAMES, "judged": "evaluate.batch_size"} if is_given else NAMES
     for finding in memory.judge_memory(cost, size, case.limits, names):
-        yield _over_all_ranks(finding, ranks)
+        config = dict(finding.config or {})
+        if "train.batch_size" in config:  # the config counts the samples over all ranks
+            config["train.batch_size"] *= ranks
+        yield replace(finding, config=config or None)
 
 
 def _estimate(case: OwnCase) -> memory.LoaderCost:
-    """What a sample costs, by the recipe's own account or by the side of its images."""
+    """Estimate the memory cost of a sample by the shape of its volumes or the side of its images."""
     if case.volumes is not None:
         return memory.estimate_volumes(case.volumes, largest_sample(case.version))
     side = case.model.get("vision_cfg", {}).get("image_size", DEFAULT_SIDE)
@@ -250,7 +232,8 @@ def _estimate(case: OwnCase) -> memory.LoaderCost:
 
 
 def largest_sample(version: Path) -> int:
-    """Bytes of the train split's largest sample as stored; 0 without a sound index, which `_counts` finds."""
+    """Return the bytes of the train split's largest sample as stored; 0 without a sound index, which
+    `_counts` reports."""
     try:
         return int(read_index(version, TRAIN)["length"].max(initial=0))
     except DataError:
@@ -258,7 +241,8 @@ def largest_sample(version: Path) -> int:
 
 
 def too_small(version: Path, wanted: Sequence[int]) -> tuple[int, ...] | None:
-    """The least sides of the train split's volumes, by the table of samples, where one is below `wanted`."""
+    """Return the smallest sides of the train split's volumes, by the table of samples, if one is below
+    `wanted`."""
     try:
         table = pq.read_table(version / samples_name(TRAIN), columns=["depth", "height", "width"])
     except (OSError, ValueError):
@@ -272,30 +256,22 @@ def _volumes(case: OwnCase) -> Iterator[Finding]:
     least = None if wanted is None else too_small(case.version, wanted)
     if wanted is None or least is None:
         return
-    said, asked = (" x ".join(map(str, sides)) for sides in (least, wanted))
+    there, asked = (" x ".join(map(str, sides)) for sides in (least, wanted))
     yield Finding(
-        code="keys.mismatch",
-        severity="error",
-        remedy=f"build with dataset.volume.shape: {list(wanted)}, or take a smaller train.model.shape",
+        "keys.mismatch",
+        "error",
+        f"build with dataset.volume.shape: {list(wanted)}, or take a smaller train.model.shape",
         where={"split": TRAIN},
-        evidence={"problem": f"volumes of no more than {said} voxels, and the model reads {asked}"},
+        evidence={"problem": f"volumes of no more than {there} voxels, and the model reads {asked}"},
         config={"dataset.volume.shape": list(wanted)},
     )
 
 
-def _over_all_ranks(finding: Finding, ranks: int) -> Finding:
-    """The finding with the batch size as the config has it, over all ranks."""
-    config = dict(finding.config or {})
-    if "train.batch_size" in config:
-        config["train.batch_size"] *= ranks
-    return replace(finding, config=config or None)
-
-
 def weights(model: Mapping[str, Any]) -> int:
-    """Parameters of a CLIP of two transformers, to a few percent; 0 where the description is of another kind.
+    """Estimate the parameters of a CLIP of two transformers to a few percent; 0 for another kind of model.
 
-    A block of width w has 12 w² (attention 4 w², the two layers of its MLP 8 w²); beside the blocks count the
-    embeddings of tokens and patches.
+    A block of width w has 12 w² (attention 4 w², the two layers of its MLP 8 w²). The embeddings of tokens
+    and patches are added.
     """
     vision, text = model.get("vision_cfg", {}), model.get("text_cfg", {})
     towers = [(one.get("width"), one.get("layers")) for one in (vision, text)]
@@ -307,34 +283,36 @@ def weights(model: Mapping[str, Any]) -> int:
 
 
 def _disk(case: OwnCase) -> Iterator[Finding]:
-    """All checkpoints of the run against the room where runs lie."""
-    each = BYTES_PER_WEIGHT * weights(case.model) + (4 * weights(case.model) if case.train.ema else 0)
+    """Compare the size of all checkpoints of the run with the free space where runs lie."""
+    each = (BYTES_PER_WEIGHT + (4 if case.train.ema else 0)) * weights(case.model)
     count = math.ceil(case.steps / case.train.checkpoint_every)
     if each * count > case.free_bytes:
         fitting = max(int(case.free_bytes // each), 1)
         every = math.ceil(case.steps / fitting)
+        problem = (
+            f"{counted(count, 'checkpoint')} of {memory.gigabytes(each)} need "
+            f"{memory.gigabytes(each * count)}, and {memory.gigabytes(case.free_bytes)} are free"
+        )
         yield Finding(
-            code="disk.too_small",
-            severity="error",
-            remedy=f"take train.checkpoint_every {every}, or put `runs` on a larger disk",
+            "disk.too_small",
+            "error",
+            f"take train.checkpoint_every {every}, or put `runs` on a larger disk",
             where={"file": str(case.config.runs)},
-            evidence={
-                "problem": f"{counted(count, 'checkpoint')} of {memory.gigabytes(each)} need "
-                f"{memory.gigabytes(each * count)}, and {memory.gigabytes(case.free_bytes)} are free"
-            },
+            evidence={"problem": problem},
             config={"train.checkpoint_every": every},
         )
 
 
 def _weights(case: OwnCase) -> Iterator[Finding]:
-    """Files and models that the training loads and that are not on this machine, or not as they were."""
+    """Find the files and models that the training loads and that are missing on this machine, or have
+    changed."""
     needs = options_type(case.train.recipe).model_validate(case.train.model).needs
     for lack in hub.lacks(needs, hub.read_lock(case.config.runs), is_deep=case.is_deep):
         yield lack.finding()
 
 
 def _teachers(case: OwnCase) -> Iterator[Finding]:
-    """The widths of all samples' embeddings against those of the teachers that the recipe is told of."""
+    """Compare the widths of all samples' embeddings with those of the teachers in the config."""
     if case.train.recipe != "clip_reinforced":
         return
     from tasks.models.reinforced.clip_reinforced_options import ReinforcedOptions
@@ -343,23 +321,24 @@ def _teachers(case: OwnCase) -> Iterator[Finding]:
     there = _widths(case.version)
     wrong = [width for width in there if width != wanted]
     if wrong:
-        samples = sum(there[width] for width in wrong)
+        samples = counted(sum(there[width] for width in wrong), "sample")
+        widths = ", ".join(map(str, wrong))
+        of_data = f"{samples} of {case.samples:,} with embeddings {widths} wide"
+        problem = f"{of_data}, and train.model.teachers has {wanted}"
+        of_each = "the width of each teacher that the data was made with, in their order"
+        where = {"file": samples_name(TRAIN)}
         yield Finding(
-            code="reinforcement.teachers",
-            severity="error",
-            remedy="name by train.model.teachers the width of each teacher that the data was made with, in "
-            "their order",
-            where={"file": samples_name(TRAIN)},
-            evidence={
-                "problem": f"{counted(samples, 'sample')} of {case.samples:,} with embeddings "
-                f"{', '.join(map(str, wrong))} wide, and train.model.teachers has {wanted}"
-            },
+            "reinforcement.teachers",
+            "error",
+            f"name by train.model.teachers {of_each}",
+            where=where,
+            evidence={"problem": problem},
         )
 
 
 def _widths(version: Path) -> dict[int, int]:
-    """How many samples have embeddings of which width, of those that could be judged when they were built;
-    empty where the table has no such column."""
+    """Return how many samples have embeddings of each width, as far as the build could tell; empty where the
+    table has no such column."""
     try:
         column = pq.read_table(version / samples_name(TRAIN), columns=["embedding_width"]).column(0)
     except (OSError, ValueError, IndexError):
@@ -368,6 +347,6 @@ def _widths(version: Path) -> dict[int, int]:
 
 
 def room(folder: Path) -> float:
-    """Free bytes of the disk that a folder lies on, or will lie on."""
+    """Return the free bytes of the disk that a folder lies on, or will lie on."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     return float(shutil.disk_usage(there).free)

@@ -1,8 +1,8 @@
-"""The examination of a run of Tarmac's, alive or dead, by its folder.
+"""Examines a run of Tarmac's, alive or dead, by its folder.
 
-Its processes are looked at like anybody's, and its loader workers say in files of the run's folder what they
-are at, which needs no permission to trace. Where another trainer's command trains, it is looked at by that
-trainer's rules. Of a run that is over, or lives on another machine, what its agent wrote down is told.
+Its processes are observed like any others. Its loader workers write their state to files of the run's folder,
+so this needs no permission to trace. Where another trainer's command trains, that trainer's rules apply. For
+a run that is over, or lives on another machine, the records of its agent are shown.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ from tasks.runs.record import RunRecord
 
 
 def examine_run(run: RunFolder, seconds: float = SECONDS) -> Examination:
-    """Examine a run of Tarmac's: its processes where they live here, else what its agent wrote down.
-
-    Needs no permission to trace: the loader workers keep their state in files of the run's folder.
-    """
+    """Examine a run of Tarmac's: its processes where they live here, else the records of its agent."""
     number = len(record.load_record(run).attempts)
     identities = [
         Identity.from_json(read_json(path)) for path in sorted(run.attempt(number).glob("rank_*.json"))
@@ -42,24 +39,20 @@ def examine_run(run: RunFolder, seconds: float = SECONDS) -> Examination:
     if not alive:
         return _from_records(run, number, identities)
     train = configs.reload(run.config).train
-    is_external = train is not None and options_type(train.recipe).is_external
+    external = train if train is not None and options_type(train.recipe).is_external else None
     trainer = None
-    if train is not None and is_external:
-        alive = [_command_of(pid) for pid in alive]
-        trainer = train.model.get("trainer")
+    if external is not None:  # each rank has started the command, which is the one to observe
+        alive = [next(iter(procfs.family(pid)[1:]), pid) for pid in alive]
+        trainer = external.model.get("trainer")
     seen = observe(alive[0], seconds, run.rank_log(number), alive[1:], trainer)
-    seen = replace(seen, states=_states(run, set(alive)))
-    verdict = _fixed_by_config(run, judge(seen)) if is_external else judge(seen)
+    seen = replace(seen, states=_states(run))
+    verdict = judge(seen) if external is None else _fixed_by_config(run, judge(seen))
     return Examination(f"run {run.name}", run.name, verdict, seen, seen.at)
 
 
-def _command_of(pid: int) -> int:
-    """The process of the command that a rank of recipe external has started; else the rank itself."""
-    return next(iter(procfs.family(pid)[1:]), pid)
-
-
 def _fixed_by_config(run: RunFolder, verdict: Verdict) -> Verdict:
-    """The verdict with commands about the run and its config, where it has those of the bare command."""
+    """Return the verdict with commands about the run and its config in place of those about the bare
+    command."""
     fixed = f"tarmac cancel {run.handle}; tarmac preflight {run.config}"
     findings = [
         one if one.command is None else replace(one, command=fixed) for one in verdict.report.findings
@@ -67,8 +60,8 @@ def _fixed_by_config(run: RunFolder, verdict: Verdict) -> Verdict:
     return replace(verdict, report=replace(verdict.report, findings=findings))
 
 
-def _states(run: RunFolder, alive: set[int]) -> list[KeptState]:
-    """What the loader workers keep; `alive` are the ranks."""
+def _states(run: RunFolder) -> list[KeptState]:
+    """Return the states of the living loader workers."""
     now = time.time()
     return [
         KeptState(
@@ -88,9 +81,10 @@ def _states(run: RunFolder, alive: set[int]) -> list[KeptState]:
 
 
 def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -> Examination:
-    """What the agent wrote of an attempt that is over, or that runs where this machine cannot look; and that
-    the run is over where nobody works on it any more, although nothing says so."""
-    is_at_work = agent_is_alive(run)  # seen first: what an agent wrote before it ended is then in the record
+    """Return the agent's records of an attempt that is over, or that runs where this machine cannot look.
+
+    A run that counts as under way, but on which nobody works any more, is reported as gone."""
+    is_at_work = agent_is_alive(run)  # comes first, so that the record holds all that an ended agent wrote
     state = record.load_record(run)
     findings = [_worded(one) for one in findings_of(run, number)]
     is_under_way = state.state in record.UNDER_WAY
@@ -115,7 +109,7 @@ def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -
 
 
 def _gone(run: RunFolder, state: RunRecord, number: int) -> Finding:
-    """That a run which should be under way has no agent any more."""
+    """Report that a run which should be under way has no agent any more."""
     phase, log = phases.read_phase(run.phase()), run.rank_log(number)
     last = state.attempts[-1] if state.attempts else None
     agent = f"its agent (process {last.pid} on {last.host})" if last is not None else "its agent"
@@ -133,7 +127,7 @@ def _gone(run: RunFolder, state: RunRecord, number: int) -> Finding:
 
 
 def findings_of(run: RunFolder, attempt: int) -> list[Finding]:
-    """What the agent has found in an attempt, oldest first."""
+    """Return the findings of the agent in an attempt, oldest first."""
     entries, _ = read_lines(run.findings) if run.findings.exists() else ([], 0)
     names = {entry.name for entry in fields(Finding)}
     return [
@@ -144,7 +138,8 @@ def findings_of(run: RunFolder, attempt: int) -> list[Finding]:
 
 
 def _worded(finding: Finding) -> Finding:
-    """With the sentence that a verdict's finding has; the agent's own say it by their code and last line."""
+    """Add the sentence that a verdict's finding has; the agent's own findings have a last line or a step
+    instead."""
     if "what" in finding.evidence:
         return finding
     what = str(finding.evidence.get("last_line") or f"at step {finding.evidence.get('step', 0)}")

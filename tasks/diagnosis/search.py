@@ -1,11 +1,12 @@
-"""Finds the loader settings that give the most samples, by a few short measurements instead of all of them.
+"""Finds the loader settings that give the most samples by a few short measurements, without trying all of
+them.
 
-Loading in the process itself shows what a sample costs, and how much of that is work for a core. As many
-workers as keep the cores at work are the start; from there one setting at a time is changed for as long as it
-gains: workers, reader, batches ahead. Where a setting left no core idle, more workers and batches ahead can
-gain nothing, and none are tried. What came close to the best is measured once more, so that a lucky moment
-does not choose. A sweep of all settings would also find what two settings gain only together, at many
-times the cost; tests/benchmarks/bench_search.py compares the two.
+Loading in the process itself shows the cost of a sample, and how much of it is work for a core. The search
+starts with as many workers as keep the cores busy, and changes one setting at a time while that gains:
+workers, reader, batches ahead. Where a setting leaves no core idle, more workers and batches ahead can gain
+nothing and are not tried. Settings close to the best are measured once more, so that a lucky moment does not
+decide. A sweep of all settings would also find what two settings gain only together, at many times the cost;
+tests/benchmarks/bench_search.py compares the two.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from dataclasses import dataclass, replace
 from tasks.loader.settings import Measurement, Reader, Setting
 
 GAIN = 0.03
-"""What a costlier setting has to give more than a cheaper one; less is noise."""
+"""The gain that a costlier setting needs over a cheaper one; less is noise."""
 AT_WORK = 0.95
-"""A setting that keeps so much of the cores at work is at most a few percent below what they can give."""
+"""A setting that keeps this share of the cores busy is at most a few percent below what they can give."""
 CLOSE, FINALISTS = 0.10, 2
-"""Settings within that share of the best, and at most so many, are measured once more."""
+"""Settings within this share of the best, and at most so many, are measured once more."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """What may be chosen: ascending numbers, and readers in the order of preference.
+    """The settings to choose from: ascending numbers, and readers in the order of preference.
 
-    There is one worker at least: without, nothing is read ahead, and the training waits for every batch.
-    `cores` are those of a rank, and `fits` says whether the machine has the memory, shared memory and file
+    There is at least one worker: without one nothing is read ahead, and the training waits for every batch.
+    `cores` are those of a rank, and `fits` tests whether the machine has the memory, shared memory and file
     descriptors for a setting.
     """
 
@@ -40,36 +41,38 @@ class Space:
     fits: Callable[[Setting], bool] = lambda setting: True
 
     def __iter__(self) -> Iterator[Setting]:
-        """All that fit."""
+        """Yield all settings that fit."""
         every = (Setting(w, p, r) for r in self.readers for w in self.workers for p in self.prefetch)
         return filter(self.fits, every)
 
 
 @dataclass(frozen=True)
 class Alone:
-    """What loading in one process, without workers, gives: `busy` is the share of the time in which it wanted
-    a core, and waited for no disk."""
+    """The rate of loading in one process without workers. `busy` is the share of the time in which it wanted
+    a core and did not wait for a disk."""
 
     samples_per_s: float
     busy: float
 
 
 def worker_counts(cores: int) -> list[int]:
-    """One and up to twice the cores, which pays where a loader waits for its disk: ever larger steps."""
+    """Return numbers from one to twice the cores, which pays where a loader waits for its disk, in growing
+    steps."""
     most = 2 * cores
     doubled = {2**power for power in range(most.bit_length())}
     return sorted({cores, most, *doubled, *(3 * count // 2 for count in doubled)} & {*range(1, most + 1)})
 
 
 def predicted_workers(alone: Alone, cores: int, enough: float) -> int:
-    """The fewest workers that give `enough`, or else those that keep all cores at work; pure arithmetic."""
+    """Predict the fewest workers that give `enough`, or else those that keep all cores busy."""
     at_work = round(cores / max(alone.busy, 0.5))
-    wanted = 0.9 * enough / alone.samples_per_s  # what one process gives is known no better
+    wanted = 0.9 * enough / alone.samples_per_s  # the rate of one process is known no better
     return max(at_work if wanted > at_work else math.ceil(wanted), 1)
 
 
 class Search:
-    """One search. `measure` tries a setting, and one that gives `enough` samples per second ends it."""
+    """One search. `measure` tries a setting; a setting that gives `enough` samples per second ends the
+    search."""
 
     def __init__(
         self,
@@ -80,14 +83,22 @@ class Search:
         alone_per_s: float = math.inf,
     ) -> None:
         """`start` is moved to the nearest setting that fits; ValueError where none does. `alone_per_s` is the
-        rate of one process, more than which no worker gives."""
+        rate of one process, which no worker exceeds."""
         self._space, self._enough, self._measure = space, enough, measure
         self._alone_per_s = alone_per_s
         self._runs: dict[Setting, list[Measurement]] = {}
-        self._start = min(space, key=lambda one: _distance(one, start, space))
+        order = space.readers.index
+        self._start = min(
+            space,
+            key=lambda one: (
+                order(one.reader),
+                abs(one.workers - start.workers),
+                abs(one.prefetch - start.prefetch),
+            ),
+        )
 
     def run(self) -> Setting:
-        """The cheapest setting that gives enough, or the one that gives the most."""
+        """Return the cheapest setting that gives enough, or the one that gives the most."""
         best = self._start
         self._rate(best)
         for step in (self._by_workers, self._by_reader, self._by_prefetch):
@@ -96,17 +107,24 @@ class Search:
             best = step(best)
         if self._is_enough(best):
             return best
-        for one in self._finalists():
+        ranked = sorted(self._runs, key=self._rate, reverse=True)
+        least = (1 - CLOSE) * self._rate(ranked[0])
+        close = [setting for setting in ranked if self._rate(setting) >= least][:FINALISTS]
+        for one in close if len(close) > 1 else ():
             self._again(one)
-        return self._cheapest_of_best()
+        least = (1 - GAIN) * max(map(self._rate, self._runs))
+        order = self._space.readers.index
+        good = (one for one in self._runs if self._rate(one) >= least)
+        return min(good, key=lambda one: (order(one.reader), one.workers, one.prefetch))
 
     @property
     def measurements(self) -> list[Measurement]:
-        """Of each setting that was measured, in that order; the mean of those that were measured again."""
+        """One measurement per setting, in the order of measuring; the mean for a setting that was measured
+        again."""
         return [_mean(runs) for runs in self._runs.values()]
 
     def _by_workers(self, best: Setting) -> Setting:
-        counts = [count for count in self._space.workers if self._fits(replace(best, workers=count))]
+        counts = [one for one in self._space.workers if self._space.fits(replace(best, workers=one))]
         place = counts.index(best.workers)
         more = [replace(best, workers=count) for count in counts[place + 1 :]]
         found = self._climb(best, [] if self._is_at_work(best) else more)
@@ -121,7 +139,7 @@ class Search:
 
     def _by_reader(self, best: Setting) -> Setting:
         others = [replace(best, reader=reader) for reader in self._space.readers if reader != best.reader]
-        found = self._climb(best, list(filter(self._fits, others)))
+        found = self._climb(best, list(filter(self._space.fits, others)))
         return found if found == best or self._is_enough(found) else self._by_workers(found)
 
     def _by_prefetch(self, best: Setting) -> Setting:
@@ -131,27 +149,14 @@ class Search:
         return self._climb(best, [replace(best, prefetch=depth) for depth in depths])
 
     def _climb(self, best: Setting, costlier: Sequence[Setting]) -> Setting:
-        """The last of those settings, each costlier than the one before, that still gained."""
+        """Return the last of these settings, each costlier than the one before, that still gained."""
         for setting in costlier:
-            if self._is_enough(best) or not self._fits(setting):
+            if self._is_enough(best) or not self._space.fits(setting):
                 break
             if self._rate(setting) < (1 + GAIN) * self._rate(best):
                 break
             best = setting
         return best
-
-    def _finalists(self) -> list[Setting]:
-        ranked = sorted(self._runs, key=self._rate, reverse=True)
-        least = (1 - CLOSE) * self._rate(ranked[0])
-        close = [setting for setting in ranked if self._rate(setting) >= least][:FINALISTS]
-        return close if len(close) > 1 else []
-
-    def _cheapest_of_best(self) -> Setting:
-        least = (1 - GAIN) * max(map(self._rate, self._runs))
-        return min((one for one in self._runs if self._rate(one) >= least), key=self._cost)
-
-    def _cost(self, setting: Setting) -> tuple[int, int, int]:
-        return self._space.readers.index(setting.reader), setting.workers, setting.prefetch
 
     def _rate(self, setting: Setting) -> float:
         if setting not in self._runs:
@@ -165,18 +170,10 @@ class Search:
         return self._rate(setting) >= self._enough
 
     def _is_at_work(self, setting: Setting) -> bool:
-        """Whether no core was idle."""
+        """Return whether no core was idle."""
         return max(one.cores_busy or 0.0 for one in self._runs[setting]) >= AT_WORK * self._space.cores
-
-    def _fits(self, setting: Setting) -> bool:
-        return self._space.fits(setting)
 
 
 def _mean(runs: Sequence[Measurement]) -> Measurement:
     rate = sum(one.samples_per_s for one in runs) / len(runs)
     return runs[0].model_copy(update={"samples_per_s": round(rate, 1)})
-
-
-def _distance(one: Setting, start: Setting, space: Space) -> tuple[int, int, int]:
-    reader = space.readers.index(one.reader)
-    return reader, abs(one.workers - start.workers), abs(one.prefetch - start.prefetch)

@@ -1,8 +1,9 @@
-"""`tarmac bench`: four tests of a loader, from one sample to a steady stream, and what limits the training.
+"""Runs the four tests of `tarmac bench`, from one sample to a steady stream, and finds what limits the
+training.
 
-Each test is a process of its own with a deadline, so that a loader that hangs is an answer and no silence:
-its workers keep their state in files, which say at what they stood. The search for settings is the same as
-before a training (bench.py), but for the reader and the batches ahead, which it is free to choose.
+Each test is a process of its own with a deadline, so that a loader that hangs gives an answer: its workers
+keep their state in files, which show where they stand. The search for settings is the one before a training
+(bench.py), except that it may also choose the reader and the batches ahead.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from typing import Any
 
 from tasks.core import child, pages
 from tasks.core.charts import Chart, Series
-from tasks.core.errors import DataError, UsageError
-from tasks.core.files import write_atomic
+from tasks.core.errors import DataError
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import number
 from tasks.diagnosis.bench import BATCH_S
+from tasks.diagnosis.examination import write_page
 from tasks.loader import worker_state
 from tasks.loader.settings import LoaderSettings, Measurement, Reader
 from tasks.loader.worker_state import WorkerStage
 
 ONE_SAMPLE_S, ONE_WORKER_S, SEARCH_S, SUSTAINED_S = 180.0, 180.0, 900.0, 180.0
-"""Deadlines, starts and imports included."""
+"""The deadlines of the tests, including start and imports."""
 STEADY_S, WINDOW_S, WINDOWS = 1.0, 1.0, 8
 LENGTHS = "lengths"
-"""The folder that the first test leaves for the others, of how long samples are where they are packed."""
+"""The folder of the samples' lengths, which the first test leaves for the others where samples are packed."""
 OF_A_SAMPLE = (
     WorkerStage.OPEN,
     WorkerStage.READ,
@@ -43,12 +44,12 @@ OF_A_SAMPLE = (
 
 @dataclass(frozen=True)
 class StagedFindings:
-    """What the tests found.
+    """The results of the tests.
 
-    `first` says where the time to the first sample went, and `steady` where that of a sample goes later on:
-    seconds by stage; `hand-over` is a sample's share of its batch's way from a worker. `sustained` are
-    samples a second over WINDOWS seconds with the chosen settings, and `slowest` those of the slowest second.
-    `limit` is the finding that says what limits the training.
+    `first` holds the seconds to the first sample by stage, `steady` those of a later sample; `hand-over` is a
+    sample's share of the way of its batch from a worker. `sustained` is the number of samples per second over
+    WINDOWS seconds with the chosen settings, `slowest` the number in the slowest second. `limit` is the
+    finding about what limits the training.
     """
 
     first: Mapping[str, float]
@@ -69,9 +70,10 @@ class StagedFindings:
 
 
 def bench(config: Config, version: Path, progress: Progress = no_progress) -> StagedFindings:
-    """All tests, with loader settings searched for whatever the config says of them.
+    """Run all tests, with a search for loader settings whether or not the config gives them.
 
-    DataError for data that cannot be read, and for a test that its deadline ended: it says at what it stood.
+    DataError for data that cannot be read, and for a test that its deadline ended, with the place where it
+    stood.
     """
     given = {"config": config.model_dump(mode="json"), "version": str(version)}
     private = config.dataset.private
@@ -96,7 +98,8 @@ def bench(config: Config, version: Path, progress: Progress = no_progress) -> St
 
 
 def one_sample(config: Config, version: Path, states: Path) -> dict[str, dict[str, float]]:
-    """In a fresh process that loads by itself: seconds by stage of the first sample, and on average."""
+    """Return, in a fresh process that loads by itself, the seconds by stage of the first sample and on
+    average."""
     began = time.perf_counter()
     from tasks.diagnosis.measure import feed_of
     from tasks.loader.batches import TRAIN, open_split
@@ -124,9 +127,10 @@ def one_sample(config: Config, version: Path, states: Path) -> dict[str, dict[st
 
 
 def one_worker(config: Config, version: Path, states: Path) -> float:
-    """Seconds per sample that batches take from their worker to the process that trains.
+    """Return the seconds per sample that batches take from their worker to the process that trains.
 
-    One worker with one batch at a time is never ahead, so what it does not spend on the batch is its way.
+    One worker with one batch at a time is never ahead, so the time that it does not spend on the batch is the
+    way.
     """
     from tasks.diagnosis.measure import Bench, feed_of
     from tasks.loader.batches import TRAIN
@@ -152,7 +156,7 @@ def one_worker(config: Config, version: Path, states: Path) -> float:
 def sustained(
     config: Config, version: Path, states: Path, workers: int, prefetch: int, reader: Reader
 ) -> list[float]:
-    """Samples in each of WINDOWS seconds, after as many batches as the queues hold."""
+    """Return the samples in each of WINDOWS seconds, after as many batches as the queues hold."""
     from tasks.diagnosis.measure import Bench, feed_of
     from tasks.models.recipes import load_recipe
 
@@ -175,7 +179,7 @@ def sustained(
 
 
 def limit_of(settings: LoaderSettings, steady: Mapping[str, float], sustained: float) -> Finding:
-    """What keeps the training from going faster; pure."""
+    """Return the finding about what keeps the training from going faster."""
     taken = settings.taken_per_s
     facts = {"loader_per_s": round(sustained, 1), "training_per_s": taken}
     if taken is None or sustained >= taken:
@@ -202,7 +206,8 @@ REMEDIES = {
 
 
 def charts_of(found: StagedFindings) -> list[Chart]:
-    """What each setting gives and takes: a line for each reader and number of batches ahead."""
+    """Draw rate, time to the first batch and memory of each setting, with a line per reader and batches
+    ahead."""
     measured, taken = found.settings.measurements, found.settings.taken_per_s
     rate = f"{found.settings.unit}/s"
     levels = [] if taken is None else [(f"the training takes {number(taken, 2)} {rate}", taken)]
@@ -211,15 +216,15 @@ def charts_of(found: StagedFindings) -> list[Chart]:
     def over_workers(
         title: str, y_label: str, value_of: Callable[[Measurement], float], **more: Any
     ) -> Chart:
-        series, said = [], []
+        series, texts = [], []
         for reader, prefetch in lines:
             name = f"{reader}, {prefetch} ahead" if len(lines) > 1 else title
             own = [one for one in measured if (one.reader, one.prefetch) == (reader, prefetch)]
             points = sorted((float(one.workers), value_of(one)) for one in own)
             series.append(Series(name, points, marked=True))
             values = "; ".join(f"{workers:.0f}: {value:,.2f}" for workers, value in points)
-            said.append(f"{name}: {values}" if len(lines) > 1 else values)
-        words = f"{y_label} by workers: {'. '.join(said)}"
+            texts.append(f"{name}: {values}" if len(lines) > 1 else values)
+        words = f"{y_label} by workers: {'. '.join(texts)}"
         return Chart(title, words, "workers", y_label, series, x_is_whole=True, **more)
 
     charts = [
@@ -238,22 +243,13 @@ def save_bench_page(found: StagedFindings, name: str, path: Path) -> None:
     page = pages.render(
         "diagnosis/bench.html", found=found, name=name, charts=charts_of(found), written=time.time()
     )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, page)
-    except OSError as error:
-        raise UsageError(f"--out: {path} cannot be written ({error.strerror}); give another PATH") from None
+    write_page(page, path)
 
 
 def _tested(
     test: str, arguments: dict[str, Any], deadline_s: float, states: Path, progress: Progress, private: bool
 ) -> Any:
-    """The test's result, of `one_sample`, `sustained`, or `module:function` of this package."""
-    target = f"tasks.diagnosis.{test}" if ":" in test else f"tasks.diagnosis.staged:{test}"
-    return child.call(target, arguments, progress, private, _until(deadline_s, test, states))
-
-
-def _until(deadline_s: float, test: str, states: Path) -> Callable[[], None]:
+    """Return the result of a test: a function of this module, or `module:function` of this package."""
     began = time.monotonic()
 
     def check() -> None:
@@ -264,7 +260,8 @@ def _until(deadline_s: float, test: str, states: Path) -> Callable[[], None]:
                 "the recipe's transform"
             )
 
-    return check
+    target = f"tasks.diagnosis.{test}" if ":" in test else f"tasks.diagnosis.staged:{test}"
+    return child.call(target, arguments, progress, private, check)
 
 
 def _standing(state: worker_state.WorkerState) -> str:

@@ -1,8 +1,10 @@
-"""Whether one step of a training fits into memory, by the peak of a small one, before a training is started.
+"""Predicts whether one step of a training fits into memory, by the peak of a small step, before a training
+starts.
 
-What a pass takes grows with its samples, while model, gradients and optimizer do not: two samples show both.
-Small peaks drown in what else a process allocates, so where the figure would refuse a training, larger passes
-are measured that still fit, up to the training's own. An out-of-memory kill names no key; this does.
+The memory of a pass grows with its samples, while model, gradients and optimizer do not: two samples show
+both. Small peaks drown in the other allocations of a process. So where the figure would refuse a training,
+larger passes that still fit are measured, up to the training's own. An out-of-memory kill names no key of the
+config; this error does.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from tasks.diagnosis.memory import SPARE, gigabytes
 from tasks.models.recipes import levers
 
 FIRST = 2
-"""Samples of the first pass that is measured."""
+"""The samples of the first pass that is measured."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """The bytes that the ranks of a machine share, or each has of its GPU; `by` names what sets them."""
+    """The bytes that the ranks of a machine share, or that each has on its GPU; `by` names what limits
+    them."""
 
     bytes: float
     by: str
@@ -32,8 +35,8 @@ class Room:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Bytes of a rank's step: `fixed` whatever it is given, and those of each `sample` of a pass, as
-    `measured` samples have shown."""
+    """The bytes of a rank's step: `fixed` ones, and those of each `sample` of a pass, by a pass of `measured`
+    samples."""
 
     fixed: float
     sample: float
@@ -47,7 +50,8 @@ class StepCost:
 
 
 def cost_of(peak_of: Callable[[int], float], fixed: float, samples: int, room: Room) -> StepCost:
-    """By `peak_of` so many samples in a pass; `samples` are those of the training's."""
+    """Measure the cost; `peak_of` runs a pass of so many samples, and the training's passes have
+    `samples`."""
 
     def measured(count: int) -> StepCost:
         return StepCost(fixed, max(peak_of(count) - fixed, 0.0) / count, count)
@@ -64,7 +68,7 @@ def cost_of(peak_of: Callable[[int], float], fixed: float, samples: int, room: R
 
 
 def require_room(config: Config, cost: StepCost, samples: int, room: Room, unit: str) -> None:
-    """UsageError with the keys to lower where a pass of so many samples does not fit."""
+    """Raise UsageError with the keys to lower where a pass of so many samples does not fit."""
     assert config.train is not None
     if cost.fits(samples, room):
         return

@@ -1,16 +1,16 @@
-"""What a training takes: the samples a second that a few of its steps go through when nothing is waited for,
-and the memory of a step.
+"""Measures a few steps of a training: the samples per second that it takes without waiting, and a step's
+memory.
 
 One batch is used again and again, so the loader has no part in it. The steps are plain ones: forward,
-backward and AdamW, on the device that the training would have. Weight averages and an exchange between ranks
-are left out, which errs on the safe side: the training goes through no more samples than this.
+backward and AdamW, on the device that the training would have. Weight averages and the exchange between ranks
+are left out, which errs on the safe side: the training takes no more samples than this.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,15 +24,16 @@ from tasks.models.recipes import Recipe
 
 MEASURED_S, LEAST_STEPS, MOST_STEPS = 2.0, 2, 20
 LONG_STEP_S = 20.0
-"""The first step, which sets up what all use, is timed only where it takes longer; then it is all."""
+"""The first step also sets things up. It is the only step that is timed if it takes longer than this, else it
+is not counted."""
 NO_MEMORY = ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "could not create a primitive")
-"""How an allocation that fails on a CPU is reported by torch, C++ and oneDNN."""
+"""The messages by which torch, C++ and oneDNN report an allocation that fails on a CPU."""
 LOWER = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Trial:
     """A model of the recipe that takes the training's steps on given batches, on the device that the training
-    would have. Its learning rate is 0, and the random numbers of the process are left as they were."""
+    would have. The learning rate is 0, and the random state of the process stays unchanged."""
 
     def __init__(self, recipe: Recipe, train: Train) -> None:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,18 +49,20 @@ class Trial:
         self._lower = LOWER.get(train.precision)
         averaged = sum(map(_bytes_of, model.parameters())) if train.ema is not None else 0
         self.fixed_bytes = self._held() + 3 * sum(map(_bytes_of, trained)) + averaged
-        """Of this process, or of its GPU, with gradients, AdamW's two averages and that of the weights."""
+        """The bytes of this process, or on its GPU, with gradients, AdamW's two averages and that of the
+        weights."""
 
     def room(self, limits: memory.MachineLimits, ranks: int) -> Room:
-        """What its peak is to be compared with, by the `limits` of the machine before it was made."""
+        """Return the memory that the peak is compared with, by the `limits` of the machine before the model
+        was made."""
         if self._device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._device)
             return Room(free + torch.cuda.memory_reserved(self._device), "the GPU's free memory")
         return Room(limits.memory, limits.by, ranks)
 
     def peak_bytes(self, batch: Mapping[str, Any], room: Room) -> float:
-        """The most memory that two steps take; infinite where that is more than the room, which they are kept
-        to."""
+        """Return the peak memory of two steps, which are limited to the room; infinite where they need
+        more."""
         is_cuda = self._device.type == "cuda"
         if is_cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -69,36 +72,30 @@ class Trial:
         try:
             with nullcontext() if is_cuda else memory.bounded(rest):
                 here = self._put(batch)
-                for _ in range(2):  # the optimizer's averages are there from the second on
+                for _ in range(2):  # the optimizer's averages exist from the second on
                     self._step(here)
         except (torch.OutOfMemoryError, MemoryError):
             return math.inf
-        except RuntimeError as error:  # as torch has it on a CPU
+        except RuntimeError as error:  # torch raises it on a CPU
             if not any(sign in str(error) for sign in NO_MEMORY):
                 raise
             return math.inf
         return float(torch.cuda.max_memory_allocated(self._device)) if is_cuda else memory.own_bytes("VmHWM")
 
     def samples_per_s(self, batch: Mapping[str, Any]) -> float:
-        """Samples a second of one rank, by the fastest of some steps: what else the machine does at the time
-        must not make the training seem slow, or it would be given too few workers."""
+        """Return the samples per second of one rank, by the fastest of some steps: other work of the machine
+        must not make the training seem slow, or it would get too few workers."""
         here = self._put(batch)
-
-        def step() -> None:
-            self._step(here)
-
-        seconds = [_timed(step)]
+        seconds = [self._timed(here)]
         if seconds[0] < LONG_STEP_S:
-            began, seconds = time.perf_counter(), [_timed(step) for _ in range(LEAST_STEPS)]
+            began, seconds = time.perf_counter(), [self._timed(here) for _ in range(LEAST_STEPS)]
             while time.perf_counter() - began < MEASURED_S and len(seconds) < MOST_STEPS:
-                seconds.append(_timed(step))
+                seconds.append(self._timed(here))
         return len(batch["key"]) / min(seconds)
 
     def _put(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: value.to(self._device) if isinstance(value, Tensor) else value
-            for name, value in batch.items()
-        }
+        tensors = {name: one.to(self._device) for name, one in batch.items() if isinstance(one, Tensor)}
+        return {**batch, **tensors}
 
     def _step(self, batch: Mapping[str, Any]) -> None:
         self._optimizer.zero_grad()
@@ -109,6 +106,11 @@ class Trial:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
 
+    def _timed(self, batch: Mapping[str, Any]) -> float:
+        began = time.perf_counter()
+        self._step(batch)
+        return time.perf_counter() - began
+
     def _held(self) -> float:
         if self._device.type == "cuda":
             return float(torch.cuda.memory_allocated(self._device))
@@ -117,9 +119,3 @@ class Trial:
 
 def _bytes_of(parameter: Tensor) -> int:
     return parameter.numel() * parameter.element_size()
-
-
-def _timed(step: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    step()
-    return time.perf_counter() - began

@@ -173,6 +173,10 @@ class Trainer:
         """Return the progress in a line of the log, or None if it shows none."""
         return next((found for kind in self.lines if (found := kind.read(line)) is not None), None)
 
+    def failed(self, line: str) -> bool:
+        """Return whether a line of the log proves that the training failed."""
+        return any(failure.search(line) for failure in self.failures)
+
     def refusal(self, command: Command, suffixes: Collection[str]) -> str | None:
         """Return why the trainer would drop a sample with these members, or None if its filters let it
         pass."""

@@ -65,8 +65,7 @@ def run(arguments: list[str], ranks: int, examples: dict[str, str], whole: list[
         getattr(args, "distill_pretrained", None),
     )
     try:
-        loader = dataset_of(data, args)[1]
-        answer["batches"], answer["samples"] = loader.num_batches, loader.num_samples
+        answer["batches"] = dataset_of(data, args)[1].num_batches
     except (AssertionError, RuntimeError, KeyError) as error:
         # The trainer itself would fail here; below, the pipeline is built for one worker.
         answer["refusal"] = {"kind": type(error).__name__, "text": str(error), "place": raised_at(error)}

@@ -19,6 +19,7 @@ from tasks.diagnosis.memory import (
     peak_bytes,
     tree_bytes,
 )
+from tasks.diagnosis.observation import machine
 from tests.diagnosis.large import enlarged
 from tests.loader.conftest import MakeVersion
 from tests.loader.feeds import feed_of
@@ -69,7 +70,7 @@ def test_the_limits_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch, t
     found = memory.limits()
     assert 0 < found.memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert found.descriptors >= 256
-    monkeypatch.setattr(memory, "_cgroup_limits", lambda: iter([(tmp_path / "memory.max", 1e6)]))
+    monkeypatch.setattr(machine, "cgroup_limits", lambda pid: [(1_000_000, tmp_path / "memory.max")])
     assert memory.limits().memory == 1e6
     assert memory.limits().by.endswith("memory.max")
 

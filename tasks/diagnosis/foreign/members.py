@@ -1,12 +1,13 @@
-"""What the trainer's pipeline makes of the samples' members: which it drops, and which end a worker.
+"""Judges what the trainer's pipeline makes of the samples' members: which samples it drops, which end a
+worker.
 
-Where the pipeline did not run, the trainer's transcribed rules stand in for it.
+Where the pipeline did not run, the trainer's transcribed rules replace it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from tasks.core.findings import Finding
 from tasks.core.units import counted
@@ -19,93 +20,86 @@ JSON = ("json", "jsn")
 
 
 def judge_members(case: Case) -> Iterator[Finding]:
-    """Samples of which no batch is made."""
-    yield from _version(case)
+    """Find the samples that never become part of a batch."""
+    if is_unread := _is_unread(case):
+        yield _other_webdataset(case)
     yield from _teachers(case)
     yield from _dropped(case)
-    yield from _undecodable(case)
-
-
-def _version(case: Case) -> Iterator[Finding]:
-    """Another line of webdataset than the trainer is written for, where that ends its reading of tars."""
-    if not _is_unread(case) or case.answer is None:
-        return
-    flow = next(iter(case.answer.flows.values()))
-    there, wanted = case.answer.versions.get("webdataset", "unknown"), case.trainer.webdataset
-    yield Finding(
-        code="version.webdataset",
-        severity="error",
-        remedy=f"pip install 'webdataset{wanted}', in the environment of {case.command.interpreter}",
-        where={"rule": flow.error_place or ""},
-        evidence={
-            "problem": f"webdataset {there} reads no tar to its end for this trainer, which needs {wanted}: "
-            f"a worker ends with {flow.error}"
-        },
-        command=f"{case.command.interpreter} -m pip install 'webdataset{wanted}'",
-    )
+    if not is_unread:
+        yield from _undecodable(case)
 
 
 def _is_unread(case: Case) -> bool:
-    """Whether every tar ends the pipeline in the trainer's own reading, with a webdataset of another line."""
+    """Return whether the trainer's own reading fails on every tar, under a webdataset of a later line."""
     if case.answer is None or not case.answer.flows or not case.trainer.webdataset:
         return False
     major = case.answer.versions.get("webdataset", "0").partition(".")[0]
-    is_newer = major.isdigit() and int(major) >= 1
-    return is_newer and all(map(_ends_in_reading, case.answer.flows.values()))
+    return major.isdigit() and int(major) >= 1 and all(map(_ends_in_reading, case.answer.flows.values()))
 
 
 def _ends_in_reading(flow: Flow) -> bool:
-    """Whether the error was raised in the file of the stage that reads the tars."""
+    """Return whether the error was raised in the file of the stage that reads the tars."""
     reading = (flow.stages[0].place or "").partition(":")[0]
     return flow.error is not None and (flow.error_place or "").partition(":")[0] == reading
 
 
+def _other_webdataset(case: Case) -> Finding:
+    assert case.answer is not None
+    flow = next(iter(case.answer.flows.values()))
+    installed, wanted = case.answer.versions.get("webdataset", "unknown"), case.trainer.webdataset
+    problem = (
+        f"webdataset {installed} reads no tar to its end for this trainer, which needs {wanted}: "
+        f"a worker ends with {flow.error}"
+    )
+    return Finding(
+        "version.webdataset",
+        "error",
+        f"pip install 'webdataset{wanted}', in the environment of {case.command.interpreter}",
+        where={"rule": flow.error_place or ""},
+        evidence={"problem": problem},
+        command=f"{case.command.interpreter} -m pip install 'webdataset{wanted}'",
+    )
+
+
 def _teachers(case: Case) -> Iterator[Finding]:
-    """Of MobileCLIP's options those that need a value for each teacher."""
+    """Check those options of MobileCLIP that need a value for each teacher."""
     widths = case.command.values("--distill-teacher-dimension")
     scales = case.command.values("--distill-logit-scale")
     if widths and scales and len(widths) != len(scales):
-        flag = " ".join(scales[:1] * len(widths))
-        yield Finding(
-            code="reinforcement.teachers",
-            severity="error",
-            remedy=f"give --distill-logit-scale {flag}, a scale for each teacher",
-            evidence={
-                "problem": f"{counted(len(widths), 'teacher')} by --distill-teacher-dimension, and "
-                f"{counted(len(scales), 'scale')} by --distill-logit-scale: the loss asks for one of each"
-            },
+        remedy = f"give --distill-logit-scale {' '.join(scales[:1] * len(widths))}, a scale for each teacher"
+        problem = (
+            f"{counted(len(widths), 'teacher')} by --distill-teacher-dimension, and "
+            f"{counted(len(scales), 'scale')} by --distill-logit-scale: the loss asks for one of each"
         )
+        yield Finding("reinforcement.teachers", "error", remedy, evidence={"problem": problem})
 
 
 def _dropped(case: Case) -> Iterator[Finding]:
-    """Samples that a filter drops by the members that they have."""
-    looked_at = case.survey.looked_at
-    kinds = case.survey.kinds
+    """Find the samples that a filter drops by the members that they have."""
+    looked_at, kinds = case.survey.looked_at, case.survey.kinds
     dropped = {kind: place for kind in kinds if (place := _filter_place(case, kind)) is not None}
     count = sum(kinds[kind] for kind in dropped)
     if not count:
         return
-    refusals = Counter[str]()
+    refusals, members = Counter[str](), Counter[str]()
     for kind in dropped:
         refusals[case.trainer.refusal(case.command, kind) or "dropped by the filter"] += kinds[kind]
-    why = refusals.most_common(1)[0][0]
-    members = Counter[str]()
-    for kind in dropped:
         members.update(dict.fromkeys(kind, kinds[kind]))
+    why = refusals.most_common(1)[0][0]
     is_all = count == looked_at
     about = "" if case.survey.is_whole else " looked at"
-    problem = (
-        f"{why} in any of {looked_at:,} samples{about}: all are dropped, no batch ever comes"
-        if is_all
-        else f"{why} in {count:,} of {looked_at:,} samples{about}: these are dropped"
-    )
+    # Captions and images come first: without them it is no matter of the teachers' members.
+    is_pair = not any(rule.refusal(kind) for rule in OPEN_CLIP.rules(case.command) for kind in dropped)
+    of_teachers = case.trainer.needs_reinforcement and is_pair
     yield Finding(
-        code=_code_of(case, dropped, is_all),
-        severity="error" if is_all else "warning",
-        remedy=_give_members(why),
+        "reinforcement.members" if of_teachers else "keys.mismatch" if is_all else "keys.partial",
+        "error" if is_all else "warning",
+        f"give each sample what it lacks ({why.removeprefix('no ')})",
         where={"rule": next(iter(dropped.values()))},
         evidence={
-            "problem": problem,
+            "problem": f"{why} in any of {looked_at:,} samples{about}: all are dropped, no batch ever comes"
+            if is_all
+            else f"{why} in {count:,} of {looked_at:,} samples{about}: these are dropped",
             "found": " ".join(sorted(members, key=lambda name: (-members[name], name))[:8]),
             "dropped": count,
             "samples": looked_at,
@@ -113,22 +107,10 @@ def _dropped(case: Case) -> Iterator[Finding]:
     )
 
 
-def _code_of(case: Case, dropped: Mapping[Kind, str], is_all: bool) -> str:
-    """What teachers said is another matter than captions and images, which come before it."""
-    pairs = OPEN_CLIP.rules(case.command)
-    if case.trainer.needs_reinforcement and not any(rule.refusal(kind) for rule in pairs for kind in dropped):
-        return "reinforcement.members"
-    return "keys.mismatch" if is_all else "keys.partial"
-
-
-def _give_members(why: str) -> str:
-    return f"give each sample what it lacks ({why.removeprefix('no ')})"
-
-
 def _filter_place(case: Case, kind: Kind) -> str | None:
-    """The source line of the filter that drops samples of this kind; None where none does."""
-    rules = case.trainer.rules(case.command)
+    """Return the source line of the filter that drops samples of this kind, or None where none does."""
     if case.answer is None or case.trainer.needs_reinforcement:
+        rules = case.trainer.rules(case.command)
         return next((rule.place(case.command) for rule in rules if rule.refusal(kind)), None)
     flow = case.answer.flows.get(kind)
     if flow is None or flow.drop is None or not flow.drop.name.startswith("select"):
@@ -137,40 +119,38 @@ def _filter_place(case: Case, kind: Kind) -> str | None:
 
 
 def _undecodable(case: Case) -> Iterator[Finding]:
-    """Samples that the trainer's decoding drops, or that end a worker."""
+    """Find the samples that the trainer's decoding drops, or that end a worker."""
     flows = case.answer.whole or case.answer.flows if case.answer is not None else {}
-    if _is_unread(case):
-        return
     kinds = case.survey.kinds
     by_code: dict[str, list[tuple[Flow, int]]] = {}
     for name, flow in flows.items():
-        weight = kinds[name] if isinstance(name, frozenset) else flow.read
-        if flow.error is not None:
-            by_code.setdefault("member.undecodable", []).append((flow, weight))
-        elif flow.drop is not None and "decode" in flow.drop.name:
-            is_json = any(member.rpartition(".")[2] in JSON for member in flow.failing)
-            code = "json.conflict" if is_json else "member.undecodable"
-            by_code.setdefault(code, []).append((flow, weight))
+        is_drop = flow.drop is not None and "decode" in flow.drop.name
+        if flow.error is None and not is_drop:
+            continue
+        is_json = flow.error is None and any(one.rpartition(".")[2] in JSON for one in flow.failing)
+        code = "json.conflict" if is_json else "member.undecodable"
+        samples = kinds[name] if isinstance(name, frozenset) else flow.read
+        by_code.setdefault(code, []).append((flow, samples))
     for code, affected in by_code.items():
         yield _decode_finding(case, code, affected)
 
 
 def _decode_finding(case: Case, code: str, affected: Sequence[tuple[Flow, int]]) -> Finding:
-    failing = sum((Counter(flow.failing) for flow, _ in affected), Counter[str]())
     flow = affected[0][0]
-    lost = sum((1 - one.share) * weight for one, weight in affected)
-    is_all = not any(case.shares.values())
-    names = " and ".join(f"`{name}`" for name in sorted(failing)) or "a member"
     if flow.error is not None:
         problem, place = f"a sample ends its worker: {flow.error}", flow.error_place
     else:
+        failing = {name for one, _ in affected for name in one.failing}
+        names = " and ".join(f"`{name}`" for name in sorted(failing)) or "a member"
+        lost = f"{sum((1 - one.share) * samples for one, samples in affected):,.0f}"
         looked_at = case.survey.looked_at
-        problem = f"{names} does not decode, so the whole sample is dropped: {lost:,.0f} of {looked_at:,}"
+        problem = f"{names} does not decode, so the whole sample is dropped: {lost} of {looked_at:,}"
         place = flow.drop.place if flow.drop is not None else None
+    is_all = not any(case.shares.values())
     return Finding(
-        code=code,
-        severity="error" if is_all or flow.error is not None else "warning",
-        remedy="leave the member out of the shards, or mend it: the trainer decodes every member it knows",
+        code,
+        "error" if is_all or flow.error is not None else "warning",
+        "leave the member out of the shards, or mend it: the trainer decodes every member it knows",
         where={"rule": place or "the trainer's decoding"},
         evidence={"problem": problem, **({"said": flow.messages[0]} if flow.messages else {})},
     )

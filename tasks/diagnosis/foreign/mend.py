@@ -1,15 +1,18 @@
-"""A mended config and a mended command, written out so that they can be run as they are.
+"""Writes a mended config and a mended command that can be run as they are.
 
-The config is one that `tarmac build` takes: the same samples with what they lack made of what they have. The
-command is the given one with the flags of all findings, reading what the build will have written.
+`tarmac build` turns the config into a dataset with the same samples, in which members that are missing are
+made from others. The command is the given one with the flags of all findings, reading what the build will
+have written.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +25,21 @@ from tasks.dataset.modalities.reinforced import ADDED, NPZ, PTH
 from tasks.diagnosis.foreign.case import Case
 from tasks.diagnosis.foreign.survey import TarSurvey
 
+REBUILT = ("keys.mismatch", "keys.partial", "json.conflict")
+"""The findings that a build of the same samples mends."""
 CAPTIONS = ("caption.txt", "text.txt", "caption", "text", "title.txt", "title", "cls.txt")
 """Members that hold a caption where no `txt` does, the likeliest first."""
-EMBEDDINGS = (NPZ, PTH)
 MOST_SAMPLES = 10_000
-"""In a shard of a mended dataset."""
+"""The most samples in a shard of a mended dataset."""
 ENOUGH_TARS = 2
-"""Per worker, that a mended dataset has at least."""
+"""The fewest tars per worker in a mended dataset."""
 BEGINS = "# Written by tarmac preflight"
 
 
 @dataclass(frozen=True)
 class MemberOrigin:
-    """What a member that samples lack can be made of: a field of `json` or a member, in how many samples."""
+    """The field of `json` or the member that replaces a missing member, and the number of samples that have
+    it."""
 
     origin: str
     samples: int
@@ -46,20 +51,32 @@ class MemberOrigin:
 
 @dataclass(frozen=True)
 class Mended:
-    """`members` are made of others, `left_out` those that no mended sample has. `command` is for a shell;
-    None where nothing in it changes."""
+    """`members` are made from others, and no mended sample has the members `left_out`. `command` is for a
+    shell; it is None where nothing in it changes."""
 
     config: Path | None
     members: Mapping[str, MemberOrigin]
     command: str | None
     left_out: Sequence[str] = ()
 
+    def finding(self, one: Finding, folder: Path) -> Finding:
+        """Return the finding with the command that mends it, where a config was written for it."""
+        if self.config is None or one.code not in REBUILT:
+            return one
+        made = ", ".join(f"{target} ← {origin}" for target, origin in self.members.items())
+        have = "; ".join(f"present in {origin.samples:,}" for origin in self.members.values())
+        about = f"   (written; {made}, {have})" if made else "   (written)"
+        about += f"; it leaves out {', '.join(self.left_out)}" if self.left_out else ""
+        command = f"tarmac build {os.path.relpath(self.config, folder)}"
+        return replace(one, command=command, remedy=f"{command}{about}")
+
 
 def mend(case: Case, findings: Sequence[Finding], folder: Path) -> Mended:
-    """Write the config that the findings ask for into a folder, and make the command that goes with it."""
+    """Write the config that the findings ask for into a folder, and return it with the command that uses
+    it."""
     members: dict[str, MemberOrigin] = {}
     config, left_out = None, list[str]()
-    if any(one.code in ("keys.mismatch", "keys.partial", "json.conflict") for one in findings):
+    if any(one.code in REBUILT for one in findings):
         members = _origins(case.survey)
         has = {suffix for kind in case.survey.kinds for suffix in kind}
         if ("txt" in members or "txt" in has) and ("image" in members or has & set(IMAGES)):
@@ -76,30 +93,27 @@ def mend(case: Case, findings: Sequence[Finding], folder: Path) -> Mended:
 
 
 def _modality(case: Case) -> str:
-    """The one that keeps what the samples have, as teachers' members that this trainer has no need of."""
-    is_taught = all(
-        all(any(one in kind for one in either) for either in (("syn.json",), ("paug.json",), EMBEDDINGS))
-        for kind in case.survey.kinds
-    )
+    """Return the modality that keeps what the samples have, even teachers' members that the trainer
+    ignores."""
+    taught = (("syn.json",), ("paug.json",), (NPZ, PTH))
+    is_taught = all(any(one in kind for one in either) for kind in case.survey.kinds for either in taught)
     return "reinforced" if case.trainer.needs_reinforcement or is_taught else "image_text"
 
 
 def _origins(survey: TarSurvey) -> dict[str, MemberOrigin]:
-    """What to make the caption and the image of, where samples lack them."""
-    kinds = survey.kinds
-    having: dict[str, int] = defaultdict(int)
-    for kind, count in kinds.items():
-        for suffix in kind:
-            having[suffix] += count
+    """Return what replaces the caption and the image where samples lack them."""
+    having = Counter[str]()
+    for kind, samples in survey.kinds.items():
+        having.update(dict.fromkeys(kind, samples))
     found: dict[str, MemberOrigin] = {}
-    if not having.get("txt"):
-        member = next((one for one in CAPTIONS if having.get(one)), None)
+    if not having["txt"]:
+        member = next((one for one in CAPTIONS if having[one]), None)
         if member is not None:
             found["txt"] = MemberOrigin(member, having[member])
         elif survey.caption_field is not None:
             field, samples = survey.caption_field
             found["txt"] = MemberOrigin(f"json:{field}", samples)
-    if not any(having.get(suffix) for suffix in IMAGES):
+    if not any(having[suffix] for suffix in IMAGES):
         dotted = [one for one in having if "." in one and one.rpartition(".")[2] in IMAGES]
         if dotted:
             best = max(dotted, key=lambda one: having[one])
@@ -110,14 +124,16 @@ def _origins(survey: TarSurvey) -> dict[str, MemberOrigin]:
 def _write(
     case: Case, members: Mapping[str, MemberOrigin], folder: Path, modality: str, left_out: Sequence[str]
 ) -> Path:
-    path = _free(folder)
+    paths = (folder / ("fixed.yaml" if number == 1 else f"fixed-{number}.yaml") for number in count(1))
+    path = next(one for one in paths if _is_free(one))
     given = case.data.tars or ""
     parts = given.split("::")
-    location = given if len(parts) == 1 else f"{{{','.join(parts)}}}"
     name = f"{name_of(parts[0])}-fixed"
     wanted = max(case.workers * ENOUGH_TARS, len(case.survey.locations), 1)
     samples = max(min(case.survey.samples // wanted, MOST_SAMPLES), 1)
-    source: dict[str, Any] = {"kind": "shards", "path": location}
+    source: dict[str, Any] = {"kind": "shards", "path": given}
+    if len(parts) > 1:
+        source["path"] = f"{{{','.join(parts)}}}"
     if members:
         source["members"] = {target: one.origin for target, one in members.items()}
     if _keys_repeat(case.survey):
@@ -138,23 +154,15 @@ def _write(
     return path
 
 
-def _free(folder: Path) -> Path:
-    """`fixed.yaml`, or `fixed-2.yaml` where the first is somebody's own."""
-    number = 1
-    while True:
-        path = folder / ("fixed.yaml" if number == 1 else f"fixed-{number}.yaml")
-        if not path.exists() or path.read_text(errors="replace").startswith(BEGINS):
-            return path
-        number += 1
+def _is_free(path: Path) -> bool:
+    """Return whether a file may be written: it does not exist, or an earlier preflight wrote it."""
+    return not path.exists() or path.read_text(errors="replace").startswith(BEGINS)
 
 
 def _keys_repeat(survey: TarSurvey) -> bool:
-    """Whether tars number their samples anew, so that keys come again."""
-    tars = defaultdict(set)
-    for examples in survey.examples.values():
-        for one in examples:
-            tars[one.key].add(one.tar)
-    return any(len(its) > 1 for its in tars.values())
+    """Return whether tars number their samples anew, so that keys repeat."""
+    of_tars = {(one.key, one.tar) for examples in survey.examples.values() for one in examples}
+    return len({key for key, _ in of_tars}) < len(of_tars)
 
 
 def _command(case: Case, flags: Mapping[str, Any], config: Path | None) -> str:
@@ -170,7 +178,7 @@ def _command(case: Case, flags: Mapping[str, Any], config: Path | None) -> str:
 
 
 def _with(words: Sequence[str], option: str, value: str | None) -> list[str]:
-    """The words with an option set; a value of None is an option without one."""
+    """Return the words with an option set; a value of None stands for an option that takes none."""
     return [*_without(words, option, value is not None), option, *([] if value is None else [value])]
 
 

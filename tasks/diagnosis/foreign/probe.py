@@ -1,8 +1,8 @@
-"""A trainer's own data pipeline, run by the trainer's own interpreter on samples of each kind.
+"""Runs a trainer's own data pipeline, by the trainer's own interpreter, on samples of each kind.
 
-What a stage drops is found by running it, as rules that were copied out of a trainer rot. The child sees no
-GPU and loads no model. Where the trainer is not installed there is no answer, and its transcribed rules have
-to do.
+Running it shows what each stage drops, while rules that were copied out of a trainer go stale. The child
+process sees no GPU and loads no model. Where the trainer is not installed there is no answer, and its
+transcribed rules replace it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tasks.trainers.command import Command
 from tasks.trainers.contract import Trainer
 
 DEADLINE_S = 300.0
-"""Imports take seconds where a disk is slow; more than this is a hang of its own."""
+"""Imports take seconds where a disk is slow; a run that takes longer than this hangs."""
 DEEP_DEADLINE_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """One stage of the pipeline: `came_in` and `went_out` are samples."""
+    """One stage of the pipeline; `came_in` and `went_out` count samples."""
 
     name: str
     place: str | None
@@ -38,8 +38,9 @@ class PipelineStage:
 
 @dataclass(frozen=True)
 class Flow:
-    """What became of some samples. `failing` counts, by member, what did not decode by itself; `error` ended
-    the pipeline, as it would end a worker of the training, and `error_place` is the line that raised it."""
+    """The way of some samples through the pipeline. `failing` counts, by member, those that do not decode on
+    their own. `error` ended the pipeline, as it would end a worker of the training; `error_place` is the line
+    that raised it."""
 
     stages: Sequence[PipelineStage]
     failing: Mapping[str, int]
@@ -49,23 +50,23 @@ class Flow:
 
     @property
     def read(self) -> int:
-        """Samples that came out of the tars."""
+        """The number of samples that came out of the tars."""
         return self.stages[0].went_out
 
     @property
     def share(self) -> float:
-        """Of the samples that came out of the tars, how many reached a batch."""
+        """The share of the samples from the tars that reached a batch."""
         return 0.0 if self.error else self.stages[-1].went_out / max(self.read, 1)
 
     @property
     def drop(self) -> PipelineStage | None:
-        """The first stage behind the tars that let fewer samples pass than came in."""
+        """The first stage behind the reading of tars that let fewer samples pass than came in."""
         return next((one for one in self.stages[1:] if one.went_out < one.came_in), None)
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """The error that the trainer would end with before it reads anything."""
+    """The error with which the trainer would end before it reads anything."""
 
     kind: str
     text: str
@@ -74,8 +75,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What the trainer's own code said. `assigned` are the tars of each rank's workers in an epoch; empty
-    where workers draw from all of them. `batches` and `samples` are those of an epoch, over all workers."""
+    """The answer of the trainer's own code. `assigned` are the tars of each rank's workers in an epoch; it is
+    empty where workers draw from all tars. `batches` counts an epoch over all workers."""
 
     versions: Mapping[str, str]
     flows: Mapping[Kind, Flow]
@@ -83,44 +84,40 @@ class ProbeReport:
     assigned: Sequence[Sequence[Sequence[str]]]
     refusal: Refusal | None
     batches: int | None = None
-    samples: int | None = None
 
 
 class NoAnswer(Exception):
-    """The pipeline could not be run; the message says why."""
+    """The pipeline could not be run, for the reason in the message."""
 
 
 def probe_pipeline(
     command: Command, trainer: Trainer, examples: Mapping[Kind, Sequence[Example]], whole: Sequence[str] = ()
 ) -> ProbeReport:
-    """Run the pipeline on the examples of each kind, and on the tars `whole`. NoAnswer where it cannot be."""
+    """Run the pipeline on the examples of each kind, and on the tars `whole`. NoAnswer where that fails."""
     if trainer.probe is None:
-        raise NoAnswer(f"the data pipeline of {trainer.name} is not run: Tarmac knows no way to")
+        raise NoAnswer(f"the data pipeline of {trainer.name} is not run: Tarmac does not know how")
     if not command.interpreter:
         raise NoAnswer(
             f"{command.python or 'python'} is not found, so the trainer's own pipeline did not run"
         )
-    kinds = list(examples)
     with tempfile.TemporaryDirectory(prefix="tarmac-preflight-") as folder:
-        tars = {str(number): os.path.join(folder, f"{number}.tar") for number in range(len(kinds))}
-        for kind, tar in zip(kinds, tars.values(), strict=True):
-            Path(tar).write_bytes(copy_examples(examples[kind]))
+        tars = {str(number): os.path.join(folder, f"{number}.tar") for number in range(len(examples))}
+        for some, tar in zip(examples.values(), tars.values(), strict=True):
+            Path(tar).write_bytes(copy_examples(some))
         question = {"arguments": command.arguments, "ranks": command.ranks, "examples": tars, "whole": whole}
         found = _run(command, trainer.probe, question, Path(folder, "answer.json"), bool(whole))
-    flows = {kind: _flow(found["kinds"][str(number)]) for number, kind in enumerate(kinds)}
     return ProbeReport(
         versions=found["versions"],
-        flows=flows,
-        whole={tar: _flow(its) for tar, its in found["whole"].items()},
+        flows={kind: _flow(found["kinds"][str(number)]) for number, kind in enumerate(examples)},
+        whole={tar: _flow(flow) for tar, flow in found["whole"].items()},
         assigned=found["assigned"],
         refusal=None if found["refusal"] is None else Refusal(**found["refusal"]),
         batches=found.get("batches"),
-        samples=found.get("samples"),
     )
 
 
 def _run(command: Command, probe: str, question: Any, answer: Path, is_deep: bool) -> Any:
-    # As -c, so that the trainer's modules are looked for where the command itself would, not beside ours.
+    # By -c, Python looks for the trainer's modules where the command would, not beside Tarmac's.
     text = Path(tasks.trainers.__file__).with_name(probe).read_text(encoding="utf-8")
     paths = [os.environ.get("PYTHONPATH", "")]
     if command.script:
@@ -141,7 +138,7 @@ def _run(command: Command, probe: str, question: Any, answer: Path, is_deep: boo
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoAnswer(f"the trainer's own pipeline did not run: {error}") from None
     if done.returncode or not answer.exists():
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise NoAnswer(f"the trainer's own pipeline did not run in {command.interpreter}: {last}")
     return json.loads(answer.read_text(encoding="utf-8"))
 

@@ -1,9 +1,9 @@
-"""What the samples of anybody's tars hold, found from the tars' headers in seconds.
+"""Surveys the samples in any tars by the tars' headers, within seconds.
 
-Samples with the same members are one kind, and there are few kinds however many samples, so whatever a
-trainer makes of a sample is found out on a few of each kind. Contents are jumped over but for `json`, whose
-fields may hold what a sample lacks, and for the head of some images, which states their size. A look ends
-after some seconds unless it is deep; what was not looked at is counted.
+Samples with the same members are of one kind. There are few kinds however many samples there are, so a few
+samples of each kind show what a trainer does with all of them. Contents are skipped, except `json`, whose
+fields may hold what a sample lacks, and the heads of some images, which hold their size. A survey ends after
+some seconds unless it is deep; the samples that it did not read are estimated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tasks.core.folders import open_store
 from tasks.core.schema import ImageRules
 from tasks.core.schema.dataset import MOST_PIXELS
 from tasks.core.screen import Progress, no_progress
-from tasks.core.stores import ObjectStat, Store, is_remote, split_location
+from tasks.core.stores import Store, is_remote, split_location
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.formats.images import size_of
 from tasks.dataset.rejects import Reject
@@ -27,17 +27,17 @@ from tasks.dataset.sources.fields import object_of
 from tasks.dataset.tar.reader import Member, StoredSample, TarReader, group_samples
 
 Kind = frozenset[str]
-"""The suffixes of a sample's members."""
+"""The suffixes of the members of a sample."""
 
 LOOK_S = 4.0
-"""A look that is not deep takes no more tars after this time; two are looked at in any case."""
+"""A survey that is not deep reads no more tars after this time; it reads two in any case."""
 SAMPLES = 2_000
-"""Looked at in each tar where the look is not deep."""
+"""The samples that are read of each tar where the survey is not deep."""
 EXAMPLES = 8
-"""Samples of each kind that are kept, spread over the tars."""
+"""The samples of each kind that are kept, spread over the tars."""
 EXAMPLES_PER_TAR = 2
 MEASURED = 16
-"""Images per tar whose size is read, where the look is not deep."""
+"""The images per tar whose size is read where the survey is not deep."""
 HEAD = 1 << 16
 LARGEST_JSON = 1 << 16
 LONGEST_TEXT = 4096
@@ -46,7 +46,8 @@ LARGEST_EXAMPLE = 256 << 20
 
 @dataclass(frozen=True)
 class Example:
-    """A sample's place in a tar: the bytes from the header of its first member to behind its last."""
+    """The position of a sample in a tar: the bytes from the header of its first member to the end of its
+    last."""
 
     tar: str
     key: str
@@ -55,8 +56,9 @@ class Example:
 
 
 @dataclass(frozen=True)
-class TarSeen:
-    """One tar. `kinds` counts the samples looked at; `samples` are all in it, an estimate unless whole."""
+class SurveyedTar:
+    """One tar. `kinds` counts the samples that were read; `samples` is the number in the whole tar, an
+    estimate unless the tar was read whole."""
 
     location: str
     size_bytes: int
@@ -72,18 +74,15 @@ class TarSeen:
 
 @dataclass
 class TarSurvey:
-    """What was seen of all tars, which are in the order of the trainer's list."""
+    """The survey of all tars, in the order of the trainer's list."""
 
     locations: Sequence[str]
-    tars: dict[str, TarSeen] = field(default_factory=dict)
+    tars: dict[str, SurveyedTar] = field(default_factory=dict)
     examples: dict[Kind, list[Example]] = field(default_factory=lambda: defaultdict(list))
     texts: Counter[str] = field(default_factory=Counter)
-    """In how many samples each field of `json` holds a text."""
-    described: int = 0
-    """Samples whose `json` was read."""
+    """The number of samples in which each field of `json` holds a text."""
     pixels: list[tuple[int, str, str]] = field(default_factory=list)
-    """Pixels, key and tar of the images measured."""
-    seconds: float = 0.0
+    """The pixels, key and tar of each image whose size was read."""
 
     @property
     def kinds(self) -> Counter[Kind]:
@@ -99,28 +98,28 @@ class TarSurvey:
 
     @property
     def samples(self) -> int:
-        """All samples; of tars not looked at as many as the others hold on average."""
-        seen = sum(one.samples for one in self.tars.values())
-        return round(seen * len(self.locations) / max(len(self.tars), 1))
+        """The number of all samples; a tar that was not read counts like the average of the others."""
+        found = sum(one.samples for one in self.tars.values())
+        return round(found * len(self.locations) / max(len(self.tars), 1))
 
     @property
     def sample_bytes(self) -> float:
-        """Bytes of a sample in a tar, on average."""
+        """The average bytes of a sample in its tar."""
         samples = sum(one.samples for one in self.tars.values())
         return sum(one.size_bytes for one in self.tars.values()) / max(samples, 1)
 
     @property
     def caption_field(self) -> tuple[str, int] | None:
-        """The field of `json` that is most likely the caption, and the samples that have it."""
+        """The field of `json` that is most likely the caption, and the number of samples that have it."""
         named = [name for name in self.texts if "caption" in name.lower() or name.lower() in ("text", "txt")]
         found = max(named, key=lambda name: (self.texts[name], name.lower() == "caption"), default=None)
         return None if found is None else (found, self.texts[found])
 
 
 def survey(locations: Sequence[str], is_deep: bool = False, progress: Progress = no_progress) -> TarSurvey:
-    """Look at tars, those that are spread over the list first; each whole where the look `is_deep`.
+    """Survey tars in an order that spreads over the list, each whole where the survey `is_deep`.
 
-    Unreachable where a server does not answer; a tar that cannot be read is one with damage.
+    Unreachable where a server does not answer. A tar that cannot be read counts as damaged.
     """
     began = time.monotonic()
     found = TarSurvey(locations)
@@ -128,33 +127,29 @@ def survey(locations: Sequence[str], is_deep: bool = False, progress: Progress =
         is_late = time.monotonic() - began > LOOK_S
         if is_late and not is_deep and len(found.tars) >= 2:
             break
-        _look(locations[place], found, is_deep)
+        _survey_tar(locations[place], found, is_deep)
         progress(len(found.tars), len(locations), "tars")
-    found.seconds = time.monotonic() - began
     return found
 
 
 def _spread(count: int) -> Iterator[int]:
-    """All of 0..count-1: the first, the last, then ever finer in between."""
-    seen: set[int] = set()
+    """Yield all of 0..count-1: the first, the last, then ever finer in between."""
+    done: set[int] = set()
     parts = 1
-    while len(seen) < count:
-        for part in range(parts + 1):
-            place = part * (count - 1) // parts
-            if place not in seen:
-                seen.add(place)
+    while len(done) < count:
+        for place in (part * (count - 1) // parts for part in range(parts + 1)):
+            if place not in done:
+                done.add(place)
                 yield place
         parts *= 2
 
 
-def _look(location: str, found: TarSurvey, is_deep: bool) -> None:
+def _survey_tar(location: str, found: TarSurvey, is_deep: bool) -> None:
     folder, name = split_location(location)
     store = open_store(folder)
-    stat: ObjectStat = store.stat(name)
-    kinds: Counter[Kind] = Counter()
+    stat, kinds = store.stat(name), Counter[Kind]()
     damage: str | None = None
-    last = 0
-    is_whole = False
+    last, is_whole = 0, False
 
     def is_wanted(member: Member) -> bool:
         return member.suffix == "json" and member.size <= LARGEST_JSON
@@ -177,7 +172,7 @@ def _look(location: str, found: TarSurvey, is_deep: bool) -> None:
         is_whole = True
     count = kinds.total()
     samples_there = count if is_whole or not last else round(count * max(stat.size, last) / last)
-    found.tars[location] = TarSeen(location, max(stat.size, 0), kinds, samples_there, is_whole, damage)
+    found.tars[location] = SurveyedTar(location, max(stat.size, 0), kinds, samples_there, is_whole, damage)
 
 
 def _end_of(sample: StoredSample) -> int:
@@ -188,14 +183,13 @@ def _end_of(sample: StoredSample) -> int:
 def _note(sample: StoredSample, location: str, found: TarSurvey) -> None:
     kind = frozenset(sample.suffixes)
     examples = found.examples[kind]
-    its = sum(one.tar == location for one in examples)
+    of_tar = sum(one.tar == location for one in examples)
     stop = _end_of(sample)
-    if len(examples) < EXAMPLES and its < EXAMPLES_PER_TAR and stop - sample.start < LARGEST_EXAMPLE:
+    if len(examples) < EXAMPLES and of_tar < EXAMPLES_PER_TAR and stop - sample.start < LARGEST_EXAMPLE:
         examples.append(Example(location, sample.key, sample.start, stop))
     content = next((one.content for one in sample.members if one.suffix == "json"), None)
     if content is not None:
-        found.described += 1
-        with suppress(Reject):  # the trainer's own decoding says what comes of it
+        with suppress(Reject):  # the trainer's own decoding judges it
             fields = object_of(content)
             found.texts.update(
                 name
@@ -205,7 +199,7 @@ def _note(sample: StoredSample, location: str, found: TarSurvey) -> None:
 
 
 def _measure(store: Store, name: str, location: str, found: TarSurvey, is_deep: bool) -> None:
-    """Read the size of some images, from the head of each; of a remote tar of none."""
+    """Read the size of some images from the head of each, unless the tar is remote."""
     if is_remote(location):
         return
     with store.open(name) as file:
@@ -214,19 +208,16 @@ def _measure(store: Store, name: str, location: str, found: TarSurvey, is_deep: 
             for member in TarReader(file, seeks=True)
             if isinstance(member, Member) and member.suffix.rpartition(".")[2] in IMAGES
         )
-        places = [
-            (one.offset, one.size, one.key) for one in (images if is_deep else islice(images, MEASURED))
-        ]
-        for offset, size, key in places:
-            file.seek(offset)
-            # What is no image, or has its size further on, is found by whoever decodes it.
+        for one in list(images if is_deep else islice(images, MEASURED)):
+            file.seek(one.offset)
+            # A file that is no image, or has its size further on, fails where it is decoded.
             with suppress(Reject):
-                width, height = size_of(file.read(min(size, HEAD)), ImageRules(max_pixels=MOST_PIXELS))
-                found.pixels.append((width * height, key, location))
+                width, height = size_of(file.read(min(one.size, HEAD)), ImageRules(max_pixels=MOST_PIXELS))
+                found.pixels.append((width * height, one.key, location))
 
 
 def copy_examples(examples: Sequence[Example]) -> bytes:
-    """A tar of these samples, as they lie in theirs."""
+    """Return a tar of these samples, copied byte by byte."""
     parts = []
     for one in examples:
         folder, name = split_location(one.tar)

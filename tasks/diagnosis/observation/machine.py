@@ -1,4 +1,4 @@
-"""What a machine says about the surroundings of a process: memory, shared memory, the kernel's log, GPUs."""
+"""Reads the surroundings of a process from the machine: memory, shared memory, the kernel's log and GPUs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import subprocess
 from collections.abc import Collection
 from pathlib import Path
 
+import psutil
+
 from tasks.diagnosis.observation.record import Gpu, Memory
 
 CGROUPS = Path("/sys/fs/cgroup")
 NO_LIMIT = 1 << 60
-"""What cgroup v1 writes for "no limit" is about twice as large."""
+"""The value by which cgroup v1 states that there is no limit is about twice as large."""
 NVIDIA_SMI = "nvidia-smi"
 NVIDIA_TIMEOUT_S = 4.0
 _KILLED = re.compile(r"(?:Killed process|Memory cgroup out of memory.*Killed process) (\d+)")
@@ -22,29 +24,33 @@ _FAULT = re.compile(r"(\S+)\[(\d+)\]: (?:segfault|trap|general protection)|traps
 
 
 def memory_of(pid: int) -> Memory:
-    """The tightest limit of the process's cgroup and those above it, v1 or v2; else the machine's memory."""
-    folders = _cgroup_folders(pid)
-    limits = [(limit, folder) for folder in folders if (limit := _limit(folder)) is not None]
-    if limits:
-        limit, folder = min(limits, key=lambda one: one[0])
-        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
-        return Memory(limit, used, _kills(folder))
-    info = _pairs(Path("/proc/meminfo"))
-    total, free = info.get("MemTotal:"), info.get("MemAvailable:")
-    used = None if total is None or free is None else (total - free) * 1024
-    kills = _kills(folders[0]) if folders else None
-    return Memory(None if total is None else total * 1024, used, kills)
+    """Return the tightest memory limit of the process's cgroup and those above it, else the machine's
+    memory."""
+    if limits := cgroup_limits(pid):
+        limit, file = min(limits, key=lambda one: one[0])
+        used = _number(file.with_name("memory.current")) or _number(file.with_name("memory.usage_in_bytes"))
+        return Memory(limit, used, _kills(file.parent))
+    whole, folders = psutil.virtual_memory(), _cgroup_folders(pid)
+    return Memory(whole.total, whole.total - whole.available, _kills(folders[0]) if folders else None)
+
+
+def cgroup_limits(pid: int) -> list[tuple[int, Path]]:
+    """Return the memory limits of the process's cgroup and those above it, v1 or v2, each with its file."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    files = [folder / name for folder in _cgroup_folders(pid) for name in names]
+    limits = [(limit, file) for file in files if (limit := _number(file)) is not None]
+    return [(limit, file) for limit, file in limits if limit < NO_LIMIT]
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has ended so far because memory was short: of this process's cgroup,
-    where it counts them, else of the machine."""
+    """Return how many processes the kernel has killed so far because memory was short: in this process's
+    cgroup, where it counts them, else on the machine."""
     of_group = memory_of(os.getpid()).kills
     return _pairs(Path("/proc/vmstat")).get("oom_kill", 0) if of_group is None else of_group
 
 
 def shared_memory(pid: int) -> tuple[int, int] | None:
-    """Free and all bytes of the process's /dev/shm; None where it has none."""
+    """Return the free and the total bytes of the process's /dev/shm, or None where it has none."""
     try:
         found = os.statvfs(f"/proc/{pid}/root/dev/shm")
     except OSError:
@@ -53,7 +59,8 @@ def shared_memory(pid: int) -> tuple[int, int] | None:
 
 
 def kernel_records(pids: Collection[int]) -> list[str] | None:
-    """What the kernel's log says of these processes: killed for memory, faults. None where it is not ours."""
+    """Return the records of the kernel's log about these processes (killed for memory, faults), or None where
+    the log may not be read."""
     try:
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -61,9 +68,9 @@ def kernel_records(pids: Collection[int]) -> list[str] | None:
     found = []
     try:
         while record := _next_record(descriptor):
-            killed, fault = _KILLED.search(record), _FAULT.search(record)
-            said = {int(one) for match in (killed, fault) if match for one in match.groups() if _is_pid(one)}
-            if said & set(pids):
+            matches = [match for pattern in (_KILLED, _FAULT) if (match := pattern.search(record))]
+            words = {word for match in matches for word in match.groups() if word}
+            if words & set(map(str, pids)):
                 found.append(record)
     except OSError:
         return None
@@ -73,28 +80,23 @@ def kernel_records(pids: Collection[int]) -> list[str] | None:
 
 
 def gpus() -> list[Gpu] | None:
-    """None where nvidia-smi is not there or does not answer."""
+    """Return the GPUs, or None where nvidia-smi is missing or does not answer."""
     program = shutil.which(NVIDIA_SMI)
     if program is None:
         return None
-    asked = "--query-gpu=name,utilization.gpu,memory.used,memory.total"
+    query = "--query-gpu=name,utilization.gpu,memory.used,memory.total"
+    command = [program, query, "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
-            [program, asked, "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=NVIDIA_TIMEOUT_S,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_TIMEOUT_S, check=False)
     except (subprocess.TimeoutExpired, OSError):
         return None
     rows = [[word.strip() for word in row] for row in csv.reader(done.stdout.splitlines())]
     numeric = [row for row in rows if len(row) == 4 and all(_is_number(word) for word in row[1:])]
-    return [Gpu(row[0], float(row[1]), float(row[2]), float(row[3])) for row in numeric] or None
+    return [Gpu(name, *map(float, values)) for name, *values in numeric] or None
 
 
 def _next_record(descriptor: int) -> str | None:
-    """The text of the kernel log's next record; None behind the newest."""
+    """Return the text of the kernel log's next record, or None behind the newest."""
     while True:
         try:
             raw = os.read(descriptor, 8192)
@@ -106,7 +108,8 @@ def _next_record(descriptor: int) -> str | None:
 
 
 def _cgroup_folders(pid: int) -> list[Path]:
-    """Of the memory controller, the process's own first and then those above it."""
+    """Return the folders of the memory controller for the process's own cgroup and then for those above
+    it."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -120,16 +123,9 @@ def _cgroup_folders(pid: int) -> list[Path]:
     return [one for one in every if one.is_dir()] or ([root] if root.is_dir() else [])
 
 
-def _limit(folder: Path) -> int | None:
-    limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
-    return limit if limit is not None and limit < NO_LIMIT else None
-
-
 def _kills(folder: Path) -> int | None:
-    for name in ("memory.events", "memory.oom_control"):
-        if (kills := _pairs(folder / name).get("oom_kill")) is not None:
-            return kills
-    return None
+    found = [_pairs(folder / name).get("oom_kill") for name in ("memory.events", "memory.oom_control")]
+    return next((kills for kills in found if kills is not None), None)
 
 
 def _pairs(path: Path) -> dict[str, int]:
@@ -147,10 +143,6 @@ def _number(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
-
-
-def _is_pid(text: str | None) -> bool:
-    return text is not None and text.isdigit()
 
 
 def _is_number(text: str) -> bool:

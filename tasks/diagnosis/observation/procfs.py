@@ -1,8 +1,9 @@
-"""What Linux reports of one process in /proc (proc(5)): nothing here traces, stops or slows it.
+"""Reads what Linux reports about one process in /proc (proc(5)), without tracing, stopping or slowing it.
 
-Every value comes with the permission that its file needs. State, CPU and command are open to all; I/O
-counters, descriptors and wait channels to the same user (PTRACE_MODE_READ); the system call only to a tracer,
-which a stranger is not where Yama restricts tracing. What may not be read is None, never zero.
+Each value needs the permission of its file. State, CPU and command are open to all users; I/O counters,
+descriptors and wait channels only to the same user (PTRACE_MODE_READ); the system call only to a tracer,
+which an unrelated process is not where Yama restricts tracing. A value that may not be read is None, never
+zero.
 """
 
 from __future__ import annotations
@@ -10,23 +11,21 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 TCP_STATES = {1: "established", 2: "syn_sent", 3: "syn_recv", 8: "close_wait", 10: "listen"}
 SYSCALLS = {0: "read", 1: "write", 7: "poll", 61: "wait4", 202: "futex", 232: "epoll_wait", 257: "openat"}
-"""Names of the calls that a stalled process is found in, by their number on x86-64."""
-T = TypeVar("T")
+"""Names of the system calls in which stalled processes are found, by their number on x86-64."""
 
 
 @dataclass(frozen=True)
 class OpenFile:
-    """One descriptor. `path` is the link's text, such as `/data/0.tar` or `pipe:[81]`."""
+    """One descriptor. `path` is the text of the link, such as `/data/0.tar` or `pipe:[81]`."""
 
     fd: int
     path: str
@@ -35,13 +34,13 @@ class OpenFile:
 
     @property
     def is_regular(self) -> bool:
-        """Whether it names a file of a disk, not a pipe, a socket, a device or shared memory."""
+        """Whether the path is a file on a disk, not a pipe, a socket, a device or shared memory."""
         return self.path.startswith("/") and not self.path.startswith(("/dev/", "/proc/", "/sys/", "/memfd:"))
 
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread: its state as in /proc/PID/stat, and the kernel function that it sleeps in."""
+    """One thread, with its state as in /proc/PID/stat and the kernel function that it sleeps in."""
 
     name: str
     state: str
@@ -50,7 +49,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class Connection:
-    """One TCP connection; `waits_bytes` is what the peer has not acknowledged yet."""
+    """One TCP connection; `waits_bytes` are the bytes that the peer has not acknowledged yet."""
 
     remote: str
     state: str
@@ -59,15 +58,16 @@ class Connection:
 
 @dataclass(frozen=True)
 class Look:
-    """A process at one moment. Counters are totals since its start; `at` is in monotonic seconds."""
+    """The state of a process at one moment. Counters are totals since its start; `at` is in monotonic
+    seconds."""
 
     at: float
     state: str
     cpu_s: float
     read_bytes: int | None
-    """What it was given by read calls, from a disk, its cache or a pipe alike."""
+    """The bytes that read calls returned, whether from a disk, its cache or a pipe."""
     disk_bytes: int | None
-    """Of these, what a disk had to fetch."""
+    """The bytes that had to be fetched from a disk."""
     written_bytes: int | None
     wait: str | None
     syscall: str | None
@@ -78,7 +78,8 @@ class Look:
 
 @dataclass(frozen=True)
 class ProcStat:
-    """The fields of /proc/PID/stat that are used; `exit_code` is as wait(2) gives it, 0 while it lives."""
+    """The fields of /proc/PID/stat that are used; `exit_code` is in the form of wait(2), 0 while the process
+    lives."""
 
     name: str
     state: str
@@ -89,7 +90,7 @@ class ProcStat:
 
 
 def stat(pid: int) -> ProcStat | None:
-    """None when there is no such process."""
+    """Return the state of a process, or None when there is none."""
     text = _text(PROC / str(pid) / "stat")
     if text is None:
         return None
@@ -99,12 +100,11 @@ def stat(pid: int) -> ProcStat | None:
 
 
 def look_at_process(pid: int, at: float) -> Look | None:
-    """The process now; None when it is gone or a zombie."""
+    """Look at a process now; None when it is gone or a zombie."""
     base, seen = PROC / str(pid), stat(pid)
     if seen is None or seen.state in "ZX":
         return None
-    io = _numbers(base / "io")
-    status = _numbers(base / "status")
+    io = numbers(pid, "io")
     return Look(
         at=at,
         state=seen.state,
@@ -114,21 +114,21 @@ def look_at_process(pid: int, at: float) -> Look | None:
         written_bytes=io.get("wchar"),
         wait=_wait(base),
         syscall=_syscall(base),
-        resident_bytes=status.get("VmRSS", 0) * 1024,
+        resident_bytes=numbers(pid, "status").get("VmRSS", 0) * 1024,
         threads=list(_threads(base)),
         files=open_files(pid),
     )
 
 
 def open_files(pid: int) -> list[OpenFile] | None:
-    """Its descriptors with their offsets; None where they may not be read."""
+    """Return the descriptors of a process with their offsets, or None where they may not be read."""
     base = PROC / str(pid)
     try:
-        numbers = sorted(int(name) for name in os.listdir(base / "fd"))
+        descriptors = sorted(int(name) for name in os.listdir(base / "fd"))
     except OSError:
         return None
     found = []
-    for number in numbers:
+    for number in descriptors:
         with suppress(OSError):  # closed meanwhile
             path = os.readlink(base / "fd" / str(number))
             info = _fields(base / "fdinfo" / str(number))
@@ -139,13 +139,13 @@ def open_files(pid: int) -> list[OpenFile] | None:
 
 
 def argv(pid: int) -> list[str]:
-    """Its command line; empty for a kernel thread or a process that is gone."""
+    """Return the command line of a process; empty for a kernel thread or a process that is gone."""
     text = _text(PROC / str(pid) / "cmdline") or ""
     return text.rstrip("\0").split("\0") if text else []
 
 
 def environment(pid: int) -> dict[str, str] | None:
-    """What it was started with; None where it may not be read."""
+    """Return the environment that a process was started with, or None where it may not be read."""
     text = _text(PROC / str(pid) / "environ")
     if text is None:
         return None
@@ -153,7 +153,7 @@ def environment(pid: int) -> dict[str, str] | None:
 
 
 def family(pid: int) -> list[int]:
-    """The process and its descendants that there are now, parents first; empty when it is gone."""
+    """Return the process and its present descendants, parents first; empty when it is gone."""
     children: dict[int, list[int]] = {}
     for name in os.listdir(PROC):
         if name.isdigit() and (seen := stat(int(name))) is not None:
@@ -165,7 +165,7 @@ def family(pid: int) -> list[int]:
 
 
 def age_s(pid: int) -> float | None:
-    """Seconds since it was started."""
+    """Return the seconds since a process was started."""
     seen, up = stat(pid), _text(PROC / "uptime")
     if seen is None or up is None:
         return None
@@ -173,7 +173,7 @@ def age_s(pid: int) -> float | None:
 
 
 def descriptor_limit(pid: int) -> int | None:
-    """How many descriptors it may open."""
+    """Return how many descriptors a process may open."""
     for line in (_text(PROC / str(pid) / "limits") or "").splitlines():
         if line.startswith("Max open files"):
             limit = line.split()[3]
@@ -182,7 +182,7 @@ def descriptor_limit(pid: int) -> int | None:
 
 
 def connections(pid: int, files: Sequence[OpenFile]) -> list[Connection]:
-    """Its TCP connections, told by the inodes of its sockets."""
+    """Return the TCP connections of a process, found by the inodes of its sockets."""
     inodes = {file.path[len("socket:[") : -1] for file in files if file.path.startswith("socket:[")}
     found = []
     for table in ("tcp", "tcp6") if inodes else ():
@@ -195,7 +195,7 @@ def connections(pid: int, files: Sequence[OpenFile]) -> list[Connection]:
 
 
 def _address(text: str) -> str:
-    """`0100007F:1F90` as `127.0.0.1:8080`; the kernel writes 32-bit words in the host's order."""
+    """Turn `0100007F:1F90` into `127.0.0.1:8080`; the kernel writes 32-bit words in the host's byte order."""
     host, port = text.split(":")
     words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
     raw = struct.pack(f"={len(words)}I", *words)
@@ -204,16 +204,17 @@ def _address(text: str) -> str:
 
 
 def wait_of(pid: int) -> str | None:
-    """The kernel function that its main thread sleeps in; "" when it runs, None unseen."""
+    """Return the kernel function that the main thread sleeps in: "" while it runs, None where it may not be
+    read."""
     return _wait(PROC / str(pid))
 
 
 def _threads(base: Path) -> Iterator[Thread]:
     try:
-        numbers = sorted(os.listdir(base / "task"), key=int)
+        threads = sorted(os.listdir(base / "task"), key=int)
     except OSError:
         return
-    for number in numbers:
+    for number in threads:
         text = _text(base / "task" / number / "stat")
         if text is not None:
             name = text[text.index("(") + 1 : text.rindex(")")]
@@ -221,13 +222,14 @@ def _threads(base: Path) -> Iterator[Thread]:
 
 
 def _wait(base: Path) -> str | None:
-    """The kernel function that the thread sleeps in, without compilers' suffixes; "" when it runs."""
+    """Return the kernel function that a thread sleeps in, without compilers' suffixes."""
     text = _text(base / "wchan")
     return None if text is None else "" if text == "0" else text.partition(".")[0]
 
 
 def _syscall(base: Path) -> str | None:
-    """The system call that the main thread is in with its first argument, such as `read 14`; None unseen."""
+    """Return the system call of the main thread with its first argument, such as `read 14`; None where it may
+    not be read."""
     words = (_text(base / "syscall") or "").split()
     if not words or not words[0].isdigit():
         return words[0] if words else None
@@ -235,25 +237,20 @@ def _syscall(base: Path) -> str | None:
     return f"{name} {int(words[1], 16)}" if name in ("read", "write") else name
 
 
-def _numbers(path: Path) -> dict[str, int]:
-    """The `name: number` lines of a file of /proc; empty where it may not be read."""
-    first = {name: value.partition(" ")[0] for name, value in (_read(lambda: _fields(path)) or {}).items()}
+def numbers(pid: int, file: str) -> dict[str, int]:
+    """Return the `name: number` lines of a file of /proc/PID; empty where it may not be read."""
+    first = {name: value.partition(" ")[0] for name, value in _fields(PROC / str(pid) / file).items()}
     return {name: int(word) for name, word in first.items() if word.isdigit()}
 
 
 def _fields(path: Path) -> dict[str, str]:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    pairs = (line.partition(":") for line in lines)
+    pairs = (line.partition(":") for line in (_text(path) or "").splitlines())
     return {name: value.strip() for name, _, value in pairs}
 
 
 def _text(path: Path) -> str | None:
-    return _read(lambda: path.read_text(encoding="utf-8", errors="replace"))
-
-
-def _read(read: Callable[[], T]) -> T | None:
-    """None where the process is gone or the file may not be read, which the kernel does not tell apart."""
+    """Return the text of a file, or None where the process is gone or the file may not be read."""
     try:
-        return read()
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
