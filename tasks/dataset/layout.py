@@ -1,10 +1,10 @@
-"""Where a dataset, its versions and their files lie, and which version a path means.
+"""Where a dataset, its versions and their files lie, and which version a path stands for.
 
     DATASET/ current -> versions/9c41…    quarantine.jsonl  pins/  lease.json  staging/ (of a build under way)
         versions/9c41…/ README.md  manifest.json  build.json  shards.parquet  rejects.parquet  inputs.arrow
              index/train.npy  samples/train.parquet  train/000000.tar …  train/sizes.json
 
-Every name of a file is written here once. Resolving reads links and looks for manifests, nothing more.
+Every file name is written here once. Resolving a path reads links and looks for manifests, nothing more.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from tasks.core.files import ignore_missing, unreadable_as_error
 
 MANIFEST, SHARDS, REJECTS = "manifest.json", "shards.parquet", "rejects.parquet"
 BUILD, INPUTS, CARD = "build.json", "inputs.arrow", "README.md"
-"""Of a version. INPUTS keeps what each shard was made of, for the next build; CARD is its dataset card."""
+"""Files of a version. INPUTS keeps what each shard was made of, for the next build; CARD is the dataset
+card."""
+MARKS = (MANIFEST, SHARDS, INPUTS)
+"""Files that a version has beside its splits; tars that others made have none of them."""
 CURRENT, VERSIONS, STAGING, LEASE = "current", "versions", "staging", "lease.json"
 FOREIGN = "foreign.json"
-"""Of a version whose tars others wrote: where they lie."""
+"""The file of a version whose tars others wrote; it records where they lie."""
 MIRRORED = "mirror.json"
-"""Of a dataset. MIRRORED says where the last version was copied to."""
+"""The file of a dataset that records where its last version was copied to."""
 NAME_DIGITS = 12
 MOST_SHARDS = 1_000_000
-"""Shards of a split that a damaged table can make anybody look for: their numbers have six digits."""
+"""The most shards of a split that a damaged table can make a reader look for: numbers have six digits."""
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 VERSION_NAME = re.compile(rf"[0-9a-f]{{{NAME_DIGITS}}}")
 
 
 def is_split(name: str) -> bool:
-    """Whether a split may have this name; other names could lead out of the version's folder."""
+    """Whether a split may have this name; other names could point outside the version's folder."""
     return bool(_SPLIT.fullmatch(name))
 
 
@@ -42,7 +45,7 @@ def shard_name(split: str, number: int) -> str:
 
 
 def sizes_name(split: str) -> str:
-    """The samples of each shard, as trainers read them: `train/sizes.json`."""
+    """The file with the number of samples per shard, as trainers read it: `train/sizes.json`."""
     return f"{split}/sizes.json"
 
 
@@ -61,16 +64,23 @@ def is_version(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
+def looks_like_version(folder: Path) -> bool:
+    """Whether a folder is a version, however damaged: by its place and name, or by a file that only versions
+    have."""
+    is_named = folder.parent.name == VERSIONS and VERSION_NAME.fullmatch(folder.name) is not None
+    return folder.is_dir() and (is_named or any((folder / mark).exists() for mark in MARKS))
+
+
 def current(dataset: Path) -> Path | None:
-    """The folder of the current version; None before the first one is published. UsageError where that
+    """The folder of the current version, or None before the first one is published; UsageError where the link
     cannot be read."""
     version = linked(dataset)
     return version if version is not None and is_version(version) else None
 
 
 def linked(dataset: Path) -> Path | None:
-    """The folder that `current` points at, even when it has lost its manifest; None where there is none.
-    UsageError where that cannot be read."""
+    """The folder that `current` points at, even when it has lost its manifest, or None where there is none;
+    UsageError where the link cannot be read."""
     with unreadable_as_error(), ignore_missing():
         version = dataset / os.readlink(dataset / CURRENT)
         return version if version.is_dir() else None
@@ -78,7 +88,8 @@ def linked(dataset: Path) -> Path | None:
 
 
 def resolve(path: Path) -> Path:
-    """The version's folder of a dataset, its `current`, or a version wherever it lies; else UsageError."""
+    """The folder of the version that a dataset, its `current` or a version's own path stands for; else
+    UsageError."""
     with unreadable_as_error():
         if path.is_symlink():
             path = path.parent / os.readlink(path)

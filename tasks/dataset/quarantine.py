@@ -1,7 +1,7 @@
-"""The quarantine of a dataset: adding to it, taking out of it, and which samples of a version it means.
+"""The quarantine of a dataset: adding samples, taking them out, and finding their rows in a version.
 
-Its file is replaced whole by rename, under a lease of its own, since a build may hold the dataset's for
-hours. tasks.core.quarantine_file has its format.
+The file is replaced whole by rename, under a lease of its own, since a build may hold the dataset's lease for
+hours. tasks.core.quarantine_file defines the format.
 """
 
 from __future__ import annotations
@@ -24,64 +24,48 @@ from tasks.core.units import counted
 from tasks.dataset.layout import MANIFEST, samples_name, shard_name
 from tasks.dataset.manifest import SplitSummary, read_manifest, version_name
 
-__all__ = [
-    "BY_BYTES",
-    "NAME",
-    "SEEN",
-    "Quarantined",
-    "add",
-    "by_split",
-    "home",
-    "left_out_text",
-    "notice",
-    "of_version",
-    "read_quarantine",
-    "remove",
-    "rows",
-]
+__all__ = ["NAME", "Quarantined", "home", "read_quarantine"]  # besides what is defined here
 
-SEEN = {
-    "quick": {"shard.missing", "shard.truncated"},
-    "default": {
-        "shard.checksum",
-        "shard.count",
-        "sample.duplicate_key",
-        "sample.split_members",
-        "sample.missing_member",
-        "member.checksum",
-        "member.empty",
-        "member.unsafe",
-        "index.mismatch",
-        "manifest.invalid",
-    },
-    "full": {"member.undecodable"},
+_QUICK = frozenset({"shard.missing", "shard.truncated"})
+BY_BYTES = _QUICK | {
+    "shard.checksum",
+    "shard.count",
+    "sample.duplicate_key",
+    "sample.split_members",
+    "sample.missing_member",
+    "member.checksum",
+    "member.empty",
+    "member.unsafe",
+    "index.mismatch",
+    "manifest.invalid",
 }
-"""The reasons that a level finds, besides those of the levels before it."""
-BY_BYTES = SEEN["quick"] | SEEN["default"]
-"""What cannot be wrong with a shard whose bytes are as they were built, unless they were built so."""
+"""Reasons that do not apply to a shard whose bytes are as they were built, unless it was built with the
+fault."""
+REASONS = {"quick": _QUICK, "default": BY_BYTES, "full": BY_BYTES | {"member.undecodable"}}
+"""The reasons that verify finds at each level."""
 LEASE = "quarantine.lease"
 WAIT_S = 60.0
-"""Others who change the file hold it for milliseconds."""
+"""How long to wait for others who change the file; they hold it for milliseconds."""
 
 Rows = NDArray[np.int64]
 """Sorted, without repetition."""
 
 
 def add(dataset: Path, entries: Iterable[Quarantined]) -> int:
-    """Add those whose samples are not there yet, in one step; how many that were."""
+    """Add the entries whose samples are not listed yet, in one step, and return how many they were."""
     path = dataset / NAME
     with _alone(dataset):
-        kept = {entry.sample: entry for entry in read_quarantine(path)}
-        before = len(kept)
+        listed = {entry.sample: entry for entry in read_quarantine(path)}
+        before = len(listed)
         for entry in sorted(entries):
-            kept.setdefault(entry.sample, entry)
-        if len(kept) > before:
-            write_atomic(path, to_text(kept.values()))
-        return len(kept) - before
+            listed.setdefault(entry.sample, entry)
+        if len(listed) > before:
+            write_atomic(path, to_text(listed.values()))
+        return len(listed) - before
 
 
 def remove(dataset: Path, entries: Iterable[Quarantined]) -> int:
-    """Take the entries of these samples out, in one step; how many there were."""
+    """Take the entries of these samples out, in one step, and return how many they were."""
     path = dataset / NAME
     gone = {entry.sample for entry in entries}
     with _alone(dataset):
@@ -93,7 +77,7 @@ def remove(dataset: Path, entries: Iterable[Quarantined]) -> int:
 
 
 def of_version(version: Path, entries: Iterable[Quarantined]) -> list[Quarantined]:
-    """Those that are about this version, named by its folder or by its manifest's content."""
+    """The entries that are about this version, by the name of its folder or by its manifest's content."""
     names = {version.resolve().name}
     with contextlib.suppress(OSError):
         names.add(version_name((version / MANIFEST).read_bytes()))
@@ -101,14 +85,14 @@ def of_version(version: Path, entries: Iterable[Quarantined]) -> list[Quarantine
 
 
 def by_split(entries: Iterable[Quarantined]) -> dict[str, int]:
-    """How many samples of each split these are, for the splits that have any."""
+    """The number of samples that these entries name, for each split that has any."""
     samples = {(entry.split, *entry.sample) for entry in entries}
     return dict(sorted(Counter(split for split, *_ in samples).items()))
 
 
 def left_out_text(splits: Mapping[str, SplitSummary], entries: Iterable[Quarantined]) -> str:
-    """`161 of 1,539 train samples are left out: quarantine.jsonl`, empty for no entries. They are about one
-    version, whose splits are `splits`; a split that is not among them is named without its size."""
+    """`161 of 1,539 train samples are left out: quarantine.jsonl`, or "" without entries. The entries are
+    about one version, which has these splits; any other split is named without its size."""
     left_out = by_split(entries)
     if not left_out:
         return ""
@@ -123,21 +107,21 @@ def left_out_text(splits: Mapping[str, SplitSummary], entries: Iterable[Quaranti
 
 
 def notice(version: Path, entries: Iterable[Quarantined]) -> str | None:
-    """Which samples of the version are left out, and how to take them back; None where none of these is about
-    it. DataError for a manifest that cannot be read."""
+    """A line on how many samples of the version are left out, and how to take them back; None where no entry
+    is about it. DataError for a manifest that cannot be read."""
     mine = of_version(version, entries)
     if not mine:
         return None
     dataset = shlex.quote(os.path.relpath(home(version)))
-    said = left_out_text(read_manifest(version).splits, mine)
-    return f"{said}; tarmac repair {dataset} takes back what is sound"
+    text = left_out_text(read_manifest(version).splits, mine)
+    return f"{text}; tarmac repair {dataset} takes back what is sound"
 
 
 def rows(version: Path, split: str, entries: Iterable[Quarantined]) -> Rows:
-    """The rows, in the split's index, of those entries that are about this split of this version.
+    """The rows in the split's index that the entries about this split of this version name.
 
-    One pass over keys and shards in `samples/<split>.parquet`, group by group. DataError when that cannot be
-    read, and for an entry that means no sample of the split.
+    This takes one pass over keys and shards in `samples/<split>.parquet`, group by group. DataError when the
+    table cannot be read, and for an entry that names no sample of the split.
     """
     wanted = {(entry.shard, entry.key) for entry in of_version(version, entries) if entry.split == split}
     found = _find(version, split, wanted) if wanted else {}
@@ -150,7 +134,7 @@ def rows(version: Path, split: str, entries: Iterable[Quarantined]) -> Rows:
 
 
 def _find(version: Path, split: str, wanted: set[tuple[str, str]]) -> dict[int, tuple[str, str]]:
-    """The shard and key of each row that is wanted."""
+    """The shard and key of each wanted sample, by its row."""
     import pyarrow as pa  # here, because loader workers import this and most datasets have no quarantine
     import pyarrow.compute as pc
 
@@ -168,7 +152,7 @@ def _find(version: Path, split: str, wanted: set[tuple[str, str]]) -> dict[int, 
 
 @contextlib.contextmanager
 def _alone(dataset: Path) -> Iterator[None]:
-    """DataError for a folder that this process may not write."""
+    """Hold the quarantine's lease; DataError for a folder that this process may not write."""
     lease = Lease(dataset / LEASE)
     try:
         lease.wait(WAIT_S, poll_s=0.05)
@@ -177,4 +161,6 @@ def _alone(dataset: Path) -> Iterator[None]:
         finally:
             lease.release()
     except OSError as error:
-        raise DataError(f"{dataset / NAME}: cannot be written ({error.strerror}); mind its rights") from None
+        raise DataError(
+            f"{dataset / NAME}: cannot be written ({error.strerror}); check its permissions"
+        ) from None

@@ -27,10 +27,7 @@ from tasks.core.lock import Held, Lease, drop_stale_pins, pinned
 from tasks.dataset.layout import (
     BUILD,
     CURRENT,
-    INPUTS,
     LEASE,
-    MANIFEST,
-    SHARDS,
     VERSION_NAME,
     VERSIONS,
     current,
@@ -56,8 +53,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-MARKS = (MANIFEST, SHARDS, INPUTS)
-"""What lies in a version beside its splits; tars that others made have none of it."""
 DOOMED = ".pruned-"
 """Before a version's name: what is about to be removed."""
 

@@ -1,4 +1,4 @@
-"""What each shard of a version should hold, by the version's tables, and what of it cannot be made again."""
+"""What each shard of a version should hold, by the version's tables, and what cannot be made again."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Spans = NDArray[np.int64]
 NO_SPANS: Spans = np.empty((0, 3), np.int64)
 
 Faults = Mapping[str, Sequence[str]]
-"""What is wrong with samples, as it is said after `is` or `are`, and the samples by name."""
+"""What is wrong, in words that follow `is` or `are`, with the names of the samples."""
 GONE, UNREADABLE, REJECTED = "gone from the source", "unreadable", "rejected now"
 CHANGED = "changed in the source"
 CONVERTED_OTHERWISE = "converted to other bytes though the source is the same"
 SHOWN = 3
-"""Samples that a reason names."""
+"""How many samples a reason names."""
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """A shard to be made: what seals it, a table of ROWS per sample, and which samples its file still has."""
+    """A shard to be made: what seals it, a row of ROWS per sample, and which samples its file still has."""
 
     record: ShardRecord
     rows: Any
@@ -49,7 +49,7 @@ class ShardPlan:
 
     @property
     def needed(self) -> list[int]:
-        """The rows whose samples have to come from the source."""
+        """The rows of the samples that have to come from the source."""
         return [row for row, is_sound in enumerate(self.sound) if not is_sound]
 
     @cached_property
@@ -60,21 +60,21 @@ class ShardPlan:
         return list(self.rows.column(name).to_pylist())
 
     def needed_column(self, name: str) -> list[Any]:
-        """Of the needed rows alone."""
+        """A column of the needed rows only."""
         values = self.column(name)
         return [values[row] for row in self.needed]
 
 
 class Contents:
-    """What the tables say of the samples of each shard."""
+    """What the tables record about the samples of each shard."""
 
     def __init__(self, version: Path, records: Mapping[str, ShardRecord]) -> None:
         self._version = version
         self._records = records
 
     def rows(self, record: ShardRecord) -> Any | None:
-        """A table of ROWS, one per sample in the tar; None when no table says. Where `inputs.arrow` is
-        damaged the raw samples are known by their keys alone."""
+        """A table of ROWS, one per sample in the tar, or None when no table has them. Where `inputs.arrow` is
+        damaged, only the keys of the raw samples are known."""
         for read in (self._of_inputs, self._of_index):
             try:
                 rows = read(record)
@@ -85,10 +85,9 @@ class Contents:
         return None
 
     def _of_inputs(self, record: ShardRecord) -> Any | None:
-        number = self._batch_numbers.get(record.name)
-        if number is None:
+        if record.name not in self._batch_numbers:
             return None
-        table = self._batches[number]
+        table = self._batches[self._batch_numbers[record.name]]
         return accepted(table).select(list(COLUMNS)) if first(table, "blake3") == record.blake3 else None
 
     def _of_index(self, record: ShardRecord) -> Any:
@@ -106,7 +105,7 @@ class Contents:
 
     @cached_property
     def _batch_numbers(self) -> dict[str | None, int]:
-        """The batch of each tar."""
+        """The number of each tar's batch."""
         batches = ArrowBatches(self._version / INPUTS, ("tar",))
         return {first(batches[number], "tar"): number for number in range(len(batches))}
 
@@ -145,8 +144,8 @@ def spans_of(rows: Any) -> Spans:
     return np.stack(columns, axis=1)
 
 
-def rejected(plan: ShardPlan, conversion: ReconvertedShard) -> Faults:
-    """The needed samples that were not converted."""
+def not_converted(plan: ShardPlan, conversion: ReconvertedShard) -> Faults:
+    """The needed samples that could not be converted."""
     faults = defaultdict(list)
     names = dict(zip(plan.column("key"), plan.column("original_key"), strict=True))
     for key, (reason, detail) in conversion.rejects.items():
@@ -159,9 +158,12 @@ def rejected(plan: ShardPlan, conversion: ReconvertedShard) -> Faults:
 
 
 def differing(plan: ShardPlan, conversion: ReconvertedShard, changes: str) -> Faults:
-    """The converted samples whose bytes are not those that the shard had; `changes` names other packages."""
+    """The converted samples whose bytes are not those that the shard had; `changes` names the packages that
+    have another version now."""
     faults = defaultdict(list)
-    otherwise = f"{CONVERTED_OTHERWISE}: {changes or 'the packages are, too; was Tarmac itself another?'}"
+    otherwise = (
+        f"{CONVERTED_OTHERWISE}: {changes or 'the packages are the same too; has Tarmac itself changed?'}"
+    )
     if conversion.sidecar is not None:
         columns = ("content", "size", "stamp", "crc32c")
         found = zip(*(conversion.sidecar.column(name).to_pylist() for name in columns), strict=True)
@@ -179,7 +181,7 @@ def differing(plan: ShardPlan, conversion: ReconvertedShard, changes: str) -> Fa
 
 
 def worded(faults: Faults, total: int, is_private: bool) -> str:
-    """`2 of its 4 samples are gone from the source (a.png, b.png)`; of private data without names."""
+    """`2 of its 4 samples are gone from the source (a.png, b.png)`; without the names for private data."""
     parts = []
     for what, samples in faults.items():
         is_or_are = "is" if len(samples) == 1 else "are"

@@ -1,4 +1,4 @@
-"""What a repair did to a version and to each of its files, or why it could not, and what a person can do."""
+"""What a repair did to a version and to each file, or why it could not, and what a person can do."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Way = Literal["converted", "joined", "linked", "renamed", "made"]
 
 @dataclass(frozen=True)
 class Done:
-    """A file that is whole again, `train/000007.tar` or `index/train.npy`, and how it came about.
+    """A file that is whole again, `train/000007.tar` or `index/train.npy`, and how it was repaired.
 
-    `way` of a shard: converted (from its source, wholly or in part), joined (of what was left of it), linked
-    (from another version), renamed (it lay under another name).
+    A shard's `way` is converted (from its source, wholly or in part), joined (from what was left of it),
+    linked (from another version) or renamed (it lay under another name).
     """
 
     file: str
@@ -27,8 +27,8 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """A file that is not whole, why, and what a person can do. `is_environment` says that the data may be
-    sound: it is this machine, or a server, that could not give or take them."""
+    """A file that is not whole, why, and what a person can do. `is_environment` means that the data may be
+    sound, and that this machine or a server could not read or write them."""
 
     file: str
     reason: str
@@ -38,7 +38,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class QuarantineChange:
-    """Samples that were added to the quarantine, that were taken out of it, and that are in it now."""
+    """How many samples were added to the quarantine, how many were taken out, and how many are in it now."""
 
     added: int = 0
     released: int = 0
@@ -47,9 +47,9 @@ class QuarantineChange:
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair did. `findings` are what remains; it is `ok` when nothing does, or when all that
-    remains is bad samples that are set aside. `moved` says where what belonged to no version lies now,
-    `not_seen` what the level did not look at."""
+    """What a repair did. `findings` are those that remain; the result is `ok` when there are none, or when
+    only bad samples remain and all are set aside. `moved` records where files that belonged to no version lie
+    now, `not_seen` what the level did not examine."""
 
     version: Path
     ok: bool
@@ -80,4 +80,4 @@ MEND = (
     "mend the source and build a new version: tarmac build CONFIG; tarmac repair DATASET --quarantine lets "
     "training go on without what is bad"
 )
-MIND = "see to what this machine lacks (a disk that reads, rights, a server that answers) and repair again"
+MIND = "check this machine (its disk and permissions) or the server that did not answer, and repair again"

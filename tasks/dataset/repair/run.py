@@ -1,9 +1,9 @@
-"""A damaged version made whole: its tables by their seals, its shards by a build of those that are damaged.
+"""Make a damaged version whole: its tables by their seals, its shards by a build of those that are damaged.
 
-Verify says what is damaged; only that is touched. What is wanted again is looked for where it costs least
-(the sound part of the damaged file, another version, the raw source), and nothing takes its place that does
-not have its seal. Each file is renamed into place when it is proven, so a repair that is killed loses what it
-had in hand, and the next one goes on.
+Verify finds what is damaged, and only that is touched. Each missing piece is looked for where it costs least
+(the sound part of the damaged file, another version, the raw source), and nothing takes its place without the
+right seal. Each file is renamed into place as soon as it is proven, so a repair that is killed loses only the
+file it was working on, and the next one goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from dataclasses import InitVar, dataclass
+from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import disk_full_as_error
@@ -35,10 +36,10 @@ from tasks.dataset.verify.verifier import BadSample, Level, verify
 
 __all__ = ["Repaired", "repair"]
 
-UNTANGLE = "mend quarantine.jsonl by hand and repair again"
-AS_BUILT = "its bytes are as they were built, so what is bad came so from the source"
+UNTANGLE = "correct quarantine.jsonl by hand and repair again"
+AS_BUILT = "its bytes are as they were built, so its bad samples came from the source like this"
 NOT_OURS = (
-    "is an index of tars that others wrote, and nothing here makes them again: put those that were indexed "
+    "is an index of tars that others wrote, which Tarmac cannot make again: put those that were indexed "
     "back where they lay, or run `tarmac index` again; --quarantine alone leaves bad samples out"
 )
 _SHARD = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9_-]*)/)?(\d+)(?:\.tar)?")
@@ -55,9 +56,9 @@ def repair(
 ) -> Repaired:
     """Repair what verify finds at this level in a dataset's current version, or in a version.
 
-    `config` takes the place of the one that build.json keeps. With `quarantines` samples that stay bad are
-    set aside, unless it is this machine or a server that keeps something from being repaired. `shards`
-    (`train/000007`, `val/3`, `7` of train) are converted again from their source, sound as they may be.
+    `config` takes the place of the one that build.json keeps. With `quarantines`, samples that stay bad are
+    set aside, unless this machine or a server is what keeps a file from being repaired. `shards`
+    (`train/000007`, `val/3`, `7` of train) are converted again from their source even if they are sound.
     UsageError for tars that Tarmac did not build, a config of other rules, or a shard that the version lacks;
     DataError when somebody else works on the dataset, its disk is full, or this user may not read or write
     it.
@@ -76,19 +77,19 @@ def repair(
     except (OSError, sqlite3.OperationalError) as error:
         where = getattr(error, "filename", None) or place.version
         why = getattr(error, "strerror", None) or error
-        raise DataError(f"{where}: {why}; mind its rights and disk, and repair again") from None
+        raise DataError(f"{where}: {why}; check its permissions and disk, and repair again") from None
 
 
 def _samples_of(version: Path, split: str) -> Iterator[tuple[str, str]]:
-    """The shard and the key of each sample, as the tables have them."""
+    """The shard and the key of each sample, by the tables."""
     for piece in read_pieces(version / samples_name(split), ("shard", "key")):
         shards, keys = (piece.column(name).to_pylist() for name in ("shard", "key"))
         yield from ((shard_name(split, shard), key) for shard, key in zip(shards, keys, strict=True))
 
 
 def _leave_out(version: Path, level: Level, progress: Progress) -> Repaired:
-    """Set the bad samples aside of a version whose tars others wrote; of a remote tar whose bytes changed all
-    samples, since no copy of it is taken."""
+    """Set aside the bad samples of a version whose tars others wrote. Where the bytes of a remote tar
+    changed, all its samples are set aside, since the loader refuses to copy such a tar."""
     bad: list[BadSample] = []
     report = verify(version, level, progress, on_bad=bad.append)
     changed = {one.shard: one.reason for one in bad if one.reason in quarantine.BY_BYTES}
@@ -104,33 +105,29 @@ def _leave_out(version: Path, level: Level, progress: Progress) -> Repaired:
     return Repaired(version, ok=has_all, findings=findings, not_seen=report.not_seen, aside=aside)
 
 
+@dataclass
 class _Repair:
-    def __init__(
-        self,
-        place: Workplace,
-        level: Level,
-        progress: Progress,
-        config: Config | None,
-        quarantines: bool,
-        again: Sequence[str],
-    ) -> None:
-        self._place = place
-        self._level: Level = level
-        self._progress = progress
-        self._quarantines = quarantines
-        self._seals = read_seals(place)
-        self._origin = read_origin(place.version, place.others, self._seals, config)
-        self._again = [_named(shard, self._seals, place.version) for shard in again]
+    place: Workplace
+    level: Level
+    progress: Progress
+    config: InitVar[Config | None]
+    quarantines: bool
+    again: Sequence[str]
+
+    def __post_init__(self, config: Config | None) -> None:
+        self._seals = read_seals(self.place)
+        self._origin = read_origin(self.place.version, self.place.others, self._seals, config)
+        self._afresh = [_named(shard, self._seals, self.place.version) for shard in self.again]
         self._bad: list[BadSample] = []
         self._not_seen: Sequence[str] = ()
-        self._has_quarantine = (quarantine.home(place.version) / quarantine.NAME).exists()
+        self._has_quarantine = (quarantine.home(self.place.version) / quarantine.NAME).exists()
 
     def run(self) -> Repaired:
-        tables = TableRepair(self._place, self._seals, self._origin, self._progress)
+        tables = TableRepair(self.place, self._seals, self._origin, self.progress)
         self._seals = tables.run()
         findings = self._verify()
         shards = self._repair_shards(findings)
-        if shards.done or shards.cleared or self._place.moved:
+        if shards.done or shards.cleared or self.place.moved:
             findings = self._remaining(findings, shards)
         as_built = shards.as_built & _shards_of(findings)
         failed = [
@@ -138,22 +135,22 @@ class _Repair:
             *shards.failed,
             *(Failed(name, AS_BUILT, MEND) for name in sorted(as_built)),
         ]
-        adds = self._quarantines and not any(one.is_environment for one in failed)
+        adds = self.quarantines and not any(one.is_environment for one in failed)
         knows_keys = not any(one.file.startswith("samples/") for one in tables.failed)
         bad = {one.shard for one in self._bad}
         is_set_aside = adds and not tables.failed and all(one.where.get("shard") in bad for one in findings)
         try:
             repaired = {done.file for done in shards.done}
-            aside = _set_aside(self._place.version, self._level, self._bad, repaired, adds and knows_keys)
+            aside = _set_aside(self.place.version, self.level, self._bad, repaired, adds and knows_keys)
         except DataError as error:
             failed.append(Failed(quarantine.NAME, str(error), UNTANGLE))
             aside, is_set_aside = QuarantineChange(), False
         return Repaired(
-            version=self._place.version,
+            version=self.place.version,
             ok=is_set_aside or not (failed or findings),
             shards=shards.done,
             tables=tables.done,
-            moved=self._place.moved,
+            moved=self.place.moved,
             failed=failed,
             findings=findings,
             aside=aside,
@@ -161,35 +158,35 @@ class _Repair:
         )
 
     def _verify(self) -> list[Finding]:
-        """What verify finds; the bad samples are kept where the quarantine needs them."""
+        """Verify the version; the bad samples are kept where the quarantine needs them."""
         self._bad = []
-        keep = self._bad.append if self._quarantines or self._has_quarantine else None
-        report = verify(self._place.version, self._level, self._progress, on_bad=keep)
+        keep = self._bad.append if self.quarantines or self._has_quarantine else None
+        report = verify(self.place.version, self.level, self.progress, on_bad=keep)
         self._not_seen = report.not_seen
         return list(report.findings)
 
     def _repair_shards(self, findings: Sequence[Finding]) -> ShardRepair:
         named = _shards_of(findings)
         records = self._seals.shards
-        work = ShardRepair(self._place, records or {}, self._origin, self._progress)
+        work = ShardRepair(self.place, records or {}, self._origin, self.progress)
         if records is None:
-            reason = "nothing proves shards.parquet, so nothing says what it was"
+            reason = "nothing proves shards.parquet, so nothing records what it was"
             work.failed += [Failed(name, reason, REBUILD) for name in sorted(named)]
             return work
-        extras = sorted(filter(_is_inside, _shards_of(one for one in findings if one.code == "shard.extra")))
-        work.run(named, extras, self._again)
+        extras = sorted(_shards_of(one for one in findings if one.code == "shard.extra"))
+        work.run(named, extras, self._afresh)
         return work
 
     def _remaining(self, before: Sequence[Finding], shards: ShardRepair) -> list[Finding]:
-        """What a look at the version would find now. Shards that are proven need no second reading, unless
-        what was asked for does not follow from their bytes."""
+        """The findings that remain. Shards that are proven are not read again, unless the level looks for
+        what does not follow from their bytes."""
         repaired = {done.file for done in shards.done} | shards.cleared
         left = [one for one in before if one.where.get("shard") not in repaired]
         is_unsure = any(one.code == "sample.duplicate_key" for one in left)
-        if shards.done and (is_unsure or self._level == "full"):
+        if shards.done and (is_unsure or self.level == "full"):
             return self._verify()
         self._bad = [one for one in self._bad if one.shard not in repaired]
-        now = verify(self._place.version, "quick").findings
+        now = verify(self.place.version, "quick").findings
         places = {(one.code, str(one.where)) for one in now}
         return [
             *now,
@@ -200,26 +197,24 @@ class _Repair:
 def _set_aside(
     version: Path, level: Level, bad: Iterable[BadSample], repaired: Collection[str], adds: bool
 ) -> QuarantineChange:
-    """Bring the quarantine up to date with what is `bad` now, as far as this level can tell.
+    """Bring the quarantine up to date with the samples that are `bad` now, as far as this level can tell.
 
-    Entries whose reason the level does not look for stay, but for those of shards that were `repaired`. With
-    `adds` the bad samples are added.
+    Entries whose reason the level does not look for stay, except those of shards that were `repaired`. With
+    `adds`, the bad samples are added.
     """
     home = quarantine.home(version)
     listed = quarantine.of_version(version, quarantine.read_quarantine(home / quarantine.NAME))
-    known = {(one.shard, one.key) for one in listed}
     entries = [Quarantined(version.name, one.split, one.shard, one.key, one.reason) for one in bad]
-    still = {(one.shard, one.key) for one in entries}
-    levels = list(quarantine.SEEN)
-    seen = set().union(*(quarantine.SEEN[name] for name in levels[: levels.index(level) + 1]))
+    still = {one.sample for one in entries}
+    by_level = quarantine.REASONS[level]
     sound = [
         one
         for one in listed
-        if (one.shard, one.key) not in still
-        and (one.reason in seen or (one.shard in repaired and one.reason in quarantine.BY_BYTES))
+        if one.sample not in still
+        and one.reason in (by_level | quarantine.BY_BYTES if one.shard in repaired else by_level)
     ]
     released = quarantine.remove(home, sound) if sound else 0
-    added = quarantine.add(home, entries) if adds and still - known else 0
+    added = quarantine.add(home, entries) if adds and still - {one.sample for one in listed} else 0
     return QuarantineChange(added, released, len(listed) - released + added)
 
 
@@ -237,8 +232,3 @@ def _named(shard: str, seals: Seals, version: Path) -> str:
 
 def _shards_of(findings: Iterable[Finding]) -> set[str]:
     return {str(one.where["shard"]) for one in findings if one.where.get("shard")}
-
-
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts

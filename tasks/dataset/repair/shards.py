@@ -1,13 +1,15 @@
-"""Damaged shards made whole: found under another name, or put together from what is sound of them and what is
-converted again.
+"""Make damaged shards whole: take them from another name, or put them together from sound spans and samples
+that are converted again.
 
-A shard takes its place only when it has the BLAKE3 that seals it, so whatever is tried on the way cannot
-spoil anything. Sound spans are kept by their CRC32C in the index; only the other samples need their source.
+A shard takes its place only when it has the BLAKE3 that seals it, so no attempt on the way can spoil
+anything. Spans whose CRC32C is the one in the index are kept; only the other samples need their source.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +25,7 @@ from tasks.core.files import CHUNK, blake3_file
 from tasks.core.folders import LocalStore
 from tasks.core.process import available_cores
 from tasks.core.screen import Progress
+from tasks.core.stores import is_environment_error
 from tasks.core.units import counted
 from tasks.dataset.build_info import FileSeal
 from tasks.dataset.repair.contents import (
@@ -32,7 +35,7 @@ from tasks.dataset.repair.contents import (
     ShardPlan,
     Spans,
     differing,
-    rejected,
+    not_converted,
     spans_of,
     worded,
 )
@@ -45,8 +48,8 @@ from tasks.dataset.tar.format import END
 
 @dataclass(frozen=True)
 class ExaminedShard:
-    """What lies under a shard's name. `blake3` is None for what cannot be read to its end; `sound` says of
-    each sample whether its bytes are as they were."""
+    """The file under a shard's name. `blake3` is None where the file cannot be read to its end; `sound` holds
+    for each sample whether its bytes are as they were built."""
 
     path: Path
     blake3: str | None = None
@@ -56,8 +59,8 @@ class ExaminedShard:
 
 @dataclass
 class ShardRepair:
-    """Repairs shards of a version whose `shards.parquet` is proven; `as_built` are those that need
-    nothing."""
+    """Repairs shards of a version whose `shards.parquet` is proven; `as_built` are those that need no
+    repair."""
 
     place: Workplace
     records: Mapping[str, ShardRecord]
@@ -67,26 +70,23 @@ class ShardRepair:
     failed: list[Failed] = field(default_factory=list)
     as_built: set[str] = field(default_factory=set)
     cleared: set[str] = field(default_factory=set)
-    """Names that were in no table and are not there any more."""
+    """Names that were in no table and have been removed."""
 
     def run(self, named: Iterable[str], extras: Sequence[str], afresh: Collection[str]) -> None:
         """Repair the shards that are `named`, convert those of `afresh` wholly from their source, and move
         the `extras`, which belong to no version, away."""
         records = [self.records[name] for name in sorted({*named, *afresh}) if name in self.records]
         self._total = len(records)
-        seen = self._examine(records, extras)
-        damaged = []
-        for record in records:
-            found = seen.get(self._path(record))
-            if found is not None and found.blake3 == record.blake3 and record.name not in afresh:
-                self.as_built.add(record.name)
-            else:
-                damaged.append(record)
-        self._bad = {one.inode for one in seen.values()}
+        files = self._examine(records, extras)
+        seals = {path: found.blake3 for path, found in files.items()}
+        sound = {one.name for one in records if seals.get(self._path(one)) == one.blake3}
+        self.as_built = sound.difference(afresh)
+        damaged = [one for one in records if one.name not in self.as_built]
+        self._bad = {one.inode for one in files.values()}
         self._copies = _Copies(self.place, {record.blake3 for record in damaged})
-        left = self._link([one for one in damaged if one.name not in afresh], seen)
+        left = self._link([one for one in damaged if one.name not in afresh], files)
         left += [one for one in damaged if one.name in afresh]
-        self._make(self._plans(left, seen, afresh))
+        self._make(self._plans(left, files, afresh))
         self._clear(extras)
 
     def _path(self, record: ShardRecord) -> Path:
@@ -102,20 +102,20 @@ class ShardRepair:
             if is_file(self._path(record)):
                 rows = self._contents.rows(record)
                 tasks.append((self._path(record), NO_SPANS if rows is None else spans_of(rows)))
-        seen = {}
+        files = {}
         for found in map_in_threads(examine_shard, tasks, available_cores()):
-            seen[found.path] = found
-            self.progress(len(seen), len(tasks), "shards examined")
-        return seen
+            files[found.path] = found
+            self.progress(len(files), len(tasks), "shards examined")
+        return files
 
     @cached_property
     def _contents(self) -> Contents:
         return Contents(self.place.version, self.records)
 
-    def _link(self, records: Sequence[ShardRecord], seen: Mapping[Path, ExaminedShard]) -> list[ShardRecord]:
-        """Take what another file has; returns those that none has. All get a second name first, because one
-        shard's file may be another's content."""
-        under = {one.blake3: path for path, one in seen.items() if one.blake3 is not None}
+    def _link(self, records: Sequence[ShardRecord], files: Mapping[Path, ExaminedShard]) -> list[ShardRecord]:
+        """Take the shards that lie in another file, and return those that do not. All files get a second name
+        first, because what lies under one shard's name may be the content of another."""
+        under = {one.blake3: path for path, one in files.items() if one.blake3 is not None}
         found: list[tuple[ShardRecord, str, Way]] = []
         left = []
         for record in records:
@@ -135,15 +135,15 @@ class ShardRepair:
         return left
 
     def _plans(
-        self, records: Iterable[ShardRecord], seen: Mapping[Path, ExaminedShard], afresh: Collection[str]
+        self, records: Iterable[ShardRecord], files: Mapping[Path, ExaminedShard], afresh: Collection[str]
     ) -> dict[str, ShardPlan]:
         plans = {}
         for record in records:
             rows = self._contents.rows(record)
             if rows is None:
-                self._fail(record, "no table says which samples it held", REBUILD)
+                self._fail(record, "no table records which samples it held", REBUILD)
                 continue
-            found = None if record.name in afresh else seen.get(self._path(record))
+            found = None if record.name in afresh else files.get(self._path(record))
             plan = ShardPlan(record, rows, [False] * len(rows) if found is None else found.sound)
             if plan.needed and self.origin.lacking:
                 self._fail(record, self.origin.lacking, CONFIGURE)
@@ -152,14 +152,11 @@ class ShardRepair:
         return plans
 
     def _make(self, plans: Mapping[str, ShardPlan]) -> None:
-        """Put the shards together, those first that need nothing of the source."""
-        for name in [name for name, plan in plans.items() if not plan.needed]:
-            self._put_together(plans[name], ReconvertedShard(name))
-        wanted = {
-            name: [plan.column("key")[row] for row in plan.needed]
-            for name, plan in plans.items()
-            if plan.needed
-        }
+        """Put the shards together; those that need no source come first."""
+        for name, plan in plans.items():
+            if not plan.needed:
+                self._put_together(plan, ReconvertedShard(name))
+        wanted = {name: plan.needed_column("key") for name, plan in plans.items() if plan.needed}
         if not wanted or self.origin.config is None:
             return
         files = {file for plan in plans.values() for file in plan.needed_column("file")}
@@ -174,29 +171,27 @@ class ShardRepair:
             plan = plans[name]
             needs = f"needs {len(plan.needed):,} of its {counted(len(plan.sound), 'sample')} from the source"
             reason = f"{needs}, which cannot be read: {source.trouble}"
-            is_environment = source.is_environment
-            self._fail(plan.record, reason, MIND if is_environment else MOVED, is_environment)
+            self._fail(plan.record, reason, MOVED, is_environment_error(source.trouble))
 
     def _put_together(self, plan: ShardPlan, conversion: ReconvertedShard) -> None:
-        faults = rejected(plan, conversion)
+        faults = not_converted(plan, conversion)
         total = len(plan.sound)
         if not faults and self._write(plan, conversion):
             count, samples = len(plan.needed), counted(total, "sample")
+            how = f"{count:,} of {samples} converted again, the others were sound"
             if not count:
-                self._install(plan.record, "put together again: all its samples were sound", "joined")
+                how = "put together again: all its samples were sound"
             elif count == total:
-                self._install(plan.record, f"converted again: {samples}", "converted")
-            else:
-                how = f"{count:,} of {samples} converted again, the others were sound"
-                self._install(plan.record, how, "converted")
+                how = f"converted again: {samples}"
+            self._install(plan.record, how, "converted" if count else "joined")
             return
         faults = faults or differing(plan, conversion, self.origin.changes)
-        reason = worded(faults, total, self.origin.is_private) or "its tables say otherwise than its seal"
-        is_environment = UNREADABLE in faults
-        self._fail(plan.record, reason, MIND if is_environment else BRING_BACK, is_environment)
+        reason = worded(faults, total, self.origin.is_private) or "its tables contradict its seal"
+        self._fail(plan.record, reason, BRING_BACK, is_environment=UNREADABLE in faults)
 
     def _write(self, plan: ShardPlan, conversion: ReconvertedShard) -> bool:
-        """Write the shard from its sound spans and the converted ones; whether it has its seal then."""
+        """Write the shard from its sound spans and the converted ones; return whether it has its seal
+        then."""
         temporary = self.place.temporary()
         running = blake3()
         try:
@@ -216,8 +211,8 @@ class ShardRepair:
                 conversion.tar.unlink(missing_ok=True)
 
     def _install(self, record: ShardRecord, how: str, way: Way) -> None:
-        """Let the shard be the proven file, here and wherever it is as damaged; here last, so that a
-        repair that is killed begins with it again."""
+        """Put the proven file in the shard's place, here and in other versions where it is damaged as well.
+        This version comes last, so that a repair that is killed begins with the shard again."""
         for path in self._copies.to_mend(record, self._bad):
             self.place.link(self._good(record), path)
         self.place.link(self._good(record), self._path(record))
@@ -225,14 +220,14 @@ class ShardRepair:
         self._show_progress()
 
     def _fail(self, record: ShardRecord, reason: str, remedy: str, is_environment: bool = False) -> None:
-        self.failed.append(Failed(record.name, reason, remedy, is_environment))
+        self.failed.append(Failed(record.name, reason, MIND if is_environment else remedy, is_environment))
         self._show_progress()
 
     def _show_progress(self) -> None:
         self.progress(len(self.done) + len(self.failed), self._total, "shards repaired")
 
     def _clear(self, extras: Iterable[str]) -> None:
-        """A name that is in no table goes where a shard has the same file, else it is moved away."""
+        """Remove each name that is in no table where a shard is the same file; move any other file away."""
         shards = {inode(path) for path in map(self._path, self.records.values()) if extras and is_file(path)}
         for name in extras:
             path = self.place.version / name
@@ -244,7 +239,7 @@ class ShardRepair:
 
 
 def examine_shard(task: tuple[Path, Spans]) -> ExaminedShard:
-    """Read the file at a path, and each span of it; what its disk does not give is not sound."""
+    """Read the file at a path and each of its spans; a span that the disk does not return is not sound."""
     path, spans = task
     folder, name = os.path.split(path)
     try:
@@ -253,50 +248,44 @@ def examine_shard(task: tuple[Path, Spans]) -> ExaminedShard:
             sound = [_crc32c(file, int(offset), int(length)) == crc32c for offset, length, crc32c in spans]
     except (OSError, ValueError):
         return ExaminedShard(path, sound=[False] * len(spans))
-    try:
+    seal = None
+    with contextlib.suppress(OSError):
         seal = blake3_file(path)
-    except OSError:
-        seal = None
     return ExaminedShard(path, seal, (found.st_dev, found.st_ino), sound)
 
 
 class _Copies:
-    """Where the dataset's other versions should have shards with these seals."""
+    """The files in the dataset's other versions that should be shards with these seals."""
 
     def __init__(self, place: Workplace, wanted: set[str]) -> None:
         self._place = place
-        self._files: dict[str, list[Path]] = {}
+        self._files: dict[str, list[Path]] = defaultdict(list)
         for other in place.others if wanted else ():
-            try:
-                records = read_shards(other)
-            except DataError:
-                continue  # its own repair is for that
-            for record in records:
-                if record.blake3 in wanted:
-                    self._files.setdefault(record.blake3, []).append(other / record.name)
+            with contextlib.suppress(DataError):  # a repair of that version mends its table
+                for record in read_shards(other):
+                    if record.blake3 in wanted:
+                        self._files[record.blake3].append(other / record.name)
 
     def find(self, record: ShardRecord, bad: set[tuple[int, int]]) -> tuple[Path, str] | None:
-        """A proven copy, and where it is from; files of `bad` inodes have been examined."""
-        seal = FileSeal(bytes=record.bytes, blake3=record.blake3)
-        candidates = [
-            (path, f"version {path.parents[1].name}") for path in self._files.get(record.blake3, ())
-        ]
-        candidates.append((self._place.good / f"{record.blake3}.tar", "a repair before"))
-        for path, origin in candidates:
-            if is_file(path) and inode(path) not in bad and is_sealed(path, seal):
-                return path, origin
-        return None
+        """A proven copy, and where it is from; files of `bad` inodes have been examined already."""
+        for path in self._files[record.blake3]:
+            if _is_proven(path, record, bad):
+                return path, f"version {path.parents[1].name}"
+        path = self._place.good / f"{record.blake3}.tar"
+        return (path, "a repair before") if _is_proven(path, record, bad) else None
 
-    def to_mend(self, record: ShardRecord, bad: set[tuple[int, int]]) -> Iterator[Path]:
+    def to_mend(self, record: ShardRecord, bad: set[tuple[int, int]]) -> list[Path]:
         """The names in other versions whose file is damaged or gone, too."""
-        seal = FileSeal(bytes=record.bytes, blake3=record.blake3)
-        for path in self._files.get(record.blake3, ()):
-            if not is_file(path) or inode(path) in bad or not is_sealed(path, seal):
-                yield path
+        return [path for path in self._files[record.blake3] if not _is_proven(path, record, bad)]
+
+
+def _is_proven(path: Path, record: ShardRecord, bad: set[tuple[int, int]]) -> bool:
+    seal = FileSeal(bytes=record.bytes, blake3=record.blake3)
+    return is_file(path) and inode(path) not in bad and is_sealed(path, seal)
 
 
 def _parts(plan: ShardPlan, damaged: Path, conversion: ReconvertedShard) -> Iterator[bytes]:
-    """The bytes of the shard: each sample's span, from its damaged file or from the converted one."""
+    """The bytes of the shard: the span of each sample, from its damaged file or from the converted one."""
     converted: Iterator[tuple[int, int]] = iter(())
     if conversion.sidecar is not None:
         spans = spans_of(conversion.sidecar)
@@ -328,7 +317,7 @@ def _chunks(file: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
 
 
 def _crc32c(file: BinaryIO, offset: int, length: int) -> int | None:
-    """Of a span; None when it is not all there or cannot be read."""
+    """The CRC32C of a span; None when a part of it is missing or cannot be read."""
     running = 0
     try:
         for chunk in _chunks(file, offset, length):

@@ -1,7 +1,7 @@
-"""The raw samples of damaged shards, converted again from their source: a build of named samples.
+"""Convert the raw samples of damaged shards again from their source: a build of named samples.
 
-The source is listed once, as a build does, but only the samples that are needed are kept. What has changed
-there is converted as well: whether it gives the same bytes is for the shard's seal to say.
+The source is listed once, as in a build, but only the samples that are needed are kept. Samples that changed
+in the source are converted as well: the shard's seal shows whether they still give the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from tasks.core.files import is_disk_full
 from tasks.core.process import available_cores
 from tasks.core.schema import BuildEngine, Config, Dataset, Engines
 from tasks.core.screen import Progress
-from tasks.core.stores import is_environment_error
 from tasks.dataset.build_info import BuildInfo, read_build_info
 from tasks.dataset.building.builder import NamedShards, list_named
 from tasks.dataset.building.fingerprint import CONVERTER, NOT_SHAPING, config_digest, packages
@@ -32,8 +31,9 @@ from tasks.dataset.sources import open_sources
 
 @dataclass(frozen=True)
 class BuildOrigin:
-    """What the version was built by. `config` is None where nothing says it; `lacking` says why the sources
-    cannot be read, "" where they can; `changes` names packages that may take samples otherwise now."""
+    """What the version was built by. `config` is None where it is lost; `lacking` is the reason why the
+    sources cannot be read, "" where they can; `changes` names packages that may convert samples differently
+    now."""
 
     config: Config | None
     lacking: str
@@ -42,25 +42,25 @@ class BuildOrigin:
 
 
 def read_origin(version: Path, others: Iterable[Path], seals: Seals, given: Config | None) -> BuildOrigin:
-    """The config that the version's build.json keeps, or that of another version by the same rules, or the
-    given one; UsageError for one with other rules."""
+    """The config that the version's build.json keeps, or that of another version with the same rules, or the
+    given one; UsageError for a given config with other rules."""
     info = seals.info or _of_the_same_rules(others, seals.manifest)
     stored = None
     if info is not None:
         stored = _config(info.name, Dataset.model_validate(info.dataset), info.engine.get("workers"))
-    is_private = info.private if info is not None else True if given is None else given.dataset.private
     if given is not None:
         _require_same_rules(version, seals.manifest, stored, given)
-        name = given.name if stored is None else stored.name
+        named = seals.manifest or stored or given
         engine = given.engine.for_build()
         workers = engine.workers if engine.kind == "local" else None
-        config = _config(name if seals.manifest is None else seals.manifest.name, given.dataset, workers)
+        config = _config(named.name, given.dataset, workers)
+        is_private = given.dataset.private if info is None else info.private
         return BuildOrigin(config, "", is_private, _changed_packages(config, seals))
     if stored is None or info is None:
-        return BuildOrigin(None, f"its config is lost: {seals.lost}", is_private)
+        return BuildOrigin(None, f"its config is lost: {seals.lost}", is_private=True)
     keys = ", ".join(info.cut)
     lacking = f"build.json keeps no passwords or signatures, which {keys} has" if keys else ""
-    return BuildOrigin(stored, lacking, is_private, _changed_packages(stored, seals))
+    return BuildOrigin(stored, lacking, info.private, _changed_packages(stored, seals))
 
 
 def _of_the_same_rules(others: Iterable[Path], manifest: Manifest | None) -> BuildInfo | None:
@@ -75,9 +75,10 @@ def _of_the_same_rules(others: Iterable[Path], manifest: Manifest | None) -> Bui
 
 @dataclass(frozen=True)
 class ReconvertedShard:
-    """A shard's needed samples after their conversion: a sidecar with a row and a tar with a span for each,
-    in the order of the needed keys; no tar where none could be taken. `rejects` are the reason and detail of
-    each sample that was not taken, by key; nothing is converted where the source itself lacks one."""
+    """The needed samples of a shard after their conversion: a sidecar with a row and a tar with a span for
+    each, in the order of the needed keys; no tar where no sample was accepted. `rejects` holds the reason and
+    detail of each sample that was not accepted, by key; nothing is converted where the source lacks a
+    sample."""
 
     name: str
     rejects: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class ReconvertedShard:
 
 
 class Reconverter:
-    """Converts samples again, in a staging folder of its own. `trouble` is why a source could not be read."""
+    """Converts samples again, in its own staging folder. `trouble` is why a source could not be read."""
 
     def __init__(self, config: Config, staging: Path, progress: Progress) -> None:
         self._config = config
@@ -99,9 +100,9 @@ class Reconverter:
     ) -> Iterator[ReconvertedShard]:
         """Convert the samples of these keys, shard by shard, each as soon as it is done.
 
-        `containers` are those of sequential sources that held them: they are read first, the others only
-        where samples are not in them. Ends early, with `trouble`, where the sources cannot be read. A full
-        disk is raised.
+        `containers` are those of sequential sources that held the samples: they are read first, the others
+        only where samples are missing there. The iteration ends early, with `trouble` set, where the sources
+        cannot be read. A full disk is raised.
         """
         try:
             config = self._readable()
@@ -118,20 +119,15 @@ class Reconverter:
                 name, sidecar = shard.split, shard.sidecar
                 if lacking.keys().isdisjoint(wanted[name]):
                     columns = (sidecar.column(column).to_pylist() for column in ("reason", "detail"))
-                    fates = zip(wanted[name], *columns, strict=True)
-                    rejects = {key: (reason, detail) for key, reason, detail in fates if reason is not None}
+                    rows = zip(wanted[name], *columns, strict=True)
+                    rejects = {key: (reason, detail) for key, reason, detail in rows if reason is not None}
                     yield ReconvertedShard(name, rejects, sidecar, shard.tar)
         except (TarmacError, OSError) as error:
             if is_disk_full(error):
                 raise
             self.trouble = error
         finally:
-            shutil.rmtree(self._staging, ignore_errors=True)  # a full disk is not to be kept so
-
-    @property
-    def is_environment(self) -> bool:
-        """Whether the trouble says nothing about the data."""
-        return is_environment_error(self.trouble)
+            shutil.rmtree(self._staging, ignore_errors=True)  # or a full disk would stay full
 
     def _listed(
         self, config: Config, wanted: Mapping[str, Sequence[str]], containers: frozenset[str] | None
@@ -141,7 +137,8 @@ class Reconverter:
         return list_named(config, wanted, self._staging, self._progress, containers)
 
     def _readable(self) -> Config:
-        """The config with those of its sources alone that can be read; the trouble of the others is noted."""
+        """The config with only those sources that can be read; `trouble` is what the last of the others
+        had."""
         config = self._config
         blocks = config.dataset.all_sources
         readable = []
@@ -166,7 +163,7 @@ def _config(name: str, dataset: Dataset, workers: Any) -> Config:
 
 
 def _changed_packages(config: Config, seals: Seals) -> str:
-    """What takes samples otherwise than when the version was built: `pillow 11.3.0, was 10.4.0`."""
+    """The packages that have another version than when the version was built: `pillow 11.3.0, was 10.4.0`."""
     if seals.info is None:
         return ""
     was = {**seals.info.versions, "Tarmac's converter": seals.info.converter}

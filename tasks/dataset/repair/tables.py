@@ -1,8 +1,8 @@
-"""The files of a version beside its tars, made again where their seal is broken.
+"""Make the files of a version beside its tars again where their seal is broken.
 
-Each is looked for where it costs least: in another version, in what `inputs.arrow` says of the shards, in a
-build of the version from its source. Nothing takes its place unless it has the seal; so what is offered may
-be wrong, and only costs its making. Where build.json is lost, the build from the source must give the
+Each file is looked for where it costs least: in another version, in what `inputs.arrow` records of the
+shards, in a build of the version from its source. Nothing takes its place without the right seal, so a wrong
+candidate costs only the time to make it. Where build.json is lost, the build from the source must give the
 version's own name, and its tables are sealed again.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,13 +33,13 @@ from tasks.dataset.repair.workplace import Seals, Workplace, is_file, is_sealed,
 from tasks.dataset.tables import DAMAGED, REJECTS_SCHEMA, ArrowBatches, read_pieces
 
 NEIGHBOUR = "0" * 12
-"""The name, in the dataset of a build from the source, of the damaged version whose shards that build
-takes."""
+"""The name that the damaged version gets in the dataset of a build from the source, which reuses its
+shards."""
 
 
 @dataclass
 class TableRepair:
-    """Repairs what is damaged of a version's tables; `seals` are up to date afterwards."""
+    """Repairs the damaged tables of a version; `seals` are up to date afterwards."""
 
     place: Workplace
     seals: Seals
@@ -51,35 +51,32 @@ class TableRepair:
     """Why the version could not be built from its source."""
 
     def run(self) -> Seals:
-        """Repair all that can be; the seals as they are then."""
+        """Repair every table that can be repaired, and return the seals as they are then."""
         if self.seals.info is None:
             self._seal_again()
-        wanted = self._damaged()
-        for offer in (self._from_versions, self._from_inputs, self._from_source):
+        wanted = self._damaged(self.seals.files)
+        for other in self.place.others if wanted else ():
+            self._take(other, wanted, f"copied from version {other.name}")
+        for attempt in (self._from_inputs, self._from_source):
             if wanted:
-                offer(wanted)
+                attempt(wanted)
         self.failed += [self._failure(name) for name in wanted]
         if self.done:
             self.seals = read_seals(self.place)
         return self.seals
 
-    def _damaged(self) -> dict[str, FileSeal]:
-        files = self.seals.files
+    def _damaged(self, files: Mapping[str, FileSeal]) -> dict[str, FileSeal]:
         return {name: seal for name, seal in files.items() if not is_sealed(self.place.version / name, seal)}
 
     def _take(self, folder: Path, wanted: dict[str, FileSeal], how: str) -> None:
-        """Take what of the folder has its seal; it is wanted no more."""
+        """Copy the wanted files that have their seal from the folder, and remove them from `wanted`."""
         for name in [name for name, seal in wanted.items() if is_sealed(folder / name, seal)]:
             self.place.copy(folder / name, self.place.version / name)
             self.done.append(Done(name, how))
             del wanted[name]
 
-    def _from_versions(self, wanted: dict[str, FileSeal]) -> None:
-        for other in self.place.others:
-            self._take(other, wanted, f"copied from version {other.name}")
-
     def _from_inputs(self, wanted: dict[str, FileSeal]) -> None:
-        """Take the tables that follow from `inputs.arrow`, which says everything of the accepted samples."""
+        """Take the tables that follow from `inputs.arrow`, which records all about the accepted samples."""
         config = self.origin.config
         if config is None or INPUTS in wanted:
             return
@@ -90,7 +87,7 @@ class TableRepair:
             info = self.seals.info
             filtered, passed_over = (0, {}) if info is None else (info.filtered, info.passed_over)
             describe(draft, config, filtered, self._rejects(wanted), passed_over)
-            self._take(draft.folder, wanted, "made of what inputs.arrow says")
+            self._take(draft.folder, wanted, "made from inputs.arrow")
         except (*DAMAGED, DataError) as error:
             if is_disk_full(error):
                 raise
@@ -106,15 +103,14 @@ class TableRepair:
             yield Rejected(number, **row)
 
     def _from_source(self, wanted: dict[str, FileSeal]) -> None:
-        """Take the tables of a build from the source, which takes over the version's shards as far as
-        `inputs.arrow` is sound."""
+        """Take the tables of a build from the source, which reuses the version's shards if `inputs.arrow` is
+        sound."""
         version = self._build_again(keeps_shards=INPUTS not in wanted)
         if version is not None:
             self._take(version, wanted, "made again from the source")
 
     def _build_again(self, keeps_shards: bool) -> Path | None:
-        """A build of the version's config in a dataset of its own; None where it cannot be, and why is
-        noted."""
+        """Build the version's config in a separate dataset; None where that fails, with `trouble` set."""
         config = self.origin.config
         if config is None or self.origin.lacking:
             return None
@@ -124,9 +120,8 @@ class TableRepair:
             _plant(self.place.version, again / VERSIONS / NEIGHBOUR)
         dataset = config.dataset.model_copy(update={"output": again, "mirror": None})
         try:
-            return build(
-                config.model_copy(update={"dataset": dataset}), self.progress, accept_loss=True
-            ).version
+            again_config = config.model_copy(update={"dataset": dataset})
+            return build(again_config, self.progress, accept_loss=True).version
         except (TarmacError, OSError) as error:
             if is_disk_full(error):
                 raise
@@ -134,7 +129,7 @@ class TableRepair:
             return None
 
     def _seal_again(self) -> None:
-        """Make build.json again: by a build from the source that gives this very version."""
+        """Make build.json again by a build from the source, which must give this very version."""
         if self.origin.config is None:
             self.failed.append(Failed(BUILD, self.origin.lacking, CONFIGURE))
             return
@@ -143,18 +138,15 @@ class TableRepair:
             self.failed.append(self._failure(BUILD))
             return
         if not self.place.has_its_name and self.seals.manifest is None:
-            reason = "nothing says which version it was: its folder has another name, its manifest no seal"
+            reason = "nothing says which version it was: its folder was renamed, and its manifest has no seal"
             self.failed.append(Failed(BUILD, reason, REBUILD))
             return
         info = read_build_info(version)
-        wanted = {
-            name: seal for name, seal in info.files.items() if not is_sealed(self.place.version / name, seal)
-        }
-        self._take(version, wanted, "made again from the source")
+        self._take(version, self._damaged(info.files), "made again from the source")
         facts = info.model_dump(mode="json", exclude={"files", "digest"})
         with contextlib.suppress(OSError):  # versions are ordered by this time
             facts["built"] = (self.place.version / MANIFEST).stat().st_mtime
-        facts["changes"] = None  # which the lost file alone knew
+        facts["changes"] = None  # only the lost file had them
         output = self.place.dataset or self.place.version
         facts["output"] = facts["dataset"]["output"] = str(output)
         write_build_info(self.place.version, facts)
@@ -169,14 +161,13 @@ class TableRepair:
             reason = f"needs the source, which cannot be read: {self.trouble}"
             is_environment = is_environment_error(self.trouble)
             return Failed(name, reason, MIND if is_environment else REBUILD, is_environment)
-        return Failed(
-            name, "needs the source, and the source is not what it was when this was built", REBUILD
-        )
+        reason = "needs the source, and the source is not what it was when this was built"
+        return Failed(name, reason, REBUILD)
 
 
 def _shards_of(version: Path) -> Iterator[DraftShard]:
-    """The shards that have a tar as `inputs.arrow` lists them, without their tars. What an earlier Tarmac
-    wrote names no members, and its version has no card."""
+    """The shards that have a tar, as `inputs.arrow` lists them, without their tars. A file that an earlier
+    Tarmac wrote names no members, and its version has no card."""
     batches = ArrowBatches(version / INPUTS)
     for number in range(len(batches)):
         table = batches[number]
@@ -189,7 +180,7 @@ def _shards_of(version: Path) -> Iterator[DraftShard]:
 
 
 def _plant(version: Path, neighbour: Path) -> None:
-    """Let a build find the version's shards beside its own: their files get second names there."""
+    """Let a build find the version's shards beside its own: link their files into the folder `neighbour`."""
     for path in (version / INPUTS, *version.glob("*/*.tar")):
         if is_file(path):
             target = neighbour / path.relative_to(version)

@@ -1,10 +1,11 @@
 """Which version is repaired, what its files should be, and how a proven file takes its place.
 
-The version's name seals `manifest.json`, the manifest seals what `shards.parquet` says of the tars, and
-`build.json` seals every other file and itself. What no seal proves is not believed, however sound it looks.
+The version's name seals `manifest.json`, the manifest seals what `shards.parquet` records of the tars, and
+`build.json` seals every other file and itself. A file that no seal proves is not trusted, however sound it
+looks.
 
-The work folder is `DATASET/repair`, or `VERSION.repair` beside a version that lies alone: on the same file
-system, so that what is proven takes its place by one rename, whatever lay there.
+The work folder is `DATASET/repair`, or `VERSION.repair` beside a version that lies alone. It is on the same
+file system, so that a proven file takes its place by one rename, whatever lay there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tasks.dataset.tables import ShardRecord, read_shards
 @dataclass(frozen=True)
 class Workplace:
     """A version's folder, its dataset's folder unless the version lies alone, and the folder of the work.
-    `moved` says where what belongs to no version was moved to, by its name in the version."""
+    `moved` records where files that belong to no version were moved to, by their names in the version."""
 
     version: Path
     dataset: Path | None
@@ -49,12 +50,12 @@ class Workplace:
 
     @property
     def staging(self) -> Path:
-        """Of the samples that are converted again."""
+        """The staging folder of the samples that are converted again."""
         return self.work / "staging"
 
     @property
     def tables(self) -> Path:
-        """Of the tables that follow from `inputs.arrow`."""
+        """The folder for the tables that follow from `inputs.arrow`."""
         return self.work / "tables"
 
     @property
@@ -64,7 +65,7 @@ class Workplace:
 
     @property
     def extra(self) -> Path:
-        """Where what belongs to no version is moved to; it stays."""
+        """The folder that files which belong to no version are moved to; a repair never removes it."""
         return self.work / "extra" / self.version.name
 
     @property
@@ -80,9 +81,9 @@ class Workplace:
 
     @contextlib.contextmanager
     def leased(self) -> Iterator[None]:
-        """Hold the dataset while the block runs; after it nothing is left of the work but what is extra.
+        """Hold the dataset while the block runs; afterwards only `extra` is left of the work folder.
 
-        DataError that names who holds it, UsageError where nothing can be written.
+        DataError that names who else holds the dataset, UsageError where nothing can be written.
         """
         where = self.dataset or self.work
         lease = Lease(where / LEASE)
@@ -94,7 +95,7 @@ class Workplace:
             if error.errno in FULL:
                 raise
             raise UsageError(
-                f"DATASET: {where} cannot be written ({error.strerror}); mind its rights"
+                f"DATASET: {where} cannot be written ({error.strerror}); check its permissions"
             ) from None
         try:
             yield
@@ -106,7 +107,7 @@ class Workplace:
                 self.work.rmdir()
 
     def require_readable(self) -> None:
-        """DataError for a folder or file that this user may not read: it may be sound, so nothing is
+        """DataError for a folder or file that this user may not read: it may be sound, so nothing may be
         replaced."""
 
         def refuse(error: OSError) -> None:
@@ -125,27 +126,28 @@ class Workplace:
                     refuse(error)
 
     def temporary(self) -> Path:
-        """A new name, beside the files that wait for their place."""
+        """A new file name, beside the files that wait for their place."""
         self.good.mkdir(parents=True, exist_ok=True)
         return self.good / f".{uuid4().hex}"
 
     def link(self, good: Path, target: Path) -> None:
-        """Let `target` be `good`, which keeps its own name; nothing happens where it is that already."""
-        if not is_same(good, target):
-            temporary = self.temporary()
-            os.link(good, temporary)
-            self.move(temporary, target)
+        """Make `target` a hard link to `good`; nothing happens where it is one already."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.lstat(good), os.lstat(target)):
+                return
+        temporary = self.temporary()
+        os.link(good, temporary)
+        self.move(temporary, target)
 
     def copy(self, good: Path, target: Path) -> None:
-        """Let `target` be a copy of `good`, so that damage to one spares the other."""
+        """Make `target` a copy of `good`, so that damage to one spares the other."""
         temporary = self.temporary()
         shutil.copyfile(good, temporary)
         fsync_path(temporary)
         self.move(temporary, target)
 
     def move(self, good: Path, target: Path) -> None:
-        """Let `target` be `good`, whose name goes. A folder that lies there is moved away unless it is
-        empty."""
+        """Rename `good` to `target`. A folder that lies there is moved away, or removed where it is empty."""
         for path, is_wrong in ((target.parent, not target.parent.is_dir()), (target, target.is_dir())):
             if is_wrong and os.path.lexists(path) and not path.is_symlink():
                 try:
@@ -157,7 +159,7 @@ class Workplace:
         fsync_path(target.parent)
 
     def move_away(self, name: str) -> None:
-        """Move a file or folder of the version to where what is extra stays, and note it in `moved`."""
+        """Move a file or folder of the version to `extra`, and record that in `moved`."""
         path, kept, number = self.version / name, self.extra / name, 0
         while os.path.lexists(kept):
             number += 1
@@ -175,17 +177,11 @@ def find(path: str | Path) -> Workplace:
         raise UsageError(f"DATASET: {redact(str(path))} is remote; repair it on the machine that built it")
     target = Path(path).resolve()
     with unreadable_as_error():
-        if not _is_version(target):
+        if not layout.looks_like_version(target):
             target = _current(target, path)
     dataset = target.parent.parent if target.parent.name == VERSIONS else None
     work = target.with_name(f"{target.name}.repair") if dataset is None else dataset / "repair"
     return Workplace(target, dataset, work)
-
-
-def _is_version(folder: Path) -> bool:
-    """Whether a folder is a version, damaged as it may be."""
-    is_named = folder.parent.name == VERSIONS and VERSION_NAME.fullmatch(folder.name) is not None
-    return folder.is_dir() and (is_named or any((folder / mark).exists() for mark in versions.MARKS))
 
 
 def _current(dataset: Path, given: str | Path) -> Path:
@@ -206,22 +202,14 @@ def _current(dataset: Path, given: str | Path) -> Path:
     )
 
 
-def is_same(one: Path, other: Path) -> bool:
-    """Whether both names are those of one file."""
-    try:
-        return os.path.samestat(os.lstat(one), os.lstat(other))
-    except OSError:
-        return False
-
-
 def inode(path: Path) -> tuple[int, int]:
-    """What a file has in common under all its names; OSError."""
+    """Device and inode, which a file has in common under all its names; OSError."""
     found = path.stat()
     return found.st_dev, found.st_ino
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file by itself: no link, folder or pipe."""
+    """Whether a regular file has this name: no link, folder or pipe."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except OSError:
@@ -230,8 +218,8 @@ def is_file(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Seals:
-    """`manifest` is None where it is not proven, `shards` (by name) where nothing proves them. `info` is None
-    where build.json is lost, and `lost` then says how."""
+    """What is proven of a version. `manifest` is None where it is not proven, `shards` (by name) where
+    nothing proves them. `info` is None where build.json is lost, and `lost` is the reason then."""
 
     manifest: Manifest | None
     shards: Mapping[str, ShardRecord] | None
@@ -245,7 +233,7 @@ class Seals:
 
 
 def read_seals(place: Workplace) -> Seals:
-    """What is proven in the version's folder; DataError for build.json alone is kept in `lost`."""
+    """Read what is proven in the version's folder; the problem of a lost build.json is kept in `lost`."""
     version = place.version
     info, lost = None, ""
     try:
@@ -269,7 +257,7 @@ def read_seals(place: Workplace) -> Seals:
 
 
 def is_sealed(path: Path, seal: FileSeal) -> bool:
-    """Whether the file is what it was when it was built."""
+    """Whether the file has the size and the BLAKE3 that it was built with."""
     try:
         return is_file(path) and path.stat().st_size == seal.bytes and blake3_file(path) == seal.blake3
     except OSError:

@@ -1,8 +1,9 @@
-"""What verify found as a report gives it: faults with what helps, few of a kind, and what was ruled out.
+"""Verify's faults, and the findings that a report shows: with a remedy, few of each kind, and what was ruled
+out.
 
-A fault carries a `Fix`, a value that code compares; it becomes words, and where there is one a command, only
-when the findings are made, because that depends on where the tars lie and who made them. Names and keys come
-from the data, so whatever a terminal would obey is shown as an escape.
+A fault carries a `Fix`, a value that code can compare. The fix becomes words, and a command where there is
+one, only when the findings are made, because the words depend on where the tars lie and who made them. Names
+and keys come from the data, so every character that would act on a terminal is shown as an escape.
 """
 
 from __future__ import annotations
@@ -20,18 +21,15 @@ from tasks.core.units import counted, shorten
 
 Level = Literal["quick", "default", "full"]
 LISTED = 1000
-"""Findings of one kind listed for a shard; the last one counts the rest."""
+"""Findings of one kind that are listed for a shard; the last one counts the rest."""
 MOST = 10_000
-"""Findings of one kind in all, beyond which each further shard lists no more than FEW."""
+"""Findings of one kind in all; once they are listed, each further shard lists at most FEW."""
 FEW = 5
 LEFT = "and_more_of_its_kind"
 DIGITS = 12
-"""Of a checksum, for a message."""
+"""Digits of a checksum that a message shows."""
 LONGEST = 300
-"""Characters of a name or a piece of evidence."""
-
-
-NONE: Mapping[str, int] = MappingProxyType({})
+"""Characters of a name or a piece of evidence that are shown."""
 
 
 class Fix(Enum):
@@ -39,7 +37,7 @@ class Fix(Enum):
 
     SHARD = "make the tar again"
     TABLE = "make a file beside the tars again"
-    SEAL = "make build.json again, which says how a repair goes about the rest"
+    SEAL = "make build.json again, which a repair needs for all other files"
     RIGHTS = "give the right to read"
 
 
@@ -60,31 +58,33 @@ AGAIN = (
     "fetch it again from where it came; a build from these tars (source kind: shards) drops bad samples and "
     "lists them"
 )
-SORT = (
-    "nothing is lost: pack it again sorted by name, so that the members of a sample meet "
-    "(tar --sort=name -cf TAR FOLDER)"
-)
-RESTART = (
-    "where each tar begins to count anew these are different samples: a build from these tars (source kind: "
-    "shards) takes all with key: place"
-)
-FOREIGN = {"sample.split_members": SORT, "sample.duplicate_key": RESTART}
+FOREIGN = {
+    "sample.split_members": "nothing is lost: pack it again sorted by name, so that the members of a sample "
+    "stand together (tar --sort=name -cf TAR FOLDER)",
+    "sample.duplicate_key": "if each tar numbers its keys anew, these are different samples: a build from "
+    "these tars (source kind: shards) takes all with key: place",
+}
 """What helps against a fault of tars that others wrote, unless it is AGAIN."""
 RIGHTS = (
-    "give yourself the right to read it (chmod u+rX, or ask its owner), then verify again: nobody has seen "
-    "whether it is sound"
+    "give yourself the right to read it (chmod u+rX, or ask its owner), then verify again: until then nobody "
+    "knows whether it is sound"
 )
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong; `fix` in words where these do not depend on the place."""
+    """One thing that is wrong; `fix` is text where the words do not depend on where the tars lie."""
 
     code: str
     where: Mapping[str, Any]
     fix: Fix | str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     command: str | None = None
+
+    @property
+    def left(self) -> int:
+        """How many further faults of its kind it counts."""
+        return int(self.evidence.get(LEFT, 0))
 
 
 def fault(code: str, where: Mapping[str, Any], fix: Fix | str = Fix.SHARD, /, **evidence: Any) -> Fault:
@@ -98,7 +98,8 @@ def shard_place(shard: str) -> dict[str, Any]:
 
 
 def file_fault(file: str, problem: str, fix: Fix | str = Fix.TABLE, **evidence: Any) -> Fault:
-    """Of a file beside the tars, which may belong to a split: `samples/val.parquet`, `val/sizes.json`."""
+    """A fault of a file beside the tars, which may belong to a split: `samples/val.parquet`,
+    `val/sizes.json`."""
     folder, _, name = file.rpartition("/")
     split = name.rpartition(".")[0] if folder in ("samples", "index") else folder
     where = {"split": split, "file": file} if split else {"file": file}
@@ -111,51 +112,44 @@ def _shown(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """The text on one line, without characters that act on a terminal or that no encoding takes."""
+    """The text on one line, without characters that act on a terminal or that cannot be encoded."""
     if not text.isprintable():
-        text = "".join(char if char.isprintable() else _escaped(char) for char in text[: LONGEST + 1])
+        text = "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+            for char in text[: LONGEST + 1]
+        )
     return shorten(text, LONGEST)
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What a person can do about what was judged: `repairable` is what `tarmac repair` is to be given."""
+    """What a person can do about what was judged: `repairable` is the path to give to `tarmac repair`."""
 
     is_version: bool
     is_remote: bool
     repairable: str | None
     is_indexed: bool = False
-    """Of tars that others wrote."""
+    """Whether the version is an index of tars that others wrote."""
 
 
 def findings(faults: Iterable[Fault], advice: Advice) -> list[Finding]:
     """One finding for each code and place, with all evidence: size and content may show the same damage.
 
-    Files beside the tars come first, then shard by shard.
+    Files beside the tars come first, then the shards one after the other.
     """
     by_place: dict[tuple[str, ...], Fault] = {}
     for one in faults:
-        place = (one.code, *map(str, one.where.items()))
+        place = (one.code, *map(str, one.where.values()))
         known = by_place.get(place)
-        by_place[place] = one if known is None else _together(known, one)
+        if known is not None:
+            evidence = {**known.evidence, **one.evidence}
+            if LEFT in evidence:
+                evidence[LEFT] = known.left + one.left
+            one = replace(known, evidence=evidence)
+        by_place[place] = one
     ordered = sorted(by_place.values(), key=lambda one: str(one.where.get("shard", "")))
     options = " --config CONFIG" if any(one.fix is Fix.SEAL for one in ordered) else ""
     return [_worded(one, advice, options) for one in ordered]
-
-
-def _together(known: Fault, other: Fault) -> Fault:
-    evidence = {**known.evidence, **other.evidence}
-    if LEFT in evidence:
-        evidence[LEFT] = _left(known) + _left(other)
-    return replace(known, evidence=evidence)
-
-
-def _left(one: Fault) -> int:
-    return int(one.evidence.get(LEFT, 0))
 
 
 def _worded(one: Fault, advice: Advice, options: str) -> Finding:
@@ -177,19 +171,19 @@ def _worded(one: Fault, advice: Advice, options: str) -> Finding:
 
 
 def weight(finding: Finding) -> int:
-    """The finding itself, and those of its kind that it counts."""
+    """One for the finding itself, and one for each of its kind that it counts."""
     return 1 + int(finding.evidence.get(LEFT, 0))
 
 
-def shortened(faults: Iterable[Fault], listed: Mapping[str, int] = NONE) -> list[Fault]:
-    """Of one shard's faults those that are listed; the last of each kind says how many more there are.
+def shortened(faults: Iterable[Fault], listed: Mapping[str, int] = MappingProxyType({})) -> list[Fault]:
+    """The faults of one shard that are listed; the last of each kind says how many more there are.
 
-    `listed` says how many of each code other shards have listed already.
+    `listed` counts, by code, what other shards have listed already.
     """
     kept: dict[str, list[Fault]] = defaultdict(list)
     left: Counter[str] = Counter()
     for one in faults:
-        left[one.code] += _left(one)
+        left[one.code] += one.left
         if len(kept[one.code]) < (LISTED if listed.get(one.code, 0) < MOST else FEW):
             kept[one.code].append(one)
         else:
@@ -203,11 +197,12 @@ def shortened(faults: Iterable[Fault], listed: Mapping[str, int] = NONE) -> list
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much was looked at: shards that were named and those that were read, samples in them.
+    """How much was examined: the shards that were looked for, and the samples in those that were read.
 
-    `sealed` counts the files beside the tars that are as they were built. `has_digests` says that every tar
-    was compared with its BLAKE3, `has_sizes` with its size; `is_examined` that every tar was followed
-    member by member. `undecoded` are the ends of suffixes that no decoder knows.
+    `sealed` counts the files beside the tars that are as they were built. `has_digests` means that every tar
+    was compared with its BLAKE3, `has_sizes` that it was compared with its size. `undecoded` holds the ends
+    of suffixes that no decoder knows, `zipped` counts gzip files that were not unpacked, and `unseen` lists
+    what else was not examined, in words.
     """
 
     level: Level
@@ -228,40 +223,44 @@ BY_EXAMINATION = ("sample.split_members", "sample.missing_member", "member.empty
 
 
 def ruled_out(coverage: Coverage, faults: Collection[Fault]) -> list[Mapping[str, str]]:
-    """Every code of which nothing was found although it was looked for, with the evidence."""
+    """Every code that was looked for and not found, with the evidence."""
     codes = {one.code for one in faults}
     if any(one.fix is Fix.RIGHTS and one.code == "shard.checksum" for one in faults):
         codes |= {"shard.missing", "shard.extra", "shard.truncated"}
     return [{"code": code, "evidence": text} for code, text in _evidence(coverage) if code not in codes]
 
 
-def _evidence(seen: Coverage) -> Iterator[tuple[str, str]]:
-    if not seen.shards:
+def _evidence(coverage: Coverage) -> Iterator[tuple[str, str]]:
+    if not coverage.shards:
         return
-    every = f"{seen.shards:,} of {counted(seen.shards, 'shard')}"
-    if seen.sealed:
-        yield "manifest.invalid", f"{counted(seen.sealed, 'file')} beside the tars, as they were built"
-        yield "index.mismatch", f"the index of {counted(seen.splits, 'split')}, as it was built"
+    every = f"{coverage.shards:,} of {counted(coverage.shards, 'shard')}"
+    if coverage.sealed:
+        yield "manifest.invalid", f"{counted(coverage.sealed, 'file')} beside the tars, as they were built"
+        yield "index.mismatch", f"the index of {counted(coverage.splits, 'split')}, as it was built"
     yield "shard.missing", f"{every} there"
-    if seen.has_sizes:
+    if coverage.has_sizes:
         yield "shard.extra", "no other tar beside them"
-    if not seen.zipped:
-        size = "have their size and " if seen.has_sizes else ""
+    if not coverage.zipped:
+        size = "have their size and " if coverage.has_sizes else ""
         yield "shard.truncated", f"{every} {size}end in two zero blocks"
-    if seen.level == "quick":
+    if coverage.level == "quick":
         return
-    samples = counted(seen.samples, "sample")
-    if seen.has_digests:
+    samples = counted(coverage.samples, "sample")
+    if coverage.has_digests:
         yield "shard.checksum", f"{every} have the BLAKE3 that they were built with"
         yield "member.checksum", f"{samples} are as they were built"
     yield "sample.duplicate_key", f"{samples}, no key twice"
     for code in BY_EXAMINATION:
-        yield code, f"{samples} {'are as they were checked and built' if seen.has_digests else 'looked at'}"
-    if seen.level == "full" and not seen.undecoded:
+        yield (
+            code,
+            f"{samples} {'are as they were checked and built' if coverage.has_digests else 'looked at'}",
+        )
+    if coverage.level == "full" and not coverage.undecoded:
         yield "member.undecodable", f"every member of {samples} decodes"
 
 
 def not_seen(coverage: Coverage) -> list[str]:
+    """What this level did not examine, in words."""
     unseen = list(coverage.unseen)
     if coverage.level == "quick":
         count = coverage.zipped

@@ -1,8 +1,8 @@
-"""What a person points verify at: a dataset, a version of one, or tars of whatever origin, here or remote.
+"""Find what a person points verify at: a dataset, a version of one, or tars of any origin, here or remote.
 
 A folder is Tarmac's when it holds any of the files that a version has beside its tars, or lies in
-`versions/`; what is missing of them then is a fault. Any other tars are judged by themselves. Braces in a
-pattern promise each of their names. Looks at names only, runs no command and writes nothing.
+`versions/`; what is missing of them is a fault then. Any other tars are judged by themselves. Braces in a
+pattern promise each of their names. This module looks at names only, runs no command and writes nothing.
 """
 
 from __future__ import annotations
@@ -28,38 +28,30 @@ from tasks.core.stores import (
     split_location,
 )
 from tasks.core.units import counted
-from tasks.dataset.layout import (
-    BUILD,
-    CURRENT,
-    INPUTS,
-    MANIFEST,
-    SHARDS,
-    STAGING,
-    VERSION_NAME,
-    VERSIONS,
-)
+from tasks.dataset import layout
+from tasks.dataset.layout import CURRENT, MANIFEST, STAGING, VERSION_NAME, VERSIONS
 from tasks.dataset.verify.findings import RESEND, Fault, file_fault
 from tasks.dataset.verify.tars import KEY, TARS, UNREAD, list_folder, sizes_of, split_query, store_at, tars_in
 
-SIGNS = (MANIFEST, SHARDS, INPUTS, BUILD)
+SIGNS = (*layout.MARKS, layout.BUILD)
 TABLES = {"samples": ".parquet", "index": ".npy"}
 RULES = "dataset.json"
-"""Of a build under way, in its staging folder."""
+"""The file in the staging folder of a build that is under way."""
 LONGEST_NAME = 100
 MOST_BELOW = 3
 """Datasets that a message names."""
 FEW = 8
-"""Names in a bucket that are looked for one by one rather than in a list of their folder."""
+"""Up to this many names in a bucket are looked up one by one; for more, their folder is listed."""
 
 
 @dataclass(frozen=True)
 class ShardLocation:
     """Where the tars are: all lie in `folder`, a path or an address, to which their names are relative.
 
-    Of a version, `repairable` is what `tarmac repair` is to be given, None where that cannot help, and
-    `fault` says why there is no version although one should be. Of other tars, `tars` are their sizes by
-    name, `absent` those that a pattern promised and that are not there; `is_folder` says that all of a folder
-    was meant.
+    For a version, `repairable` is the path to give to `tarmac repair`, None where a repair cannot help, and
+    `fault` says why there is no version although one should be. For other tars, `tars` holds their sizes by
+    name, `absent` the names that a pattern promised and that are not there; `is_folder` means that the whole
+    folder was given.
     """
 
     folder: str
@@ -72,7 +64,8 @@ class ShardLocation:
 
 
 def locate(path: str | os.PathLike[str]) -> ShardLocation:
-    """Look at what is there, not into it; UsageError when that is nothing, or nothing that can be judged."""
+    """Find what lies there without reading it; UsageError when there is nothing, or nothing that verify can
+    judge."""
     given = os.fspath(path)
     if given.startswith("pipe:"):
         raise UsageError(f"{KEY}: no command is run; give the tars themselves, or a folder of them")
@@ -95,16 +88,15 @@ def locate(path: str | os.PathLike[str]) -> ShardLocation:
 def _folder(folder: str, given: str) -> ShardLocation:
     store = store_at(folder)
     if is_web(folder):
-        return _of_web(store, folder)
+        return _on_web_server(store, folder)
     folders, files = list_folder(store)
     if not folders and not files and is_remote(folder):
         raise UsageError(f"{KEY}: there is nothing at {redact(folder)}")
     if MANIFEST in files:
         return _version(folder, given)
-    if CURRENT in (*folders, *files) or VERSIONS in folders:
-        inside = _current(store, folder, given, CURRENT in files)
-        if inside is not None:
-            return inside
+    inside = _current(store, folder, given, folders, files)
+    if inside is not None:
+        return inside
     _refuse_staging(folder, folders, given)
     if _is_ours(store, folder, folders, files):
         return _version(folder, given)
@@ -117,7 +109,7 @@ def _folder(folder: str, given: str) -> ShardLocation:
 
 
 def _refuse_staging(folder: str, folders: Sequence[str], given: str) -> None:
-    """The tars of an unfinished build are no dataset yet, however sound each of them is."""
+    """UsageError for the tars of an unfinished build: they are no dataset yet, however sound each is."""
     inside = [folder, *([f"{folder}/{STAGING}"] if STAGING in folders else [])]
     if any(split_location(one)[1] == STAGING and store_at(one).stat(RULES) != ABSENT for one in inside):
         raise UsageError(
@@ -159,16 +151,11 @@ def _version(folder: str, given: str) -> ShardLocation:
 
 
 def _repairable(version: str, given: str) -> str | None:
-    """What `tarmac repair` is to be given for a version: its dataset where it is the current one."""
-    if is_current(given, version):
-        return given
-    if is_current(dataset_of(version), version):
-        return dataset_of(version)
-    folder, name = os.path.split(version)
-    has_its_name = os.path.basename(folder) == VERSIONS and VERSION_NAME.fullmatch(name)
-    if not has_its_name and not any(
-        os.path.exists(f"{version}/{mark}") for mark in (MANIFEST, SHARDS, INPUTS)
-    ):
+    """The path to give to `tarmac repair` for a version: its dataset where the version is the current one."""
+    for dataset in (given, dataset_of(version)):
+        if is_current(dataset, version):
+            return dataset
+    if not layout.looks_like_version(Path(version)):
         return None
     return given if os.path.realpath(given) == version else version
 
@@ -184,10 +171,12 @@ def is_current(dataset: str, version: str) -> bool:
     return os.path.islink(path) and os.path.realpath(path) == version
 
 
-def _current(store: Store, folder: str, given: str, is_text: bool) -> ShardLocation | None:
+def _current(
+    store: Store, folder: str, given: str, folders: Sequence[str], files: Sequence[str]
+) -> ShardLocation | None:
     """The dataset's current version; None when the folder is no dataset.
 
-    `current` is a link, or in a bucket, which has none, a text that holds the version's name.
+    `current` is a link, or, in a bucket, which has no links, a text that holds the version's name.
     """
     path = f"{folder}/{CURRENT}"
     if not is_remote(folder) and os.path.isdir(path):
@@ -196,37 +185,31 @@ def _current(store: Store, folder: str, given: str, is_text: bool) -> ShardLocat
         return _version(path, given) if is_ours else None
     if not is_remote(folder) and os.path.islink(path):
         return _lost(folder, given, f"leads to {os.readlink(path)}, which is not there")
-    if not is_text:
-        names = [name for name in list_folder(store, VERSIONS)[0] if VERSION_NAME.fullmatch(name)]
-        if not names:
-            return None
-        return _lost(folder, given, f"missing, so that none of {counted(len(names), 'version')} is current")
-    name = _text(store)
-    if VERSION_NAME.fullmatch(name) and _is_there(store, f"{VERSIONS}/{name}"):
-        return _version(f"{folder}/{VERSIONS}/{name}", given)
-    return _lost(folder, given, f"names {name[:20]!r}, which is no version of this dataset")
+    listed = list_folder(store, VERSIONS)[0] if VERSIONS in folders else []
+    names = [name for name in listed if VERSION_NAME.fullmatch(name)]
+    if CURRENT in files:
+        name = _text(store)
+        if name in names:
+            return _version(f"{folder}/{VERSIONS}/{name}", given)
+        return _lost(folder, given, f"names {name[:20]!r}, which is no version of this dataset")
+    if not names:
+        return None
+    return _lost(folder, given, f"missing, so that none of {counted(len(names), 'version')} is current")
 
 
 def _lost(folder: str, dataset: str, problem: str) -> ShardLocation:
-    """A dataset in `folder`, which commands are to call `dataset`, has no current version."""
+    """A dataset in `folder`, called `dataset` in commands, that has no current version."""
     build = "tarmac build CONFIG builds one"
     fault = file_fault(CURRENT, problem, RESEND if is_remote(folder) else build)
     from tasks.dataset import versions  # here, because few datasets have lost their version
 
     others = [] if is_remote(folder) else versions.list_versions(Path(folder))
-    newest = next((one.name for one in others if os.path.isfile(one / MANIFEST)), None)
+    newest = next((one.name for one in others if layout.is_version(one)), None)
     if newest is not None:
         remedy = f"tarmac versions DATASET rollback {newest} makes the newest version there current, {build}"
         command = f"tarmac versions {shlex.quote(dataset)} rollback {newest}"
         fault = replace(fault, fix=remedy, command=command)
     return ShardLocation(folder, True, fault=fault)
-
-
-def _is_there(store: Store, folder: str) -> bool:
-    try:
-        return any(store.entries(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def _text(store: Store) -> str:
@@ -236,9 +219,9 @@ def _text(store: Store) -> str:
         return ""
 
 
-def _of_web(store: Store, folder: str) -> ShardLocation:
-    """A web server gives no lists, but a version says itself what it holds."""
-    if store.stat(MANIFEST) != ABSENT or store.stat(SHARDS) != ABSENT:
+def _on_web_server(store: Store, folder: str) -> ShardLocation:
+    """A version on a web server, which lists no files: the version's own tables name them."""
+    if store.stat(MANIFEST) != ABSENT or store.stat(layout.SHARDS) != ABSENT:
         return ShardLocation(folder, True)
     name = _text(store)
     if VERSION_NAME.fullmatch(name):
@@ -254,32 +237,32 @@ def _named_tars(given: str) -> ShardLocation:
     pattern, query = split_query(given)
     promised = [pattern] if not is_remote(given) and os.path.exists(pattern) else expand_braces(pattern, KEY)
     if "{" in query:
-        raise UsageError(f"{KEY}: a pattern in the query of an address says nothing about files; name them")
-    found: dict[str, int] = {}
-    absent: list[str] = []
+        raise UsageError(f"{KEY}: a pattern in the query of an address names no files; name them")
+    sizes: dict[str, int | None] = {}
     for folder, group in groupby(map(absolute_location, promised), key=lambda one: split_location(one)[0]):
-        for one, size in _looked_up(folder, list(group), query):
-            if size is None:
-                absent.append(one)
-            else:
-                found[one] = size
-    if not found:
+        sizes.update(_looked_up(folder, list(group), query))
+    folders = [split_location(one)[0] for one, size in sizes.items() if size is not None]
+    if not folders:
         raise UsageError(
             f"{KEY}: there is no {redact(pattern)}; give a folder of tars, or a pattern of those there are"
         )
-    for folder in {split_location(one)[0] for one in found}:
+    for folder in set(folders):
         _refuse_staging(folder, (), given)
-    base = _common([*found, *absent])
+    steps = zip(*(split_location(one)[0].split("/") for one in sizes), strict=False)
+    base = "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
     if is_remote(given) and not is_valid(base):
         raise UsageError(f"{KEY}: {redact(pattern)} names more than one bucket or host; give one at a time")
-    sizes = {one.removeprefix(base).lstrip("/"): size for one, size in found.items()}
-    lacking = [one.removeprefix(base).lstrip("/") for one in absent]
-    return ShardLocation(base + query, False, tars=sizes, absent=lacking)
+    below = {one.removeprefix(base).lstrip("/"): size for one, size in sizes.items()}
+    found = {name: size for name, size in below.items() if size is not None}
+    return ShardLocation(base + query, False, tars=found, absent=[one for one in below if one not in found])
 
 
 def _looked_up(folder: str, members: Sequence[str], query: str) -> Iterator[tuple[str, int | None]]:
-    """The location and size of each tar that these mean, None for the size of one that is not there."""
-    wild = [one for one in members if wildcard_in(one) is not None and not _is_local_file(one)]
+    """The location and size of each tar that these names stand for; the size of one that is not there is
+    None."""
+    wild = [
+        one for one in members if wildcard_in(one) is not None and (is_remote(one) or not os.path.exists(one))
+    ]
     if is_web(folder) and wild:
         raise UsageError(f"{KEY}: a web server gives no list of its files; name them with {{000000..000042}}")
     for one in wild:
@@ -296,10 +279,6 @@ def _looked_up(folder: str, members: Sequence[str], query: str) -> Iterator[tupl
         yield from ((join_location(one, name), size) for name, size in inside.items())
 
 
-def _is_local_file(location: str) -> bool:
-    return not is_remote(location) and os.path.exists(location)
-
-
 def _sizes(locations: Sequence[str], query: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for folder, group in groupby(locations, key=lambda one: split_location(one)[0]):
@@ -310,11 +289,3 @@ def _sizes(locations: Sequence[str], query: str) -> dict[str, int]:
             there = sizes_of(folder + query, names)
         sizes |= {join_location(folder, name): there[name] for name in names if name in there}
     return sizes
-
-
-def _common(locations: Sequence[str]) -> str:
-    """The deepest folder that holds all of them."""
-    parts = [split_location(one)[0].split("/") for one in locations]
-    first, last = min(parts), max(parts)
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-    return "/".join(one for one, _ in same) or "/"

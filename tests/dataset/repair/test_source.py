@@ -287,7 +287,7 @@ def test_a_folder_that_may_not_be_written_is_one_line(built: Built, monkeypatch:
 
     damage.without_end(built.tar(0))
     monkeypatch.setattr(Workplace, "link", refused)
-    with pytest.raises(DataError, match=r"000000\.tar: Permission denied; mind its rights"):
+    with pytest.raises(DataError, match=r"000000\.tar: Permission denied; check its permissions"):
         built.repair()
     monkeypatch.undo()
     assert built.repair().ok

@@ -117,4 +117,4 @@ def test_a_server_that_is_down_says_nothing_of_the_tars(indexed: Indexed) -> Non
         verify(indexed.dataset)
     with pytest.raises((TarmacError, OSError), match="the store answers 500") as caught:
         repair(indexed.dataset, quarantines=True)
-    assert "rights and disk" not in str(caught.value)
+    assert "permissions and disk" not in str(caught.value)
