@@ -1,8 +1,9 @@
-"""Why raw samples could not be taken: the reasons, and the rejects of a version grouped by their causes.
+"""Why raw samples were rejected: the reasons, and the rejects of a version grouped by their causes.
 
-A reject is counted and recorded by reason; it never stops a build. Nobody reads thousands of them, so what is
-shown is what many have in common: a detail that is the same but for names and figures, the beginning of the
+A reject is counted and recorded by reason; it never stops a build. Nobody reads thousands of them, so a
+report shows what many have in common: a detail that differs only in names and figures, the beginning of the
 key, the place in the source. At most COMPARED rejects per reason are compared, which bounds time and memory.
+Rejects of private data are counted and nothing more.
 
 Every check of a sample imports this module, so pyarrow is imported only where a table is read.
 """
@@ -14,7 +15,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,39 +25,18 @@ from tasks.core.units import shorten
 from tasks.dataset.layout import REJECTS
 
 Reason = Literal[
-    "source.unreadable",
-    "member.missing",
-    "key.duplicate",
-    "image.undecodable",
-    "image.empty",
-    "image.not_an_image",
-    "image.too_large",
-    "image.too_small",
-    "caption.missing",
-    "caption.empty",
-    "caption.encoding",
-    "volume.undecodable",
-    "volume.pickle",
-    "volume.shape",
-    "volume.dtype",
-    "volume.nonfinite",
-    "volume.hu_range",
-    "volume.spacing",
-    "report.missing",
-    "labels.missing",
-    "reinforcement.crop",
-    "reinforcement.rows",
-    "reinforcement.members",
-    "chat.turns",
-    "chat.images",
-    "chat.ratings",
-    "archive.bomb",
-    "archive.unsafe",
-]
+    "source.unreadable", "member.missing", "key.duplicate", "archive.bomb", "archive.unsafe",
+    "image.undecodable", "image.empty", "image.not_an_image", "image.too_large", "image.too_small",
+    "caption.missing", "caption.empty", "caption.encoding", "report.missing", "labels.missing",
+    "volume.undecodable", "volume.pickle", "volume.shape", "volume.dtype", "volume.nonfinite",
+    "volume.hu_range", "volume.spacing",
+    "reinforcement.crop", "reinforcement.rows", "reinforcement.members",
+    "chat.turns", "chat.images", "chat.ratings",
+]  # fmt: skip
 
 TRANSIENT: Reason = "source.unreadable"
-"""The reason that may be gone at the next try (a disk, rights, too many open files): it is not kept, so the
-next build reads the sample again."""
+"""The reason that may have passed at the next try (a disk, permissions, too many open files): such a reject
+is not kept, so the next build reads the sample again."""
 
 MEANINGS: Mapping[str, str] = {
     "source.unreadable": "the file could not be read",
@@ -91,20 +71,19 @@ MEANINGS: Mapping[str, str] = {
 """What each reason means, in words for a page."""
 
 COMPARED = 5000
-"""Rejects of a reason among which common traits are sought."""
+"""How many rejects per reason are compared."""
 LEAST = 5
-"""Fewer rejects than this have nothing in common but by coincidence; of private data, their detail might be
-about one person."""
+"""With fewer rejects than this, what they have in common may be a coincidence."""
 SHARE = 0.9
-"""Of the rejects that a trait covers at least, to be called one."""
+"""The share of the rejects that a common trait must cover."""
 UNUSUAL = 0.5
 """A beginning counts only if its share among accepted keys is less than this times that among the rejects."""
 DENSE = 0.8
-"""Of the rows from the first to the last that are rejects, where they count as one stretch."""
+"""Rejects count as one stretch if this share of the rows from the first to the last are rejects."""
 SHOWN = 5
-"""Causes of a reason, and examples of a cause."""
+"""How many causes per reason, and examples per cause, are shown."""
 ACCEPTED = 1000
-"""Keys of other samples that the rejects' keys are compared with."""
+"""How many keys of accepted samples the rejects' keys are compared with."""
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _NAME = re.compile(
@@ -115,22 +94,18 @@ _NAME = re.compile(
     """,
     re.VERBOSE,
 )
-_WORD = re.compile(r"[^\W\d_]+|\d+")
-_OWN_WORDS = frozenset(_WORD.findall(" ".join([*MEANINGS, *MEANINGS.values()]).lower()))
-"""Words of the program, which name nobody although a key may hold them too."""
-_TOKEN = re.compile(r"[\w-]+")
 _ADDRESS = re.compile(r"\b(?:https?|s3|gs)://[^\s\"']+")
 _PADDING = re.compile(r"(?:\A|(?<=[/_-]))0+\Z")
-"""Zeros before a number, which all numbers of a length share."""
+"""Leading zeros, which all numbers of the same length share."""
 _SEPARATORS = "/_-. "
 _ROW = re.compile(r"(?P<file>.+):(?P<row>\d{1,18})\Z")
 
 
 class Reject(Exception):
-    """One raw sample cannot be taken.
+    """One raw sample cannot be accepted.
 
     `detail` is for a person and must be the same wherever and whenever the sample is read: no addresses, no
-    absolute paths, no line numbers. Values out of the data are quoted in it, as `repr` does.
+    absolute paths, no line numbers. Values from the data are quoted in it, as `repr` does.
     """
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -140,7 +115,7 @@ class Reject(Exception):
 
 
 class RejectRow(NamedTuple):
-    """What `rejects.parquet` says of one reject, in that order of columns."""
+    """The columns of `rejects.parquet` that describe one reject, in their order."""
 
     original_key: str
     detail: str
@@ -149,10 +124,7 @@ class RejectRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RejectCause:
-    """Rejects of one reason whose details differ in names and figures only.
-
-    `detail` is that of the first; of private data it names nobody, or is empty, and there are no examples.
-    """
+    """Rejects of one reason whose details differ only in names and figures; `detail` is that of the first."""
 
     count: int
     detail: str
@@ -161,7 +133,8 @@ class RejectCause:
 
 @dataclass(frozen=True)
 class RejectGroup:
-    """The rejects of one reason, of which `compared` were grouped by cause, the largest first."""
+    """The rejects of one reason; `compared` of them were grouped by cause, and the largest cause comes
+    first."""
 
     reason: str
     count: int
@@ -175,7 +148,8 @@ class RejectGroup:
         return MEANINGS.get(self.reason, "")
 
     def line(self) -> str:
-        """The group on one line of a terminal: an example of the largest cause, and what many share."""
+        """The group on one line of a terminal: an example of the largest cause, and what most rejects
+        share."""
         line = f"{self.count:>7,} {self.reason:<22}"
         notes = [f"{trait}: one cause?" for trait in self.traits[:1]]
         if self.causes:
@@ -188,15 +162,15 @@ class RejectGroup:
 
 
 def printable(text: str) -> str:
-    """The text as tables and pages may hold it: what is not valid Unicode (bytes that were not UTF-8) written
-    out as escapes, addresses without what lets one read them."""
+    """The text as tables and pages may hold it: what is not valid Unicode (bytes that were not UTF-8) becomes
+    escapes, and addresses lose their passwords and signatures."""
     if "://" in text:
         text = _ADDRESS.sub(lambda found: address_key(found[0]), text)
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def count_groups(counts: Mapping[str, int]) -> list[RejectGroup]:
-    """The counts alone, the largest first."""
+    """One group per reason with its count alone, the largest first."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     return [RejectGroup(reason, count) for reason, count in ordered if count]
 
@@ -204,18 +178,23 @@ def count_groups(counts: Mapping[str, int]) -> list[RejectGroup]:
 def read_groups(
     folder: Path, counts: Mapping[str, int], is_private: bool, usual: Sequence[str] = ()
 ) -> list[RejectGroup]:
-    """The groups with causes and traits from the `rejects.parquet` in a folder; of private data only details
-    that name nobody. `usual` are keys to compare with where no version holds any. DataError when the table
-    cannot be read."""
-    rows = _read_rows(folder, counts)
-    accepted = [] if is_private or not rows else _accepted_keys(folder) or usual
-    groups = []
-    for group in count_groups(counts):
-        mine = rows.get(group.reason, [])
-        traits = [] if is_private else [shorten(trait, 200) for trait in traits_of(mine, accepted)]
-        causes = causes_of(mine, is_private)[:SHOWN]
-        groups.append(RejectGroup(group.reason, group.count, len(mine), causes, traits))
-    return groups
+    """The groups with causes and traits from the `rejects.parquet` in a folder; of private data the counts
+    alone. `usual` are keys to compare with where no version holds any. DataError when the table cannot be
+    read."""
+    groups = count_groups(counts)
+    if is_private or not groups:
+        return groups
+    rows = _read_rows(folder, groups)
+    accepted = _accepted_keys(folder) or usual
+    return [
+        replace(
+            group,
+            compared=len(rows[group.reason]),
+            causes=causes_of(rows[group.reason])[:SHOWN],
+            traits=[shorten(trait, 200) for trait in traits_of(rows[group.reason], accepted)],
+        )
+        for group in groups
+    ]
 
 
 def reject_lines(
@@ -225,19 +204,17 @@ def reject_lines(
     try:
         groups = read_groups(folder, counts, is_private, usual)
     except DataError:
-        groups = count_groups(counts)  # verify is who reports the damage
+        groups = count_groups(counts)  # verify reports the damage
     return [group.line() for group in groups]
 
 
-def causes_of(rows: Sequence[RejectRow], is_private: bool = False) -> list[RejectCause]:
-    """The rejects of one reason grouped by their details without names and figures; the largest first."""
+def causes_of(rows: Sequence[RejectRow]) -> list[RejectCause]:
+    """The rejects of one reason, grouped by their details without names and figures; the largest group
+    first."""
     alike: dict[str, list[RejectRow]] = defaultdict(list)
     for row in rows:
         alike[_NUMBER.sub("#", _NAME.sub("…", row.detail))].append(row)
     ordered = sorted(alike.values(), key=len, reverse=True)
-    if is_private:
-        found = [RejectCause(len(same), _private_detail(same)) for same in ordered]
-        return [cause for cause in found if cause.detail]
     return [
         RejectCause(
             len(same),
@@ -251,39 +228,10 @@ def causes_of(rows: Sequence[RejectRow], is_private: bool = False) -> list[Rejec
     ]
 
 
-def _private_detail(rows: Sequence[RejectRow]) -> str:
-    """What at least LEAST samples have word for word in common once all that could be a name is left out, or
-    nothing. That is what is quoted, a path, a file's name, an address, a long number, a word beyond ASCII or
-    one of the sample's own key or place: what stays are words of the program and the config.
-    """
-    details = [_anonymous(row) for row in rows]
-    if len(set(details)) > 1:
-        details = [_NUMBER.sub("#", detail) for detail in details]
-    text, count = Counter(details).most_common(1)[0]
-    return shorten(text) if count >= LEAST and _WORD.search(text) else ""
-
-
-def _anonymous(row: RejectRow) -> str:
-    place = f"{row.original_key} {row.source}".lower()
-    words = set(_WORD.findall(place))
-
-    def is_name(word: str) -> bool:
-        if word.isdigit():
-            return len(word) > 4 or (len(word) > 2 and word in words)
-        word = word.lower()
-        is_theirs = not word.isascii() or word in words or (len(word) > 3 and word in place)
-        return is_theirs and word not in _OWN_WORDS
-
-    def masked(token: re.Match[str]) -> str:
-        return "…" if any(map(is_name, _WORD.findall(token[0]))) else token[0]
-
-    return re.sub(r"…[\s…]*…", "…", _TOKEN.sub(masked, _NAME.sub("…", row.detail)))
-
-
 def traits_of(rows: Sequence[RejectRow], accepted: Sequence[str] = ()) -> list[str]:
-    """What nearly all of these rejects of one reason share, the widest first; often nothing.
+    """The traits that nearly all of these rejects of one reason share, the most common first; often none.
 
-    `accepted` are keys of samples that were taken, some hundreds spread over the dataset: without them, a
+    `accepted` are the keys of some hundreds of accepted samples, spread over the dataset: without them, a
     beginning that all data has (`train_`) counts as a trait too.
     """
     if len(rows) < LEAST:
@@ -296,7 +244,8 @@ def traits_of(rows: Sequence[RejectRow], accepted: Sequence[str] = ()) -> list[s
 
 
 def _beginning(keys: Sequence[str], accepted: Sequence[str]) -> tuple[int, str] | None:
-    """The longest beginning of at least SHARE of the keys: equal beginnings are neighbours in order."""
+    """The longest beginning that at least SHARE of the keys have: in order, equal beginnings are
+    neighbours."""
     ordered = sorted(keys)
     ends = ordered[math.ceil(SHARE * len(keys)) - 1 :]
     prefix = max(map(os.path.commonprefix, zip(ordered, ends, strict=False)), key=len)
@@ -308,7 +257,8 @@ def _beginning(keys: Sequence[str], accepted: Sequence[str]) -> tuple[int, str] 
 
 
 def _place(sources: Sequence[str]) -> tuple[int, str] | None:
-    """One file of several, or one stretch of a file's rows: `captions.csv:17` is row 17."""
+    """The one file of several, or the one stretch of a file's rows, that nearly all come from:
+    `captions.csv:17` is row 17."""
     places = [
         (found["file"], int(found["row"])) if (found := _ROW.match(one)) else (one, None) for one in sources
     ]
@@ -322,13 +272,13 @@ def _place(sources: Sequence[str]) -> tuple[int, str] | None:
     return (count, f"in {file}") if len(files) > 1 else None
 
 
-def _read_rows(folder: Path, counts: Mapping[str, int]) -> dict[str, list[RejectRow]]:
+def _read_rows(folder: Path, groups: Sequence[RejectGroup]) -> dict[str, list[RejectRow]]:
     """The first COMPARED rejects of each reason."""
     import pyarrow.compute as pc
 
     from tasks.dataset.tables import read_pieces
 
-    found: dict[str, list[RejectRow]] = {reason: [] for reason, count in counts.items() if count}
+    found: dict[str, list[RejectRow]] = {group.reason: [] for group in groups}
     for piece in read_pieces(folder / REJECTS, ["reason", *RejectRow._fields]):
         for reason, rows in found.items():
             same = piece.filter(pc.field("reason") == reason).slice(0, COMPARED - len(rows))
@@ -338,7 +288,7 @@ def _read_rows(folder: Path, counts: Mapping[str, int]) -> dict[str, list[Reject
 
 
 def _accepted_keys(version: Path) -> list[str]:
-    """Original keys of some samples of each split; none where a build failed or a table is damaged."""
+    """The original keys of some samples of each split; none where a build failed or a table is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,14 +1,13 @@
-"""The tables of a version: Parquet for whatever others read, Arrow files for what only the next build reads.
+"""The tables of a version: Parquet for what others read, Arrow files for what only the next build reads.
 
-`shards.parquet` seals every tar, `samples/<split>.parquet` has a row per sample in the order of the index,
-`rejects.parquet` a row per raw sample that was not taken, and `inputs.arrow` a record batch per shard. All
-are written durably and piece by piece, so that none is ever held whole, and Parquet files are the same bytes
-for the same rows.
+`shards.parquet` seals every tar, `samples/<split>.parquet` has one row per sample in the order of the index,
+`rejects.parquet` one row per rejected raw sample, and `inputs.arrow` one record batch per shard. All are
+written durably and piece by piece, so that none is ever held in memory whole, and the same rows always give
+the same Parquet file.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,41 +18,43 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
+from tasks.dataset.index import DurableWriter
 from tasks.dataset.layout import SHARDS
 
+_TEXT, _COUNT = pa.string(), pa.int64()
 SHARDS_SCHEMA = pa.schema(
-    [
-        ("name", pa.string()),
-        ("split", pa.string()),
-        ("blake3", pa.string()),
-        ("bytes", pa.int64()),
-        ("samples", pa.int64()),
-        ("input_digest", pa.string()),
-    ]
+    {
+        "name": _TEXT,
+        "split": _TEXT,
+        "blake3": _TEXT,
+        "bytes": _COUNT,
+        "samples": _COUNT,
+        "input_digest": _TEXT,
+    }
 )
 REJECTS_SCHEMA = pa.schema(
-    [(name, pa.string()) for name in ("key", "original_key", "reason", "detail", "source", "file")]
+    dict.fromkeys(("key", "original_key", "reason", "detail", "source", "file"), _TEXT)
 )
-"""`source` is the place in the source that a person looks up, such as `captions.csv:17`."""
+"""`source` is the place in the source where a person can look the sample up, such as `captions.csv:17`."""
 DAMAGED = (OSError, pa.ArrowException, ValueError, KeyError, TypeError, MemoryError)
-"""Whatever Arrow raises for a file that is not as it was written."""
+"""The errors that Arrow raises for a file that is not as it was written."""
 ROW_GROUP = 1 << 13
 MOST_PIECES = 64
-"""A table of one row takes thousands of bytes."""
+"""How many tables are held before they are merged: a table of one row takes thousands of bytes."""
 LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def give_memory_back() -> None:
-    """Let Arrow use the system's allocator in this process. Its own keeps what tables have freed, which over
-    a million samples comes to tens of megabytes."""
+    """Make Arrow use the system's allocator in this process. Its own allocator keeps what tables have freed,
+    which comes to tens of megabytes for a million samples."""
     pa.set_memory_pool(pa.system_memory_pool())
 
 
-class TableWriter:
-    """Writes a Parquet file from pieces; how they were cut leaves no trace in the file."""
+class TableWriter(DurableWriter):
+    """Writes a Parquet file from pieces; the file does not depend on how the rows were cut into pieces."""
 
     def __init__(self, path: Path, schema: Any) -> None:
-        self._file = path.open("wb")
+        super().__init__(path)
         self._schema = schema
         self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", write_page_checksum=True)
         self._pieces: list[Any] = []
@@ -64,58 +65,49 @@ class TableWriter:
         self._pieces.append(table if table.schema.equals(self._schema) else table.cast(self._schema))
         self._rows += table.num_rows
         if self._rows >= ROW_GROUP:
-            self._flush(whole_groups=True)
+            self._flush(self._rows // ROW_GROUP * ROW_GROUP)
         elif len(self._pieces) >= MOST_PIECES:
             self._pieces = [pa.concat_tables(self._pieces).combine_chunks()]
 
-    def _flush(self, *, whole_groups: bool) -> None:
+    def _flush(self, end: int) -> None:
+        """Write the first `end` rows that are held."""
         table = pa.concat_tables(self._pieces).combine_chunks()
-        end = table.num_rows // ROW_GROUP * ROW_GROUP if whole_groups else table.num_rows
         for start in range(0, end, ROW_GROUP):
-            self._writer.write_table(
-                table.slice(start, min(ROW_GROUP, end - start)), row_group_size=ROW_GROUP
-            )
+            group = table.slice(start, min(ROW_GROUP, end - start))
+            self._writer.write_table(group, row_group_size=ROW_GROUP)
         self._pieces = [table.slice(end)]
         self._rows = table.num_rows - end
 
     def _end(self) -> None:
-        """Write the rest and flush it to disk."""
         if self._pieces:
-            self._flush(whole_groups=False)
+            self._flush(self._rows)
         self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def __enter__(self) -> TableWriter:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None:
-                self._end()
+            super().__exit__(kind, error, trace)
         finally:
             self._writer.is_open = False  # or it would write its end into a closed file when it is collected
-            self._file.close()
 
 
 def write_table(path: Path, table: Any) -> None:
-    """Write and flush a table as Parquet."""
+    """Write a table as Parquet and flush it to disk."""
     with TableWriter(path, table.schema) as writer:
         writer.write(table)
 
 
 def read_table(path: Path) -> Any:
-    """The whole table, its checksums compared; OSError or pyarrow.ArrowException as they come."""
+    """The whole table, with its checksums compared; OSError or pyarrow.ArrowException where it is damaged."""
     return pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
 
 
 def read_pieces(path: Path, columns: Sequence[str]) -> Iterator[Any]:
-    """These columns of a Parquet file as record batches, in order, their checksums compared; DataError when
-    it cannot be read."""
+    """These columns of a Parquet file as record batches, in order, with their checksums compared; DataError
+    when the file cannot be read."""
     try:
-        # Without threads: Arrow's may outlive the file, and have aborted the interpreter at its end.
+        # Without threads: Arrow's threads may outlive the file, and have aborted the interpreter at its exit.
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             lacking = set(columns) - set(file.schema_arrow.names)
             if lacking:
@@ -147,53 +139,35 @@ def read_shards(version: Path) -> list[ShardRecord]:
 
 
 def samples_schema(statistics: Mapping[str, Any]) -> Any:
-    """The columns of `samples/<split>.parquet`: `row` counts from 0 over the split's index, `shard` over its
-    shards; `statistics` are the modality's own columns with their Arrow types."""
-    columns = {
-        "key": pa.string(),
-        "original_key": pa.string(),
-        "shard": pa.uint32(),
-        "row": pa.uint64(),
-        "group": pa.string(),
-        **statistics,
-    }
-    return pa.schema(columns.items())
+    """The columns of `samples/<split>.parquet`: `row` numbers the rows of the split's index from 0, `shard`
+    the split's shards; `statistics` are the modality's own columns with their Arrow types."""
+    columns = {"key": _TEXT, "original_key": _TEXT, "shard": pa.uint32(), "row": pa.uint64(), "group": _TEXT}
+    return pa.schema({**columns, **statistics})
 
 
-class BatchWriter:
-    """Writes an Arrow file of record batches, compressed, each of which can be read without the others."""
+class BatchWriter(DurableWriter):
+    """Writes an Arrow file of record batches, compressed; each batch can be read without the others."""
 
     def __init__(self, path: Path, schema: Any) -> None:
-        self._file = path.open("wb")
+        super().__init__(path)
         self._writer = pa.ipc.new_file(self._file, schema, options=LZ4)
 
     def write(self, table: Any) -> None:
         """Append a table as one batch."""
         self._writer.write_batch(table.combine_chunks().to_batches()[0])
 
-    def __enter__(self) -> BatchWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._writer.close()
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
+    def _end(self) -> None:
+        self._writer.close()
 
 
 def write_batch(path: Path, table: Any) -> None:
-    """Write a table as an Arrow file of one batch. It is not flushed to disk."""
+    """Write a table as an Arrow file of one batch, without flushing it to disk."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema, options=LZ4) as writer:
         writer.write_batch(table.combine_chunks().to_batches()[0])
 
 
 class ArrowBatches:
-    """An Arrow file that is open; OSError or pyarrow.ArrowException as they come. Memory-mapped."""
+    """An open, memory-mapped Arrow file; OSError or pyarrow.ArrowException where it is damaged."""
 
     def __init__(self, path: Path, columns: Sequence[str] | None = None) -> None:
         self._file = pa.memory_map(str(path))

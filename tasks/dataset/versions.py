@@ -1,7 +1,7 @@
-"""The versions of a dataset: which is current, the switch to another, and which may go.
+"""The versions of a dataset: which one is current, the switch to another, and which may be removed.
 
-A version is complete and never changes, so a reader of one is not disturbed by a build or a switch. A run
-that uses one pins it (`tasks.core.lock`), and a pinned version is never pruned.
+A version is complete and never changes, so a build or a switch does not disturb its readers. A run that uses
+a version pins it (`tasks.core.lock`), and a pinned version is never pruned.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.files import (
-    disk_full_as_error,
-    ignore_missing,
-    link_atomic,
-    read_json,
-    unreadable_as_error,
-)
+from tasks.core.files import disk_full_as_error, ignore_missing, link_atomic, read_json, unreadable_as_error
 from tasks.core.lock import Held, Lease, drop_stale_pins, pinned
 from tasks.dataset.layout import (
     BUILD,
@@ -37,29 +31,16 @@ from tasks.dataset.layout import (
 )
 from tasks.dataset.manifest import Manifest, read_manifest
 
-__all__ = [
-    "Manifest",
-    "current",
-    "has_its_tars",
-    "list_versions",
-    "pinned",
-    "prune",
-    "publish",
-    "read_manifest",
-    "require_link",
-    "resolve",
-    "rollback",
-    "spared",
-]
+__all__ = ["Manifest", "current", "pinned", "read_manifest", "resolve"]  # besides what is defined here
 
 logger = logging.getLogger(__name__)
 DOOMED = ".pruned-"
-"""Before a version's name: what is about to be removed."""
+"""The prefix that a version's name gets just before the version is removed."""
 
 
 def list_versions(dataset: Path) -> list[Path]:
-    """All versions, the most recently built first; UsageError where they cannot be listed. Reads a small file
-    a version."""
+    """All versions, the most recently built first; UsageError where they cannot be listed. This reads one
+    small file per version."""
     found: list[Path] = []
     with unreadable_as_error(), ignore_missing():
         found = [entry for entry in (dataset / VERSIONS).iterdir() if VERSION_NAME.fullmatch(entry.name)]
@@ -67,77 +48,70 @@ def list_versions(dataset: Path) -> list[Path]:
 
 
 def _built(version: Path) -> tuple[float, int]:
-    """When it was built, as build.json says, because a copy may give its files other times; the file's own
-    time where that cannot be read, and between two of the same time."""
+    """When a version was built, by build.json, because a copy may give its files other times. The file's own
+    time stands in where build.json cannot be read, and decides between two versions of the same time."""
     path = version / BUILD
     try:
         time_ns = path.stat().st_mtime_ns
     except OSError:
         return 0, 0
     try:
-        noted = float(read_json(path)["built"])
+        built = float(read_json(path)["built"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        noted = math.nan
-    return noted if math.isfinite(noted) else time_ns / 1e9, time_ns
+        built = math.nan
+    return built if math.isfinite(built) else time_ns / 1e9, time_ns
 
 
 def has_its_tars(version: Path, manifest: Manifest) -> bool:
-    """Whether every split has its tars, by name and total size, whatever else lies there; a quick look."""
-    for split, summary in manifest.splits.items():
-        names = (version / shard_name(split, number) for number in range(summary.shards))
-        try:
-            size_bytes = sum(os.stat(name).st_size for name in names)
-        except OSError:
-            return False
-        if size_bytes != summary.bytes:
-            return False
-    return True
+    """Whether every split has its tars, by name and total size, whatever else lies there. This reads no
+    tar."""
+    try:
+        return all(
+            sum(os.stat(version / shard_name(split, number)).st_size for number in range(summary.shards))
+            == summary.bytes
+            for split, summary in manifest.splits.items()
+        )
+    except OSError:
+        return False
 
 
 def require_link(dataset: Path) -> None:
-    """UsageError where `current` is a file or folder: a link that took its place would destroy somebody's
-    work."""
+    """UsageError where `current` is a file or folder: a link in its place would destroy somebody's work."""
     link = dataset / CURRENT
     if os.path.lexists(link) and not os.path.islink(link):
-        is_folder = os.path.isdir(link)
-        origin = (
-            ", as a copy that follows links makes one" if is_folder else ", and no build has put it there"
-        )
-        kind = "folder" if is_folder else "file"
-        raise UsageError(f"{link} is a {kind} where a link belongs{origin}; move it away")
+        found, origin = "file", "and no build has put it there"
+        if os.path.isdir(link):
+            found, origin = "folder", "as a copy that follows links makes one"
+        raise UsageError(f"{link} is a {found} where a link belongs, {origin}; move it away")
 
 
 def publish(dataset: Path, version: Path, keep: int) -> None:
-    """Make the version current by one rename, then prune all but the newest `keep`, and never a newer one.
+    """Make the version current by one rename, then prune all but the newest `keep`, but never a newer one.
 
     DataError when the version is not there any more, UsageError where `current` is no link. While somebody
     else builds, nothing is pruned, because that build may link shards of any version; the next publication
     prunes.
     """
     require_link(dataset)
-    lease = Lease(dataset / LEASE)
     try:
-        lease.acquire()
+        with Lease(dataset / LEASE):
+            sweep(dataset)
+            _switch(dataset, version)
+            _prune(dataset, keep)
     except Held:
         _switch(dataset, version)
-        return
-    try:
-        sweep(dataset)
-        _switch(dataset, version)
-        _prune(dataset, keep)
-    finally:
-        lease.release()
 
 
 def rollback(dataset: Path, name: str) -> Path:
     """Make an earlier version current again, named by any unique start; readers are not disturbed.
 
-    UsageError when no version or several are so named, or nothing can be written; DataError for a version
-    that lacks tars; Held while somebody builds.
+    UsageError when no version or several have such a name, or when nothing can be written; DataError for a
+    version that lacks tars; Held while somebody builds.
     """
-    found = [version for version in list_versions(dataset) if version.name.startswith(name)]
+    versions = list_versions(dataset)
+    found = [version for version in versions if version.name.startswith(name)]
     if len(found) != 1:
-        there = ", ".join(version.name for version in list_versions(dataset)) or "none"
+        there = ", ".join(version.name for version in versions) or "none"
         which, start = (f"{len(found)} versions", "start") if found else ("no version", "starts")
         raise UsageError(f"VERSION: {which} of {dataset} {start} with {name!r} (it has: {there})")
     if not has_its_tars(found[0], read_manifest(found[0])):
@@ -151,8 +125,8 @@ def rollback(dataset: Path, name: str) -> Path:
 
 
 def prune(dataset: Path, keep: int) -> list[str]:
-    """Remove all but the current version and the newest others, `keep` in all, and those that runs have
-    pinned; the names of the removed. UsageError for a folder without versions; Held while somebody builds."""
+    """Remove all versions but the current one, the newest others, `keep` in all, and those that runs have
+    pinned; return the removed names. UsageError for a folder without versions; Held while somebody builds."""
     if not list_versions(dataset):
         raise UsageError(f"DATASET: {dataset} has no versions; build it first")
     with _leased(dataset):
@@ -163,7 +137,7 @@ def prune(dataset: Path, keep: int) -> list[str]:
 
 
 def spared(dataset: Path, keep: int) -> dict[str, str]:
-    """The versions that a prune leaves although they are more than `keep`, with the reason."""
+    """The versions beyond `keep` that a prune leaves, with the reason."""
     held = pinned(dataset)
     return {
         version.name: f"pinned by {', '.join(held[version.name])}"
@@ -175,15 +149,15 @@ def spared(dataset: Path, keep: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _leased(dataset: Path) -> Iterator[None]:
-    """Hold the dataset while its versions change; DataError where its disk is full, UsageError where it may
-    not be written or its `current` is no link."""
+    """Hold the dataset while its versions change; DataError where its disk is full, UsageError where the
+    dataset cannot be written or its `current` is no link."""
     require_link(dataset)
     try:
         with disk_full_as_error(dataset), Lease(dataset / LEASE):
             yield
     except OSError as error:
         reason = error.strerror or error
-        raise UsageError(f"DATASET: {dataset} cannot be written ({reason}); mind its rights") from None
+        raise UsageError(f"DATASET: {dataset} cannot be written ({reason}); check its permissions") from None
 
 
 def _switch(dataset: Path, version: Path) -> None:
@@ -205,7 +179,7 @@ def _prune(dataset: Path, keep: int) -> None:
         if _built(version) > since or version.name in pinned(dataset):  # a run may have pinned it just now
             continue
         doomed = version.with_name(DOOMED + version.name)
-        os.rename(version, doomed)  # a version is there whole or not at all
+        os.rename(version, doomed)  # so that a version is always there whole or not at all
         remove(doomed)
 
 
@@ -217,14 +191,14 @@ def _beyond(dataset: Path, keep: int) -> list[Path]:
 
 
 def sweep(dataset: Path) -> None:
-    """Remove the versions that a killed prune has left; what cannot be removed stays."""
-    for left in (dataset / "versions").glob(f"{DOOMED}*"):
+    """Remove what a killed prune has left of versions; a folder that cannot be removed stays."""
+    for left in (dataset / VERSIONS).glob(f"{DOOMED}*"):
         if VERSION_NAME.fullmatch(left.name.removeprefix(DOOMED)):
             remove(left)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder; what rights or the disk keep is tried again by the next sweep."""
+    """Remove a folder; the next sweep tries again where permissions or the disk prevent that."""
     shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):
-        logger.warning("%s cannot be removed whole; mind its rights", folder)
+        logger.warning("%s cannot be removed whole; check its permissions", folder)
