@@ -1,9 +1,8 @@
-"""Makes a version of tars that others wrote, which stay where they are: `tarmac index`.
+"""Make a version of tars that others wrote, which stay where they are: `tarmac index`.
 
-Each tar is read once, from its first byte to its last. The version gets what loader and training ask for:
-index, sizes, tables and manifest, and in FOREIGN where each tar lies. A tar that is torn is refused, since an
-index of half of it would hide the rest. No sample is decoded: what is wrong within a member shows when it is
-read.
+Each tar is read once, from its first byte to its last. The version gets what loader and training need: index,
+sizes, tables and manifest, and FOREIGN, which records where each tar lies. A torn tar is an error, since an
+index of half a tar would hide the rest. No sample is decoded: damage within a member shows when it is read.
 """
 
 from __future__ import annotations
@@ -16,41 +15,24 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import google_crc32c
 import pyarrow as pa
-from blake3 import blake3
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import disk_full_as_error, fsync_path, write_atomic, write_json
 from tasks.core.patterns import expand
 from tasks.core.remote.remote_shards import RemoteShard, cache, remote_shard
 from tasks.core.stores import is_remote, redact
-from tasks.dataset import versions
+from tasks.dataset import layout, versions
 from tasks.dataset.build_info import write_build_info
 from tasks.dataset.foreign import Foreign, ForeignSplit
 from tasks.dataset.index import IndexWriter
-from tasks.dataset.layout import (
-    FOREIGN,
-    MANIFEST,
-    REJECTS,
-    SHARDS,
-    VERSIONS,
-    index_name,
-    samples_name,
-    shard_name,
-    sizes_name,
-)
-from tasks.dataset.manifest import (
-    Manifest,
-    SourceSummary,
-    SplitSummary,
-    content_digest,
-    version_name,
-)
+from tasks.dataset.layout import MANIFEST, VERSIONS, shard_name
+from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest, version_name
 from tasks.dataset.tables import (
     REJECTS_SCHEMA,
     SHARDS_SCHEMA,
@@ -61,36 +43,36 @@ from tasks.dataset.tables import (
 )
 from tasks.dataset.tar.format import padding, parse_sample
 from tasks.dataset.tar.reader import Cut, Gap, StoredSample, TarReader, group_samples
+from tasks.dataset.verify.scan import HashedReads
 
 KEPT = 3
-"""Versions of such a dataset; they hold no tars."""
+"""How many versions of such a dataset are kept; they hold no tars."""
 KINDS = {
     "volume_report": ("volume.npy", "volume.b2nd"),
     "reinforced": ("paug.json",),
     "chat": ("000.jpg", "000.png", "000.webp"),
     "image_text": ("txt",),
 }
-"""What a sample's members show of its modality, by suffix; the first that fits."""
+"""The suffixes of members that show the modality of a sample; the first that fits counts."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Tar:
-    """What one tar holds."""
+    """What one tar holds, one value per sample in each list; `suffixes` are those of the first sample."""
 
-    blake3: str
-    bytes: int
-    offsets: list[int]
-    lengths: list[int]
-    keys: list[str]
-    checksums: list[int]
-    is_plain: bool
-    suffixes: frozenset[str]
-    """Those of the first sample."""
+    offsets: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    checksums: list[int] = field(default_factory=list)
+    suffixes: frozenset[str] = frozenset()
+    is_plain: bool = True
+    blake3: str = ""
+    bytes: int = 0
 
 
 def index_tars(splits: Mapping[str, str], dataset: Path, modality: str | None = None) -> Path:
-    """Index the tars that each split's location stands for (a file, folder, address or pattern), and make
-    that the current version of the folder `dataset`; the version's folder.
+    """Index the tars at each split's location (a file, folder, address or pattern), make the result the
+    current version of the folder `dataset`, and return the version's folder.
 
     UsageError for locations without tars, and where the modality has to be given; DataError for a tar that
     cannot be read, is torn, or has members of a kind that a loader cannot take.
@@ -124,38 +106,40 @@ def _describe(draft: Path, name: str, found: Mapping[str, Sequence[str]], modali
     summaries: dict[str, SplitSummary] = {}
     records: list[ShardRecord] = []
     for split, files in found.items():
-        for below in (draft / index_name(split)).parent, (draft / samples_name(split)).parent, draft / split:
+        index_file, samples_file = draft / layout.index_name(split), draft / layout.samples_name(split)
+        for below in index_file.parent, samples_file.parent, draft / split:
             below.mkdir(exist_ok=True)
-        tars: list[tuple[int, int, bool]] = []
+        mine: list[ShardRecord] = []
         remote: list[RemoteShard] = []
+        is_plain = True
         schema = samples_schema({})
-        with (
-            IndexWriter(draft / index_name(split)) as index,
-            TableWriter(draft / samples_name(split), schema) as rows,
-        ):
+        with IndexWriter(index_file) as index, TableWriter(samples_file, schema) as rows:
             for number, file in enumerate(files):
                 tar = _read(file, remote)
                 modality = modality or _modality(tar.suffixes, file)
-                rows.write(_rows(schema, tar.keys, number, index.rows))
+                columns = {
+                    "key": tar.keys,
+                    "original_key": tar.keys,
+                    "shard": [number] * len(tar.keys),
+                    "row": range(index.rows, index.rows + len(tar.keys)),
+                    "group": [None] * len(tar.keys),
+                }
+                rows.write(pa.table(columns, schema=schema))
                 index.write(number, tar.offsets, tar.lengths, tar.checksums)
-                name_of = shard_name(split, number)
-                records.append(ShardRecord(name_of, split, tar.blake3, tar.bytes, len(tar.offsets), ""))
+                shard = shard_name(split, number)
+                mine.append(ShardRecord(shard, split, tar.blake3, tar.bytes, len(tar.keys), ""))
+                is_plain = is_plain and tar.is_plain
                 if not is_remote(file):
-                    os.symlink(os.path.abspath(file), draft / shard_name(split, number))
-                tars.append((tar.bytes, len(tar.offsets), tar.is_plain))
-            samples = index.rows
-        sizes = {Path(shard_name(split, number)).name: tar[1] for number, tar in enumerate(tars)}
-        write_json(draft / sizes_name(split), sizes)
-        summaries[split] = SplitSummary(
-            shards=len(tars), samples=samples, bytes=sum(size for size, _, _ in tars)
-        )
+                    os.symlink(os.path.abspath(file), draft / shard)
+        write_json(draft / layout.sizes_name(split), {Path(one.name).name: one.samples for one in mine})
+        size_bytes = sum(one.bytes for one in mine)
+        summaries[split] = SplitSummary(shards=len(mine), samples=index.rows, bytes=size_bytes)
         paths = () if remote else tuple(map(os.path.abspath, files))
-        foreign[split] = ForeignSplit(
-            is_plain=all(plain for _, _, plain in tars), paths=paths, remote=tuple(remote)
-        )
-    write_atomic(draft / FOREIGN, Foreign(splits=foreign).model_dump_json(indent=1) + "\n")
-    write_table(draft / SHARDS, pa.Table.from_pylist([asdict(one) for one in records], SHARDS_SCHEMA))
-    write_table(draft / REJECTS, REJECTS_SCHEMA.empty_table())
+        foreign[split] = ForeignSplit(is_plain=is_plain, paths=paths, remote=tuple(remote))
+        records += mine
+    write_atomic(draft / layout.FOREIGN, Foreign(splits=foreign).model_dump_json(indent=1) + "\n")
+    write_table(draft / layout.SHARDS, pa.Table.from_pylist(list(map(asdict, records)), SHARDS_SCHEMA))
+    write_table(draft / layout.REJECTS, REJECTS_SCHEMA.empty_table())
     total = sum(summary.samples for summary in summaries.values())
     digest = content_digest((record.name, record.blake3) for record in records)
     manifest = Manifest(
@@ -172,42 +156,21 @@ def _describe(draft: Path, name: str, found: Mapping[str, Sequence[str]], modali
         config_digest="",
     )
     write_atomic(draft / MANIFEST, manifest.to_bytes())
-    write_build_info(draft, _facts(name))
+    no_build: dict[str, Any] = {"dataset": {}, "cut": [], "engine": {}, "versions": {}, "inputs_digest": ""}
+    facts = {
+        "name": name,
+        "built": time.time(),
+        "host": socket.gethostname(),
+        "python": sys.version.split()[0],
+    }
+    counts = {"unread": 0, "filtered": 0, "converter": 0}
+    write_build_info(draft, {**no_build, **facts, **counts, "private": False, "output": ""})
     return draft
 
 
-def _rows(schema: Any, keys: Sequence[str], shard: int, first: int) -> Any:
-    """Of a shard's samples, as `samples/<split>.parquet` has them."""
-    columns = {
-        "key": keys,
-        "original_key": keys,
-        "shard": [shard] * len(keys),
-        "row": range(first, first + len(keys)),
-        "group": [None] * len(keys),
-    }
-    return pa.table(columns, schema=schema)
-
-
-def _facts(name: str) -> dict[str, Any]:
-    """What build.json says of a version that no config made."""
-    nothing: dict[str, Any] = {"dataset": {}, "cut": [], "inputs_digest": "", "unread": 0, "filtered": 0}
-    return {
-        **nothing,
-        "name": name,
-        "private": False,
-        "built": time.time(),
-        "host": socket.gethostname(),
-        "engine": {},
-        "python": sys.version.split()[0],
-        "versions": {},
-        "converter": 0,
-        "output": "",
-    }
-
-
 def _publish(dataset: Path, draft: Path) -> Path:
-    """Give the draft its name and make it current; a version of the same tars, which may lie elsewhere now,
-    makes way for it."""
+    """Give the draft its name and make it current. It replaces a version of the same tars, which may have
+    been indexed at another place."""
     version = dataset / VERSIONS / version_name((draft / MANIFEST).read_bytes())
     fsync_path(draft)
     if version.exists():
@@ -229,7 +192,7 @@ def _modality(suffixes: frozenset[str], file: str) -> str:
 
 
 def _read(file: str, remote: list[RemoteShard]) -> _Tar:
-    """What a tar holds; one of a store is added to `remote`."""
+    """Read a tar; a remote one is added to `remote`."""
     if not is_remote(file):
         try:
             with open(file, "rb") as opened:
@@ -245,13 +208,8 @@ def _read(file: str, remote: list[RemoteShard]) -> _Tar:
 
 
 def _scan(file: str, opened: BinaryIO) -> _Tar:
-    passing = _Passing(opened)
-    offsets: list[int] = []
-    lengths: list[int] = []
-    checksums: list[int] = []
-    keys: list[str] = []
-    is_plain, suffixes = True, frozenset[str]()
-    for found in group_samples(TarReader(passing)):  # type: ignore[arg-type]
+    tar, reads = _Tar(), _HeldReads(opened)
+    for found in group_samples(TarReader(reads)):  # type: ignore[arg-type]
         if isinstance(found, Gap | Cut):
             raise DataError(f"{redact(file)}: {found}; have it written again, or take it off the list")
         odd = next((member for member in found.members if member.oddity), None)
@@ -259,58 +217,45 @@ def _scan(file: str, opened: BinaryIO) -> _Tar:
             problem = f"{odd.name} is {odd.oddity}" if odd else "a member comes twice"
             raise DataError(f"{redact(file)}: sample {found.key!r}: {problem}, which no loader takes")
         last = found.members[-1]
-        span = passing.take(found.start, last.offset + last.size + padding(last.size))
-        keys.append(found.key)
-        offsets.append(found.start)
-        lengths.append(len(span))
-        checksums.append(google_crc32c.value(span))
-        is_plain = is_plain and _is_plain(span, found)
-        suffixes = suffixes or frozenset(found.suffixes)
-    if not offsets:
+        span = reads.take(found.start, last.offset + last.size + padding(last.size))
+        tar.keys.append(found.key)
+        tar.offsets.append(found.start)
+        tar.lengths.append(len(span))
+        tar.checksums.append(google_crc32c.value(span))
+        tar.is_plain = tar.is_plain and _is_plain(span, found)
+        tar.suffixes = tar.suffixes or frozenset(found.suffixes)
+    if not tar.offsets:
         raise DataError(f"{redact(file)}: holds no samples; take it off the list of shards")
-    passing.drain()
-    return _Tar(passing.digest, passing.size, offsets, lengths, keys, checksums, is_plain, suffixes)
+    tar.blake3, tar.bytes = reads.finish()
+    return tar
 
 
 def _is_plain(span: bytes, sample: StoredSample) -> bool:
-    """Whether the short parser for our own tars sees in it what the tolerant reader saw."""
+    """Whether the short parser for our own tars finds the same sample as the tolerant reader."""
     try:
-        seen = parse_sample(span)
-        sizes = {suffix: len(content) for suffix, content in seen.members.items()}
-        return seen.key == sample.key and sizes == {one.suffix: one.size for one in sample.members}
+        parsed = parse_sample(span)
+        sizes = {suffix: len(content) for suffix, content in parsed.members.items()}
+        return parsed.key == sample.key and sizes == {one.suffix: one.size for one in sample.members}
     except (ValueError, IndexError):
         return False
 
 
-class _Passing:
-    """A file that hashes and holds what was read of it, until it is taken."""
+class _HeldReads(HashedReads):
+    """A file that takes the BLAKE3 of what is read, and holds it until it is taken."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._held, self._base, self._hasher = file, bytearray(), 0, blake3()
+        super().__init__(file)
+        self._held, self._base = bytearray(), 0
 
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._file.readinto(buffer)  # type: ignore[attr-defined]
-        self._hasher.update(buffer[:count])
+    def readinto(self, buffer: memoryview) -> int:
+        count = super().readinto(buffer)
         self._held += buffer[:count]
         return count
 
     def take(self, start: int, end: int) -> bytes:
-        """The bytes from `start` to `end` of the file, which have been read; all before `end` are let go."""
+        """The bytes from `start` to `end` of the file, which have been read; all before `end` are
+        released."""
         content = bytes(memoryview(self._held)[start - self._base : end - self._base])
         del self._held[: end - self._base]
         self._base = end
         return content
-
-    def drain(self) -> None:
-        """Read to the end of the file."""
-        buffer = memoryview(bytearray(1 << 20))
-        while self.readinto(buffer):
-            self._base, self._held = self.size, bytearray()
-
-    @property
-    def size(self) -> int:
-        return self._base + len(self._held)
-
-    @property
-    def digest(self) -> str:
-        return self._hasher.hexdigest()

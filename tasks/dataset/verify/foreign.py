@@ -15,8 +15,8 @@ from tasks.dataset.layout import MANIFEST
 from tasks.dataset.tar.format import BLOCK, END, LFS_POINTER
 from tasks.dataset.tar.gunzip import ZIPPED
 from tasks.dataset.tar.siblings import stated_samples
+from tasks.dataset.verify.examination import ShardExamination
 from tasks.dataset.verify.findings import AGAIN, Coverage, Fault, Fix, fault, plain, shard_place
-from tasks.dataset.verify.outcome import ShardExamination
 from tasks.dataset.verify.place import ShardLocation, dataset_of, is_current
 from tasks.dataset.verify.seals import MOST_JSON
 from tasks.dataset.verify.tars import (

@@ -1,5 +1,5 @@
-"""One pass over a shard: its samples, its checksum, its damage, its members decoded; and the spans of the
-index."""
+"""One pass over a shard, which finds its samples, checksum and damage and decodes its members; and the spans
+of the index."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tasks.dataset.verify.findings import Fix
 from tasks.dataset.verify.tars import open_tar
 
 MOST_HELD = 4 << 30
-"""Bytes of a sample's contents that are held to be decoded."""
+"""At most this many bytes of one sample are held to be decoded."""
 MOST_UNDECODED = 100
-"""Ends of suffixes that are remembered."""
+"""At most this many ends of suffixes are recorded as not decoded."""
 EMPTY = {"bytes": 0}
 UNSAFE = "remove it: a shard holds plain files only"
 _NUMBERED = re.compile(r"\d{3}(\.\w+)?")
-"""Images of a conversation."""
+"""The suffixes of the images of a conversation."""
 
 Suffixes = tuple[str, ...]
 
@@ -41,9 +41,9 @@ Suffixes = tuple[str, ...]
 class ShardTask:
     """A shard to examine: `name` relative to `folder`, which is local or remote.
 
-    `blake3`, `samples`, `index` and `keys` are what the version's tables say of it, None where there is no
-    such table. `compares` says that index and keys have no seal and are to be compared with the tar.
-    `decodes` is the level full.
+    `blake3`, `samples`, `index` and `keys` come from the version's tables, and are None without such a table.
+    `compares` means that index and keys have no seal and have to be compared with the tar. `decodes` is set
+    at the level full.
     """
 
     folder: str
@@ -63,7 +63,7 @@ class ShardTask:
 
 
 class NumberedFault(NamedTuple):
-    """A fault of the sample with this number, or in this row of the index."""
+    """A fault of the sample with this number in the tar, or with this row in the index."""
 
     number: int
     code: str
@@ -75,8 +75,8 @@ class NumberedFault(NamedTuple):
 class ShardScan:
     """One pass over a shard: its samples as columns, which fit in memory by the million, and its damage.
 
-    `torn` samples may have lost members to damage, `odd` ones hold nothing but what is no plain file. `error`
-    is why the tar could not be read to its end; FileNotFoundError where there is none.
+    `torn` samples may have lost members to damage; `odd` samples hold no regular file. `error` is why the tar
+    could not be read to its end, a FileNotFoundError where it does not exist.
     """
 
     def __init__(self, task: ShardTask, spans: Spans) -> None:
@@ -89,13 +89,13 @@ class ShardScan:
         self.decoder = Decoder(task.modality) if task.decodes else None
         self.cut: Cut | None = None
         self.gap: Gap | None = None
-        """The first of them; `gaps` counts them."""
+        """The first gap; `gaps` counts them."""
         self.gaps = 0
         self.blake3: str | None = None
         self.size_bytes = 0
         self.error: OSError | None = None
         self._sets: dict[Suffixes, Suffixes] = {}
-        """One tuple for all samples with the same members."""
+        """One shared tuple for all samples with the same members."""
         self._held = ("", 0)
         try:
             with open_tar(task.folder, task.name) as file:
@@ -106,7 +106,7 @@ class ShardScan:
             self.error = error
 
     def _read(self, file: BinaryIO, task: ShardTask, spans: Spans) -> None:
-        hashed = _HashedReads(file) if task.is_own or task.blake3 is not None else file
+        hashed = HashedReads(file) if task.is_own or task.blake3 is not None else file
         keeps = None if self.decoder is None else self._keeps
         reader = TarReader(hashed, keeps, is_own=task.is_own, least=spans.end)  # type: ignore[arg-type]
         try:
@@ -120,7 +120,7 @@ class ShardScan:
                     self.cut = found
         finally:
             self.size_bytes = reader.offset
-        if isinstance(hashed, _HashedReads):
+        if isinstance(hashed, HashedReads):
             self.blake3, self.size_bytes = hashed.finish()
 
     def _keeps(self, member: Member) -> bool:
@@ -159,8 +159,8 @@ class ShardScan:
             self.notes.append(NumberedFault(number, found.code, found.member, {"problem": found.evidence}))
 
 
-class _HashedReads:
-    """A file whose reads go into its BLAKE3 as well."""
+class HashedReads:
+    """A file that takes the BLAKE3 of what is read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -174,7 +174,7 @@ class _HashedReads:
         return count
 
     def finish(self) -> tuple[str, int]:
-        """The whole file's BLAKE3 and size, after what is left has been read."""
+        """Read the rest, and return the BLAKE3 and the size of the whole file."""
         buffer = memoryview(bytearray(CHUNK))
         while self.readinto(buffer):
             pass
@@ -182,30 +182,36 @@ class _HashedReads:
 
 
 class Decoder:
-    """Decodes the members of a sample: by the modality's rules where there are any, else by their suffixes.
+    """Decodes the members of a sample, by the modality's rules where there are any, else by their suffixes.
 
-    `undecoded` are the ends of suffixes that it has met and cannot judge.
+    `undecoded` holds the ends of the suffixes that no decoder knows.
     """
 
     def __init__(self, modality: str | None) -> None:
         self._modality = MODALITIES.get(modality or "")
         self._is_numbered = modality == "chat"
-        required = self._modality.required if self._modality else ()
-        self._of_modality = {"json", *(choice for choices in required for choice in choices)}
+        self._of_modality: set[str] = set()
+        if self._modality is not None:
+            self._of_modality = {
+                "json",
+                *(choice for choices in self._modality.required for choice in choices),
+            }
         self.undecoded: set[str] = set()
 
     def judge(self, contents: Mapping[str, bytes]) -> Iterator[modalities.MemberFault]:
-        """What is wrong with members that are not empty."""
+        """The faults of the members, none of which is empty."""
         if self._modality is not None:
             try:
                 yield from self._modality.judge(contents)
             except UsageError:
-                raise  # a package is missing, which is no fault of the data
-            except Exception as error:  # noqa: BLE001 - hostile content may lead anywhere, but not to a crash
+                raise  # a package is missing, which is not the data's fault
+            except Exception as error:  # noqa: BLE001 - hostile content may raise anything and must not crash
                 yield modalities.MemberFault("member.undecodable", " ".join(sorted(contents)), worded(error))
             self.undecoded.update(suffix for suffix in self._modality.unjudged() if suffix in contents)
         for suffix, content in contents.items():
-            if self._is_of_modality(suffix) or is_pickle(suffix):
+            if suffix in self._of_modality or is_pickle(suffix):
+                continue
+            if self._is_numbered and _NUMBERED.fullmatch(suffix):
                 continue
             try:
                 problem = problem_of(suffix, content)
@@ -216,19 +222,14 @@ class Decoder:
                 code, evidence = problem
                 yield modalities.MemberFault(code, suffix, evidence)
 
-    def _is_of_modality(self, suffix: str) -> bool:
-        if self._modality is None:
-            return False
-        return suffix in self._of_modality or (self._is_numbered and bool(_NUMBERED.fullmatch(suffix)))
-
     def leave_out(self, suffix: str) -> None:
-        """Remember that members with this suffix are not judged."""
+        """Record that members with this suffix were not decoded."""
         if len(self.undecoded) < MOST_UNDECODED:
             self.undecoded.add(suffix.rpartition(".")[2][:LONGEST])
 
 
 class Spans(NamedTuple):
-    """A row for each sample, in order: its start, its stop, and the CRC32C of what is between."""
+    """One row per sample, in order: its start, its stop, and the CRC32C of the bytes between."""
 
     starts: list[int]
     stops: list[int]
@@ -236,7 +237,7 @@ class Spans(NamedTuple):
 
     @classmethod
     def of(cls, index: NDArray[np.void] | None) -> Spans:
-        """No rows where there is no index, or one that no tar can fit to."""
+        """The rows of an index; none without an index, or where no tar could have such an index."""
         if index is None:
             return NO_SPANS
         starts: list[int] = index["offset"].tolist()
@@ -249,12 +250,12 @@ class Spans(NamedTuple):
         return self.stops[-1] if self.stops else 0
 
     def lost(self, end: int | None) -> range:
-        """The rows that a tar which ends early, at `end`, does not hold whole."""
+        """The rows that a tar does not hold whole if it ends early, at `end`."""
         count = len(self.stops)
         return range(count if end is None else bisect_right(self.stops, end), count)
 
     def differing(self, file: BinaryIO, count: int) -> Iterator[int]:
-        """Those of the first `count` rows whose bytes are others than the index was made of. OSError."""
+        """The rows among the first `count` whose bytes have another CRC32C than in the index; OSError."""
         for row in range(count):
             left = self.stops[row] - self.starts[row]
             crc32c = 0

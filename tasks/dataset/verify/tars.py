@@ -1,5 +1,5 @@
-"""Tars where they lie, on this machine or remote: listed, measured, opened, and what is wrong with them from
-outside: whether they are there, may be read, and lack no number.
+"""List, measure and open tars on this machine or remote, and find what is wrong with them from outside:
+whether they are there, can be read, and leave out no number.
 
 A folder is a path or an address. The query of a web address (`https://host/x?signature`) belongs to all files
 in it and stays with the folder, so that no name shows it.
@@ -35,14 +35,14 @@ from tasks.dataset.tar.gunzip import ZIPPED, unzipped
 from tasks.dataset.verify.findings import Fault, Fix, fault, shard_place
 
 KEY = "DATASET"
-"""What errors about the place call it: the command's argument."""
+"""How errors name the place: the command's argument."""
 TARS = (".tar", *ZIPPED)
 UNREAD = {".tar.bz2": "bzip2", ".tar.xz": "xz", ".tar.zst": "zstd", ".tar.lz4": "lz4"}
-"""Other compressions, by suffix."""
+"""Compressions that verify does not read, by suffix."""
 HASHED = 1 << 18
-"""Bytes that are read and hashed at once: what is read is still in the processor's cache."""
+"""Bytes that are read and hashed at once, so few that they are still in the processor's cache."""
 TOGETHER = 16
-"""Requests for the ends of remote tars at the same time."""
+"""Requests for the ends of remote tars that run at the same time."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -53,23 +53,23 @@ def split_query(folder: str) -> tuple[str, str]:
 
 
 def store_at(folder: str) -> Store:
-    """The folder's store, which knows nothing yet; UsageError for an address that is none."""
+    """A new store of the folder; UsageError for an invalid address."""
     store = open_store(split_query(folder)[0], KEY)
     if isinstance(store, LocalStore) and is_indexed(store.location):
-        from tasks.dataset.verify.indexed import with_its_tars  # few versions have tars elsewhere
+        from tasks.dataset.foreign import with_remote_tars  # few versions have tars elsewhere
 
-        return with_its_tars(store, KEY)
+        return with_remote_tars(store, KEY)
     return store
 
 
 @lru_cache(maxsize=8)
 def kept_store(folder: str) -> Store:
-    """One store for all of a process's tars: a new one costs a remote store its connections."""
+    """One store for all tars of a process, because each new remote store opens its own connections."""
     return store_at(folder)
 
 
 def open_file(folder: str, name: str) -> BinaryIO:
-    """A file's bytes in order, as they are stored; OSError."""
+    """The bytes of a file in order, as they are stored; OSError."""
     file = kept_store(folder).open(name + split_query(folder)[1])
     if isinstance(kept_store(folder), LocalStore):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -77,12 +77,12 @@ def open_file(folder: str, name: str) -> BinaryIO:
 
 
 def open_tar(folder: str, name: str) -> BinaryIO:
-    """A tar's bytes in order, decompressed where its name says gzip; OSError."""
+    """The bytes of a tar in order, decompressed where its name ends as gzip; OSError."""
     return unzipped(open_file(folder, name), name)
 
 
 def blake3_of(folder: str, name: str) -> str:
-    """The BLAKE3 of a file in hexadecimal; OSError. It leaves the interpreter to other threads."""
+    """The BLAKE3 of a file in hexadecimal; OSError. It releases the interpreter to other threads."""
     digest = blake3()
     buffer = bytearray(HASHED)
     view = memoryview(buffer)
@@ -93,9 +93,9 @@ def blake3_of(folder: str, name: str) -> str:
 
 
 def ends(folder: str, names: Iterable[str], count: int) -> Iterator[tuple[str, bytes | OSError]]:
-    """The last bytes of each tar; of one in gzip the first, which say as much without unpacking.
+    """The last bytes of each tar; the first bytes of a gzip file, which show as much without unpacking.
 
-    Many at once where they are remote; Unreachable for a store that does not answer.
+    Remote tars are read many at a time; StoreUnreachable for a store that does not answer.
     """
     store, query = kept_store(folder), split_query(folder)[1]
 
@@ -116,10 +116,11 @@ def ends(folder: str, names: Iterable[str], count: int) -> Iterator[tuple[str, b
 
 
 def tars_in(folder: str, *, hidden: bool = False, lenient: bool = False) -> dict[str, int]:
-    """The tars in a folder and in the folders right below it, in order, with their sizes in bytes.
+    """The tars in a folder and in the folders right below it, in order, with their sizes in bytes, which are
+    -1 where a link leads nowhere.
 
-    -1 where a link leads nowhere. UsageError when the folder cannot be listed; when one below it cannot, too,
-    unless `lenient`, which takes that for empty.
+    UsageError when the folder or one below it cannot be listed; with `lenient`, one below counts as empty
+    then.
     """
     store = store_at(folder)
     folders, files = list_folder(store)
@@ -150,7 +151,8 @@ def list_folder(store: Store, folder: str = "") -> tuple[list[str], list[str]]:
 
 
 def _sizes(store: Store, names: list[str], hidden: bool) -> dict[str, int]:
-    """Right after they were listed, when a remote store knows their sizes."""
+    """The sizes of the tars among these names, asked right after a listing, when a remote store knows
+    them."""
     found = [one for one in names if one.endswith((*TARS, *UNREAD)) and (hidden or not is_hidden(one))]
     if is_indexed(store.location):
         store.look_ahead(found)
@@ -158,16 +160,15 @@ def _sizes(store: Store, names: list[str], hidden: bool) -> dict[str, int]:
 
 
 def is_indexed(folder: str) -> bool:
-    """Whether it is a version of tars that others wrote, which `tarmac index` made."""
+    """Whether a folder is a version of tars that others wrote, made by `tarmac index`."""
     return not is_remote(folder) and os.path.exists(f"{folder}/{FOREIGN}")
 
 
 def sizes_of(folder: str, names: list[str]) -> dict[str, int]:
-    """The sizes in bytes of those files that are there, -1 where the server does not tell."""
+    """The sizes in bytes of the files that are there, -1 where the server does not report one."""
     store, query = store_at(folder), split_query(folder)[1]
-    asked = [name + query for name in names]
-    store.look_ahead(asked)
-    found = {name: store.stat(file) for name, file in zip(names, asked, strict=True)}
+    store.look_ahead([name + query for name in names])
+    found = {name: store.stat(name + query) for name in names}
     return {name: stat.size for name, stat in found.items() if stat != ABSENT}
 
 
@@ -177,7 +178,8 @@ def compression_unread(name: str) -> str | None:
 
 
 def shut_splits(folder: str, names: Iterable[str]) -> dict[str, Fault]:
-    """The folders of these tars that this user may not list or enter: nobody can say what is in them."""
+    """A fault for each folder of these tars that this user may not list or enter, so that its content is
+    unknown."""
     found = {}
     for split in () if is_remote(folder) else sorted({name.rpartition("/")[0] for name in names}):
         try:
@@ -187,13 +189,13 @@ def shut_splits(folder: str, names: Iterable[str]) -> dict[str, Fault]:
             problem = f"the folder is unreadable: {error.strerror or error}"
             found[split] = fault("shard.checksum", {"split": split}, Fix.RIGHTS, problem=problem)
         except OSError:
-            continue  # there is none: its tars are missing
+            continue  # the folder does not exist: its tars are missing
     return found
 
 
 def unread(folder: str, name: str, error: OSError, fix: Fix | str, **evidence: int) -> Fault:
-    """A tar that cannot be opened: one that this user may not read, or that its disk or server does not give,
-    is there; of any other thing in its place, `fix` says how to come by the tar."""
+    """The fault of a tar that cannot be opened. It is there if this user may not read it, or if its disk or
+    server fails; where something else stands in its place, `fix` is how to get the tar."""
     if isinstance(error, FileNotFoundError | NotRegular) or error.errno in (errno.ELOOP, errno.EISDIR):
         return missing(folder, name, fix, **evidence)
     problem = f"unreadable: {error.strerror or error}"
@@ -202,25 +204,22 @@ def unread(folder: str, name: str, error: OSError, fix: Fix | str, **evidence: i
 
 
 def missing(folder: str, name: str, fix: Fix | str, **evidence: object) -> Fault:
-    return fault("shard.missing", shard_place(name), fix, **{**evidence, **_in_its_place(folder, name)})
-
-
-def _in_its_place(folder: str, name: str) -> dict[str, str]:
-    """What there is where a tar should be."""
+    """The fault of a missing tar, with what lies in its place."""
     path = f"{folder}/{name}"
-    if is_remote(folder) or not os.path.lexists(path):
-        return {}
-    if os.path.isdir(path):
-        return {"problem": "a folder stands in its place"}
-    if os.path.islink(path) and not os.path.exists(path):
-        return {"problem": f"a link to {os.readlink(path)}, which leads nowhere, stands in its place"}
-    return {"problem": "what stands in its place is no regular file"}
+    if not is_remote(folder) and os.path.lexists(path):
+        evidence["problem"] = "what stands in its place is no regular file"
+        if os.path.isdir(path):
+            evidence["problem"] = "a folder stands in its place"
+        elif not os.path.exists(path):
+            target = os.readlink(path)
+            evidence["problem"] = f"a link to {target}, which leads nowhere, stands in its place"
+    return fault("shard.missing", shard_place(name), fix, **evidence)
 
 
 def holes(names: Collection[str]) -> list[str]:
-    """The names left out of consecutive numbers: `0.tar`, `1.tar`, `3.tar` lack `2.tar`.
+    """The names that are left out of consecutive numbers: `0.tar`, `1.tar`, `3.tar` lack `2.tar`.
 
-    Numbers of which fewer than half are there are taken for names that only look like numbers.
+    If fewer than half of the numbers are there, they count as names that only look like numbers.
     """
     groups: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     for name in names:

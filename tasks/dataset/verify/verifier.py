@@ -17,8 +17,8 @@ from tasks.core.findings import Report
 from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import is_remote
 from tasks.dataset.verify import foreign, version
+from tasks.dataset.verify.examination import BadSample, ShardExamination
 from tasks.dataset.verify.findings import Advice, Coverage, Level, findings, not_seen, ruled_out
-from tasks.dataset.verify.outcome import BadSample, ShardExamination
 from tasks.dataset.verify.place import locate
 from tasks.dataset.verify.tars import is_indexed
 

@@ -24,8 +24,8 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.formats import checks
 from tasks.dataset.formats.checks import CHECKS
 from tasks.dataset.tar.format import END, header
+from tasks.dataset.verify.examination import BadSample
 from tasks.dataset.verify.findings import LEFT, LISTED
-from tasks.dataset.verify.outcome import BadSample
 from tasks.dataset.verify.scan import ShardTask
 from tasks.dataset.verify.shard import ShardResult, check_shard
 from tasks.dataset.verify.verifier import verify

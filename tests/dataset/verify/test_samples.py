@@ -20,8 +20,7 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.tar.format import END
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify import findings as report
-from tasks.dataset.verify.duplicates import SampleKeys
-from tasks.dataset.verify.outcome import BadSample
+from tasks.dataset.verify.examination import BadSample, SampleKeys
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw, tampering
 from tests.dataset.raw import shards

@@ -19,7 +19,7 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.index import INDEX, read_index
 from tasks.dataset.manifest import SplitSummary, content_digest
 from tasks.dataset.tar.writer import ShardWriter
-from tasks.dataset.verify import outcome
+from tasks.dataset.verify import examination
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.tampering import record
@@ -221,10 +221,10 @@ def test_workers_find_the_same(
     version: Path, monkeypatch: pytest.MonkeyPatch, level: Any, cores: int
 ) -> None:
     flip(version / SHARD, 700)
-    monkeypatch.setattr(outcome, "available_cores", lambda: 1)
+    monkeypatch.setattr(examination, "available_cores", lambda: 1)
     alone = verify(version, level)
-    monkeypatch.setattr(outcome, "available_cores", lambda: cores)
-    monkeypatch.setattr(outcome, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
+    monkeypatch.setattr(examination, "available_cores", lambda: cores)
+    monkeypatch.setattr(examination, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
     assert verify(version, level) == alone
     assert not alone.ok
 
@@ -274,8 +274,8 @@ def test_workers_keep_to_the_containers_quota(
         counts.append(workers)
         return map(function, tasks)
 
-    monkeypatch.setattr(outcome, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
-    monkeypatch.setattr(outcome, how, count)
-    monkeypatch.setattr(outcome, "available_cores", lambda: cores)
+    monkeypatch.setattr(examination, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
+    monkeypatch.setattr(examination, how, count)
+    monkeypatch.setattr(examination, "available_cores", lambda: cores)
     assert verify(version, level).ok
     assert counts == [cores]
