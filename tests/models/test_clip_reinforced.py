@@ -137,11 +137,11 @@ def test_a_picture_is_not_turned_as_its_crops_count_pixels_as_they_lie() -> None
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"paug.json": b'{"param_aug": [[[30, 0, 20, 20]]]}'}, r"lies outside of 40 x 40 pixels"),
+        ({"paug.json": b'{"param_aug": [[[30, 0, 20, 20]]]}'}, r"lies outside 40 x 40 pixels"),
         ({"paug.json": b"{}"}, "param_aug is no list"),
         ({"npz": b"torn"}, "the reinforcement cannot be read"),
         ({"npz": None}, r"no member npz\|pth\.gz; it has"),
-        ({"npz": taught(0, augmentations=1)["npz"]}, r"image_emb has 1 rows, and row \d is asked for"),
+        ({"npz": taught(0, augmentations=1)["npz"]}, r"image_emb has 1 rows, but row \d is needed"),
         ({"png": b"torn"}, "picture cannot be decoded"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_sample_that_does_not_fit_together_is_named(changes: dict[str, Any], s
 
 def test_other_teachers_than_the_data_has_are_told() -> None:
     transform = recipe_of(teachers=[{"width": 768}, {"width": 768}]).transform(True)
-    with pytest.raises(DataError, match=r"embeddings are 9 wide, and train\.model\.teachers has 1536"):
+    with pytest.raises(DataError, match=r"embeddings are 9 wide, but train\.model\.teachers has 1536"):
         transform(taught(0), 0)
 
 

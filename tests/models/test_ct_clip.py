@@ -22,16 +22,16 @@ from tasks.evaluation import evaluators
 from tasks.loader.feed import Data, Feed
 from tasks.models import recipes
 from tasks.models.ct.ct_clip import CtClipRecipe, crop_of, scaled
-from tasks.models.ct.ct_clip_options import VISION
+from tasks.models.ct.ct_clip_options import VISION, Tower
 from tasks.models.ct.ct_reports import OpenClipReports, TarmacReports, TransformersReports
-from tasks.models.ct.ct_vit import CTViT, Tower
+from tasks.models.ct.ct_vit import CTViT
 from tests.benchmarks.bench_volumes import dataset_block
 from tests.conftest import ROOT
 from tests.dataset import ct_clip as original
 from tests.models import ct_by_hand
 from tests.models.examples import SAMPLES, TINY_CT, train_block
 
-TOWER = Tower((15, 20, 30), (5, 10, 10), 12, 2, 2, heads=2, head_width=4, codebook=16)
+TOWER = Tower((15, 20, 30), (5, 10, 10), 12, 2, 2, heads=2, head_width=4, space=8, codebook=16)
 ENTRIES = 8
 
 
@@ -248,7 +248,7 @@ def test_window_and_start_of_the_temperature_change_the_outcome() -> None:
         ({"window": [200, -200]}, r"window: \[200, -200\] does not rise"),
         ({"codebook": 8}, "codebook has no effect without pretrained"),
         ({"text": "tarmac/report"}, r"text: there is no tarmac/report; .* tarmac/reports"),
-        ({"text_weights": "openai"}, "text_weights has an effect for a text tower of open_clip only"),
+        ({"text_weights": "openai"}, "text_weights only has an effect for a text tower of open_clip"),
     ],
 )
 def test_mistakes_are_named(changes: dict[str, Any], says: str) -> None:
@@ -306,7 +306,9 @@ def test_a_model_of_transformers_reads_by_path(tmp_path: Path, kind: str) -> Non
 
 
 def test_a_model_of_transformers_that_is_nowhere_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"train\.model\.text: '.*none' is no model of open_clip, and trans"):
+    with pytest.raises(
+        UsageError, match=r"train\.model\.text: '.*none' is not a model of open_clip, and trans"
+    ):
         recipe_of(text=str(tmp_path / "none"))
 
 
@@ -335,7 +337,7 @@ def test_the_config_of_ct_rate_on_a_cluster_is_taken() -> None:
     options = recipes.check_recipe(config.train)
     evaluators.check_tasks(config)
     assert options.input_shape == (240, 480, 480) and options.modality == config.dataset.modality
-    whole = CTViT(Tower(*VISION["ctvit"][:7]))
+    whole = CTViT(VISION["ctvit"])
     assert 20e6 < sum(parameter.numel() for parameter in whole.parameters()) < 25e6
 
 

@@ -29,7 +29,7 @@ from tasks.dataset.versions import publish
 from tasks.loader.indexed import IndexedReader
 from tasks.models import recipes
 from tasks.models.clip.pictures import normalised
-from tasks.models.reinforced import augmentation, teachers
+from tasks.models.reinforced import teachers
 from tasks.models.reinforced.reinforcement import replay, stored_picture
 from tests.conftest import ROOT
 from tests.dataset import raw
@@ -185,7 +185,7 @@ def test_a_mistake_in_the_config_is_one_line(
 @pytest.mark.parametrize("line", ["torn", "[]", '{"key": "1"}', '{"key": "1", "captions": "one"}'])
 def test_a_torn_line_of_captions_is_named(place: Path, tmp_path: Path, line: str) -> None:
     (tmp_path / "torn.jsonl").write_text((place / "synthetic.jsonl").read_text() + line)
-    with pytest.raises(UsageError, match=r"torn\.jsonl:21: a line is"):
+    with pytest.raises(UsageError, match=r"torn\.jsonl:21: each line must be"):
         teachers.reinforce(config(place, tmp_path, captions=str(tmp_path / "torn.jsonl")), no_progress)
 
 
@@ -193,7 +193,7 @@ def test_a_sample_without_captions_is_named(place: Path, tmp_path: Path) -> None
     lines = (place / "synthetic.jsonl").read_text().splitlines()
     (tmp_path / "fewer.jsonl").write_text("\n".join(lines[1:]) + "\n")
     key = json.loads(lines[0])["key"]
-    with pytest.raises(DataError, match=rf"has no captions of '{key}'"):
+    with pytest.raises(DataError, match=rf"has no captions for '{key}'"):
         teachers.reinforce(config(place, tmp_path, captions=str(tmp_path / "fewer.jsonl")), no_progress)
 
 
@@ -211,7 +211,7 @@ def test_another_source_than_a_folder_of_tars_is_told(place: Path, tmp_path: Pat
 def test_magnitudes_are_those_of_torchvisions_randaugment() -> None:
     space = RandAugment()._augmentation_space(31, (224, 224))
     for (magnitudes, is_signed), (magnitude, goes_both_ways) in zip(
-        space.values(), augmentation.magnitudes(224), strict=True
+        space.values(), teachers.magnitudes(224), strict=True
     ):
         expected = float(magnitudes[9]) if magnitudes.ndim else 0.0
         assert magnitude == pytest.approx(expected, abs=1e-5) and goes_both_ways == is_signed
@@ -221,7 +221,7 @@ def test_crops_lie_inside_of_images_of_any_shape() -> None:
     for width, height in ((1, 1), (640, 480), (3, 400), (400, 3)):
         areas = []
         for seed in range(100):
-            (top, left, high, wide), operations = augmentation.draw(width, height, 224, seed)
+            (top, left, high, wide), operations = teachers.draw_augmentation(width, height, 224, seed)
             assert min(top, left) >= 0 and min(high, wide) >= 1
             assert top + high <= height and left + wide <= width and len(operations) == 2
             areas.append(high * wide / (width * height))

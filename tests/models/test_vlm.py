@@ -17,8 +17,7 @@ from tasks.loader.feed import Data, Feed
 from tasks.models import recipes
 from tasks.models.task import Answerer
 from tasks.models.vlm.chat_text import ChatMessage, ChatText
-from tasks.models.vlm.tiles import Tiles
-from tasks.models.vlm.vlm import VlmTask, block_mask, rows_of
+from tasks.models.vlm.vlm import Tiles, VlmTask, block_mask, rows_of
 from tests.conftest import ROOT
 from tests.models.examples import MODELS, SAMPLES, batch_of, chat, train_block
 
@@ -153,9 +152,9 @@ def test_each_option_changes_what_the_model_is_given(changes: dict[str, Any], ti
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"pixel_shuffle": 3}, r"pixel_shuffle: tarmac/chat sees 4 patches a side"),
-        ({"vision_pretrained": "openai"}, r"vision_pretrained: has an effect with an open_clip model"),
-        ({"vision": "ViT-B-32", "pixel_shuffle": 2, "max_side": 224}, r"ViT-B-32 sees 7 patches a side"),
+        ({"pixel_shuffle": 3}, r"pixel_shuffle: tarmac/chat has 4 patches per side"),
+        ({"vision_pretrained": "openai"}, r"vision_pretrained: only has an effect with an open_clip model"),
+        ({"vision": "ViT-B-32", "pixel_shuffle": 2, "max_side": 224}, r"ViT-B-32 has 7 patches per side"),
         (
             {"vision": "ViT-B-16", "max_side": 300},
             r"max_side: 300 pixels are no whole number of tiles.*take 224",

@@ -1,1 +1,1 @@
-"""CT-CLIP: volumes and their reports."""
+"""CT-CLIP: contrastive training on CT volumes and their reports."""

@@ -1,9 +1,9 @@
-"""CT-CLIP: a 3D vision tower and a report tower that meet in one space.
+"""CT-CLIP: a 3D vision tower and a report tower with a common embedding space.
 
 Source: I. E. Hamamci et al., "Developing generalist foundation models from a multimodal dataset for 3D
-computed tomography" (2024), and the code beside it. Model, tokens and voxels are as there. The contrastive
-loss compares all ranks' samples, where CT-CLIP's compares those of one GPU, and it cannot overflow. Volumes
-travel as the int16 HU that shards hold, half the bytes of floats; arithmetic is done on its device.
+computed tomography" (2024), and its code. Model, tokens and voxels equal the original. The contrastive loss
+compares the samples of all ranks, where CT-CLIP's compares those of one GPU, and it cannot overflow. Volumes
+travel as the int16 HU that shards hold, half the size of floats; the model's device does the arithmetic.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import pickle
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,16 +28,16 @@ from tasks.dataset.formats.volumes.stored import Crop
 from tasks.loader.collate import Batch, stack
 from tasks.loader.decoders import decode_json, decode_text, decode_volume, volume_of
 from tasks.loader.workers import Transform
-from tasks.models.ct.ct_clip_options import CtClipOptions, Sides, is_file
+from tasks.models.ct.ct_clip_options import CtClipOptions, Sides
 from tasks.models.ct.ct_reports import ReportTower, reports_of
-from tasks.models.ct.ct_vit import CTViT, Tower
+from tasks.models.ct.ct_vit import CTViT
 from tasks.models.task import Contrastive, Embedder, Features, Loss
 
 HIGHEST_LOGIT_SCALE = math.log(100)
 HU_PER_UNIT = 1000.0
-"""CT-CLIP's models see HU / 1000."""
+"""CT-CLIP's models read HU / 1000."""
 ADAM: Mapping[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8}
-"""As in CT-CLIP."""
+"""CT-CLIP's constants."""
 CODEBOOK = "visual_transformer.vq.embed"
 UNUSED = re.compile(
     r"visual_transformer\.(to_patch_emb_first_frame|to_pixels|to_pixels_first_frame|vq)\."
@@ -44,11 +45,11 @@ UNUSED = re.compile(
     r"|text_transformer\.(pooler\.|embeddings\.(position_ids|token_type_ids)$)"
     r"|to_(text|visual)_latent_extra\."
 )
-"""Parameters in a file of CT-CLIP's that play no part in comparing a volume with a report."""
+"""Parameters in CT-CLIP's files that play no part in comparing a volume with a report."""
 
 
 class CtClipRecipe:
-    """CT-CLIP and models of its shape."""
+    """CT-CLIP and models of its architecture."""
 
     adam = ADAM
 
@@ -71,7 +72,7 @@ class CtClipRecipe:
         return CtClipTransform(self.options, self.reports, is_train)
 
     def part_of(self, name: str) -> str:
-        """By CT-CLIP's names."""
+        """Parts follow from CT-CLIP's names."""
         first = name.partition(".")[0]
         if first in ("visual_transformer", "to_visual_latent"):
             return "vision"
@@ -86,22 +87,12 @@ class CtClip(nn.Module):
 
     def __init__(self, options: CtClipOptions, reports: ReportTower, *, pretrained: bool) -> None:
         super().__init__()
-        measures = options.measures
-        tower = Tower(
-            shape=options.input_shape,
-            patch=measures.patch,
-            width=measures.width,
-            spatial_layers=measures.spatial_layers,
-            temporal_layers=measures.temporal_layers,
-            heads=measures.heads,
-            head_width=measures.head_width,
-            codebook=options.codebook,
-        )
+        tower = options.tower
         _, height, width = tower.grid
         self.visual_transformer = CTViT(tower)
         self.text_transformer, text_width = reports.build(pretrained=pretrained)
-        self.to_visual_latent = nn.Linear(height * width * tower.width, measures.space, bias=False)
-        self.to_text_latent = nn.Linear(text_width, measures.space, bias=False)
+        self.to_visual_latent = nn.Linear(height * width * tower.width, tower.space, bias=False)
+        self.to_text_latent = nn.Linear(text_width, tower.space, bias=False)
         self.temperature = nn.Parameter(torch.tensor(options.logit_scale))
 
 
@@ -133,7 +124,7 @@ class CtClipTask(Contrastive, Embedder):
         return float(self.model.temperature.detach().exp())
 
     def embed_images(self, batch: Mapping[str, Any]) -> Tensor:
-        """Of volumes: the tokens' mean along the depth, all of them in one projection."""
+        """Embed volumes: average the tokens along the depth and project all of them at once."""
         tokens = self.model.visual_transformer(scaled(batch["volume"], batch["shift"], self._window))
         return _unit(self.model.to_visual_latent(tokens.mean(1).flatten(1)))
 
@@ -150,7 +141,7 @@ class CtClipTask(Contrastive, Embedder):
 
 
 class CtClipTransform:
-    """Members to `volume` [depth, height, width] int16 HU, `shift` [] in HU, `text` [context] int64."""
+    """Maps members to `volume` [depth, height, width] int16 HU, `shift` [] in HU, `text` [context] int64."""
 
     def __init__(self, options: CtClipOptions, reports: ReportTower, is_train: bool) -> None:
         self._shape, self._reports, self._is_train = options.input_shape, reports, is_train
@@ -162,9 +153,9 @@ class CtClipTransform:
         draws = None
         if self._is_train and generator_seed is not None:
             draws = np.random.default_rng(generator_seed)
-        there = volume_of(sample).shape
-        crop = crop_of(there, self._shape, draws)
-        voxels = decode_volume(sample, None if there == self._shape else crop)
+        stored = volume_of(sample).shape
+        crop = crop_of(stored, self._shape, draws)
+        voxels = decode_volume(sample, None if stored == self._shape else crop)
         shift = 0
         if draws is not None:
             shift = int(draws.integers(-self._jitter, self._jitter, endpoint=True))
@@ -180,7 +171,7 @@ class CtClipTransform:
 
 
 class Trimmed:
-    """Stacks samples, and leaves away what no text of the batch reaches to."""
+    """Stacks samples and cuts off the token columns that no text of the batch reaches."""
 
     def __init__(self, reports: ReportTower) -> None:
         self._reports = reports
@@ -190,13 +181,13 @@ class Trimmed:
         return {**batch, "text": self._reports.trimmed(batch["text"]).contiguous()}
 
 
-def crop_of(there: Sequence[int], wanted: Sides, draws: np.random.Generator | None) -> Crop:
-    """The part of a volume that is read: drawn at random, or the middle; DataError where it is too small."""
-    room = [side - part for side, part in zip(there, wanted, strict=True)]
+def crop_of(stored: Sequence[int], wanted: Sides, draws: np.random.Generator | None) -> Crop:
+    """Choose the crop of a volume, at random or from the middle; DataError where the volume is too small."""
+    room = [side - part for side, part in zip(stored, wanted, strict=True)]
     if min(room) < 0:
-        said, asked = (" x ".join(map(str, sides)) for sides in (there, wanted))
+        has, reads = (" x ".join(map(str, sides)) for sides in (stored, wanted))
         raise DataError(
-            f"the volume has {said} voxels, and the model reads {asked}; build with dataset.volume.shape: "
+            f"the volume has {has} voxels, but the model reads {reads}; build with dataset.volume.shape: "
             f"{list(wanted)}, or take a smaller train.model.shape"
         )
     starts = [side // 2 if draws is None else int(draws.integers(side, endpoint=True)) for side in room]
@@ -205,23 +196,24 @@ def crop_of(there: Sequence[int], wanted: Sides, draws: np.random.Generator | No
 
 
 def scaled(volumes: Tensor, shift: Tensor, window: tuple[int, int]) -> Tensor:
-    """HU [samples, depth, height, width] int16, raised by `shift` [samples], as the model sees them: within
-    the window, in thousands, of the type of `shift`."""
+    """Map HU [samples, depth, height, width] int16 to the model's input: raised by `shift` [samples], clipped
+    to the window, in thousands, in the type of `shift`."""
     raised = volumes.to(shift.dtype).add_(shift.view(-1, 1, 1, 1))
     return raised.clamp_(*window).div_(HU_PER_UNIT)
 
 
 def load_weights(model: nn.Module, path: str) -> None:
-    """Take up a file in CT-CLIP's layout, or one that Tarmac saved; UsageError where there is none, DataError
-    where it is of another model."""
+    """Load a file in CT-CLIP's layout, or one that Tarmac saved.
+
+    Raises UsageError where there is no such file, DataError where it belongs to another model.
+    """
     where = f"train.model.pretrained: {path}"
-    if not is_file(path):
+    if not Path(path).is_file():
         raise UsageError(f"{where}: there is no such file")
     try:
         state = _read(path)
     except (OSError, RuntimeError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
-        problem = first_line(error)
-        raise DataError(f"{where} holds no weights that can be read: {problem}") from error
+        raise DataError(f"{where} holds no weights that can be read: {first_line(error)}") from error
     mine = model.state_dict()
     if CODEBOOK in state and CODEBOOK not in mine:
         entries = state[CODEBOOK].shape[1]
@@ -235,14 +227,14 @@ def load_weights(model: nn.Module, path: str) -> None:
 
 
 def _read(path: str) -> dict[str, Tensor]:
-    """The tensors by this recipe's names; what is no table of tensors is a ValueError."""
+    """Return the tensors by this recipe's names; ValueError for a file that is no table of tensors."""
     found: Any = (
         load_file(path)
         if path.endswith(".safetensors")
         else torch.load(path, map_location="cpu", weights_only=True)
     )
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ValueError("it is no table of tensors by name")
+        raise ValueError("it is not a table of tensors by name")
     named = {name.removeprefix("module."): value for name, value in found.items()}
     given = named.pop("visual_transformer.vq._codebook.embed", named.get(CODEBOOK))
     used = {name: value for name, value in named.items() if not UNUSED.match(name)}
@@ -250,11 +242,11 @@ def _read(path: str) -> dict[str, Tensor]:
 
 
 def _left_to_right(sample: Mapping[str, bytes]) -> int:
-    """The axis of the volume along which left and right lie."""
+    """Return the axis of the volume that runs from left to right."""
     facts = decode_json(sample.get("json", b"{}"))
     axes = axes_of(facts.get("axes")) if isinstance(facts, dict) else None
     if axes is None:
-        raise DataError("json does not say along which axes the volume lies; take out train.model.flip")
+        raise DataError("json does not record the axes of the volume; take out train.model.flip")
     return axes.index("x")
 
 

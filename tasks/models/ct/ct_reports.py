@@ -1,8 +1,7 @@
-"""Text towers that read reports: a small one of Tarmac's, open_clip's, and encoders of transformers.
+"""Text towers that read reports: Tarmac's small one, open_clip's, and encoders of transformers.
 
-What training and evaluation read of a report is the same text, through the same tokenizer. CT-CLIP trains on
-findings and evaluates findings with impressions; here `dataset.source.reports.text` decides once what a
-report is.
+Training and evaluation read the same text of a report with the same tokenizer. CT-CLIP trains on findings and
+evaluates on findings with impressions; here `dataset.source.reports.text` decides once what a report is.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from tasks.core.errors import UsageError, first_line
 from tasks.models.ct.ct_clip_options import LONGEST, CtClipOptions
 
 LEFT_OUT = str.maketrans("", "", "\"'()")
-"""Characters that CT-CLIP takes out of reports (scripts/data.py)."""
+"""Characters that CT-CLIP removes from reports (scripts/data.py)."""
 VOCABULARY, CONTEXT, WIDTH, HEADS = 2048, 96, 64, 4
 WORDS = re.compile(r"[^\W_]+|[^\w\s]")
 
 
 class ReportTower(ABC):
-    """A kind of text tower; picklable, as its tokenizer works in loader workers."""
+    """A kind of text tower; picklable, because loader workers use its tokenizer."""
 
     pad: int | None = None
-    """The token behind the end of a shorter text, which batches of short texts go without; None for a tower
-    that has to be given all."""
+    """The token that pads shorter texts, which `trimmed` cuts off; None for a tower that needs all
+    columns."""
     context: int
-    """How many tokens it is given."""
+    """The number of tokens per text."""
 
     def tokenize(self, texts: Sequence[str]) -> Tensor:
-        """[texts, context] int64."""
+        """Return [texts, context] int64."""
         return self._tokens([text.translate(LEFT_OUT) for text in texts])
 
     def trimmed(self, tokens: Tensor) -> Tensor:
-        """Without the columns in which no text has a token."""
+        """Cut off the columns in which no text has a token."""
         if self.pad is None:
             return tokens
         return tokens[:, : max(int((tokens != self.pad).sum(1).max()), 1)]
@@ -49,15 +48,17 @@ class ReportTower(ABC):
 
     @abstractmethod
     def build(self, *, pretrained: bool) -> tuple[nn.Module, int]:
-        """The tower and the width of what it gives; without its weights where others will replace them."""
+        """Return the tower and the width of its output; without its weights where others will
+        replace them."""
 
-    @abstractmethod
     def read(self, tower: Any, tokens: Tensor) -> Tensor:
-        """[texts, width]: what it makes of the texts."""
+        """Encode the texts: [texts, width]."""
+        encoded: Tensor = tower(tokens)
+        return encoded
 
 
 def reports_of(options: CtClipOptions) -> ReportTower:
-    """UsageError for a model of transformers that cannot be had."""
+    """Return the text tower of these options; UsageError for a transformers model that does not load."""
     if options.text_kind == "tarmac":
         return TarmacReports()
     if options.text_kind == "open_clip":
@@ -66,9 +67,10 @@ def reports_of(options: CtClipOptions) -> ReportTower:
 
 
 class TarmacReports(ReportTower):
-    """One layer over words, whose numbers are checksums: no vocabulary has to be made or kept.
+    """One layer over words, whose token numbers are checksums, so that there is no vocabulary to make or
+    store.
 
-    Two words may share a number; of the few hundred words of a field's reports hardly any do.
+    Two words may share a number; among the few hundred words of a field's reports hardly any do.
     """
 
     pad, context = 0, CONTEXT
@@ -83,13 +85,10 @@ class TarmacReports(ReportTower):
     def build(self, *, pretrained: bool) -> tuple[nn.Module, int]:
         return WordTower(), WIDTH
 
-    def read(self, tower: Any, tokens: Tensor) -> Tensor:
-        found: Tensor = tower(tokens)
-        return found
-
 
 class WordTower(nn.Module):
-    """[texts, words], where 0 is no word, to [texts, width]: the mean of what a layer makes of the words."""
+    """Maps [texts, words], where 0 is no word, to [texts, width]: the mean of a layer's output
+    over the words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +109,7 @@ class WordTower(nn.Module):
 
 
 class OpenClipReports(ReportTower):
-    """The text tower of one of open_clip's models; its images' tower is left."""
+    """The text tower of an open_clip model, without its image tower."""
 
     def __init__(self, name: str, weights: str | None) -> None:
         from tasks.models.clip.openclip import open_clip
@@ -130,22 +129,17 @@ class OpenClipReports(ReportTower):
         try:
             model = open_clip.create_model(self._name, pretrained=weights, force_custom_text=True)
         except (OSError, RuntimeError, ValueError, KeyError) as error:
-            problem = first_line(error)
             raise UsageError(
-                f"train.model.text_weights: {weights} is none of {self._name}: {problem}"
+                f"train.model.text_weights: {weights} does not load into {self._name}: {first_line(error)}"
             ) from error
         return model.text, int(open_clip.get_model_config(self._name)["embed_dim"])
 
-    def read(self, tower: Any, tokens: Tensor) -> Tensor:
-        found: Tensor = tower(tokens)
-        return found
-
 
 class TransformersReports(ReportTower):
-    """An encoder of transformers, by what it makes of a text's first token, as CT-CLIP takes CXR-BERT's.
+    """An encoder of transformers, whose output for the first token is used, as CT-CLIP does with CXR-BERT.
 
-    Code that a model brings is never run: a kind that transformers does not know, as CXR-BERT's, is taken for
-    a BERT, which is what CT-CLIP does too.
+    Code that a model brings is never run: a kind that transformers does not know, such as CXR-BERT's, is
+    loaded as a BERT, which is what CT-CLIP does too.
     """
 
     def __init__(self, name: str) -> None:
@@ -155,12 +149,13 @@ class TransformersReports(ReportTower):
         try:
             about, _ = transformers.PretrainedConfig.get_config_dict(name)
             is_known = about.get("model_type") in transformers.CONFIG_MAPPING
-            kinds = (transformers.AutoConfig, transformers.AutoTokenizer) if is_known else _of_bert()
-            self._config = kinds[0].from_pretrained(name)
-            self.tokenizer = kinds[1].from_pretrained(name)
+            config = transformers.AutoConfig if is_known else transformers.BertConfig
+            tokenizer = transformers.AutoTokenizer if is_known else transformers.BertTokenizer
+            self._config = config.from_pretrained(name)
+            self.tokenizer = tokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"train.model.text: {name!r} is no model of open_clip, and transformers does not load it: "
+                f"train.model.text: {name!r} is not a model of open_clip, and transformers cannot load it: "
                 f"{first_line(error)}"
             ) from error
         self._kind = transformers.AutoModel if is_known else transformers.BertModel
@@ -181,7 +176,7 @@ class TransformersReports(ReportTower):
             tower = self._kind.from_config(self._config, dtype=torch.float32)
         else:
             tower = self._kind(self._config)
-        tower.pooler = None  # which would be weights that no loss reaches
+        tower.pooler = None  # no loss would reach its weights
         return tower, int(self._config.hidden_size)
 
     def read(self, tower: Any, tokens: Tensor) -> Tensor:
@@ -189,9 +184,3 @@ class TransformersReports(ReportTower):
             input_ids=tokens, attention_mask=torch.ne(tokens, self._padding).long()
         ).last_hidden_state
         return found[:, 0]
-
-
-def _of_bert() -> tuple[Any, Any]:
-    import transformers
-
-    return transformers.BertConfig, transformers.BertTokenizer

@@ -1,10 +1,10 @@
-"""CTViT: the vision tower of CT-CLIP, which attends within slabs of a volume and then along them.
+"""CTViT: the vision tower of CT-CLIP, which attends within slabs of a volume and then across them.
 
-A volume is cut into patches; a transformer compares those of one slab, another those of one place over all
-slabs. Attention by cosine, positions by a bias that a small network makes of distances and by a convolution,
-GEGLU layers: as in CT-CLIP, down to what looks odd in it, because its published weights were trained so and
-parameters have the names that they have there. Only its encoder is here; the decoder, which learns to draw
-volumes, plays no part in comparing them with reports.
+A volume is cut into patches; one transformer attends over the patches of a slab, another over the patches at
+one place in all slabs. Attention uses cosines, positions enter by a bias that a small network computes from
+distances and by a convolution, and layers are GEGLU. All follows CT-CLIP, including its oddities, because its
+published weights were trained that way, and parameters keep CT-CLIP's names. Only the encoder is here; the
+decoder, which learns to reconstruct volumes, plays no part in comparing them with reports.
 
 Source: I. E. Hamamci et al., "Developing generalist foundation models from a multimodal dataset for 3D
 computed tomography" (2024), and transformer_maskgit/{ctvit,attention}.py of its code.
@@ -13,46 +13,22 @@ computed tomography" (2024), and transformer_maskgit/{ctvit,attention}.py of its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tasks.models.ct.ct_clip_options import Tower
+
 SHARPNESS = 8.0
-"""Cosines are multiplied by it before the softmax of an attention."""
-LAYERS_OF_BIAS = 2
+"""The factor of cosines before the softmax of an attention."""
 COMPARED = 4096
-"""Tokens that are compared with a codebook at once: 128 MB for 8192 entries."""
-Grid = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Tower:
-    """The measures of a CTViT; `shape` and `patch` are (depth, height, width) in voxels.
-
-    `codebook` is how many entries its codebook has, 0 for a tower without one.
-    """
-
-    shape: Grid
-    patch: Grid
-    width: int
-    spatial_layers: int
-    temporal_layers: int
-    heads: int
-    head_width: int
-    codebook: int = 0
-
-    @property
-    def grid(self) -> Grid:
-        """How many patches there are along each side."""
-        depth, height, width = (side // part for side, part in zip(self.shape, self.patch, strict=True))
-        return depth, height, width
+"""How many tokens are compared with a codebook at once: 128 MB for 8192 entries."""
 
 
 class CTViT(nn.Module):
-    """Volumes [samples, depth, height, width] to tokens [samples, *grid, width]."""
+    """Maps volumes [samples, depth, height, width] to tokens [samples, *grid, width]."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -82,7 +58,7 @@ class CTViT(nn.Module):
 
 
 class Patches(nn.Module):
-    """[samples, depth, height, width] to [samples, *grid, voxels of a patch]."""
+    """Maps [samples, depth, height, width] to [samples, *grid, voxels of a patch]."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -95,7 +71,7 @@ class Patches(nn.Module):
 
 
 class PositionBias(nn.Module):
-    """What a network makes of the distance of two patches of a slab: [heads, patches, patches], float32."""
+    """A network's bias for the distance of two patches of a slab: [heads, patches, patches], float32."""
 
     distances: Tensor
 
@@ -106,10 +82,10 @@ class PositionBias(nn.Module):
         places = torch.stack(sides).flatten(1).T.float()
         apart = places[:, None] - places[None]
         self.register_buffer("distances", apart.sign() * apart.abs().log1p(), persistent=False)
-        layers: list[nn.Module] = []
-        for number in range(LAYERS_OF_BIAS):
-            entering = 2 if number == 0 else tower.width
-            layers.append(nn.Sequential(nn.Linear(entering, tower.width), nn.LeakyReLU(0.1)))
+        layers = [
+            nn.Sequential(nn.Linear(entering, tower.width), nn.LeakyReLU(0.1))
+            for entering in (2, tower.width)
+        ]
         self.net = nn.Sequential(*layers, nn.Linear(tower.width, tower.heads))
 
     def forward(self) -> Tensor:
@@ -118,12 +94,12 @@ class PositionBias(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Layers of convolution, attention and GEGLU on [rows, tokens, width], each added to what went in."""
+    """Residual layers of convolution, attention and GEGLU on [rows, tokens, width]."""
 
     def __init__(self, tower: Tower, depth: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            # CT-CLIP's third part is an attention to other tokens, which its encoder has not
+            # CT-CLIP's third part is an attention to other tokens, which its encoder does not use
             nn.ModuleList(
                 [Convolution(tower.width), Attention(tower), nn.Identity(), feed_forward(tower.width)]
             )
@@ -142,10 +118,11 @@ class Transformer(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution by channel that tells a token where it stands; it sees no later slab.
+    """A depthwise convolution that encodes positions; it reads no later slab.
 
-    Tokens are taken for those of a grid in the order of memory. Between slabs they do not lie so: there
-    CT-CLIP mixes tokens of one sample that are no neighbours, and its weights are used to it.
+    It takes the tokens as a grid in the order of memory. In attention across slabs they are not in that
+    order: there CT-CLIP mixes tokens of one sample that are no neighbours, and its weights were trained with
+    that.
     """
 
     def __init__(self, width: int) -> None:
@@ -159,7 +136,7 @@ class Convolution(nn.Module):
 
 
 class Attention(nn.Module):
-    """By cosine; keys and values are made of the tokens as they come, queries of the normed ones."""
+    """Cosine attention; keys and values come from the raw tokens, queries from the normed ones."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
@@ -177,14 +154,14 @@ class Attention(nn.Module):
         keys, values = map(self._by_head, self.to_kv(tokens).chunk(2, dim=-1))
         queries = functional.normalize(queries, dim=-1) * self.q_scale
         keys = functional.normalize(keys, dim=-1) * self.k_scale
-        seen = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             queries.to(values.dtype),
             keys.to(values.dtype),
             values,
             attn_mask=None if bias is None else bias.to(values.dtype),
             scale=SHARPNESS,
         )
-        found: Tensor = self.to_out(seen.transpose(1, 2).flatten(2))
+        found: Tensor = self.to_out(attended.transpose(1, 2).flatten(2))
         return found
 
     def _by_head(self, vectors: Tensor) -> Tensor:
@@ -220,15 +197,15 @@ def feed_forward(width: int) -> nn.Sequential:
         nn.LayerNorm(width),
         nn.Linear(width, 2 * inner, bias=False),
         Gate(),
-        nn.Identity(),  # where CT-CLIP has a dropout of nothing
+        nn.Identity(),  # CT-CLIP has a dropout of 0 here
         nn.Linear(inner, width, bias=False),
     )
 
 
 class Codebook(nn.Module):
-    """Each token's place is taken by the entry of the nearest direction; gradients pass as if it were not.
+    """Replaces each token by the entry of the nearest direction; gradients pass straight through.
 
-    The entries stay as loaded; CT-CLIP moves them on in training, on each GPU by what that one sees.
+    The entries stay as loaded; CT-CLIP updates them in training, on each GPU from the data of that GPU.
     """
 
     embed: Tensor

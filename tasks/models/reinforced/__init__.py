@@ -1,1 +1,1 @@
-"""CLIP that learns from what teachers said of each pair, after MobileCLIP."""
+"""CLIP that learns from teachers' embeddings of each pair, after MobileCLIP."""

@@ -1,4 +1,5 @@
-"""CLIP that learns from what teachers said of the data beforehand: MobileCLIP's dataset reinforcement.
+"""CLIP that learns from embeddings that teachers made of the data beforehand: MobileCLIP's dataset
+reinforcement.
 
 Source: P. K. A. Vasu et al., "MobileCLIP: Fast image-text models through multi-modal reinforced training"
 (2024), sections 3 and 4, and its trainer, a patch for open_clip (https://github.com/apple/ml-mobileclip,
@@ -6,20 +7,20 @@ training/open_clip_v2.patch). The loss of images I and texts T is
 
     w0 * CE(I, T) + w1 * (H(P(I -> T), S(I -> T)) + H(P(T -> I), S(T -> I))) / 2
 
-where CE is CLIP's own, S is the student's softmax over the batch, P the mean over teachers of theirs, each at
-its own temperature, and H the cross entropy. The loss of the images with synthetic captions is added to it.
-Two things differ from that trainer, both on several ranks: the teachers' P(T -> I) is a softmax over images
-also there, where the patch without --local-loss turns P(I -> T) around; and teachers are compared in float32,
-whatever the precision of the student.
+where CE is CLIP's own loss, S the student's softmax over the batch, P the mean of the teachers' softmaxes,
+each at its own temperature, and H the cross entropy. The loss of the images with synthetic captions is added
+to it. Two things differ from that trainer, both on several ranks: the teachers' P(T -> I) is always a softmax
+over images, where the patch without --local-loss transposes P(I -> T); and teachers are compared in float32,
+whatever the student's precision.
 
-Held-out samples are judged by the same loss, but of the plain image, for which the embedding of one of its
-augmentations stands; which one the sample itself decides. CLIP's own loss would judge by captions alone, and
-where these are poor it rises while the model learns.
+Held-out samples are evaluated with the same loss on the plain image, with the embedding of one of its
+augmentations as the teachers' target; the sample's content decides which. CLIP's own loss would use captions
+alone, and where these are poor it rises while the model learns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
@@ -33,46 +34,38 @@ from tasks.loader.workers import Transform
 from tasks.models.clip.clip import ClipRecipe, ClipTask, ClipTransform, Tokenize
 from tasks.models.clip.clip_options import ClipOptions
 from tasks.models.clip.pictures import Crop
-from tasks.models.reinforced.clip_reinforced_options import LossWeights, ReinforcedOptions, TeacherOptions
+from tasks.models.reinforced.clip_reinforced_options import ReinforcedOptions
 from tasks.models.reinforced.reinforcement import Embedding, choose, replay
 from tasks.models.task import Features, Loss
 
 
 class ReinforcedRecipe(ClipRecipe):
-    """CLIP models of open_clip, trained as by MobileCLIP's trainer."""
+    """CLIP models of open_clip, trained the way MobileCLIP's trainer does."""
 
     def __init__(self, options: ReinforcedOptions) -> None:
         super().__init__(ClipOptions(name=options.name, pretrained=options.pretrained))
         self._options = options
 
     def task(self, model: nn.Module) -> ReinforcedTask:
-        options = self._options
-        return ReinforcedTask(
-            model, self.tokenize, self.preprocessing, options.teachers, options.loss_weights
-        )
+        return ReinforcedTask(model, self.tokenize, self.preprocessing, self._options)
 
     def transform(self, is_train: bool) -> Transform:
         return ReinforcedTransform(self.tokenize, self.preprocessing, self._options)
 
 
 class ReinforcedTask(ClipTask):
-    """An open_clip model with the loss above where a batch brings what teachers said, else with CLIP's."""
+    """An open_clip model with the loss above where a batch has teachers' embeddings, else with CLIP's."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        tokenize: Tokenize,
-        preprocessing: Any,
-        teachers: Sequence[TeacherOptions],
-        weights: LossWeights,
+        self, model: nn.Module, tokenize: Tokenize, preprocessing: Any, options: ReinforcedOptions
     ) -> None:
         super().__init__(model, tokenize, preprocessing)
-        self._widths = [teacher.width for teacher in teachers]
-        self._scales = [teacher.logit_scale for teacher in teachers]
-        self._weights = weights
+        self._widths = [teacher.width for teacher in options.teachers]
+        self._scales = [teacher.logit_scale for teacher in options.teachers]
+        self._weights = options.loss_weights
 
     def encode(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """All texts go through the text tower at once."""
+        """Encode the batch; all texts go through the text tower at once."""
         if "synthetic" not in batch:
             features = super().encode(batch)
         else:
@@ -100,18 +93,18 @@ class ReinforcedTask(ClipTask):
         return Loss(mean * weight, weight, logs)
 
     def _of_pairs(self, features: Features, scale: Tensor, texts: str) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean losses of the images with one kind of texts, and the entropy of the teachers, below which
-        no distillation comes."""
+        """Return the mean losses of the images with one kind of texts, and the teachers' entropy, which is
+        the lower bound of the distillation."""
         logits = scale * features["image"] @ features[texts].T
-        said = torch.stack([logits.log_softmax(dim=1), logits.T.log_softmax(dim=1)])
+        student = torch.stack([logits.log_softmax(dim=1), logits.T.log_softmax(dim=1)])
         taught = self._taught(features["teacher_image"], features[f"teacher_{texts}"])
-        contrastive = -said.diagonal(dim1=1, dim2=2).mean()
-        distillation = -(taught * said).sum(dim=2).mean()
+        contrastive = -student.diagonal(dim1=1, dim2=2).mean()
+        distillation = -(taught * student).sum(dim=2).mean()
         return contrastive, distillation, torch.special.entr(taught).sum(dim=2).mean()
 
     @torch.no_grad()
     def _taught(self, images: Tensor, texts: Tensor) -> Tensor:
-        """[2, samples, samples]: the texts of each image, and the images of each text, by all teachers."""
+        """Return the teachers' mean softmax, [2, samples, samples]: over the texts of each image and back."""
         with torch.autocast(images.device.type, enabled=False):
             taught = images.new_zeros(2, len(images), len(texts))
             pairs = zip(*(torch.split(one, self._widths, 1) for one in (images, texts)), strict=True)
@@ -123,10 +116,10 @@ class ReinforcedTask(ClipTask):
 
 
 class ReinforcedTransform(ClipTransform):
-    """Members to `image` [height, width, 3] uint8, in training as one of its augmentations shows it, `text`
-    and `synthetic` [context length] int64, and `teacher_image`, `teacher_text`, `teacher_synthetic` [width].
+    """Maps members to `image` [height, width, 3] uint8, augmented in training, `text` and `synthetic`
+    [context length] int64, and `teacher_image`, `teacher_text`, `teacher_synthetic` [width].
 
-    Without `synthetic` where a synthetic caption may stand in for the real one.
+    `synthetic` is missing where a synthetic caption may replace the real one.
     """
 
     def __init__(self, tokenize: Tokenize, preprocessing: Any, options: ReinforcedOptions) -> None:
@@ -142,26 +135,23 @@ class ReinforcedTransform(ClipTransform):
             image = self._crop(image_of(sample))
         else:
             chosen = choose(sample, generator_seed, self._share)
-            seen = replay(chosen.picture, chosen.augmentation, self._size, self._interpolation)
-            image = torch.from_numpy(np.array(seen))
+            view = replay(chosen.picture, chosen.augmentation, self._size, self._interpolation)
+            image = torch.from_numpy(np.array(view))
         made = {
             "image": image,
             "text": self._tokens_of(chosen.caption.text),
             "teacher_image": self._checked(chosen.embedding),
             "teacher_text": self._checked(chosen.caption.embedding),
         }
-        if chosen.added is None:
-            return made
-        return {
-            **made,
-            "synthetic": self._tokens_of(chosen.added.text),
-            "teacher_synthetic": self._checked(chosen.added.embedding),
-        }
+        if chosen.added is not None:
+            made["synthetic"] = self._tokens_of(chosen.added.text)
+            made["teacher_synthetic"] = self._checked(chosen.added.embedding)
+        return made
 
     def _checked(self, embedding: Embedding) -> Tensor:
         if len(embedding) != self._width:
             raise DataError(
-                f"the teachers' embeddings are {len(embedding)} wide, and train.model.teachers has "
-                f"{self._width}; name the width of each teacher that the data was made with"
+                f"the teachers' embeddings are {len(embedding)} wide, but train.model.teachers has "
+                f"{self._width}; set the width of each teacher that the data was made with"
             )
         return torch.from_numpy(embedding)

@@ -1,4 +1,4 @@
-"""What a config may say of a CLIP model that learns from teachers, checked without torch."""
+"""The options of a CLIP model that learns from teachers, checked without torch."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class TeacherOptions(Block):
-    """One of those whose embeddings stand side by side in the data."""
+    """A teacher, whose embeddings stand beside those of the others in the data."""
 
     width: Annotated[int, Field(ge=1)]
-    """Numbers of its embedding."""
+    """The length of its embeddings."""
     logit_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
-    """Its temperature, as a factor: that of OpenAI's models is 100."""
+    """The factor of its similarities, the inverse of its temperature: 100 for OpenAI's models."""
 
 
 class LossWeights(Block):
-    """Of the two losses in their sum."""
+    """The weights of the two losses in their sum."""
 
     contrastive: Weight = 0.0
-    """Of CLIP's own, for which a sample's own caption alone is right."""
+    """The weight of CLIP's loss, for which only a sample's own caption is right."""
     distillation: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """Of the cross entropy with what the teachers say."""
+    """The weight of the cross entropy with the teachers."""
 
 
 class ReinforcedOptions(Options):
@@ -45,12 +45,12 @@ class ReinforcedOptions(Options):
     pretrained: str | None = None
     """A tag that open_clip knows for that model, or a file of weights."""
     teachers: Annotated[list[TeacherOptions], Field(min_length=1)]
-    """In the order in which their embeddings stand side by side, such as `[{width: 768}, {width: 768}]`."""
+    """The teachers in the order of their embeddings, such as `[{width: 768}, {width: 768}]`."""
     loss_weights: LossWeights = LossWeights()
     """MobileCLIP trained with 0 and 1 on DataCompDR-12M, and with 0.25 and 0.75 on DataCompDR-1B."""
     synthetic_captions: Literal["add"] | Annotated[float, Field(ge=0, le=1)] = "add"
-    """`add` has a second pair of each image with a synthetic caption, whose loss is added; a number is the
-    share of the real captions that a synthetic one stands in for."""
+    """`add` pairs each image also with a synthetic caption and adds the loss of that pair; a number is the
+    share of real captions that a synthetic one replaces."""
 
     @field_validator("name")
     @classmethod
@@ -69,5 +69,5 @@ class ReinforcedOptions(Options):
 
     @property
     def width(self) -> int:
-        """Numbers of all teachers' embeddings."""
+        """The length of all teachers' embeddings together."""
         return sum(teacher.width for teacher in self.teachers)

@@ -1,10 +1,10 @@
-"""One choice out of a reinforced sample: an augmentation, a caption, and what the teachers said of them.
+"""Choose from a reinforced sample one augmentation, one caption and the teachers' embeddings of both.
 
 MobileCLIP's training (https://github.com/apple/ml-mobileclip, training/dr) draws for each sample one stored
 augmentation of its image and one synthetic caption, and takes the rows of embeddings that belong to them. The
 augmentation is replayed: its crop, in pixels of the image as it is stored, is resized to the student's size,
-and RandAugment's operations follow at that size, with the magnitudes that the teachers' images had. What is
-drawn depends on the seed alone. A caption list is drawn first and then one of its captions, so that a short
+and RandAugment's operations follow at that size, with the magnitudes that the teachers' images had. The
+choice depends on the seed alone. A caption list is drawn first and then one of its captions, so that a short
 list counts as much as a long one.
 """
 
@@ -31,14 +31,14 @@ from tasks.loader.decoders import decode_text, picture_name
 from tasks.loader.worker_state import decoding
 
 Embedding = NDArray[np.float32]
-"""[width]: the teachers' embeddings side by side, as their data set holds them."""
+"""[width]: the teachers' embeddings side by side, as the dataset holds them."""
 Magnitude = float
 Operation = Callable[[Image.Image, Magnitude], Image.Image]
 
 
 @dataclass(frozen=True)
 class Caption:
-    """A text, and what the teachers made of it."""
+    """A text and the teachers' embeddings of it."""
 
     text: str
     embedding: Embedding
@@ -46,20 +46,22 @@ class Caption:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is trained on of a sample; `picture` is not resized yet."""
+    """The parts of a sample that a step trains on; `picture` is not resized yet."""
 
     picture: Image.Image
     augmentation: Sequence[Any]
     embedding: Embedding
     caption: Caption
     added: Caption | None
-    """A synthetic caption beside the other one."""
+    """A synthetic caption in addition to the real one."""
 
 
 @decoding
 def choose(members: Mapping[str, bytes], seed: int, synthetic: Literal["add"] | float = "add") -> Chosen:
-    """`synthetic` is what recipe clip_reinforced takes as `synthetic_captions`. DataError for members that
-    are missing, do not decode or do not belong together."""
+    """Draw the choice from the seed; `synthetic` is clip_reinforced's option `synthetic_captions`.
+
+    Raises DataError for members that are missing, do not decode or do not belong together.
+    """
     draw = random.Random(seed)
     try:
         if lacking := missing(reinforced.REQUIRED, members):
@@ -83,7 +85,8 @@ def choose(members: Mapping[str, bytes], seed: int, synthetic: Literal["add"] | 
 def _synthetic(
     lists: Mapping[str, Sequence[str]], arrays: Mapping[str, NDArray[Any]], draw: random.Random
 ) -> Caption:
-    """A list has an array of its own, or its rows follow those of the lists before it in `text_emb`."""
+    """Draw a synthetic caption. A list has its own array, or its rows follow those of earlier lists in
+    `text_emb`."""
     name = draw.choice(list(lists))
     place = draw.randrange(len(lists[name]))
     text = lists[name][place]
@@ -96,12 +99,12 @@ def _synthetic(
 
 def _row(arrays: Mapping[str, NDArray[Any]], name: str, number: int) -> Embedding:
     if name not in arrays or number >= len(arrays[name]):
-        raise DataError(f"{name} has {len(arrays.get(name, ()))} rows, and row {number} is asked for")
+        raise DataError(f"{name} has {len(arrays.get(name, ()))} rows, but row {number} is needed")
     return np.array(arrays[name][number], np.float32)
 
 
 def stored_picture(data: bytes) -> Image.Image:
-    """Of mode RGB, and not turned as its EXIF may ask: the crops count pixels of the image as it is."""
+    """Decode to RGB without rotating by EXIF, because the crops count pixels of the image as stored."""
     try:
         return images.to_rgb(images.decode(data, images.ANY_SIZE)[1])
     except Reject as reject:
@@ -113,25 +116,27 @@ def stored_picture(data: bytes) -> Image.Image:
 def replay(
     picture: Image.Image, augmentation: Sequence[Any], size: Sequence[int], interpolation: str
 ) -> Image.Image:
-    """What the teachers saw, in the `size` (height, width) of the student. DataError for a crop outside of
-    the picture, which no build lets through."""
+    """Apply a stored augmentation at the student's `size` (height, width).
+
+    Raises DataError for a crop outside the picture, which every build rejects.
+    """
     try:
         top, left, height, width = reinforced.crop_of(0, augmentation)
     except Reject as reject:
         raise DataError(f"paug.json: {reject.detail}") from None
     if min(top, left) < 0 or left + width > picture.width or top + height > picture.height:
-        raise DataError(f"paug.json: a crop lies outside of {picture.width} x {picture.height} pixels")
+        raise DataError(f"paug.json: a crop lies outside {picture.width} x {picture.height} pixels")
     mode = InterpolationMode(interpolation)
-    seen: Image.Image = F.resized_crop(picture, top, left, height, width, list(size), mode)
+    view: Image.Image = F.resized_crop(picture, top, left, height, width, list(size), mode)
     for operation in (augmentation[1] if len(augmentation) == 2 else None) or ():
         if operation is not None:
             number, magnitude = operation
-            seen = OPERATIONS[number](seen, magnitude)
-    return seen
+            view = OPERATIONS[number](view, magnitude)
+    return view
 
 
 def _sheared(picture: Image.Image, x: float, y: float) -> Image.Image:
-    """About the corner, as the policies that RandAugment comes from do; torchvision takes degrees."""
+    """Shear about the corner, as the policies behind RandAugment do; torchvision takes degrees."""
     angles = [math.degrees(math.atan(x)), math.degrees(math.atan(y))]
     done: Image.Image = F.affine(picture, 0.0, [0, 0], 1.0, angles, InterpolationMode.NEAREST, center=[0, 0])
     return done
@@ -158,5 +163,6 @@ OPERATIONS: Sequence[Operation] = (
     lambda picture, _: F.autocontrast(picture),
     lambda picture, _: F.equalize(picture),
 )
-"""By the numbers of `paug.json`: Identity, ShearX, ShearY, TranslateX, TranslateY, Rotate, Brightness, Color,
-Contrast, Sharpness, Posterize, Solarize, AutoContrast, Equalize, as torchvision's RandAugment does them."""
+"""Indexed by the numbers of `paug.json`: Identity, ShearX, ShearY, TranslateX, TranslateY, Rotate,
+Brightness, Color, Contrast, Sharpness, Posterize, Solarize, AutoContrast, Equalize, as torchvision's
+RandAugment does them."""

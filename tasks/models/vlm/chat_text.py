@@ -1,9 +1,9 @@
-"""Conversations to tokens as nanoVLM has them: ChatML, image tokens first, targets in the answers alone.
+"""Turn conversations into nanoVLM's tokens: ChatML, image tokens first, targets only in the answers.
 
 Source: nanoVLM's data/datasets.py and data/processors.py. Each picture becomes `<|global_image|>` and its
 image tokens and, where it is cut into several tiles, each tile's `<row_r_col_c>` and its image tokens. Where
-the text marks the places of pictures by `<image>`, they stand there instead. Only the tokenizers library is
-needed, not transformers, which takes seconds to import in every loader worker.
+the text marks the places of pictures by `<image>`, they are inserted there instead. Only the tokenizers
+library is needed, not transformers, which takes seconds to import in every loader worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tasks.models.vlm.vlm_options import TINY
 START, END = "<|im_start|>", "<|im_end|>"
 IMAGE, WHOLE = "<|image|>", "<|global_image|>"
 LEAST_GRID = 8
-"""nanoVLM has names for 8 x 8 tiles, whatever number a picture is cut into."""
+"""nanoVLM defines names for 8 x 8 tiles, however many a picture is cut into."""
 USER, ASSISTANT = "user", "assistant"
 NOT_A_TARGET = -100
 
@@ -30,14 +30,14 @@ Grid = tuple[int, int]
 
 
 class ChatMessage(NamedTuple):
-    """What one side says."""
+    """One turn of a conversation."""
 
     role: str
     text: str
 
 
 class Encoded(NamedTuple):
-    """A conversation in tokens; `targets[i]` is the token after `tokens[i]` where that is the assistant's,
+    """A conversation in tokens; `targets[i]` is the token after `tokens[i]` where the assistant wrote it,
     else NOT_A_TARGET."""
 
     tokens: list[int]
@@ -45,9 +45,10 @@ class Encoded(NamedTuple):
 
 
 class ChatText:
-    """A tokenizer with the tokens that conversations about pictures need. Picklable by its name.
+    """A tokenizer with the tokens that conversations about pictures need; it is pickled by its name.
 
-    `tokens_per_tile` is what the projector makes of a tile; `grid` the most tiles a side.
+    `tokens_per_tile` is the number of tokens that the projector makes of a tile, and `grid` the most tiles
+    per side.
     """
 
     def __init__(self, name: str, tokens_per_tile: int, grid: int) -> None:
@@ -58,111 +59,101 @@ class ChatText:
 
     @property
     def size(self) -> int:
-        """How many rows the language model's table of embeddings needs."""
+        """The number of rows that the language model's embedding table needs."""
         size: int = self.tokenizer.get_vocab_size(with_added_tokens=True)
         return size
 
     @cached_property
     def image(self) -> int:
         """The token that a picture's embeddings replace."""
-        return self._id(IMAGE)
+        return int(self.tokenizer.token_to_id(IMAGE))
 
     @cached_property
     def end(self) -> int:
         """The token that ends a message."""
-        return self._id(END)
+        return int(self.tokenizer.token_to_id(END))
 
     def encode(self, messages: Sequence[ChatMessage], grids: Sequence[Grid]) -> Encoded:
-        """The conversation about pictures cut into these grids."""
+        """Encode a conversation about pictures that are cut into these grids."""
         tokens: list[int] = []
         is_answer: list[bool] = []
         for message in self._with_pictures(messages, grids):
-            found = self._ids(f"{START}{message.role}\n{message.text}{END}\n")
-            prefix = self._prefix if message.role == ASSISTANT else len(found)
-            tokens += found
-            is_answer += [place >= prefix for place in range(len(found))]
-        follow = zip(tokens[1:], is_answer[1:], strict=True)
-        return Encoded(tokens, [*(token if said else NOT_A_TARGET for token, said in follow), NOT_A_TARGET])
+            ids = self._ids(f"{START}{message.role}\n{message.text}{END}\n")
+            prefix = len(self._answer_start) if message.role == ASSISTANT else len(ids)
+            tokens += ids
+            is_answer += [place >= prefix for place in range(len(ids))]
+        following = zip(tokens[1:], is_answer[1:], strict=True)
+        targets = [token if is_target else NOT_A_TARGET for token, is_target in following]
+        return Encoded(tokens, [*targets, NOT_A_TARGET])
 
     def encode_prompt(self, messages: Sequence[ChatMessage], grids: Sequence[Grid]) -> list[int]:
-        """What an answer follows on."""
-        return [*self.encode(messages, grids).tokens, *self._ids(f"{START}{ASSISTANT}\n")]
+        """Encode a conversation up to the start of the assistant's answer."""
+        return [*self.encode(messages, grids).tokens, *self._answer_start]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text before the message's end."""
+        """Decode the text up to the end of the message."""
         shown = list(tokens)
         shown = shown[: shown.index(self.end)] if self.end in shown else shown
         text: str = self.tokenizer.decode(shown)
         return text
 
     def _with_pictures(self, messages: Sequence[ChatMessage], grids: Sequence[Grid]) -> list[ChatMessage]:
-        """The pictures stand where the texts mark their places, or else before the first message."""
+        """Insert the pictures where the texts mark their places, or else before the first message."""
         shown = [message._replace(text=message.text.replace(IMAGE, "")) for message in messages]
         names = [self._picture(number, grid, len(grids)) for number, grid in enumerate(grids)]
-        marks = [mark for message in shown if message.role == USER for mark in _marks(message.text)]
-        if not grids or not marks:
+        is_marked = any(PLACEHOLDER.search(message.text) for message in shown if message.role == USER)
+        if not grids or not is_marked:
             return [shown[0]._replace(text="".join(names) + shown[0].text), *shown[1:]]
         left = iter(names)
 
-        def placed(text: str) -> str:
+        def insert(text: str) -> str:
             return PLACEHOLDER.sub(lambda mark: names[int(mark[1]) - 1] if mark[1] else next(left), text)
 
-        return [one._replace(text=placed(one.text)) if one.role == USER else one for one in shown]
+        return [one._replace(text=insert(one.text)) if one.role == USER else one for one in shown]
 
     def _picture(self, number: int, grid: Grid, pictures: int) -> str:
         tile = IMAGE * self.tokens_per_tile
         name = f"<image: {number}>" if pictures > 1 else ""
-        rows, columns = grid
-        parts = [
-            f"<row_{row}_col_{column}>{tile}"
-            for row in range(1, rows + 1)
-            for column in range(1, columns + 1)
-            if grid != (1, 1)
-        ]
+        parts = [] if grid == (1, 1) else [f"{place}{tile}" for place in _tile_names(*grid)]
         return f"{name}{WHOLE}{tile}{''.join(parts)}"
 
     @cached_property
-    def _prefix(self) -> int:
-        return len(self._ids(f"{START}{ASSISTANT}\n"))
+    def _answer_start(self) -> list[int]:
+        return self._ids(f"{START}{ASSISTANT}\n")
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _id(self, token: str) -> int:
-        number: int = self.tokenizer.token_to_id(token)
-        return number
-
     @cached_property
     def tokenizer(self) -> Any:
-        """Of the tokenizers library."""
+        """A tokenizer of the tokenizers library."""
         return _tokenizer_of(self._name, self.grid)
 
 
-def _marks(text: str) -> list[str]:
-    found: list[str] = PLACEHOLDER.findall(text)
-    return found
+def _tile_names(rows: int, columns: int) -> list[str]:
+    return [f"<row_{row}_col_{column}>" for row in range(1, rows + 1) for column in range(1, columns + 1)]
 
 
 @cache
 def _tokenizer_of(name: str, grid: int) -> Any:
-    """With the special tokens added at its end, in nanoVLM's order."""
+    """Load the tokenizer and add the special tokens at its end, in nanoVLM's order."""
     from tokenizers import AddedToken, Tokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are processes already
-    tokenizer = _of_bytes() if name == TINY else Tokenizer.from_file(str(file_of(name, "tokenizer.json")))
+    tokenizer = (
+        _byte_tokenizer() if name == TINY else Tokenizer.from_file(str(file_of(name, "tokenizer.json")))
+    )
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    tiles = [f"<row_{row}_col_{column}>" for row in range(1, grid + 1) for column in range(1, grid + 1)]
-    # What a tokenizer knows already keeps its number.
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in (START, END, IMAGE, WHOLE, *tiles)]
-    )
+    # A token that the tokenizer knows already keeps its number.
+    added = (START, END, IMAGE, WHOLE, *_tile_names(grid, grid))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in added])
     return tokenizer
 
 
-def _of_bytes() -> Any:
-    """A token a byte: any text, no training, and nothing to download."""
+def _byte_tokenizer() -> Any:
+    """One token per byte: it takes any text and needs neither training nor a download."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -173,9 +164,11 @@ def _of_bytes() -> Any:
 
 
 def file_of(name: str, file: str) -> Path:
-    """A file of a model of transformers: in the folder `name`, or of the hub's repository of that name.
+    """Return a file of a transformers model: from the folder `name`, or from the hub's repository of that
+    name.
 
-    UsageError for a name that is neither, DataError where the hub does not answer and has not before.
+    Raises UsageError for a name that is neither, DataError where the file is not cached and the hub does not
+    answer.
     """
     if os.path.isdir(name):
         path = Path(name, file)
@@ -202,5 +195,5 @@ def file_of(name: str, file: str) -> Path:
     except EntryNotFoundError:
         raise UsageError(f"train.model: {name} has no {file}") from None
     except OSError as error:
-        says = first_line(error)
-        raise DataError(f"train.model: {file} of {name} cannot be downloaded: {says}") from error
+        problem = first_line(error)
+        raise DataError(f"train.model: {file} of {name} cannot be downloaded: {problem}") from error

@@ -1,28 +1,31 @@
 """Vision-language models in nanoVLM's design: a vision tower, a projector, a causal language model.
 
-Source: nanoVLM (github.com/huggingface/nanoVLM), whose tokens, tiles and projector are kept. Three things are
-done otherwise: the loss is the sum over all answers' tokens of a step by their number, on every rank and in
-every part of a batch, where nanoVLM takes the mean of means; packed conversations do not see each other; and
-logits are computed where the loss needs them only, which saves most of the memory of a large vocabulary.
+Source: nanoVLM (github.com/huggingface/nanoVLM), whose tokens, tiles and projector are kept. Three things
+differ: the loss is the mean over all answer tokens of a step, on all ranks and in all parts of a batch, where
+nanoVLM takes the mean of means; packed conversations do not attend to each other; and logits are computed
+only where the loss needs them, which saves most of the memory of a large vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
+from torchvision.transforms.functional import resize
 
 from tasks.core.errors import DataError, UsageError
 from tasks.loader.collate import Batch, Collate
 from tasks.loader.decoders import decode_image, decode_json, picture_size
 from tasks.loader.workers import Transform
 from tasks.models.task import Answerer, Loss, Question, Task
-from tasks.models.vlm.chat_text import ASSISTANT, NOT_A_TARGET, USER, ChatMessage, ChatText
-from tasks.models.vlm.tiles import Tiles
+from tasks.models.vlm.chat_text import ASSISTANT, NOT_A_TARGET, USER, ChatMessage, ChatText, Encoded, Grid
 from tasks.models.vlm.vlm_options import VlmOptions
 from tasks.models.vlm.vlm_towers import (
     Projector,
@@ -34,36 +37,78 @@ from tasks.models.vlm.vlm_towers import (
 )
 
 PADDING = -1
-"""The segment of what fills a row up."""
+"""The segment number of padding."""
 PICTURES = ("jpg", "png", "webp")
 
 
+class Tiles(NamedTuple):
+    """Cuts pictures into the tiles that a vision tower takes, as nanoVLM does.
+
+    Source: nanoVLM's data/custom_transforms.py, DynamicResize and GlobalAndSplitImages. The longer side
+    becomes `max_side` pixels, smaller pictures only with `upscale`; both sides become multiples of a tile of
+    `side` pixels. A picture of several tiles is preceded by the whole picture in one.
+    """
+
+    side: int
+    max_side: int
+    upscale: bool
+
+    @property
+    def grid(self) -> int:
+        """The most tiles per side."""
+        return math.ceil(self.max_side / self.side)
+
+    def grid_of(self, width: int, height: int) -> Grid:
+        """Return rows and columns of a picture's tiles."""
+        longer, shorter = max(width, height), min(width, height)
+        most = max(self.max_side // self.side, 1)
+        long_tiles = most if self.upscale else min(most, math.ceil(longer / self.side))
+        short_tiles = -(-shorter * long_tiles // longer)
+        return (short_tiles, long_tiles) if width >= height else (long_tiles, short_tiles)
+
+    def cut(self, picture: Image.Image) -> Tensor:
+        """Return [tiles, side, side, 3] uint8, the whole picture first where there are several tiles."""
+        rows, columns = self.grid_of(*picture.size)
+        sized = picture.resize((columns * self.side, rows * self.side), Image.Resampling.BICUBIC)
+        pixels = torch.from_numpy(np.array(sized))
+        cut = pixels.reshape(rows, self.side, columns, self.side, 3).permute(0, 2, 1, 3, 4)
+        tiles = cut.reshape(rows * columns, self.side, self.side, 3)
+        if len(tiles) == 1:
+            return tiles
+        whole: Tensor = resize(pixels.permute(2, 0, 1), [self.side, self.side]).permute(1, 2, 0)
+        return torch.cat([whole[None], tiles])
+
+
 class Chat(NamedTuple):
-    """What turns conversations into what the model is given. Picklable."""
+    """Turns conversations into the model's input. Picklable."""
 
     text: ChatText
     tiles: Tiles
 
     def transform(self, sample: Mapping[str, bytes]) -> dict[str, Any]:
-        """Members to `tokens` and `targets` [length] int64 and `image` [tiles, side, side, 3] uint8."""
-        messages = [message for turn in _turns(sample) for message in turn]
+        """Map members to `tokens` and `targets` [length] int64 and `image` [tiles, side, side, 3] uint8."""
         pictures = [decode_image(sample[name]) for name in _pictures(sample)]
-        tokens, targets = self.text.encode(messages, [self.tiles.grid_of(*one.size) for one in pictures])
+        tokens, targets = self.encode(sample, [picture.size for picture in pictures])
         return {
             "tokens": torch.tensor(tokens),
             "targets": torch.tensor(targets),
             "image": self.cut(pictures),
         }
 
+    def encode(self, sample: Mapping[str, bytes], sizes: Sequence[tuple[int, int]]) -> Encoded:
+        """Encode a sample's conversation about pictures of these sizes."""
+        messages = [message for turn in _turns(sample) for message in turn]
+        return self.text.encode(messages, [self.tiles.grid_of(*size) for size in sizes])
+
     def cut(self, pictures: Sequence[Any]) -> Tensor:
-        """The tiles of all pictures, [tiles, side, side, 3] uint8; of none where there are no pictures."""
+        """Cut all pictures into tiles, [tiles, side, side, 3] uint8; without pictures there are 0 tiles."""
         if not pictures:
             return torch.empty(0, self.tiles.side, self.tiles.side, 3, dtype=torch.uint8)
         return torch.cat([self.tiles.cut(picture) for picture in pictures])
 
 
 class ChatTransform:
-    """The transform of a recipe; nothing about it is random, as in nanoVLM."""
+    """The transform of the recipe; as in nanoVLM, nothing about it is random."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
@@ -72,18 +117,17 @@ class ChatTransform:
         return self._chat.transform(sample)
 
     def measure(self, sample: Mapping[str, bytes]) -> tuple[int, int]:
-        """How many tokens and images the sample has, for packing; the images are not decoded."""
-        grids = [self._chat.tiles.grid_of(*picture_size(sample[name])) for name in _pictures(sample)]
-        messages = [message for turn in _turns(sample) for message in turn]
-        return len(self._chat.text.encode(messages, grids).tokens), len(grids)
+        """Count the tokens and images of a sample, for packing, without decoding the images."""
+        sizes = [picture_size(sample[name]) for name in _pictures(sample)]
+        return len(self._chat.encode(sample, sizes).tokens), len(sizes)
 
 
 class VlmRecipe:
-    """Vision-language models by their parts' names, trained as by nanoVLM."""
+    """Vision-language models by the names of their parts, trained the way nanoVLM does."""
 
     collate: Collate
     adam: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
-    """torch's own, which nanoVLM takes."""
+    """torch's defaults, which nanoVLM uses."""
 
     def __init__(self, options: VlmOptions) -> None:
         self._options = options
@@ -91,18 +135,19 @@ class VlmRecipe:
 
     @cached_property
     def chat(self) -> Chat:
-        """UsageError when picture, tile, patches and projector do not fit each other."""
+        """The tokens and tiles of these options; UsageError where picture, tile, patches and projector do not
+        fit."""
         options = self._options
         side, patches = vision_side(options.vision)
         if options.max_side % side:
             raise UsageError(
                 f"train.model.max_side: {options.max_side} pixels are no whole number of tiles, which are "
-                f"{side} wide for {options.vision}; take {max(options.max_side // side, 1) * side}"
+                f"{side} pixels wide for {options.vision}; take {max(options.max_side // side, 1) * side}"
             )
         if patches % options.pixel_shuffle:
             raise UsageError(
-                f"train.model.pixel_shuffle: {options.vision} sees {patches} patches a side, which do not "
-                f"divide by {options.pixel_shuffle}"
+                f"train.model.pixel_shuffle: {options.vision} has {patches} patches per side, which "
+                f"{options.pixel_shuffle} does not divide"
             )
         tiles = Tiles(side, options.max_side, options.upscale)
         tokens_per_tile = (patches // options.pixel_shuffle) ** 2
@@ -130,7 +175,7 @@ class VlmRecipe:
 
 
 class VisionLanguageModel(nn.Module):
-    """The three parts; `image_token` is the one that the projected tiles replace, in their order."""
+    """The three parts; the projected tiles replace the tokens `image_token` in order."""
 
     def __init__(self, vision: VisionTower, projector: Projector, language: Any, image_token: int) -> None:
         super().__init__()
@@ -138,10 +183,11 @@ class VisionLanguageModel(nn.Module):
         self._image_token = image_token
 
     def forward(self, tokens: Tensor, tiles: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
-        """The features that the language model's head takes, [rows, length, width].
+        """Compute the features that the language model's head takes, [rows, length, width].
 
         `tokens` and `positions` have shape [rows, length], `tiles` [tiles, side, side, 3] uint8, and `mask`
-        [rows, 1, length, length], true where a token sees another; None for all before it.
+        [rows, 1, length, length], true where a token attends to another; with None it attends to all before
+        it.
         """
         found: Tensor = self.language.base_model(
             inputs_embeds=self.embed(tokens, tiles),
@@ -152,11 +198,12 @@ class VisionLanguageModel(nn.Module):
         return found
 
     def embed(self, tokens: Tensor, tiles: Tensor) -> Tensor:
-        """[rows, length, width]: of the tokens, or of the tiles' parts where the image token stands."""
+        """Return [rows, length, width]: the embeddings of the tokens, and of the tiles in place of
+        image tokens."""
         embedded: Tensor = self.language.get_input_embeddings()(tokens)
         if not len(tiles) and not self.training:
             return embedded
-        # Without any picture, a blank one: ranks wait for the gradients of all that is trained.
+        # Without pictures a blank one is used: ranks wait for the gradients of all trained parameters.
         blank = tiles.new_zeros(1, self.vision.side, self.vision.side, 3)
         pixels = (tiles if len(tiles) else blank).permute(0, 3, 1, 2).to(
             self.projector.linear.weight.dtype
@@ -170,7 +217,7 @@ class VisionLanguageModel(nn.Module):
 
 
 class VlmTask(Task, Answerer):
-    """The model with the cross-entropy of the answers' tokens; it answers with the likeliest words."""
+    """The model with the cross-entropy of the answer tokens; it answers by greedy decoding."""
 
     def __init__(self, model: nn.Module, chat: Chat) -> None:
         super().__init__(model)
@@ -205,26 +252,26 @@ class VlmTask(Task, Answerer):
         device = language.get_input_embeddings().weight.device
         longest, end = max(len(one.tokens) for one in questions), self._chat.text.end
         tokens = torch.tensor([[end] * (longest - len(one.tokens)) + one.tokens for one in questions])
-        seen = torch.tensor([[0] * (longest - len(o.tokens)) + [1] * len(o.tokens) for o in questions])
+        attended = torch.tensor([[0] * (longest - len(o.tokens)) + [1] * len(o.tokens) for o in questions])
         tiles = torch.cat([one.tiles for one in questions]).to(device)
         with torch.inference_mode():
-            said = language.generate(
+            answers = language.generate(
                 inputs_embeds=self.model.embed(tokens.to(device), tiles),
-                attention_mask=seen.to(device),
+                attention_mask=attended.to(device),
                 max_new_tokens=most_tokens,
                 do_sample=False,
                 eos_token_id=end,
                 pad_token_id=end,
             )
-        return [self._chat.text.decode(row) for row in said.tolist()]
+        return [self._chat.text.decode(row) for row in answers.tolist()]
 
 
 def rows_of(samples: Sequence[Mapping[str, Any]]) -> Batch:
-    """Conversations to rows: one each, or those of one `pack` side by side.
+    """Collate conversations into rows: one each, or those of one `pack` side by side.
 
     `tokens`, `targets`, `positions` (from 0 in each conversation) and `segments` (the conversation's number
-    in its row) have shape [rows, longest]; `image` [rows, most tiles, side, side, 3] holds `tiles` [rows]
-    real ones in each row, which come first.
+    in its row) have shape [rows, longest]; `image` [rows, most tiles, side, side, 3] starts in each row with
+    `tiles` [rows] real tiles.
     """
     rows: dict[int, list[Mapping[str, Any]]] = {}
     for number, sample in enumerate(samples):
@@ -256,15 +303,17 @@ def rows_of(samples: Sequence[Mapping[str, Any]]) -> Batch:
 
 
 def real_tiles(image: Tensor, tiles: Tensor) -> Tensor:
-    """[tiles of all rows, side, side, 3] without what fills rows up."""
+    """Return the tiles of all rows, [tiles, side, side, 3], without padding."""
     places = torch.arange(image.shape[1], device=image.device)
     return image[places < tiles[:, None]]
 
 
 def block_mask(segments: Tensor) -> Tensor | None:
-    """[rows, 1, length, length], true where a token sees another: one of its own conversation, not after it.
+    """Return [rows, 1, length, length], true where a token attends to another: to earlier ones of its
+    conversation.
 
-    None where no row holds two: what fills a row up comes last, and nothing before it sees it.
+    Returns None where no row holds two conversations: padding comes last, and no token before it attends to
+    it.
     """
     if int(segments.max()) < 1:
         return None
@@ -288,4 +337,4 @@ def _turns(members: Mapping[str, bytes]) -> list[tuple[ChatMessage, ChatMessage]
             for turn in found["messages"]
         ]
     except (KeyError, TypeError) as error:
-        raise DataError("json: messages are no pairs of user and assistant") from error
+        raise DataError("json: messages are not pairs of user and assistant") from error

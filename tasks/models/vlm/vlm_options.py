@@ -1,7 +1,7 @@
-"""What a config may say of a vision-language model, checked without torch or transformers.
+"""The options of a vision-language model, checked without torch or transformers.
 
-Names of models are looked up where they are loaded: a name of Hugging Face's is known to its hub alone, and a
-config must be checked on machines without a network.
+Names of models are looked up where they are loaded: only Hugging Face's hub knows its names, and a config
+must be checked on machines without a network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tasks.models.needs import (
 from tasks.models.recipes import Capability, Options
 
 TINY = "tarmac/chat"
-"""A vision tower, a language model and a tokenizer of bytes, made here: together 0.2 M parameters."""
+"""A vision tower, a language model and a byte tokenizer that Tarmac defines: together 0.2 M parameters."""
 TINY_TILE, TINY_PATCH = 16, 4
 
 
@@ -39,44 +39,41 @@ class VlmOptions(Options):
     vision: str
     """`tarmac/chat`, an open_clip model such as `ViT-B-16`, or a model of transformers by name or folder."""
     vision_pretrained: str | None = None
-    """For an open_clip model: a tag that open_clip knows for it, or a file of weights."""
+    """For an open_clip model: a tag that open_clip knows, or a file of weights."""
     language: str
-    """`tarmac/chat`, or a causal language model of transformers by name or folder; so is its tokenizer."""
+    """`tarmac/chat`, or a causal language model of transformers with its tokenizer, by name or folder."""
     pixel_shuffle: Annotated[int, Field(ge=1)] = 4
-    """Patches a side that become one token of the language model: 4 makes 64 of 1,024 patches."""
+    """Patches per side that become one token of the language model: 4 turns 1,024 patches into 64 tokens."""
     max_side: Annotated[int, Field(ge=1)] = 2048
-    """The longest side of a picture in pixels, which is cut into tiles of the vision tower's size."""
+    """The longest side of a picture in pixels; pictures are cut into tiles of the vision tower's size."""
     upscale: bool = False
-    """Whether smaller pictures are enlarged to `max_side`, as nanoVLM's `resize_to_max_side_len` does. Else
-    one takes as few tiles as hold it."""
+    """Whether smaller pictures are enlarged to `max_side`, as nanoVLM's `resize_to_max_side_len` does.
+    Otherwise a picture takes as few tiles as hold it."""
 
     @property
     def needs(self) -> Sequence[Need]:
-        return [*self._vision_needs(), *self._language_needs()]
-
-    def _vision_needs(self) -> Sequence[Need]:
-        key, described = "train.model.vision", model_config(self.vision)
-        if self.vision == TINY:
-            return []
-        if described is None:
-            return [of_transformers(key, self.vision, CONFIG, WEIGHTS, PICTURES)]
-        text = {name: value for name, value in described["text_cfg"].items() if name == "hf_model_name"}
-        given = self.vision_pretrained  # open_clip makes the text tower as well
-        weights = [] if given is None else [weights_need(f"{key}_pretrained", self.vision, given)]
-        return [*weights, *of_open_clip_text(key, text, weights=True)]
-
-    def _language_needs(self) -> Sequence[Need]:
-        if self.language == TINY:
-            return []
-        return [of_transformers("train.model.language", self.language, CONFIG, WEIGHTS, FAST_TOKENIZER)]
+        key, found = "train.model.vision", list[Need]()
+        described = model_config(self.vision)
+        if described is not None:
+            if self.vision_pretrained is not None:
+                found.append(weights_need(f"{key}_pretrained", self.vision, self.vision_pretrained))
+            # open_clip makes the text tower as well, but no tokenizer is needed for it
+            text = {"hf_model_name": described["text_cfg"].get("hf_model_name")}
+            found += of_open_clip_text(key, text, weights=True)
+        elif self.vision != TINY:
+            found.append(of_transformers(key, self.vision, CONFIG, WEIGHTS, PICTURES))
+        if self.language != TINY:
+            key = "train.model.language"
+            found.append(of_transformers(key, self.language, CONFIG, WEIGHTS, FAST_TOKENIZER))
+        return found
 
     @model_validator(mode="after")
     def _keys_have_effect(self) -> Self:
         if self.vision_pretrained is not None and (self.vision == TINY or "/" in self.vision):
-            raise ValueError("vision_pretrained: has an effect with an open_clip model as vision only")
+            raise ValueError("vision_pretrained: only has an effect with an open_clip model as vision")
         if self.vision == TINY and (TINY_TILE // TINY_PATCH) % self.pixel_shuffle:
             raise ValueError(
-                f"pixel_shuffle: {TINY} sees {TINY_TILE // TINY_PATCH} patches a side, which do not divide "
-                f"by {self.pixel_shuffle}; take 2"
+                f"pixel_shuffle: {TINY} has {TINY_TILE // TINY_PATCH} patches per side, which "
+                f"{self.pixel_shuffle} does not divide; take 2"
             )
         return self

@@ -1,8 +1,8 @@
-"""The parts that a vision-language model is made of: vision tower, projector, language model.
+"""The parts of a vision-language model: vision tower, projector, language model.
 
-Each comes by its name from the library that has it, or is a tiny one made here. The vision towers of
-open_clip and transformers name and order their outputs differently, so each is wrapped into one that gives
-the features of the patches and nothing else.
+Each part is loaded by name from its library, or is a tiny one built here. The vision towers of open_clip and
+transformers name and order their outputs differently, so each is wrapped into one that returns the features
+of the patches and nothing else.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ TINY_WIDTH, TINY_LAYERS, TINY_HEADS, TINY_CONTEXT = 64, 2, 4, 2048
 INITIAL_DEVIATION = 0.02
 HALF = (0.5, 0.5, 0.5)
 UNREADABLE = (OSError, ValueError, RuntimeError, KeyError)
-"""What both libraries let through when a model is not there, or its weights do not fit it."""
+"""The errors that both libraries raise where a model is missing or its weights do not fit."""
 
 
 class VisionTower(nn.Module):
-    """A tower that sees square tiles of `side` pixels: [tiles, 3, side, side] in [0, 1] to the features of
-    its patches, [tiles, patches, width], row by row."""
+    """A tower for square tiles of `side` pixels: it maps [tiles, 3, side, side] in [0, 1] to the features of
+    the patches, [tiles, patches, width], row by row."""
 
     mean: Tensor
     deviation: Tensor
@@ -45,16 +45,16 @@ class VisionTower(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         features = self.patches((pixels - self.mean) / self.deviation)
         patches = math.isqrt(features.shape[1]) ** 2
-        return features[:, features.shape[1] - patches :]  # without the tokens that stand before the patches
+        return features[:, features.shape[1] - patches :]  # without the tokens before the patches
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """Those of the tower, perhaps with tokens of its own before them."""
+        """Return the tower's features, perhaps with tokens of its own before the patches."""
         found: Tensor = self.tower(pixel_values=pixels).last_hidden_state
         return found
 
 
 class TrunkTower(VisionTower):
-    """A tower of timm's, as open_clip has those of SigLIP."""
+    """A tower of timm, which open_clip uses for SigLIP."""
 
     def patches(self, pixels: Tensor) -> Tensor:
         features: Tensor = self.tower.forward_features(pixels)  # type: ignore[operator]
@@ -62,7 +62,7 @@ class TrunkTower(VisionTower):
 
 
 class OpenClipTower(VisionTower):
-    """A vision transformer of open_clip's own."""
+    """A vision transformer that open_clip implements."""
 
     def patches(self, pixels: Tensor) -> Tensor:
         tower: Any = self.tower
@@ -73,10 +73,10 @@ class OpenClipTower(VisionTower):
 
 
 class Projector(nn.Module):
-    """Each square of `factor` x `factor` patches becomes one token of the language model.
+    """Turns each square of `factor` x `factor` patches into one token of the language model.
 
-    Source: nanoVLM's models/modality_projector.py: the features of the square's patches side by side, then
-    one linear layer without a bias.
+    Source: nanoVLM's models/modality_projector.py: the features of the square's patches are concatenated and
+    projected by one linear layer without a bias.
     """
 
     def __init__(self, factor: int, width: int, language_width: int) -> None:
@@ -86,7 +86,7 @@ class Projector(nn.Module):
         nn.init.normal_(self.linear.weight, std=INITIAL_DEVIATION)
 
     def forward(self, features: Tensor) -> Tensor:
-        """[tiles, patches, width] to [tiles, patches / factor^2, language width]."""
+        """Map [tiles, patches, width] to [tiles, patches / factor^2, language width]."""
         tiles, patches, width = features.shape
         side = math.isqrt(patches)
         squares = features.view(
@@ -98,7 +98,7 @@ class Projector(nn.Module):
 
 
 def vision_side(name: str) -> tuple[int, int]:
-    """The side of a tile in pixels, and the patches along it; UsageError for a tower without such a grid."""
+    """Return the side of a tile in pixels and in patches; UsageError for a tower without such a grid."""
     if name == TINY:
         return TINY_TILE, TINY_TILE // TINY_PATCH
     described = model_config(name)
@@ -106,15 +106,16 @@ def vision_side(name: str) -> tuple[int, int]:
         vision = described["vision_cfg"]
         side, patch = vision["image_size"], vision.get("patch_size", 16)
     else:
-        config = _vision_config(name)
+        whole = _whole_config(name)
+        config = getattr(whole, "vision_config", whole)
         side, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
     if not isinstance(side, int) or not isinstance(patch, int) or side % patch:
-        raise UsageError(f"train.model.vision: {name} does not see square tiles cut into square patches")
+        raise UsageError(f"train.model.vision: {name} does not take square tiles with square patches")
     return side, side // patch
 
 
 def build_vision(name: str, weights: str | None, *, pretrained: bool) -> VisionTower:
-    """The tower by its name; with its weights unless `pretrained` is false."""
+    """Build the tower by its name, with its weights unless `pretrained` is false."""
     if name == TINY:
         return _tiny_vision()
     try:
@@ -122,13 +123,12 @@ def build_vision(name: str, weights: str | None, *, pretrained: bool) -> VisionT
             return _of_open_clip(name, weights if pretrained else None)
         return _of_transformers(name, pretrained=pretrained)
     except UNREADABLE as error:
-        says = first_line(error)
-        raise DataError(f"train.model.vision: {name} cannot be loaded: {says}") from error
+        raise DataError(f"train.model.vision: {name} cannot be loaded: {first_line(error)}") from error
 
 
 def measure_width(tower: VisionTower) -> int:
-    """The features of a patch. What they do not hang on, such as a layer that pools them, is set to be
-    trained no more: ranks wait for the gradient of everything that is."""
+    """Return the number of features per patch, and freeze parameters that they do not depend on, such as a
+    pooling layer: ranks wait for the gradients of all trained parameters."""
     features = tower(torch.zeros(1, 3, tower.side, tower.side))
     features.sum().backward()
     for parameter in tower.parameters():
@@ -139,21 +139,22 @@ def measure_width(tower: VisionTower) -> int:
 
 
 def build_language(name: str, vocabulary: int, *, pretrained: bool) -> Any:
-    """A causal language model with room for `vocabulary` tokens; one that has more keeps them."""
+    """Build a causal language model with room for at least `vocabulary` tokens."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model: Any
     try:
         config = _tiny_language(vocabulary) if name == TINY else AutoConfig.from_pretrained(name)
         if getattr(config, "final_logit_softcapping", None):
-            raise UsageError(f"train.model.language: {name} bounds its logits, which recipe vlm does not")
+            raise UsageError(
+                f"train.model.language: {name} caps its logits, which recipe vlm does not support"
+            )
         if pretrained and name != TINY:
             model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
         else:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     except UNREADABLE as error:
-        says = first_line(error)
-        raise DataError(f"train.model.language: {name} cannot be loaded: {says}") from error
+        raise DataError(f"train.model.language: {name} cannot be loaded: {first_line(error)}") from error
     if model.get_input_embeddings().num_embeddings < vocabulary:
         model.resize_token_embeddings(vocabulary, mean_resizing=False)
     return model
@@ -202,9 +203,7 @@ def _of_open_clip(name: str, weights: str | None) -> VisionTower:
     if hasattr(visual, "trunk"):
         return TrunkTower(visual.trunk, side, mean, deviation)
     if not hasattr(visual, "forward_intermediates"):
-        raise UsageError(
-            f"train.model.vision: {name} gives no features of patches; take a vision transformer"
-        )
+        raise UsageError(f"train.model.vision: {name} has no features per patch; take a vision transformer")
     return OpenClipTower(visual, side, mean, deviation)
 
 
@@ -218,7 +217,7 @@ def _of_transformers(name: str, *, pretrained: bool) -> VisionTower:
         model = AutoModel.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     tower = getattr(model, "vision_model", model)
     if hasattr(tower, "head"):
-        tower.head = nn.Identity()  # what a contrastive model pools its patches with is never used
+        tower.head = nn.Identity()  # a contrastive model's pooling is never used
         tower.use_head = False
     pictures = read_json(file_of(name, "preprocessor_config.json"))
     side, _ = vision_side(name)
@@ -231,10 +230,4 @@ def _whole_config(name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(name)
     except UNREADABLE as error:
-        says = first_line(error)
-        raise UsageError(f"train.model.vision: {name} is no model that can be found: {says}") from None
-
-
-def _vision_config(name: str) -> Any:
-    config = _whole_config(name)
-    return getattr(config, "vision_config", config)
+        raise UsageError(f"train.model.vision: no model {name} can be found: {first_line(error)}") from None
