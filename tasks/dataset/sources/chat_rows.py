@@ -1,13 +1,13 @@
-"""Conversations about images in nanoVLM's row format, as Parquet or JSON lines; one file or folder a subset.
+"""Conversations about images in nanoVLM's row format, as Parquet or JSON lines; each file or folder a subset.
 
 Parquet with images in it is read once, in order. Where rows hold paths instead, listing opens no image.
 A file that does not load costs its own rows and a warning, since nanoVLM passes over it too; it is an error
-when none loads. A Parquet file states how many rows it has, so each that cannot be read counts as a reject;
-any other file counts as one reject, which says that the number of lost rows is unknown. Where the disk or
-server is to blame and not the file, the build ends, because the next one may well read it.
+when no file loads. A Parquet file states how many rows it has, so each unreadable row counts as a reject; any
+other file counts as one reject, which states that the number of lost rows is unknown. Where the disk or
+server is at fault and not the file, the build ends, because the next one may well read it.
 
-A rule of `filter` on a rating is nanoVLM's: it drops a turn, and a conversation only when no turn is left.
-The turns are hence dropped here, and what the general filter sees is whether one is left.
+A rule of `filter` on a rating works as in nanoVLM: it drops a turn, and the conversation only when no turn is
+left. The turns are therefore dropped here, and the general filter checks whether one is left.
 """
 
 from __future__ import annotations
@@ -17,21 +17,14 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from itertools import chain, islice
 from typing import Any
 
 from tasks.core.errors import DataError
 from tasks.core.schema import ChatSource, Dataset
-from tasks.core.stores import ABSENT, ObjectStat, StoreUnreachable, absolute_location
+from tasks.core.stores import StoreUnreachable, absolute_location
 from tasks.dataset import filters
 from tasks.dataset.formats.images import largest_bytes
-from tasks.dataset.modalities.chat import (
-    RATINGS,
-    Conversation,
-    check_images,
-    parse,
-    select,
-)
+from tasks.dataset.modalities.chat import RATINGS, Conversation, check_images, parse, select
 from tasks.dataset.rejects import TRANSIENT, Reason, Reject
 from tasks.dataset.sources.fields import TableRow, is_nothing, to_json
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
@@ -42,15 +35,13 @@ from tasks.dataset.tar.format import BLOCK, Members, span_bytes
 logger = logging.getLogger(__name__)
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson")
-AT_ONCE = 256
-"""Rows whose images are asked for together, where each costs a turn of the network."""
 RATED = {name: f"{name}_ratings" for name in RATINGS}
 """The column with each kind of rating."""
 SUBSET = "subset"
 
 
 class ChatRows:
-    """A sample per row: its images and its turns, with their ratings and all further columns."""
+    """One sample per row: its images and its turns, with their ratings and all further columns."""
 
     passed_over: Mapping[str, int] = {}
 
@@ -84,10 +75,10 @@ class ChatRows:
     def items(self, container: Container) -> Iterator[RawSample]:
         items = self._rows(container.name)
         if self.is_sequential:
-            yield from items
-            return
-        while some := list(islice(items, AT_ONCE)):
-            yield from self._with_stats(some)
+            return items
+        return self._images.with_stats(
+            (item, _images_of(item.file) if item.content else ()) for item in items
+        )
 
     def read(self, file: str, content: str) -> Members:
         with SourceCheck(self._files.store):
@@ -102,21 +93,9 @@ class ChatRows:
     def _images(self) -> LinkedFiles:
         return LinkedFiles(self._files.store, f"{self._config_key}.path")
 
-    def _with_stats(self, items: Sequence[RawSample]) -> Iterator[RawSample]:
-        """The items of files, the images looked at together of those that are samples."""
-        images = [_images_of(item.file) if item.content else [] for item in items]
-        stats = iter(self._images.stats(list(chain.from_iterable(images))))
-        for item, its_images in zip(items, images, strict=True):
-            found = list(islice(stats, len(its_images)))
-            silent = next((stat for stat in found if isinstance(stat, Reject)), None)
-            if silent is not None:
-                yield item._replace(content="", fault=fault_of(silent), may_pass=True)
-            else:
-                yield item._replace(stat=_together([stat for stat in found if isinstance(stat, ObjectStat)]))
-
     @cached_property
     def _heads(self) -> tuple[list[str], set[str]]:
-        """The columns of all files, and those of them that hold bytes."""
+        """The columns of all files, and which of them hold bytes."""
         columns: dict[str, None] = {}
         binary: set[str] = set()
         faults = []
@@ -140,7 +119,7 @@ class ChatRows:
         return list(columns), binary
 
     def _open(self, file: str, wanted: Collection[str] | None) -> OpenTable:
-        """Errors name the file as it is named within the source, wherever that lies."""
+        """Open a file; errors name it as it is named within the source, wherever that lies."""
         key = f"{self._config_key}.path"
         return open_table(self._files.location(file), key, wanted, self._config.images, place=file)
 
@@ -161,7 +140,8 @@ class ChatRows:
             yield from self._lost(file, line, table.count if table is not None else None, error)
 
     def _require_images(self, file: str, table: OpenTable) -> None:
-        """A subset without the images' column is one of text alone, unless it holds bytes by another name."""
+        """DataError where bytes stand under another name than the images' column; a subset without any is
+        one of text alone, which is logged."""
         wanted = self._config.images
         if wanted is None or not table.columns or table.columns_vary or wanted in table.columns:
             return
@@ -175,7 +155,7 @@ class ChatRows:
         )
 
     def _lost(self, file: str, read: int, count: int | None, error: DataError) -> Iterator[RawSample]:
-        """The rows after the first `read`, of `count` or (None) of an unknown number."""
+        """Yield faults for the rows after the first `read`: up to `count`, or one for an unknown number."""
         fault: tuple[Reason, str] = ("source.unreadable", str(error))
         if count is None:
             logger.warning("%s: %s is left out: %s", self._config_key, file, error)
@@ -194,37 +174,43 @@ class ChatRows:
             return RawSample(place, place, "", {}, fault=("source.unreadable", row.fault))
         facts = self._facts(_subset_of(file), row.fields)
         item = RawSample(place, place, file if self.is_sequential else "", facts)
+        rules, folder = self._filter, file.rpartition("/")[0]
         try:
             images = _images(None if self._config.images is None else row.fields.get(self._config.images))
             item = item._replace(original_key=self._key(row.fields, facts[SUBSET], images))
-            left = self._turns_left(row.fields, len(images))
-            fields = facts | _ratings(left, self._filter, facts)
-            document = (
-                b"" if left is None else to_json(facts | {"messages": left.turns, "ratings": left.ratings})
+            ratings = {name: row.fields.get(column) for name, column in RATED.items()}
+            conversation = parse(row.fields.get(self._config.texts), ratings)
+            check_images(conversation, len(images))
+            left = select(
+                conversation, lambda name, rating: name not in rules or filters.meets(rules[name], rating)
             )
+            fields = facts | _ratings(left, rules, facts)
+            document = b""
+            if left is not None:
+                document = to_json(facts | {"messages": left.turns, "ratings": left.ratings})
+            images = [self._images.name(one, folder) if isinstance(one, str) else one for one in images]
+            if not self.is_sequential:
+                paths = _joined([one for one in images if isinstance(one, str)])
+                return item._replace(fields=fields, file=paths, content=document.decode())
         except Reject as reject:
             return item._replace(fault=fault_of(reject))
-        folder = file.rpartition("/")[0]
-        images = [self._images.name(one, folder) if isinstance(one, str) else one for one in images]
-        if not self.is_sequential:
-            paths = _joined([one for one in images if isinstance(one, str)])
-            return item._replace(fields=fields, file=paths, content=document.decode())
         item = item._replace(fields=fields)
-        if not filters.passes(self._filter, fields):
+        if not filters.passes(rules, fields):
             return item
+        contents = (self._images.read(one, self._limit) if isinstance(one, str) else one for one in images)
         try:
-            return item._replace(members=_members(document, map(self._bytes, images)))
+            return item._replace(members=_members(document, contents))
         except Reject as reject:
             return item._replace(fault=fault_of(reject), may_pass=reject.reason == TRANSIENT)
 
     def _facts(self, subset: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        """All columns but those of images, turns and ratings, as JSON has them."""
+        """Return all columns other than those of images, turns and ratings, as JSON represents them."""
         taken = {self._config.images, self._config.texts, *RATED.values()}
         further = {name: value for name, value in row.items() if name not in taken}
         return {SUBSET: subset, **json.loads(json.dumps(further, default=str))}
 
     def _key(self, row: Mapping[str, Any], subset: str, images: Sequence[bytes | str]) -> str:
-        """By the key's column, else by what is said about which images, wherever the row stands."""
+        """Return the key's column, else a digest of texts and images, which ignores the row's place."""
         if self._config.key is not None:
             value = row.get(self._config.key)
             if is_nothing(value):
@@ -238,45 +224,25 @@ class ChatRows:
             running.update(content)
         return f"{subset}-{running.hexdigest()}"
 
-    def _turns_left(self, row: Mapping[str, Any], images: int) -> Conversation | None:
-        """The turns that the filter's rules on ratings leave; None when there is none. Reject."""
-        texts = row.get(self._config.texts)
-        conversation = parse(texts, {name: row.get(column) for name, column in RATED.items()})
-        check_images(conversation, images)
-        rules = self._filter
-        return select(
-            conversation, lambda name, rating: name not in rules or filters.meets(rules[name], rating)
-        )
-
-    def _bytes(self, image: bytes | str) -> bytes:
-        return self._images.read(image, self._limit) if isinstance(image, str) else image
-
 
 def _subset_of(file: str) -> str:
-    """The first folder that the file lies in, or its own name."""
+    """Return the first folder that the file lies in, or its own name."""
     folder, slash, _ = file.partition("/")
     return folder if slash else file.rpartition(".")[0]
 
 
 def _joined(images: Sequence[str]) -> str:
-    """The images' paths as one: a list in JSON, unless it is one path alone."""
-    if not images:
-        return ""
-    return images[0] if len(images) == 1 and images[0][0] != "[" else json.dumps(images)
+    """Return the images' paths as one text: a list in JSON, unless there is one path alone."""
+    if len(images) == 1 and images[0][0] != "[":
+        return images[0]
+    return json.dumps(images) if images else ""
 
 
 def _images_of(file: str) -> list[str]:
-    """What `_joined` joined."""
+    """Return the paths that `_joined` joined."""
     if file.startswith("["):
         return [str(image) for image in json.loads(file)]
     return [file] if file else []
-
-
-def _together(stats: Sequence[ObjectStat]) -> ObjectStat:
-    """Of all images of a sample; ABSENT where one is not there."""
-    if ABSENT in stats:
-        return ABSENT
-    return ObjectStat(sum(stat.size for stat in stats), " ".join(stat.stamp for stat in stats))
 
 
 def _members(document: bytes, images: Iterable[bytes]) -> Members:
@@ -284,24 +250,23 @@ def _members(document: bytes, images: Iterable[bytes]) -> Members:
 
 
 def _images(value: Any) -> list[bytes | str]:
+    """Return bytes or path of each image in a cell; Reject for anything else."""
+    found: list[bytes | str] = []
     entries = value if isinstance(value, list) else [] if value is None else [value]
-    return [_image(number, entry) for number, entry in enumerate(entries, 1)]
-
-
-def _image(number: int, entry: Any) -> bytes | str:
-    if isinstance(entry, dict):
-        entry = entry.get("bytes") or entry.get("path")
-    if isinstance(entry, bytes) or (isinstance(entry, str) and entry):
-        return entry
-    raise Reject("chat.images", f"image {number} is neither bytes nor a path")
+    for number, entry in enumerate(entries, 1):
+        image = (entry.get("bytes") or entry.get("path")) if isinstance(entry, dict) else entry
+        if not isinstance(image, bytes | str) or image == "":
+            raise Reject("chat.images", f"image {number} is neither bytes nor a path")
+        found.append(image)
+    return found
 
 
 def _ratings(left: Conversation | None, rules: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A conversation's ratings as the general filter sees them: the lowest of the turns that are left.
+    """Return a conversation's ratings for the general filter: the lowest of the remaining turns.
 
-    Those turns have met the rules, so the lowest rating does. Without a turn left there is no rating, which
-    meets no rule. Turns that are not rated are kept, so what the rule asks for stands for their rating. A
-    column of a rating's name is a rating of the whole conversation, unless its turns are rated as well.
+    The remaining turns have met the rules, so the lowest rating does too. Without a remaining turn there is
+    no rating, which meets no rule. Turns without a rating are kept, so the value that the rule requires
+    stands for theirs. A column with a rating's name rates the whole conversation, unless its turns are rated.
     """
     if left is None:
         return dict.fromkeys(name for name in RATINGS if name in rules)

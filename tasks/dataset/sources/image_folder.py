@@ -1,98 +1,83 @@
-"""A folder of images, the caption of each in a file beside it, or in the name of the folder it lies in.
+"""A folder of images, with the caption of each in a file beside it, or in the name of the folder it lies in.
 
-Listing holds the names of one folder at a time and opens nothing, so an image without suffix is not known
-for one. What is hidden or a system's own (`.x`, `__MACOSX`, `@eaDir`) is no part of the data. Every other
-image and caption file is a sample, or a reject that says what it lacks or that its format is not read or
-not stored (unless the same image lies beside it in one that is). All else is counted as passed over.
+Listing holds the names of one folder at a time and opens no file, so an image without a suffix is not
+recognised. Hidden files and those of a system (`.x`, `__MACOSX`, `@eaDir`) are no part of the data. Every
+other image and caption file is a sample, or a reject that states what it lacks or that its format is not read
+or not stored (unless the same image lies beside it in one that is). All other files count as passed over.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import PurePath
 from posixpath import splitext
 from typing import Any
 
-from tasks.core.errors import DataError, UsageError
-from tasks.core.folders import open_store
 from tasks.core.schema import Dataset
 from tasks.core.schema.source import ImageFolderSource
-from tasks.core.stores import ABSENT, ObjectStat, Store, StoreUnreachable, is_hidden
+from tasks.core.stores import ABSENT, ObjectStat
 from tasks.dataset.formats import images
 from tasks.dataset.formats.checks import json_object
 from tasks.dataset.keys import key_of
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import RECODE, filled, text_of, to_json
 from tasks.dataset.sources.protocol import Container, RawSample
-from tasks.dataset.sources.raw_files import SourceCheck, kind_of, read_file, read_start, stats_of
+from tasks.dataset.sources.raw_files import RawFolder, SourceCheck, read_file, read_start
 from tasks.dataset.tar.format import Members, span_bytes
 
 IMAGES = frozenset(f".{suffix}" for suffix in images.SUFFIXES)
 UNREAD = frozenset(f".{suffix}" for suffix in images.UNREAD)
 UNSTORABLE = frozenset({".avif", ".gif", ".bmp", ".tif", ".tiff"})
-"""Of formats that are read but that shards do not hold: `encode` has to name one that they do."""
+"""Formats that are read but that shards do not hold: `encode` has to name one that they do."""
 LARGEST_CAPTION = 16 << 20
 JSON_GROWTH = 5
-"""`1E9` is stored as `1000000000.0`; nothing grows more when it is written anew."""
+"""`1E9` is stored as `1000000000.0`; nothing grows by more when it is written again."""
 
 
 class ImageFolder:
-    """A sample per image."""
+    """One sample per image."""
 
     is_sequential = False
 
     def __init__(self, config: ImageFolderSource, dataset: Dataset, config_key: str) -> None:
         self._config = config
-        self._config_key = config_key
+        self._folder = RawFolder(config.path, f"{config_key}.path")
         self._suffix = "" if config.captions == "folder" else f".{config.captions}"
         self._looked_at = (IMAGES | UNREAD | {self._suffix}) - {""}
         self._limit = images.largest_bytes(dataset.image)
-        self.passed_over: Counter[str] = Counter()
         self._unstorable = UNSTORABLE if dataset.image.encode == "keep" else frozenset()
 
     @property
     def location(self) -> str:
-        return self._store.location
+        return self._folder.store.location
+
+    @property
+    def passed_over(self) -> Mapping[str, int]:
+        return self._folder.passed_over
 
     def columns(self) -> Sequence[str]:
         """`folder`: the first on the way to the image, such as `train`. `label`: the one it lies in."""
-        try:
-            self._store.entries()
-        except StoreUnreachable:
-            raise
-        except OSError as error:
-            raise UsageError(
-                f"{self._config_key}.path: there is no folder {self.location}"
-                if isinstance(error, FileNotFoundError | NotADirectoryError)
-                else f"{self._config_key}.path: {self.location} cannot be listed: {error.strerror}"
-            ) from None
+        self._folder.require()
         return ["folder", "label"]
 
     def containers(self) -> Iterator[Container]:
         yield Container(".", ObjectStat(0, ""))
 
     def items(self, container: Container) -> Iterator[RawSample]:
-        by_folder = groupby(stats_of(self._store, self._files()), key=lambda one: one[0].rpartition("/")[0])
-        try:
-            for folder, its_files in by_folder:
-                yield from self._pairs(folder, its_files)
-        except StoreUnreachable:
-            raise
-        except OSError as error:
-            raise DataError(
-                f"{self.location} could not be listed to its end: {error.strerror or error}; bring it back "
-                "and run again, the current version stays as it was"
-            ) from None
+        files = self._folder.files(lambda file: splitext(file)[1].lower() in self._looked_at)
+        for folder, in_folder in groupby(files, key=lambda one: one[0].rpartition("/")[0]):
+            yield from self._pairs(folder, in_folder)
 
     def read(self, file: str, content: str) -> Members:
         beside = json.loads(content)
-        with SourceCheck(self._store):
-            members = self._from_file(beside["file"]) if self._suffix else _from_label(beside)
-            return {**members, "image": read_file(self._store, file, self._limit)}
+        with SourceCheck(self._folder.store):
+            if self._suffix:
+                members = self._from_file(beside["file"])
+            else:
+                members = {"txt": text_of(beside["caption"]), "json": to_json({"label": beside["label"]})}
+            return {**members, "image": read_file(self._folder.store, file, self._limit)}
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         if not self._suffix:
@@ -101,24 +86,9 @@ class ImageFolder:
             return span_bytes([max(size, 0), 512])
         return span_bytes([max(size, 0), JSON_GROWTH * json.loads(content)["bytes"], 512])
 
-    @cached_property
-    def _store(self) -> Store:
-        return open_store(self._config.path, f"{self._config_key}.path")
-
-    def _files(self) -> Iterator[str]:
-        """Those that are looked at; the others are counted."""
-        self.passed_over.clear()
-        for file in self._store.files():
-            if is_hidden(file):
-                continue
-            if splitext(file)[1].lower() in self._looked_at:
-                yield file
-            else:
-                self.passed_over[kind_of(file)] += 1
-
     def _pairs(self, folder: str, files: Iterable[tuple[str, ObjectStat]]) -> Iterator[RawSample]:
-        """A folder's images in the order of their names, then those in formats that are not read, then the
-        captions that have none."""
+        """Yield a folder's images in the order of their names, then those in formats that are not read, then
+        the captions that have no image."""
         found: dict[str, ObjectStat] = {}
         unread: list[str] = []
         captions: dict[str, tuple[str, ObjectStat]] = {}
@@ -131,9 +101,13 @@ class ImageFolder:
                 unread.append(file)
             else:
                 captions[name] = file, stat
+        # An image that cannot be stored as it is gives way to the same image beside it that can.
+        lesser = {image for image in found if splitext(image)[1].lower() in self._unstorable}
+        stored = {_stem(image) for image in found if image not in lesser}
+        for image in found:
+            if image not in lesser or _stem(image) not in stored:
+                yield self._item(folder, image, found[image], captions.get(_stem(image)))
         paired = set(map(_stem, found))
-        for image in self._without_twins(found):
-            yield self._item(folder, image, found[image], captions.get(_stem(image)))
         for image in unread:
             if _stem(image) not in paired:
                 what = f"{splitext(image)[1].lower()} is not read; convert it"
@@ -143,12 +117,6 @@ class ImageFolder:
             if name not in paired:
                 yield _faulty(caption, folder, ("member.missing", "no image beside this caption"))
 
-    def _without_twins(self, found: Iterable[str]) -> list[str]:
-        """Without those that cannot be stored as they are where the same image lies beside and can."""
-        lesser = {image for image in found if splitext(image)[1].lower() in self._unstorable}
-        stored = {_stem(image) for image in found if image not in lesser}
-        return [image for image in found if image not in lesser or _stem(image) not in stored]
-
     def _item(
         self, folder: str, image: str, stat: ObjectStat, caption: tuple[str, ObjectStat] | None
     ) -> RawSample:
@@ -156,10 +124,10 @@ class ImageFolder:
         if self._suffix:
             if caption is None:
                 return _faulty(image, folder, ("caption.missing", f"no {self._suffix} file beside it"))
-            file, its_stat = caption
-            size = max(its_stat.size, 0)
+            file, beside = caption
+            size = max(beside.size, 0)
             if stat != ABSENT:  # a changed caption is a changed sample
-                stat = ObjectStat(stat.size + size, f"{stat.stamp} {its_stat.size} {its_stat.stamp}")
+                stat = ObjectStat(stat.size + size, f"{stat.stamp} {beside.size} {beside.stamp}")
             content: dict[str, Any] = {"file": file, "bytes": size}
         elif not folder:
             return _faulty(image, folder, ("caption.missing", "lies in no folder that names its class"))
@@ -169,21 +137,18 @@ class ImageFolder:
         return RawSample(image, image, image, fields, json.dumps(content), stat)
 
     def _from_file(self, file: str) -> dict[str, bytes]:
-        content = self._text(file)
-        if self._config.field is None:
-            return {"txt": content.encode()}
-        fields = json_object(content, "caption.missing", "the caption file")
-        members = {"txt": text_of(fields.pop(self._config.field, None))}
-        return {**members, "json": to_json(fields)} if fields else members
-
-    def _text(self, file: str) -> str:
-        content = read_start(self._store, file, LARGEST_CAPTION)
+        content = read_start(self._folder.store, file, LARGEST_CAPTION)
         if len(content) > LARGEST_CAPTION:
             raise Reject("caption.missing", f"the caption file has more than {LARGEST_CAPTION:,} bytes")
         try:
-            return content.decode("utf-8-sig")
+            text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise Reject("caption.encoding", f"not UTF-8 at byte {error.start}{RECODE}") from None
+        if self._config.field is None:
+            return {"txt": text.encode()}
+        fields = json_object(text, "caption.missing", "the caption file")
+        members = {"txt": text_of(fields.pop(self._config.field, None))}
+        return {**members, "json": to_json(fields)} if fields else members
 
 
 def _stem(file: str) -> str:
@@ -196,7 +161,3 @@ def _faulty(file: str, folder: str, fault: tuple[Reason, str]) -> RawSample:
 
 def _fields(folder: str) -> dict[str, str]:
     return {"folder": folder.partition("/")[0], "label": PurePath(folder).name.replace("_", " ").strip()}
-
-
-def _from_label(content: dict[str, str]) -> dict[str, bytes]:
-    return {"txt": text_of(content["caption"]), "json": to_json({"label": content["label"]})}

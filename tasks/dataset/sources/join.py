@@ -1,9 +1,10 @@
-"""Partners of samples by key: members out of further tars, or the fields of a table's row.
+"""Partners of samples by key: members of further tars, or the fields of a table's row.
 
-What is held is an index on disk (`Lookup`), never the partners themselves. With `match: key` it covers all
-the joined files and is made once, which costs a pass over them (of tars on this machine, over their headers);
-with `match: shard` it covers one file at a time. A remote tar is copied to local disk while its index lives,
-because partners come in any order. A joined file that its disk or server does not give ends the build.
+Only an index on disk (`Lookup`) is kept, never the partners themselves. With `match: key` it covers all
+joined files and is made once, which costs a pass over them (over the headers alone for tars on this machine);
+with `match: shard` it covers one file at a time. A remote tar is copied to local disk while its index is in
+use, because partners are read in any order. A joined file that cannot be read from its disk or server ends
+the build.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import blake2b
 from typing import BinaryIO
 
-from tasks.core.errors import DataError
 from tasks.core.files import CHUNK
 from tasks.core.schema import Join
 from tasks.core.schema.source import TABLES
@@ -26,35 +27,32 @@ from tasks.core.stores import is_remote
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import Lookup, look_up, object_of
 from tasks.dataset.sources.raw_files import Files, unreachable
-from tasks.dataset.sources.tabular import OpenTable, open_table, require
+from tasks.dataset.sources.tabular import OpenTable, open_table, require, rows_by_key
 from tasks.dataset.sources.tar_samples import FIELD, Roles, TarSamples
 from tasks.dataset.tar.reader import Member, StoredSample
 
 
 class Partners(ABC):
-    """What both kinds of join share: which files are searched for a container's samples, and their index."""
+    """The base of both kinds of join: the files to search for a container's samples, and their index."""
 
     def __init__(self, config: Join, config_key: str, roles: Roles) -> None:
         self._config = config
         self._roles = roles
         self._config_key = config_key
         self.files = Files(config.path, TABLES if config.is_table else (".tar",), f"{config_key}.path")
-        self._stamps: dict[str, str] | None = None
         self._index: tuple[str, Lookup] | None = None
         self._damage = ""
 
     @abstractmethod
     def members(self, container: str, key: str) -> dict[str, bytes]:
-        """The partner's members by suffix; Reject when there is none, or more than one."""
+        """Return the partner's members by suffix; Reject when there is none, or more than one."""
 
     @abstractmethod
     def _rows(self, files: Iterator[str]) -> Iterator[tuple[str, str]]:
-        """Keys of the files' samples, each with what finds it again."""
+        """Yield the keys of the files' samples, each with the text that finds the sample again."""
 
     def stamp(self, container: str) -> str:
-        """A text that changes when what the container's samples are joined with does."""
-        if self._stamps is None:
-            self._stamps = self._read_stamps()
+        """Return a text that changes when the files joined to the container's samples do."""
         return self._stamps.get(self._searched(container), "")
 
     def _find(self, container: str, key: str) -> str:
@@ -73,10 +71,11 @@ class Partners(ABC):
         return found[0]
 
     def _searched(self, container: str) -> str:
-        """The name, without suffix, that files must have; "" for all of them."""
+        """Return the name, without suffix, that files must have; "" for all of them."""
         return stem(container) if self._config.match == "shard" else ""
 
-    def _read_stamps(self) -> dict[str, str]:
+    @cached_property
+    def _stamps(self) -> dict[str, str]:
         stamps: dict[str, str] = {}
         every = blake2b(digest_size=16)
         for file, stat in self.files.stats():
@@ -86,10 +85,10 @@ class Partners(ABC):
 
 
 class TableRows(Partners):
-    """Partners are rows of a table; each gives its fields as the member that holds fields."""
+    """Partners are rows of a table; each becomes the member that holds a sample's fields."""
 
     def columns(self) -> list[str]:
-        """Of the first table; UsageError when it is not there, or lacks the key."""
+        """Return the first table's columns; UsageError when it is not there, or lacks the key."""
         table = self._open(self.files.names[0])
         table.close()
         return table.columns
@@ -104,12 +103,8 @@ class TableRows(Partners):
 
     def _rows(self, files: Iterator[str]) -> Iterator[tuple[str, str]]:
         for file in files:
-            for row in self._open(file).rows:
-                if row.fault is not None:
-                    raise DataError(f"{file}:{row.line}: {row.fault}")
-                key = row.fields.get(str(self._config.key))
-                if key is not None:
-                    yield str(key), json.dumps(row.fields, default=str)
+            for key, fields in rows_by_key(self._open(file), str(self._config.key)):
+                yield key, json.dumps(fields, default=str)
 
 
 class TarMembers(Partners):
@@ -166,7 +161,7 @@ class TarMembers(Partners):
             self._damage = f" ({file}: {samples.damage})"
 
     def _key(self, sample: StoredSample) -> str | None:
-        """The joined sample's key; None when its `json` does not hold one, so that it is no partner."""
+        """Return the joined sample's key; None when its `json` has none, so that it is no partner."""
         if self._config.key is None:
             return sample.key
         content = next((one.content for one in sample.members if one.content is not None), None)
@@ -185,7 +180,7 @@ class TarMembers(Partners):
             raise unreachable(self.files.location(file), error) from None
 
     def _copied(self, file: str) -> BinaryIO:
-        """The tar, open on this machine's disk; copied to there once when it is remote."""
+        """Open the tar on this machine's disk, after copying it there once when it is remote."""
         if not is_remote(self.files.store.location):
             return self.files.store.open(file)
         if self._copies is None:
@@ -199,5 +194,5 @@ class TarMembers(Partners):
 
 
 def stem(file: str) -> str:
-    """`a/00012.tar` -> `00012`, what files that belong together share."""
+    """`a/00012.tar` -> `00012`, the name that files which belong together share."""
     return file.rpartition("/")[2].partition(".")[0]

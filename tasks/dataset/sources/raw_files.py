@@ -1,9 +1,9 @@
-"""The raw files of a source: those that a path of the config means, and those that the rows of a table name.
+"""The raw files of a source: those in its folder or under its path, and those that rows of a table name.
 
-Whose fault a file is that cannot be had decides what becomes of it. One that is not there, or that its disk
-refuses, costs its own sample. A server outside of the source that does not answer costs its own samples,
-which the next build tries again. When the source itself is gone (not mounted any more, its server down), the
-build ends: taking that for bad samples would publish a dataset that lacks them.
+A file that cannot be read is handled by its cause. A file that is missing, or that its disk refuses, costs
+its own sample. A server outside the source that does not answer costs the samples it holds, and the next
+build tries them again. When the source itself is gone (unmounted, its server down), the build ends: treating
+that as bad samples would publish a dataset that lacks them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import posixpath
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import open_store
@@ -32,6 +32,7 @@ from tasks.core.stores import (
     StoreUnreachable,
     address_key,
     host_of,
+    is_hidden,
     is_remote,
     is_valid,
     is_web,
@@ -39,26 +40,28 @@ from tasks.core.stores import (
     redact,
 )
 from tasks.dataset.rejects import TRANSIENT, Reject
-from tasks.dataset.sources.protocol import Absent
+from tasks.dataset.sources.protocol import Absent, RawSample, fault_of
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 _KIND = re.compile(r"\.(?=\d*[a-z])[a-z0-9]{1,8}")
-"""Not the number of a frame (`.0001`), nor the end of a title with dots in it."""
+"""A suffix, but not the number of a frame (`.0001`) or the end of a title with dots in it."""
 AT_ONCE = 1000
-"""Files that a remote store is asked about together."""
+"""Files to request from a remote store together."""
+ROWS_AT_ONCE = 256
+"""Rows whose files are looked up together, since each look-up costs a round trip over the network."""
 NO_FILE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO)
-"""A name too long, links in a circle, a socket: as true at the next try, unlike other errors."""
+"""A name too long, links in a circle, a socket: unlike other errors, these stay the same at the next try."""
 HOPELESS = 3
-"""Files in a row that a server did not give, each asked for several times: it is asked for no more."""
+"""After this many files in a row that a server did not give, each requested several times, stop asking it."""
 MOST_HOSTS = 10_000
-"""That are remembered for not answering."""
+"""Hosts to remember for not answering."""
 BACKSLASHES = "; paths with backslashes are those of Windows: write them with /"
-SILENT_SERVER = (TRANSIENT, "its server does not answer")
+Answer = TypeVar("Answer")
 
 
 def open_file(store: Store, file: str, in_order: bool = True) -> BinaryIO:
-    """A regular file, open for reading as `Store.open` does; Absent, or Reject when it cannot be opened."""
+    """Open a regular file for reading as `Store.open` does; Absent, or Reject when it cannot be opened."""
     try:
         return store.open(file, in_order)
     except (OSError, ValueError) as error:
@@ -66,7 +69,7 @@ def open_file(store: Store, file: str, in_order: bool = True) -> BinaryIO:
 
 
 def read_file(store: Store, file: str, limit: int) -> bytes:
-    """A regular file's content; Absent, or Reject when it is unreadable or larger than `limit` bytes."""
+    """Return a regular file's content; Absent, or Reject when it is unreadable or exceeds `limit` bytes."""
     content = read_start(store, file, limit)
     if len(content) > limit:
         raise Reject("image.too_large", f"more than {limit:,} bytes, as no image within the limits has")
@@ -74,7 +77,7 @@ def read_file(store: Store, file: str, limit: int) -> bytes:
 
 
 def read_start(store: Store, file: str, most: int) -> bytes:
-    """A regular file's content, or its first `most` + 1 bytes; Absent, or Reject when it is unreadable."""
+    """Return a regular file's content, or its first `most` + 1 bytes; Absent, or Reject if unreadable."""
     try:
         return store.read(file, most)
     except (OSError, ValueError) as error:
@@ -94,22 +97,22 @@ def _rejected(error: OSError | ValueError) -> Reject:
 
 
 def unreadable(error: OSError) -> Reject:
-    """The Reject of a sample whose file cannot be read; raises what is the whole source's trouble."""
+    """Return the Reject of a sample whose file cannot be read; raise the error if the store is gone."""
     if isinstance(error, StoreUnreachable):
         raise error
     return Reject(TRANSIENT, error.strerror or type(error).__name__)
 
 
 def unreachable(place: str, error: OSError, problem: str = "cannot be read") -> StoreUnreachable:
-    """The error that ends a build when a file of many samples cannot be read for no fault of its content: the
-    dataset would lack them all, and the next try may well read it."""
+    """Return the error that ends a build when a file of many samples cannot be read although its content is
+    not at fault: the dataset would lack all of them, and the next try may well succeed."""
     if isinstance(error, StoreUnreachable):
         return error
     return StoreUnreachable(error.errno, f"{problem}: {error.strerror or error}", place)
 
 
 def kind_of(file: str) -> str:
-    """What a file is by the end of its name: `.pdf`, `without suffix`, `other`."""
+    """Return the kind of a file by the end of its name: `.pdf`, `without suffix`, `other`."""
     stem, suffix = posixpath.splitext(file.lower())
     if not suffix:
         return "without suffix"
@@ -119,8 +122,8 @@ def kind_of(file: str) -> str:
 
 
 def stats_of(store: Store, files: Iterable[str]) -> Iterator[tuple[str, ObjectStat]]:
-    """Each file with its Stat, as they are listed: a bucket's listing has just given it, a web server is
-    asked about many files together."""
+    """Yield each file with its Stat while they are listed. A bucket's listing already includes it; a web
+    server is asked about many files together."""
     if not is_web(store.location):
         for file in files:
             yield file, store.stat(file)
@@ -132,11 +135,10 @@ def stats_of(store: Store, files: Iterable[str]) -> Iterator[tuple[str, ObjectSt
 
 
 class SourceCheck:  # made for every sample, in a quarter of the time that a generator takes
-    """While the block runs: a Reject of a file that cannot be had passes, but is a DataError where the whole
-    store is gone.
+    """A context that turns the Reject of an unreadable file into a DataError where the whole store is gone.
 
-    A build hands out samples to machines of which one may have lost the mount. What that one rejected would
-    stay rejected, because files that are not there are not asked for again.
+    A build distributes samples to machines, one of which may have lost the mount. Samples that it rejected
+    would stay rejected, because the next build does not look for missing files again.
     """
 
     __slots__ = ("_store",)
@@ -160,7 +162,8 @@ class SourceCheck:  # made for every sample, in a quarter of the time that a gen
 
 
 def _is_there(store: Store) -> bool:
-    """A folder that is not mounted is often there, and empty. A remote store reports that by itself."""
+    """Whether the store holds anything: a folder that is not mounted is often there, and empty. A remote
+    store reports by itself that it is gone."""
     if is_remote(store.location):
         return True
     try:
@@ -170,10 +173,60 @@ def _is_there(store: Store) -> bool:
         return False
 
 
-class Files:
-    """The files that one path of the config means, in their order, listed once.
+class RawFolder:
+    """A folder with all visible files below it, of which a source reads some; the others are counted."""
 
-    A name is relative to the folder that all of them lie in, and holds no signature or password of an
+    def __init__(self, path: str, config_key: str) -> None:
+        self._path = path
+        self._config_key = config_key
+        self.passed_over: Counter[str] = Counter()
+
+    @cached_property
+    def store(self) -> Store:
+        return open_store(self._path, self._config_key)
+
+    def require(self) -> None:
+        """UsageError when the folder is not there or cannot be listed."""
+        try:
+            self.store.entries()
+        except StoreUnreachable:
+            raise
+        except (FileNotFoundError, NotADirectoryError):
+            raise UsageError(f"{self._config_key}: there is no folder {self.store.location}") from None
+        except OSError as error:
+            problem = f"{self.store.location} cannot be listed: {error.strerror or error}"
+            raise UsageError(f"{self._config_key}: {problem}") from None
+
+    def files(
+        self, is_read: Callable[[str], bool], known: Collection[str] = ()
+    ) -> Iterator[tuple[str, ObjectStat]]:
+        """Yield the files that `is_read` accepts, with their Stat, and count the others by kind, except for
+        the `known` ones; DataError when the folder cannot be listed to its end."""
+        try:
+            yield from stats_of(self.store, self._names(is_read, known))
+        except StoreUnreachable:
+            raise
+        except OSError as error:
+            raise DataError(
+                f"{self.store.location} could not be listed to its end: {error.strerror or error}; bring it "
+                "back and run again, the current version stays as it was"
+            ) from None
+
+    def _names(self, is_read: Callable[[str], bool], known: Collection[str]) -> Iterator[str]:
+        self.passed_over.clear()
+        for file in self.store.files():
+            if is_hidden(file):
+                continue
+            if is_read(file):
+                yield file
+            elif file not in known:
+                self.passed_over[kind_of(file)] += 1
+
+
+class Files:
+    """The files that one path of the config covers, in their order, listed once.
+
+    A name is relative to the folder that holds all of them, and contains no signature or password of an
     address. UsageErrors name `config_key`.
     """
 
@@ -188,15 +241,15 @@ class Files:
 
     @property
     def names(self) -> list[str]:
-        """UsageError when there is none, when one that is promised is not there, or a tar is compressed."""
+        """UsageError when there is none, when a listed one is missing, or when a tar is compressed."""
         return list(self._written)
 
     def location(self, name: str) -> str:
-        """A file's whole path or address."""
+        """Return a file's whole path or address."""
         return join_location(self.store.location, self._written[name])
 
     def stats(self) -> Iterator[tuple[str, ObjectStat]]:
-        """Each file with its Stat; Unreachable where it cannot be looked at."""
+        """Yield each file with its Stat; Unreachable where that cannot be read."""
         remaining = iter(self.names)
         while some := list(islice(remaining, AT_ONCE)):
             self.store.look_ahead([self._written[name] for name in some])
@@ -210,7 +263,7 @@ class Files:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
-        """A file to be read in order; Unreachable for whatever OSError comes of it."""
+        """Open a file to be read in order; any OSError becomes Unreachable."""
         try:
             with self.store.open(self._written[name]) as file:
                 yield file
@@ -224,7 +277,7 @@ class Files:
             packed = COMPRESSED if ".tar" in self._suffixes else ()
             there = expand(self._given, (*self._suffixes, *packed), self._config_key)
         except UsageError:
-            there = expand(self._given, self._suffixes, self._config_key)  # says what is missing
+            there = expand(self._given, self._suffixes, self._config_key)  # whose error names what is missing
         compressed = next((file for file in there if file.lower().endswith(COMPRESSED)), None)
         if compressed is not None:
             raise UsageError(
@@ -237,7 +290,7 @@ class Files:
 
 
 def public_name(base: str, name: str) -> str:
-    """The name of a file below `base`, without the signature or password that an address may hold."""
+    """Return a file's name below `base`, without the signature or password that an address may hold."""
     if is_remote(name):
         return address_key(name)
     if is_web(base) and "?" in name:
@@ -248,8 +301,8 @@ def public_name(base: str, name: str) -> str:
 class LinkedFiles:
     """Files that a table names: relative to its folder, or by an address of their own.
 
-    An address may hold a signature or a password, which only `stats` and `read` are given: `name` gives the
-    whole address where the file lies outside of the source, `public_name` what people may see of it.
+    An address may hold a signature or a password, which only `with_stats` and `read` need: `name` returns the
+    whole address where the file lies outside the source, `public_name` the part that people may see.
     """
 
     def __init__(self, store: Store, config_key: str) -> None:
@@ -261,8 +314,8 @@ class LinkedFiles:
         self._failures: Counter[str] = Counter()
 
     def name(self, written: str, folder: str = "") -> str:
-        """The name of what is `written` in a table of the source's `folder`: relative to the source for the
-        files within it."""
+        """Return the name for a path `written` in a table of the source's `folder`: relative to the source
+        for files within it."""
         if is_remote(written):
             return written.removeprefix(self._base)
         if folder and not written.startswith("/"):
@@ -277,20 +330,30 @@ class LinkedFiles:
         return public_name(self._base, name)
 
     def address(self, name: str) -> str:
-        """The whole address of a name, which `read` takes as well."""
+        """Return the whole address of a name, which `read` takes as well."""
         return join_location(self._base, name)
 
-    def stats(self, names: Sequence[str]) -> list[ObjectStat | Reject]:
-        """Of each file, remote ones asked for together and each once: its Stat, ABSENT where it is not there,
-        a Reject that may pass where it cannot be looked at; Unreachable when the source itself is gone."""
-        distinct = dict.fromkeys(names)
-        self._look_ahead(distinct)
-        found = {name: self._stat(name) for name in distinct}
-        return [found[name] for name in names]
+    def with_stats(self, items: Iterator[tuple[RawSample, Sequence[str] | None]]) -> Iterator[RawSample]:
+        """Yield the samples with the size and stamp of their named files together: ABSENT where one is not
+        there, a fault that may pass where one cannot be looked at. Samples with None stay as they are. Remote
+        files are requested for many rows at once. Unreachable when the source itself is gone."""
+        while some := list(islice(items, ROWS_AT_ONCE)):
+            distinct = dict.fromkeys(name for _, names in some for name in names or ())
+            self._look_ahead(distinct)
+            stats = {name: self._stat(name) for name in distinct}
+            for item, names in some:
+                found = [stats[name] for name in names or ()]
+                fault = next((one for one in found if isinstance(one, Reject)), None)
+                if fault is not None:
+                    yield item._replace(content="", fault=fault_of(fault), may_pass=True)
+                elif names is None:
+                    yield item
+                else:
+                    yield item._replace(stat=_together([one for one in found if isinstance(one, ObjectStat)]))
 
     def read(self, name: str, limit: int) -> bytes:
-        """A file's content; Absent, or Reject when it is unreadable or larger than `limit` bytes; Unreachable
-        when the source itself is gone."""
+        """Return a file's content; Absent, or Reject when it is unreadable or exceeds `limit` bytes;
+        Unreachable when the source itself is gone."""
         name = name.removeprefix(self._base)
         if not is_remote(name):
             try:
@@ -299,33 +362,31 @@ class LinkedFiles:
                 raise Absent(f"{absent.detail}: {name!r}{BACKSLASHES if chr(92) in name else ''}") from None
         if not is_valid(name):
             raise Absent("no valid address")
-        try:
-            if not self._is_hopeless(name):
-                content = read_file(self._open(name), name, limit)
-                self._failures.pop(host_of(name), None)
-                return content
-        except StoreUnreachable:
-            self._failed(name)
-        raise Reject(*SILENT_SERVER)
+        return self._request(name, lambda store: read_file(store, name, limit))
 
     def _stat(self, name: str) -> ObjectStat | Reject:
-        if not is_remote(name):
-            try:
-                return self._store.stat(name)
-            except OSError as error:
-                return unreadable(error)
-        if not is_valid(name):
-            return ABSENT
         try:
-            if not self._is_hopeless(name):
-                found = self._open(name).stat(name)
-                self._failures.pop(host_of(name), None)
-                return found
-        except StoreUnreachable:
-            self._failed(name)
+            if not is_remote(name):
+                return self._store.stat(name)
+            return self._request(name, lambda store: store.stat(name)) if is_valid(name) else ABSENT
+        except Reject as reject:
+            return reject
         except OSError as error:
             return unreadable(error)
-        return Reject(*SILENT_SERVER)
+
+    def _request(self, address: str, request: Callable[[Store], Answer]) -> Answer:
+        """Send a request to the server of an address; Reject when it does not answer, or did not before."""
+        host = host_of(address)
+        if not self._is_hopeless(address):
+            try:
+                answer = request(self._open(address))
+                self._failures.pop(host, None)
+                return answer
+            except StoreUnreachable:
+                if len(self._failures) >= MOST_HOSTS:
+                    self._failures.clear()
+                self._failures[host] += 1
+        raise Reject(TRANSIENT, "its server does not answer")
 
     def _look_ahead(self, names: Iterable[str]) -> None:
         by_store: dict[int, tuple[Store, list[str]]] = {}
@@ -343,7 +404,7 @@ class LinkedFiles:
             store.look_ahead(wanted)
 
     def _open(self, address: str) -> Store:
-        """One store for all hosts of a kind, so that they are asked at the same time."""
+        """Return one store for all hosts of a scheme, so that requests to them run at the same time."""
         scheme = address.partition("://")[0]
         if scheme not in self._foreign:
             self._foreign[scheme] = open_store(host_of(address), self._config_key)
@@ -352,7 +413,9 @@ class LinkedFiles:
     def _is_hopeless(self, address: str) -> bool:
         return self._failures[host_of(address)] >= HOPELESS
 
-    def _failed(self, address: str) -> None:
-        if len(self._failures) >= MOST_HOSTS:
-            self._failures.clear()
-        self._failures[host_of(address)] += 1
+
+def _together(stats: Sequence[ObjectStat]) -> ObjectStat:
+    """Return the size and stamp of all of a sample's files; ABSENT where one is not there."""
+    if ABSENT in stats:
+        return ABSENT
+    return ObjectStat(sum(stat.size for stat in stats), " ".join(stat.stamp for stat in stats))

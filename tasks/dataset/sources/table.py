@@ -1,9 +1,9 @@
-"""Images and captions in tables: CSV, TSV, JSON lines or Parquet, the images as paths or as bytes.
+"""Images and captions in tables: CSV, TSV, JSON lines or Parquet, with the images as paths or as bytes.
 
-Images with paths are read whenever their sample is wanted; a table of bytes is read once, in its own order.
+An image with a path is read when its sample is needed; a table of bytes is read once, in its own order.
 
-An address may hold a signature or a password. It stands whole in an item's `content` alone, which no
-page shows; everywhere else, keys included, it stands without (`tasks.core.stores.address_key`).
+An address may hold a signature or a password. Only an item's `content`, which no page shows, holds the whole
+address; everywhere else, including keys, it is cut (`tasks.core.stores.address_key`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
-from itertools import compress, islice
+from itertools import islice
 from typing import Any
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.patterns import base_folder
 from tasks.core.schema import Dataset, TableSource
-from tasks.core.stores import ABSENT, ObjectStat, address_key, is_remote
+from tasks.core.stores import ObjectStat, address_key, is_remote
 from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
@@ -31,15 +31,11 @@ from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
 from tasks.dataset.sources.tabular import SUFFIXES, OpenTable, open_table, require
 from tasks.dataset.tar.format import Members, span_bytes
 
-AT_ONCE = 256
-"""Rows whose images are asked for together, where each costs a turn of the network."""
-_PATH_WITHOUT_BYTES = (
-    "the row names a path but holds no bytes; embed the images, or give the paths as a column of text"
-)
+PATH_ALONE = "the row names a path but holds no bytes; embed the images, or give paths as a column of text"
 
 
 class TableImages:
-    """A sample per row. The row but image and caption becomes the `json` member."""
+    """One sample per row. The row without image and caption becomes the `json` member."""
 
     passed_over: Mapping[str, int] = {}
 
@@ -67,7 +63,7 @@ class TableImages:
         return self._config.image in self._first.binary
 
     def columns(self) -> Sequence[str]:
-        """Of the first table; of JSON lines also of further ones, while a column is looked for."""
+        """Return the first table's columns; for JSON lines also those of others, while one is missing."""
         columns = dict.fromkeys(self._first.columns)
         tables = islice(self._files.names if self._first.columns_vary else (), 1, None)
         while not self._wanted <= columns.keys() and (name := next(tables, None)) is not None:
@@ -89,8 +85,7 @@ class TableImages:
         if self.is_sequential:
             yield from (self._item_of_bytes(name, row) for row in table.rows)
         else:
-            while rows := list(islice(table.rows, AT_ONCE)):
-                yield from self._items_of_paths(name, rows)
+            yield from self._images.with_stats(self._item_of_path(name, row) for row in table.rows)
         if self._files.stat(name) != container.stat:
             raise DataError(f"{table.location} has changed while it was read; run again")
 
@@ -112,7 +107,7 @@ class TableImages:
 
     @cached_property
     def _first(self) -> OpenTable:
-        """The first table, for its columns. It stays open for the listing that follows."""
+        """The first table, opened for its columns. It stays open for the listing that follows."""
         name = self._files.names[0]
         stat = self._files.stat(name)
         table = self._open(name)
@@ -129,7 +124,7 @@ class TableImages:
         return replace(table, columns=[*table.columns, *fields], rows=rows)
 
     def _fields_of(self, name: str, table: OpenTable) -> dict[str, str]:
-        """What the table's path says of each of its rows; UsageError where it does not say it."""
+        """Return the fields that the table's path gives to its rows; UsageError where a pattern fails."""
         found = {}
         for field, pattern in self._config.fields.items():
             key = f"{self._config_key}.fields.{field}"
@@ -144,16 +139,17 @@ class TableImages:
         return found
 
     def _opened(self, name: str, stat: ObjectStat) -> OpenTable:
-        """The table, its rows not read yet; the first one is not opened twice unless it has changed."""
+        """Open a table whose rows are yet to be read; the first one only once unless it has changed."""
         if name == self._files.names[0] and self._unread is not None:
-            (table, its_stat), self._unread = self._unread, None
-            if stat == its_stat:
+            (table, first_stat), self._unread = self._unread, None
+            if stat == first_stat:
                 return table
             table.close()
         return self._open(name)
 
     def _require_sameness(self, table: OpenTable) -> None:
-        """One table of several must not quietly give samples without what the others have."""
+        """DataError or UsageError for a table that lacks a column of the others: its samples would quietly
+        lack the values."""
         if (self._config.image in table.binary) != self.is_sequential:
             raise DataError(
                 f"{table.location}: column {self._config.image!r} holds paths in some tables and bytes in "
@@ -162,42 +158,25 @@ class TableImages:
         for key, name in () if table.columns_vary else self._asked:
             require(key, name, table.columns, table.name)
 
-    def _items_of_paths(self, table: str, rows: Sequence[TableRow]) -> Iterator[RawSample]:
-        """Samples of the rows, their images looked at together, but for those that the filter leaves out."""
-        folder = table.rpartition("/")[0]
-        names = [self._image_of(row, folder) for row in rows]
-        looked_at = [
-            bool(name) and passes(self._filter, row.fields) for row, name in zip(rows, names, strict=True)
-        ]
-        stats = iter(self._images.stats(list(compress(names, looked_at))))
-        for row, name, is_looked_at in zip(rows, names, looked_at, strict=True):
-            place = f"{table}:{row.line}"
-            if row.fault is not None:
-                yield RawSample(place, place, "", {}, fault=("source.unreadable", row.fault))
-            elif not name:
-                yield RawSample(
-                    place, place, "", row.fields, fault=("member.missing", "the row names no image")
-                )
-            else:
-                yield self._item_of_path(place, row.fields, name, next(stats) if is_looked_at else ABSENT)
-
-    def _image_of(self, row: TableRow, folder: str) -> str:
-        """The name of the row's image; "" when it has none."""
-        written = row.fields.get(self._config.image)
-        return self._images.name(written, folder) if isinstance(written, str) and written else ""
-
-    def _item_of_path(
-        self, place: str, fields: dict[str, Any], name: str, stat: ObjectStat | Reject
-    ) -> RawSample:
+    def _item_of_path(self, table: str, row: TableRow) -> tuple[RawSample, Sequence[str] | None]:
+        """Return the row's sample and its image's name; None in its place where nothing is to be looked at,
+        as for rows that the filter leaves out."""
+        place, fields = f"{table}:{row.line}", row.fields
+        if row.fault is not None:
+            return RawSample(place, place, "", {}, fault=("source.unreadable", row.fault)), None
+        written = fields.get(self._config.image)
+        if not isinstance(written, str) or not written:
+            fault: tuple[Reason, str] = "member.missing", "the row names no image"
+            return RawSample(place, place, "", fields, fault=fault), None
+        name = self._images.name(written, table.rpartition("/")[0])
         file = self._images.public_name(name)
         if file != name:
             fields = {**fields, self._config.image: self._images.address(name)}
         original_key = self._key(fields) if self._keys else file
         if not original_key:
-            return RawSample(place, place, file, fields, fault=self._no_key(fields))
-        if isinstance(stat, Reject):
-            return RawSample(place, original_key, file, fields, fault=fault_of(stat), may_pass=True)
-        return RawSample(place, original_key, file, fields, row_text(fields), stat)
+            return RawSample(place, place, file, fields, fault=self._no_key(fields)), None
+        item = RawSample(place, original_key, file, fields, row_text(fields))
+        return item, [name] if passes(self._filter, row.fields) else None
 
     def _item_of_bytes(self, table: str, row: TableRow) -> RawSample:
         place = original_key = f"{table}:{row.line}"
@@ -209,7 +188,7 @@ class TableImages:
         try:
             beside = self._beside(json.loads(row_text(fields)))
             if image is None:
-                raise Reject("member.missing", _PATH_WITHOUT_BYTES if path else "the row holds no image")
+                raise Reject("member.missing", PATH_ALONE if path else "the row holds no image")
             if len(image) > self._limit:
                 raise Reject("image.too_large", f"{len(image):,} bytes, as no image within the limits has")
             original_key = self._key(fields) if self._keys else _content_key(path, image, beside["txt"])
@@ -220,7 +199,7 @@ class TableImages:
         return RawSample(place, original_key, table, fields, members={**beside, "image": image})
 
     def _beside(self, row: dict[str, Any]) -> dict[str, bytes]:
-        """The members but the image; Reject."""
+        """Return the members other than the image; Reject."""
         caption, templates = text_of(row.get(self._config.caption)), self._config.templates
         if templates is not None:
             caption = filled(templates, caption.decode(), row_text(row)).encode()
@@ -233,35 +212,36 @@ class TableImages:
         return members
 
     def _key(self, fields: Mapping[str, Any]) -> str:
-        """What the key's columns hold; "" when one of them holds nothing."""
+        """Return the values of the key's columns; "" when one of them is empty."""
         values = [fields.get(name) for name in self._keys]
         if any(map(is_nothing, values)):
             return ""
         return "/".join(address_key(text) if is_remote(text) else text for text in map(str, values))
 
     def _no_key(self, fields: Mapping[str, Any]) -> tuple[Reason, str]:
-        """Why a row has no key. An empty caption is the caption's fault, also as a part of the key."""
+        """Return why a row has no key. An empty caption is the caption's fault, also as part of the key."""
         caption = fields.get(self._config.caption)
-        if self._config.caption in self._keys and caption == "":
-            return "caption.empty", "the caption is empty"
         if self._config.caption in self._keys and is_nothing(caption):
+            if caption == "":
+                return "caption.empty", "the caption is empty"
             return "caption.missing", "the row has no caption"
         what = "column" if len(self._keys) == 1 else "one of the columns"
         return "source.unreadable", f"{what} {', '.join(self._keys)} holds no key"
 
 
 def _embedded(cell: Any) -> tuple[bytes | None, str | None]:
-    """Bytes and path of an image's cell: bytes, or Hugging Face's `{bytes, path}`."""
+    """Return bytes and path of an image's cell, which is bytes or Hugging Face's `{bytes, path}`."""
     content = cell.get("bytes") if isinstance(cell, dict) else cell
     path = cell.get("path") if isinstance(cell, dict) else None
     return (content if isinstance(content, bytes) else None), (path if isinstance(path, str) else None)
 
 
 def _content_key(path: str | None, image: bytes, text: bytes) -> str:
-    """The same wherever the row stands, so that rows put in before it change no key; equal rows share one.
+    """Return a key that does not depend on the row's place, so that rows inserted before it change no key;
+    equal rows share one.
 
-    The path alone would not do: it may repeat (a row a question about an image), and some sets name every
-    image alike.
+    The path alone would not do: it may repeat (one row per question about an image), and some sets give every
+    image the same name.
     """
     running = blake2b(image, digest_size=10)
     running.update(len(image).to_bytes(8, "big") + text)

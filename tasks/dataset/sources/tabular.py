@@ -1,16 +1,16 @@
 """Rows of CSV, TSV, JSON lines and Parquet files, local or remote, as dictionaries with the line of each.
 
 Rows are streamed: a table of any length takes the memory of a short one. A text file is UTF-8, or UTF-16
-where its byte order mark says so; bytes that are not UTF-8 are kept (as lone surrogates), so that one bad
-caption costs one sample and not the table. The cells of a CSV may also be separated by semicolons, tabs or
-bars, as spreadsheets and databases write them: its first line decides. A table whose structure is broken,
-such as a CSV's quote that never ends, is an error: guessing where its rows end would lose samples silently.
-So is a cell or a line beyond all measure, which would not fit into memory.
+where its byte order mark indicates that; bytes that are not UTF-8 are kept (as lone surrogates), so that one
+bad caption costs one sample and not the table. The cells of a CSV may also be separated by semicolons, tabs
+or bars, as spreadsheets and databases write them: its first line decides. A table with a broken structure,
+such as a CSV's quote that never ends, is an error, since guessing where its rows end would lose samples
+silently. A cell or line of excessive length, which would not fit into memory, is an error too.
 
-Most TSV files are written without any quotes, those of data frames with CSV's. To the former a quote is text,
-to the latter it may open a cell that goes on over further lines. By the rules of CSV alone a caption that
-starts with a lone quote would swallow the rows after it unnoticed. So a TSV is read by these
-rules only where they fit all of it; else every line is a row, and quotes are text.
+Most TSV files are written without quotes, while data frames write them with CSV's. In the former a quote is
+text, in the latter it may open a cell that continues over several lines. By the rules of CSV alone, a caption
+that starts with a lone quote would swallow the rows after it unnoticed. A TSV is therefore read by these
+rules only where they fit all of it; otherwise every line is a row, and quotes are text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from tasks.core.errors import DataError, UsageError, instead
 from tasks.core.folders import open_store
@@ -44,18 +44,18 @@ _QUOTED = re.compile('"[^"]*"?')
 
 @dataclass(frozen=True)
 class OpenTable:
-    """A table that is open: its columns, those of them that hold bytes, and its rows to be read once."""
+    """An open table: its columns, which of them hold bytes, and its rows, which can be read once."""
 
     location: str
     columns: list[str]
     rows: Iterator[TableRow]
     binary: frozenset[str] = frozenset()
     columns_vary: bool = False
-    """Whether a row may have columns that others have not."""
+    """Whether a row may have columns that others lack."""
     count: int | None = None
-    """How many rows there are, where that is known before they are read."""
+    """The number of rows, where it is known before they are read."""
     close: Callable[[], None] = lambda: None
-    """For whoever reads no rows; reading them to their end closes the file too."""
+    """Closes the file for a caller that reads no rows; reading them to their end closes it too."""
 
     @property
     def name(self) -> str:
@@ -69,11 +69,11 @@ def open_table(
     image: str | None = None,
     place: str = "",
 ) -> OpenTable:
-    """Open a table by its suffix; UsageError naming `config_key` when that is no table, DataError when it
-    cannot be read as one. Errors call it `place`, which is its location unless given.
+    """Open a table by its suffix; UsageError naming `config_key` when it is not a table, DataError when it
+    cannot be read as one. Errors name it as `place`, which defaults to its location.
 
-    Columns of bytes are left out, but for `image`. The columns of JSON lines are those of all rows; with
-    `wanted` names, no more rows are looked at than it takes to find these.
+    Columns of bytes other than `image` are left out. The columns of JSON lines are those of all rows; with
+    `wanted` names, only as many rows are read as it takes to find these.
     """
     place = place or redact(str(location))
     suffix = PurePath(without_query(str(location))).suffix.lower()
@@ -98,9 +98,19 @@ def open_table(
 
 
 def require(config_key: str, name: str, columns: Sequence[str], where: str) -> None:
-    """UsageError that names the column that was meant, or all, when `name` is none of `columns`."""
+    """UsageError that suggests the nearest column, or lists all, when `name` is none of `columns`."""
     if name not in columns:
         raise UsageError(f"{config_key}: {where} has no column {name!r}; {instead(name, columns)}")
+
+
+def rows_by_key(table: OpenTable, column: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each row that has a key, with that key; DataError for a torn row, whose sample is unknown."""
+    for row in table.rows:
+        if row.fault is not None:
+            raise DataError(f"{table.location}:{row.line}: {row.fault}")
+        key = row.fields.get(column)
+        if key is not None:
+            yield str(key), row.fields
 
 
 Open = Callable[[], BinaryIO]
@@ -123,9 +133,9 @@ def _open_tsv(place: str, opened: Open, wanted: object, image: object) -> OpenTa
 
 
 def _delimiter(place: str, text: TextIO, usual: str) -> str:
-    """What separates the cells of the first line: the usual sign, or another where that one is not there.
+    """Return the delimiter of the first line's cells: the usual one, or another where the line lacks it.
 
-    Signs within quotes do not count. Leaves the file at its beginning.
+    Delimiters within quotes do not count. The file is left at its beginning.
     """
     first = next((line for line in _lines(place, text) if line.strip()), "")
     text.seek(0)
@@ -145,7 +155,13 @@ def _of_cells(place: str, text: TextIO, rows: Iterator[tuple[int, list[str]]]) -
     for name in columns:
         if columns.count(name) > 1:
             raise DataError(f"{place}: two columns are named {name!r}; rename one")
-    named = (_csv_row(line, columns, cells) for line, cells in rows)
+    too_many = f"cells in {len(columns)} columns; quote a text that holds the delimiter"
+    named = (
+        TableRow(line, dict(zip(columns, cells, strict=False)))
+        if len(cells) <= len(columns)
+        else TableRow(line, {}, f"{len(cells)} {too_many}")
+        for line, cells in rows
+    )
     return OpenTable(place, columns, named, close=text.close)
 
 
@@ -166,7 +182,7 @@ def _csv_rows(place: str, text: TextIO, delimiter: str) -> Iterator[tuple[int, l
 
 
 def _is_quoted(lines: Iterator[str]) -> bool:
-    """Whether CSV's rules give every row as many cells as the first, and no cell that would swallow rows."""
+    """Whether CSV's rules give every row as many cells as the first, and no cell that may swallow rows."""
     width = 0
     try:
         for cells in csv.reader(lines, delimiter="\t", strict=True):
@@ -179,7 +195,7 @@ def _is_quoted(lines: Iterator[str]) -> bool:
 
 
 def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """The number of each line that is not blank, from 1, and its cells, quotes being text."""
+    """Yield the number of each line that is not blank, from 1, and its cells, where quotes are text."""
     with text as file:
         for number, line in enumerate(_lines(place, file), 1):
             cells = line.rstrip("\r\n").split("\t")
@@ -192,13 +208,6 @@ def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
                 yield number, cells
 
 
-def _csv_row(line: int, columns: list[str], cells: list[str]) -> TableRow:
-    if len(cells) > len(columns):
-        fault = f"{len(cells)} cells in {len(columns)} columns; quote a text that holds the delimiter"
-        return TableRow(line, {}, fault)
-    return TableRow(line, dict(zip(columns, cells, strict=False)))
-
-
 def _open_jsonl(place: str, opened: Open, wanted: Collection[str] | None, image: object) -> OpenTable:
     text = _text(place, opened, "\n")
     columns: dict[str, None] = {}
@@ -209,30 +218,27 @@ def _open_jsonl(place: str, opened: Open, wanted: Collection[str] | None, image:
         if wanted is not None and columns.keys() >= set(wanted):
             break
     text.seek(0)
-    return OpenTable(
-        place, list(columns), _closing(text, _jsonl_rows(place, text)), columns_vary=True, close=text.close
-    )
 
+    def rows() -> Iterator[TableRow]:
+        with text:
+            yield from _jsonl_rows(place, text)
 
-def _closing(text: TextIO, rows: Iterator[TableRow]) -> Iterator[TableRow]:
-    with text:
-        yield from rows
+    return OpenTable(place, list(columns), rows(), columns_vary=True, close=text.close)
 
 
 def _jsonl_rows(place: str, text: TextIO) -> Iterator[TableRow]:
     for number, line in enumerate(_lines(place, text), 1):
         if number == 1:
             _require_text(place, line[:2])
-        if line.strip():
-            yield _jsonl_row(number, line)
-
-
-def _jsonl_row(number: int, line: str) -> TableRow:
-    try:
-        fields = parse_json(line)
-    except Reject as reject:
-        return TableRow(number, {}, reject.detail)
-    return TableRow(number, fields) if isinstance(fields, dict) else TableRow(number, {}, "no JSON object")
+        if not line.strip():
+            continue
+        try:
+            fields = parse_json(line)
+        except Reject as reject:
+            yield TableRow(number, {}, reject.detail)
+            continue
+        is_object = isinstance(fields, dict)
+        yield TableRow(number, fields) if is_object else TableRow(number, {}, "no JSON object")
 
 
 def _open_parquet(place: str, opened: Open, wanted: Collection[str] | None, image: str | None) -> OpenTable:
@@ -264,14 +270,14 @@ def _lines(place: str, file: TextIO) -> Iterator[str]:
 
 
 def _require_text(place: str, start: str) -> None:
-    """DataError when the first line is UTF-16 without its mark, or no Unicode at all."""
+    """DataError when the first line is UTF-16 without a byte order mark, or no Unicode at all."""
     if "\0" in start or any("\udc80" <= char <= "\udcff" for char in start):
         raise DataError(f"{place} is not UTF-8; save it as UTF-8{'' if chr(0) in start else RECODE}")
 
 
 def _text(place: str, opened: Open, newline: str = "") -> TextIO:
-    """The open file as text, in the encoding that its byte order mark names. Only UTF-16 that ends within a
-    character raises an error when it is read; what else is no Unicode comes as lone surrogates."""
+    """Open the file as text, in the encoding that its byte order mark names. Only UTF-16 that ends within a
+    character raises an error when it is read; other bytes that are no Unicode become lone surrogates."""
     file = opened()
     try:
         start = file.read(len(LFS))

@@ -1,8 +1,8 @@
-"""A folder with a volume per file, and tables of what is known about each; formats add how a file is read.
+"""A folder with one volume per file, and tables about the volumes; each format adds how a file is read.
 
 Reports, labels and the scanner's metadata are found by the name of the file. The tables are joined on disk,
-so that what they say takes no memory. A row names a file without suffix: by its path within the
-source, or as CT-RATE's tables do by the last part of it alone, which then must be the name of one file only.
+so that they take no memory. A row names a file without its suffix: by its path within the source or, as in
+CT-RATE's tables, by the last part of the path alone, which must then be the name of one file only.
 """
 
 from __future__ import annotations
@@ -21,26 +21,18 @@ from typing import IO, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.core.errors import DataError, UsageError
-from tasks.core.folders import open_store
+from tasks.core.errors import DataError
 from tasks.core.patterns import expand
 from tasks.core.schema import Dataset, Labels, Metadata, ReportTable, VolumeSource
-from tasks.core.stores import (
-    ObjectStat,
-    StoreUnreachable,
-    is_hidden,
-    is_remote,
-    join_location,
-    split_location,
-)
+from tasks.core.stores import ObjectStat, is_remote, join_location, split_location
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import geometry, stored
 from tasks.dataset.keys import stem
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import Lookup
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
-from tasks.dataset.sources.raw_files import SourceCheck, kind_of, stats_of
-from tasks.dataset.sources.tabular import SUFFIXES, OpenTable, open_table, require
+from tasks.dataset.sources.raw_files import RawFolder, SourceCheck
+from tasks.dataset.sources.tabular import SUFFIXES, OpenTable, open_table, require, rows_by_key
 from tasks.dataset.tar.format import Buffer, Members, span_bytes
 
 JSON_BYTES = 2048
@@ -56,7 +48,7 @@ TableConfig = ReportTable | Labels | Metadata
 
 
 class VolumeFolder(ABC):
-    """A sample per file; its report, labels and fields come from the tables and its path."""
+    """One sample per file; its report, labels and fields come from the tables and from its path."""
 
     suffixes: ClassVar[tuple[str, ...]]
     is_sequential = False
@@ -66,81 +58,62 @@ class VolumeFolder(ABC):
         self._rules = dataset.volume
         self._config_key = config_key
         self._patterns = {name: re.compile(pattern) for name, pattern in config.fields.items()}
-        self.passed_over: Counter[str] = Counter()
-        self._store = open_store(config.path, f"{config_key}.path")
+        self._folder = RawFolder(config.path, f"{config_key}.path")
+        self._store = self._folder.store
 
     @abstractmethod
     def _voxels(self, file: str, rows: Mapping[str, list[str]]) -> tuple[Buffer, dict[str, Any]]:
-        """The volume in HU as an NPY file's bytes (D, H, W) along `axes`, and what is known of it:
-        `spacing_mm` in that order where it is known, `orientation`, `rescale`. Reject."""
+        """Return the volume in HU as an NPY file's bytes (D, H, W) along `axes`, and its facts: `spacing_mm`
+        in that order where it is known, `orientation`, `rescale`. Reject."""
 
     @abstractmethod
     def _shape(self, file: str) -> tuple[tuple[int, ...], Any]:
-        """Shape (D, H, W) and spacing as the file's header claims them; any exception when it cannot."""
+        """Return shape (D, H, W) and spacing as the file's header claims them; any exception if it cannot."""
 
     @property
     @abstractmethod
     def axes(self) -> str:
-        """Which axes of the body the volumes' arrays run along, as `geometry` names them."""
+        """The axes of the body along which the volumes' arrays run, as `geometry` names them."""
 
     @property
     def location(self) -> str:
         return self._store.location
 
+    @property
+    def passed_over(self) -> Mapping[str, int]:
+        return self._folder.passed_over
+
     def columns(self) -> Sequence[str]:
-        if not is_remote(self.location) and not os.path.isdir(self.location):
-            raise UsageError(f"{self._config_key}.path: there is no folder {self._tables.path}")
+        self._folder.require()
         return list(self._tables.fields)
 
     def containers(self) -> Iterator[Container]:
         yield Container(self._tables.path, ObjectStat(0, ""))
 
     def items(self, container: Container) -> Iterator[RawSample]:
-        self.columns()
+        self._folder.require()
         tables = VolumeTables(self._tables, self.location, self._config_key)
-        files = list(self._files())
+        about = (self._tables.reports, self._tables.labels, self._tables.metadata)
+        base = f"{self.location.rstrip('/')}/"
+        known = {join_location(base, one.path).removeprefix(base) for one in about if one is not None}
+        files = list(self._folder.files(lambda file: file.lower().endswith(self.suffixes), known))
         sharing = Counter(_name(file) for file, _ in files)
         for file, stat in files:
             matches = {field: pattern.search(file) for field, pattern in self._patterns.items()}
             fields = {field: match.group(1) if match else None for field, match in matches.items()}
             try:
-                about = tables.rows(file, sharing[_name(file)])
+                rows = tables.rows(file, sharing[_name(file)])
             except Reject as reject:
                 yield RawSample(file, file, file, fields, stat=stat, fault=fault_of(reject))
                 continue
-            yield RawSample(file, file, file, fields, json.dumps({"fields": fields, **about}), stat)
+            yield RawSample(file, file, file, fields, json.dumps({"fields": fields, **rows}), stat)
         if not files:
             kinds = " or ".join(self.suffixes)
             raise DataError(f"{self._config_key}.path: {self._tables.path} holds no {kinds} file")
 
-    def _files(self) -> Iterator[tuple[str, ObjectStat]]:
-        try:
-            yield from stats_of(self._store, self._names())
-        except StoreUnreachable:
-            raise
-        except OSError as error:
-            problem = error.strerror or error
-            raise DataError(
-                f"{self._config_key}.path: {self._tables.path} cannot be listed: {problem}"
-            ) from None
-
-    def _names(self) -> Iterator[str]:
-        """The volumes; what is neither one of them nor a table of the config is counted."""
-        about = (self._tables.reports, self._tables.labels, self._tables.metadata)
-        base = f"{self.location.rstrip('/')}/"
-        tables = {join_location(base, one.path).removeprefix(base) for one in about if one is not None}
-        self.passed_over.clear()
-        for file in self._store.files():
-            if is_hidden(file):
-                continue
-            if file.lower().endswith(self.suffixes):
-                yield file
-            elif file not in tables:
-                self.passed_over[kind_of(file)] += 1
-
     def read(self, file: str, content: str) -> Members:
         beside = json.loads(content)
-        report = report_of(beside["report"], self._tables.reports.path)
+        report = sole_row(beside["report"], self._tables.reports.path, "report.missing")
         facts: dict[str, Any] = {"volume_name": os.path.basename(file), "axes": self.axes, **beside["fields"]}
         if self._tables.labels is not None:
             facts["labels"] = labels_of(beside["labels"], self._tables.labels.path)
@@ -179,13 +152,14 @@ class VolumeFolder(ABC):
 
 
 class VolumeTables:
-    """The tables of one source, read once; `rows` gives what they say about a volume."""
+    """The tables of one source, read once; `rows` returns what they hold about a volume."""
 
     def __init__(self, config: VolumeSource, root: str, config_key: str) -> None:
         self._root = root
         self._config_key = config_key
-        report = _RowsByFile(self._reports(config.reports), config.reports, "report.missing")
-        self._tables: dict[str, _RowsByFile] = {"report": report}
+        self._tables = {
+            "report": _RowsByFile(self._reports(config.reports), config.reports, "report.missing")
+        }
         if config.labels is not None:
             self._tables["labels"] = _RowsByFile(self._labels(config.labels), config.labels, "labels.missing")
         if config.metadata is not None:
@@ -193,17 +167,16 @@ class VolumeTables:
             self._tables["metadata"] = _RowsByFile(rows, config.metadata, "volume.spacing")
 
     def rows(self, file: str, sharing: int) -> dict[str, list[str]]:
-        """The distinct rows about a volume by role, none where a table leaves it out; `sharing` files have
-        its name. Reject where a table names several files at once."""
+        """Return the distinct rows about a volume by role, none where a table leaves it out; `sharing` files
+        have its name. Reject where a table names several files at once."""
         return {role: table.about(file, sharing) for role, table in self._tables.items()}
 
     def _reports(self, config: ReportTable) -> Iterator[tuple[str, str]]:
         for file, row in self._read(config, "reports", {"text": config.text}):
-            parts = [_text(row.get(column)) for column in config.text]
-            yield file, " ".join(part for part in parts if part)
+            yield file, " ".join(filter(None, (_text(row.get(column)) for column in config.text)))
 
     def _labels(self, config: Labels) -> Iterator[tuple[str, str]]:
-        """Rows with every label that any of the tables has, null where the row itself has none."""
+        """Yield rows with every label that any of the tables has, null where the row itself has none."""
         names: dict[str, None] = {}
         for table in self._opened(config, "labels", None):
             table.close()
@@ -213,28 +186,23 @@ class VolumeTables:
             yield file, json.dumps({name: row.get(name) for name in names}, default=str)
 
     def _metadata(self, config: Metadata, rescale: str | None) -> Iterator[tuple[str, str]]:
-        """Rows with the columns that will be looked at, so that others may change as they like."""
+        """Yield rows with only the columns that are used, so that changes in others change no sample."""
         names = ["spacing_xy", "spacing_z", *(["slope", "intercept"] if rescale == "metadata" else [])]
-        options = {option: [getattr(config, option)] for option in names}
-        used = list(chain.from_iterable(options.values()))
-        for file, row in self._read(config, "metadata", options):
-            yield file, json.dumps({name: row.get(name) for name in used}, default=str)
+        used = {name: [str(getattr(config, name))] for name in names}
+        for file, row in self._read(config, "metadata", used):
+            yield file, json.dumps({column: row.get(column) for (column,) in used.values()}, default=str)
 
     def _read(
-        self, config: TableConfig, role: str, options: Mapping[str, Sequence[str]]
+        self, config: TableConfig, role: str, used: Mapping[str, Sequence[str]]
     ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The rows that name a file, with its name; `options` are the columns that must be there, by the
+        """Yield the rows that name a file, with its name; `used` are the columns that must be there, by the
         config's key that names them."""
-        options = {"key": [config.key], **options}
-        for table in self._opened(config, role, list(chain.from_iterable(options.values()))):
-            for option, names in options.items():
+        used = {"key": [config.key], **used}
+        for table in self._opened(config, role, list(chain.from_iterable(used.values()))):
+            for option, names in used.items():
                 for name in names:
                     require(f"{self._config_key}.{role}.{option}", name, table.columns, table.name)
-            for row in table.rows:
-                if row.fault is not None:
-                    raise DataError(f"{table.location}:{row.line}: {row.fault}")
-                if row.fields.get(config.key) is not None:
-                    yield str(row.fields[config.key]), row.fields
+            yield from rows_by_key(table, config.key)
 
     def _opened(self, config: TableConfig, role: str, wanted: Sequence[str] | None) -> Iterator[OpenTable]:
         key = f"{self._config_key}.{role}.path"
@@ -243,7 +211,7 @@ class VolumeTables:
 
 
 class _RowsByFile:
-    """What one table says, by file."""
+    """The rows of one table, by file."""
 
     def __init__(self, rows: Iterable[tuple[str, str]], config: TableConfig, missing: Reason) -> None:
         self._table = table_name(config.path)
@@ -258,22 +226,17 @@ class _RowsByFile:
             yield name, row
 
     def about(self, file: str, sharing: int) -> list[str]:
-        if self._has_paths:
-            found = self._lookup[stem(file)]
-            if found:
-                return found
-        name = _name(file)
-        found = self._lookup[name]
+        if self._has_paths and (found := self._lookup[stem(file)]):
+            return found
+        found = self._lookup[_name(file)]
         if found and sharing > 1:
-            raise Reject(
-                self._missing,
-                f"{sharing:,} files share its name, and {self._table} has no path to tell them apart",
-            )
+            problem = f"{sharing:,} files share its name, and {self._table} has no path to tell them apart"
+            raise Reject(self._missing, problem)
         return found
 
 
 def fill(flat: NDArray[Any], stream: IO[bytes], name: str, slack: int = 0) -> None:
-    """Read a flat array's bytes from a stream that ends with them, but for `slack` bytes; Reject."""
+    """Fill a flat array from a stream that ends with its bytes and at most `slack` more; Reject."""
     view = flat.view(np.uint8).data if flat.size else memoryview(bytearray())
     filled = 0
     while count := stream.readinto(view[filled : filled + AT_ONCE_BYTES]):  # type: ignore[attr-defined]
@@ -290,25 +253,20 @@ def _name(file: str) -> str:
 
 
 def table_name(path: str) -> str:
-    """A table's name for details of rejects, which are the same wherever it lies."""
+    """Return a table's name for the details of rejects, which are the same wherever it lies."""
     return split_location(path.partition("?")[0] if is_remote(path) else path.rstrip("/"))[1]
 
 
 def _text(value: Any) -> str:
-    """A cell; NaN is how data frames write a missing text."""
+    """Return a cell's text; NaN is how data frames write a missing one."""
     text = "" if value is None or value != value else str(value).strip()
     return "" if text == NOT_GIVEN else text
 
 
-def report_of(rows: Sequence[str], table: str) -> str:
-    """The one report; Reject when there is none, or more than one."""
-    return _the_one(rows, table, "report.missing")
-
-
 def labels_of(rows: Sequence[str], table: str) -> dict[str, float]:
-    """Every label as a number; Reject when the row or one of its cells is missing."""
+    """Return every label as a number; Reject when the row or one of its cells is missing."""
     numbers = {}
-    for name, value in json.loads(_the_one(rows, table, "labels.missing")).items():
+    for name, value in json.loads(sole_row(rows, table, "labels.missing")).items():
         number = _number(value)
         if number is None:
             problem = "no value" if value is None else f"{value!r} is no number"
@@ -318,9 +276,9 @@ def labels_of(rows: Sequence[str], table: str) -> dict[str, float]:
 
 
 def spacing_in(rows: Sequence[str], config: Metadata, axes: str) -> geometry.Spacing:
-    """In mm, in the order of an array along `axes`; Reject when it is not known. In-plane are the distance
-    between rows, then between columns, as in DICOM's PixelSpacing."""
-    row = _row(rows, config)
+    """Return the spacing in mm, in the order of an array along `axes`; Reject when it is not known. The
+    in-plane spacing is the distance between rows, then between columns, as in DICOM's PixelSpacing."""
+    row = json.loads(sole_row(rows, config.path, "volume.spacing"))
     in_plane = [float(number) for number in NUMBER.findall(str(row.get(config.spacing_xy)))]
     z = _number(row.get(config.spacing_z))
     if z is None or len(in_plane) not in (1, 2):
@@ -330,8 +288,8 @@ def spacing_in(rows: Sequence[str], config: Metadata, axes: str) -> geometry.Spa
 
 
 def rescale_in(rows: Sequence[str], config: Metadata) -> tuple[float, float]:
-    """Slope and intercept; Reject when they are not there."""
-    row = _row(rows, config)
+    """Return slope and intercept; Reject when the row does not have them."""
+    row = json.loads(sole_row(rows, config.path, "volume.spacing"))
     slope, intercept = (_number(row.get(name)) for name in (config.slope, config.intercept))
     if slope is None or intercept is None or slope == 0:
         cells = {name: row.get(name) for name in (config.slope, config.intercept)}
@@ -340,12 +298,8 @@ def rescale_in(rows: Sequence[str], config: Metadata) -> tuple[float, float]:
     return slope, intercept
 
 
-def _row(rows: Sequence[str], config: Metadata) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_the_one(rows, config.path, "volume.spacing"))
-    return found
-
-
-def _the_one(rows: Sequence[str], table: str, missing: Reason) -> str:
+def sole_row(rows: Sequence[str], table: str, missing: Reason) -> str:
+    """Return the only row about a volume; Reject when there is none, or more than one."""
     if len(rows) != 1:
         problem = f"{len(rows)} different rows" if rows else "no row"
         raise Reject(missing, f"{problem} in {table_name(table)}")

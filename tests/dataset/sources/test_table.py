@@ -473,7 +473,7 @@ def test_a_server_in_trouble_is_no_missing_file(
         assert foreign.fault == ("source.unreadable", "its server does not answer") and foreign.may_pass
         own = LinkedFiles(open_store(address), "dataset.source.path")
         with pytest.raises(StoreUnreachable, match=str(status)):
-            own.stats(["0000.png"])
+            list(own.with_stats(iter([(foreign, ["0000.png"])])))
 
 
 @pytest.mark.parametrize("gives_parts", [True, False])
