@@ -34,7 +34,7 @@ def build(
 ) -> StageResult[BuildResult]:
     """Convert what has changed and assemble a version."""
     with shown("build") as stage:
-        survey = freshness.take_survey(config.dataset.output)
+        survey = freshness.kept_survey(config.dataset.output)
         arguments = {
             "config": config.model_dump(mode="json"),
             "rehash": rehash,

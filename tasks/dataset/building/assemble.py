@@ -1,23 +1,23 @@
-"""A version's folder from converted shards: numbered, linked, indexed, described, then renamed into place.
+"""Assembles converted shards into a version's folder: it numbers, links, indexes and describes them, then
+renames the folder into place.
 
-Shards are hard links, so a version that shares most of its shards with the one before costs only their
-names; where a file may not be linked it is copied. The folder grows beside the staged shards, while later
-ones are still being converted, and gets its place and name last, when all of it is on disk. Nothing is held
-of more than one shard.
+Shards are hard links, so a version that shares most of its shards with the previous one costs only their
+names; a file that cannot be linked is copied. The folder grows next to the staged shards while later ones are
+still being converted, and gets its final name only when all of it is on disk. Memory holds the tables of one
+shard at a time.
 
-A repair uses the same steps: `draft_version` makes every table from the sidecars of `inputs.arrow`, without a
-tar where a shard has none to give, and `describe` adds rejects and manifest.
+A repair uses the same steps: `draft_version` writes every table from the sidecars in `inputs.arrow`, with or
+without the tars, and `describe` adds the rejects and the manifest.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import filecmp
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby, islice
@@ -32,7 +32,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import digest, fsync_path, write_atomic, write_json
 from tasks.core.schema import Config
 from tasks.dataset.build_info import names_beside_tars, write_build_info
-from tasks.dataset.building.catalogue import Rejected
+from tasks.dataset.building.catalogue import RejectedSample
 from tasks.dataset.building.fingerprint import config_digest
 from tasks.dataset.building.sidecar import accepted, first, schema, statistics_schema
 from tasks.dataset.card import card
@@ -56,14 +56,15 @@ from tasks.dataset.tables import REJECTS_SCHEMA, SHARDS_SCHEMA, BatchWriter, Tab
 DRAFT = "draft"
 BLAKE3_RANGE = 1 << 256
 AT_ONCE = 1000
-"""Rejects between two writes."""
+"""Rejects per write."""
 UNLINKABLE = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
-"""The system links no file of another user, across file systems, or more often than it can count."""
+"""Errors where a file belongs to another user, lies on another file system or has too many links: it is
+copied instead."""
 
 
 @dataclass(frozen=True)
 class DraftShard:
-    """A converted shard: its split, its sidecar, and its tar to be linked, if there is one."""
+    """A converted shard: its split, its sidecar and, if it has one, the tar to link."""
 
     split: str
     sidecar: Any
@@ -72,7 +73,7 @@ class DraftShard:
 
 @dataclass
 class Draft:
-    """A version's folder so far."""
+    """A version's folder that is being written."""
 
     folder: Path
     modality: str
@@ -81,16 +82,17 @@ class Draft:
     shards: TableWriter
     seals: list[tuple[str, str]] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
-    """The shards that come out of the staging folder, not out of an earlier version."""
+    """The shards that come from the staging folder, not from an earlier version."""
     splits: dict[str, SplitSummary] = field(default_factory=dict)
     members: set[str] = field(default_factory=set)
-    """The names of all members of all samples."""
+    """The suffixes that members of any sample have."""
     content: int = 0
-    """Sum of the BLAKE3 of every sample's line, modulo 2^256: the same in any order of the samples."""
+    """The sum of the BLAKE3 digests of all samples' lines, modulo 2^256, which does not depend on their
+    order."""
 
 
 def draft_version(config: Config, shards: Iterable[DraftShard], staging: Path) -> Draft:
-    """Write the shards, as they come, into a draft in the folder `staging`: split by split, in order."""
+    """Write the shards into a draft in the folder `staging` as they arrive: split by split, in order."""
     folder = staging / DRAFT
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -109,11 +111,11 @@ def describe(
     draft: Draft,
     config: Config,
     filtered: int,
-    rejects: Iterator[Rejected],
+    rejects: Iterator[RejectedSample],
     passed_over: Mapping[str, int],
 ) -> Manifest:
-    """Add the table of rejects, the manifest and the card to the draft; `filtered` samples the user's filter
-    left out, and the files `passed_over` were read as nothing."""
+    """Add the table of rejects, the manifest and the card to the draft. `filtered` counts the samples that
+    the user's filter leaves out, `passed_over` the files by kind that hold no samples."""
     reasons = write_rejects(draft.folder / REJECTS, rejects)
     accepted = sum(split.samples for split in draft.splits.values())
     manifest = Manifest(
@@ -138,30 +140,37 @@ def describe(
 
 
 def install(draft: Draft, manifest: Manifest, facts: Mapping[str, Any], dataset: Path) -> Path:
-    """Seal the draft, with `facts` in its build.json, and make it a version of the folder `dataset`; its
-    path.
+    """Seal the draft, with `facts` in its build.json, make it a version of the folder `dataset`, and return
+    its path.
 
-    A folder of the same name keeps every file that is as the draft's, because a run may be reading it, and
-    gets those that differ or are lost. UsageError where both lie on different file systems.
+    If the version exists already, a run may be reading it: files that equal the draft's stay untouched, and
+    those that differ or are missing are replaced. UsageError if the two folders lie on different file
+    systems.
     """
     write_build_info(draft.folder, facts)
-    for below in [entry for entry in draft.folder.iterdir() if entry.is_dir()]:
-        fsync_path(below)
-    fsync_path(draft.folder)
+    for folder in [*(entry for entry in draft.folder.iterdir() if entry.is_dir()), draft.folder]:
+        fsync_path(folder)
     (dataset / VERSIONS).mkdir(exist_ok=True)
     version = dataset / VERSIONS / version_name(manifest.to_bytes())
-    with _other_disk_as_error(draft.folder, version.parent):
+    try:
         if version.exists():
             _refresh(draft.folder, version)
             shutil.rmtree(draft.folder)
         else:
             os.rename(draft.folder, version)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        raise UsageError(
+            f"dataset.output: {version.parent} lies on another file system than {draft.folder.parent}, and a "
+            "rename cannot cross file systems; make the dataset's whole folder a link, not versions in it"
+        ) from None
     fsync_path(version.parent)
     return version
 
 
-def write_rejects(path: Path, rejects: Iterator[Rejected]) -> dict[str, int]:
-    """Write the table of rejects, in the sources' order; how many there are by reason."""
+def write_rejects(path: Path, rejects: Iterator[RejectedSample]) -> dict[str, int]:
+    """Write the table of rejects, in the sources' order, and return their count by reason."""
     reasons: Counter[str] = Counter()
     with TableWriter(path, REJECTS_SCHEMA) as writer:
         while some := list(islice(rejects, AT_ONCE)):
@@ -172,7 +181,7 @@ def write_rejects(path: Path, rejects: Iterator[Rejected]) -> dict[str, int]:
 
 
 def _write_split(draft: Draft, split: str, shards: Iterable[DraftShard]) -> None:
-    """Link and index the split's shards, numbered from 0 without gaps; one without any leaves no trace."""
+    """Link and index the split's shards, numbered from 0 without gaps; an empty split leaves no files."""
     sizes: list[int] = []
     size_bytes = 0
     with ExitStack() as stack:
@@ -180,9 +189,11 @@ def _write_split(draft: Draft, split: str, shards: Iterable[DraftShard]) -> None
             number = len(sizes)
             seal = first(shard.sidecar, "blake3")
             name = None if seal is None else shard_name(split, number)
-            draft.inputs.write(_with_tar(shard.sidecar, name))
+            tar_column = shard.sidecar.schema.get_field_index("tar")
+            tar_names = pa.array([name] * shard.sidecar.num_rows, pa.string())
+            draft.inputs.write(shard.sidecar.set_column(tar_column, "tar", tar_names))
             if name is None:
-                continue  # every sample of it was rejected
+                continue  # every sample of this shard was rejected
             if not sizes:
                 index, samples = _open_tables(draft, split, stack)
             if shard.tar is not None:
@@ -193,12 +204,21 @@ def _write_split(draft: Draft, split: str, shards: Iterable[DraftShard]) -> None
             draft.members.update(*map(str.split, table.column("members").unique().to_pylist()))
             samples.write(_samples_rows(table, number, index.rows, draft.modality))
             index.write(number, *(table.column(name).to_numpy() for name in ("offset", "length", "crc32c")))
-            lines = list(_content_lines(table))
-            draft.content += sum(_number(line) for line in lines)
-            draft.shards.write(_shard_row(draft, name, split, table, lines))
+            contents = zip(*(table.column(name).to_pylist() for name in ("key", "content")), strict=True)
+            lines = [f"{key} {content.hex()}" for key, content in contents]
+            draft.content += sum(int.from_bytes(blake3(line.encode()).digest(), "big") for line in lines)
+            row = {
+                "name": name,
+                "split": split,
+                "blake3": seal,
+                "bytes": first(table, "bytes"),
+                "samples": table.num_rows,
+                "input_digest": digest([draft.config_digest, *lines]),
+            }
+            draft.shards.write(pa.Table.from_pylist([row], SHARDS_SCHEMA))
             draft.seals.append((name, seal))
             sizes.append(table.num_rows)
-            size_bytes += first(table, "bytes")
+            size_bytes += row["bytes"]
     if sizes:
         named = {Path(shard_name(split, number)).name: samples for number, samples in enumerate(sizes)}
         write_json(draft.folder / sizes_name(split), named)
@@ -206,8 +226,8 @@ def _write_split(draft: Draft, split: str, shards: Iterable[DraftShard]) -> None
 
 
 def _open_tables(draft: Draft, split: str, stack: ExitStack) -> tuple[IndexWriter, TableWriter]:
-    """What readers of a split seek by, and what is known of each sample; whole and on disk when the stack
-    closes well."""
+    """Open the split's index and its table of samples. Both are complete and on disk once the stack closes
+    without an error."""
     index, samples = draft.folder / index_name(split), draft.folder / samples_name(split)
     for path in (index, samples, draft.folder / sizes_name(split)):
         path.parent.mkdir(exist_ok=True)
@@ -216,17 +236,16 @@ def _open_tables(draft: Draft, split: str, stack: ExitStack) -> tuple[IndexWrite
 
 
 def _samples_rows(table: Any, number: int, row: int, modality: str) -> Any:
-    """The rows of `samples/` of shard `number`, whose first sample is number `row` of the split."""
-    count = table.num_rows
-    columns = {name: table.column(name) for name in ("key", "original_key", "group")}
+    """Return the `samples/` rows of shard `number`, whose first sample is number `row` of the split."""
+    count, statistics = table.num_rows, statistics_schema(modality)
+    columns = {name: table.column(name) for name in ("key", "original_key", "group", *statistics)}
     columns["shard"] = pa.array(np.full(count, number, np.uint32))
     columns["row"] = pa.array(np.arange(row, row + count, dtype=np.uint64))
-    columns |= {name: table.column(name) for name in statistics_schema(modality)}
-    return pa.table(columns, samples_schema(statistics_schema(modality)))
+    return pa.table(columns, samples_schema(statistics))
 
 
 def _link(tar: Path, name: Path) -> None:
-    """A copy is as good, and is made again with the whole draft if it is broken off."""
+    """Link the tar, or copy it. A copy that is interrupted is made again with the whole draft."""
     try:
         os.link(tar, name)
     except OSError as error:
@@ -236,57 +255,16 @@ def _link(tar: Path, name: Path) -> None:
         fsync_path(name)
 
 
-def _with_tar(table: Any, name: str | None) -> Any:
-    column = pa.array([name] * table.num_rows, pa.string())
-    return table.set_column(table.schema.get_field_index("tar"), "tar", column)
-
-
-def _shard_row(draft: Draft, name: str, split: str, table: Any, lines: Sequence[str]) -> Any:
-    row = {
-        "name": name,
-        "split": split,
-        "blake3": first(table, "blake3"),
-        "bytes": first(table, "bytes"),
-        "samples": table.num_rows,
-        "input_digest": digest([draft.config_digest, *lines]),
-    }
-    return pa.Table.from_pylist([row], SHARDS_SCHEMA)
-
-
-def _content_lines(table: Any) -> Iterator[str]:
-    keys = table.column("key").to_pylist()
-    contents = table.column("content").to_pylist()
-    return (f"{key} {content.hex()}" for key, content in zip(keys, contents, strict=True))
-
-
-def _number(line: str) -> int:
-    return int.from_bytes(blake3(line.encode()).digest(), "big")
-
-
-@contextlib.contextmanager
-def _other_disk_as_error(draft: Path, versions_folder: Path) -> Iterator[None]:
-    """Turn the error of a rename from one file system to another into a UsageError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        raise UsageError(
-            f"dataset.output: {versions_folder} lies on another file system than {draft.parent}, which no "
-            "rename can cross; make the dataset's folder a link, not versions in it"
-        ) from None
-
-
 def _refresh(draft: Path, version: Path) -> None:
-    """Replace every file that differs from the draft's: damage, places in a table, times; a tar that was
-    lost, or has other bytes because it was converted anew.
+    """Replace every file that differs from the draft's, because it is damaged or missing, was converted
+    again, or holds places or times.
 
-    The record of the files goes last, so a refresh that is killed does not count as done.
+    build.json, the record of all files, goes last, so a refresh that is killed does not count as done.
     """
     tars = [str(tar.relative_to(draft)) for tar in draft.glob("*/*.tar")]
     for tar in version.glob(f"*/{'[0-9]' * 6}.tar"):
         if not (draft / tar.relative_to(version)).exists():
-            tar.unlink()  # such as one under the number of another
+            tar.unlink()  # for example a tar under another one's number
     names = [*tars, *names_beside_tars(draft), BUILD]
     for name in names:
         target = version / name

@@ -1,13 +1,13 @@
-"""Raw data to a version of the dataset: list, plan, convert what is not there yet, assemble.
+"""Builds a version of the dataset from raw data: list, plan, convert what does not exist yet, assemble.
 
-The build asks the disk what is done: shards of any version and of a killed build are taken over when they
-are made of the same samples by the same rules. It never switches `current`; `versions.publish` does, once
+The build looks at the disk to see what is done: it reuses shards of any version, and of a killed build, that
+hold the same samples converted by the same rules. It never switches `current`; `versions.publish` does, once
 the version is verified.
 
-The steps, each a module: `listing` brings every raw sample into the `catalogue`, `shard_plan` cuts it into
-shards, `reuse` finds those that are there, `convert` makes the others in `staging`, `assemble` makes a
-version of them, `changes` refuses one that has lost too much. A repair uses the same steps to make single
-shards again: `list_named`.
+Each step is a module: `listing` puts every raw sample into the `catalogue`, `shard_plan` cuts it into shards,
+`staging` finds those that exist, `convert` makes the others, `assemble` makes a version of them, and
+`changes` stops a build that has lost too much. A repair uses the same steps to make single shards again:
+`list_named`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from tasks.core.screen import Progress, no_progress
 from tasks.dataset import layout, quarantine
 from tasks.dataset.build_info import read_build_info
 from tasks.dataset.building import assemble, changes
-from tasks.dataset.building.catalogue import Catalogue, Rejected
-from tasks.dataset.building.convert import BuildTally, Exceeded, convert_all, counted
+from tasks.dataset.building.catalogue import Catalogue, RejectedSample
+from tasks.dataset.building.convert import BudgetExceeded, BuildTally, convert_all, counted
 from tasks.dataset.building.fingerprint import CONVERTER, another_converter, packages
 from tasks.dataset.building.freshness import is_up_to_date, sweep_surveys, unchanged
 from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.result import BuildResult
-from tasks.dataset.building.reuse import known_shards
 from tasks.dataset.building.staging import (
     converted_shards,
+    known_shards,
     note_rejects,
     redact_config,
     require_own,
@@ -56,7 +56,7 @@ __all__ = ["BuildResult", "build", "is_up_to_date"]
 
 logger = logging.getLogger(__name__)
 PRELOAD = "tasks.dataset.building.preload"
-"""Never imported here: it is for the process that workers are forked from."""
+"""Imported only by the process that workers are forked from."""
 
 
 def build(
@@ -68,24 +68,23 @@ def build(
     survey: Path | None = None,
     waits: bool = True,
 ) -> BuildResult:
-    """Build the dataset's next version; waits for whoever else builds it, unless `waits` is False.
+    """Build the dataset's next version. If somebody else is building it, wait for them, unless `waits` is
+    False.
 
-    `rehash` compares the content of all raw samples, not only size and time. `accept_loss` takes a version
-    that has lost or replaced more samples than changes.ALLOWED. `survey` is the folder that
-    `freshness.take_survey` gave: its listing is taken over, and removed in any case. UsageError for a config
-    that does not fit the source or the disk. DataError when the source holds nothing, the rejects are certain
-    to pass the budget, too many samples are gone or replaced, the disk is full, or, with `waits` False,
-    somebody else builds.
+    `rehash` compares the content of all raw samples, not only size and time. `accept_loss` accepts a version
+    that has lost or replaced more samples than changes.ALLOWED. `survey` is the folder of
+    `freshness.kept_survey`: the build uses its listing, and removes the folder in any case. UsageError for a
+    config that does not fit the source or the disk. DataError if the source holds nothing, the rejects are
+    certain to exceed the budget, too many samples are gone or replaced, the disk is full, or, with `waits`
+    False, somebody else is building.
     """
     started = time.monotonic()
     give_memory_back()
     try:
         output = config.dataset.output
-        listing = SourceListing(
-            config, output / STAGING, progress
-        )  # a wrong config is reported before any writing
+        listing = SourceListing(config, output / STAGING, progress)  # reports a wrong config before any write
         if config.dataset.mirror is not None:
-            from tasks.dataset import mirror  # not above: workers would wait for its import before they start
+            from tasks.dataset import mirror  # not above, or workers would wait for this import as well
 
             mirror.require_reachable(config.dataset.mirror)
         with (
@@ -102,7 +101,7 @@ def build(
 
 @contextmanager
 def _leased(output: Path, waits: bool, progress: Progress) -> Iterator[tuple[Lease, bool]]:
-    """Hold the dataset while the block runs; the lease, and whether somebody else held it before."""
+    """Hold the dataset while the block runs. Yields the lease, and whether somebody else held it before."""
     lease = Lease(output / LEASE)
     has_waited = False
     try:
@@ -110,9 +109,8 @@ def _leased(output: Path, waits: bool, progress: Progress) -> Iterator[tuple[Lea
             lease.acquire()
         except Held as held:
             if not waits:
-                raise DataError(
-                    f"{held}; without --no-wait this build would wait for it", field="wait"
-                ) from None
+                text = f"{held}; without --no-wait this build would wait for it"
+                raise DataError(text, field="wait") from None
             has_waited = True
             logger.warning("%s; waiting", held)
             progress(0, 0, f"{held}; waiting")
@@ -130,7 +128,7 @@ def _leased(output: Path, waits: bool, progress: Progress) -> Iterator[tuple[Lea
 
 @dataclass
 class _Build:
-    """One build, from its lease on."""
+    """One build that holds the lease."""
 
     config: Config
     listing: SourceListing
@@ -147,9 +145,9 @@ class _Build:
         sweep_surveys(dataset.output)
         before = layout.linked(dataset.output)
         if self.config.engine.build.kind == "local":
-            warm_up(PRELOAD)  # the workers' modules are imported while the sources are listed
+            warm_up(PRELOAD)  # imports the workers' modules while the sources are listed
         self.staging.mkdir(exist_ok=True)
-        write_rules(self.staging, dataset)  # first, as they show that the folder is a build's
+        write_rules(self.staging, dataset)  # first, because it marks the folder as a build's
         listing = self.listing
         listing.survey(surveyed=survey, anew=self.rehash)
         inputs, catalogue = listing.inputs_digest, listing.catalogue
@@ -179,24 +177,26 @@ class _Build:
         shutil.rmtree(self.staging)
 
     def _convert(self, catalogue: Catalogue) -> assemble.Draft:
-        """Convert what no version holds into `staging` and draft the version; DataError once the budget is
-        sure to be passed, or when nothing is left. Afterwards the catalogue knows all rejects."""
+        """Convert what no version holds into `staging`, draft the version, and note all rejects in the
+        catalogue.
+
+        DataError once the rejects are certain to exceed the budget, or if no sample is left.
+        """
         config, staging = self.config, self.staging
         known = known_shards(config.dataset.output, catalogue)
         tally = counted(config, catalogue)
         everything = convert_all(config, catalogue, known, tally, self.progress, rehash=self.rehash)
-        draft = None
-        with (
-            suppress(Exceeded),
-            closing(everything) as converted,
-            closing(converted_shards(catalogue, known, staging, converted)) as shards,
-        ):
-            draft = assemble.draft_version(config, shards, staging)
-        note_rejects(catalogue, known, staging, tally.rejecting)
-        if draft is None:
+        shards = converted_shards(catalogue, known, staging, everything)
+        try:
+            with closing(everything), closing(shards):
+                draft = assemble.draft_version(config, shards, staging)
+        except BudgetExceeded:
+            note_rejects(catalogue, known, staging, tally.rejecting)
             path = staging / REJECTS
             assemble.write_rejects(path, catalogue.rejects())
-            raise tally.error(path, config.dataset.private, catalogue.some_keys(ACCEPTED))
+            usual_keys = catalogue.some_keys(ACCEPTED)
+            raise tally.error(path, config.dataset.private, usual_keys) from None
+        note_rejects(catalogue, known, staging, tally.rejecting)
         if tally.rejects.total() + catalogue.filtered == catalogue.read:
             raise DataError(
                 f"none of {catalogue.read:,} samples is left: {catalogue.filtered:,} filtered, "
@@ -237,18 +237,18 @@ class _Build:
 class NamedShards:
     """A listing of the samples that named shards need.
 
-    `missing` are the keys that no sample of the source has, or that dataset.filter leaves out now; `refused`
-    the samples that cannot be taken, before any was converted.
+    `missing` are the keys that no sample of the source has, or that dataset.filter leaves out now. `rejects`
+    are the samples, by key, that were rejected before conversion.
     """
 
     config: Config
     listing: SourceListing
     missing: Sequence[str]
-    refused: Mapping[str, Rejected]
+    rejects: Mapping[str, RejectedSample]
 
     def convert(self, progress: Progress = no_progress) -> Iterator[assemble.DraftShard]:
-        """Convert the samples that were found, shard by shard. A shard's `split` is its name here; its
-        sidecar has a row per sample in the order of the keys."""
+        """Convert the samples that were found, shard by shard. Here a shard's `split` is its name; its
+        sidecar has one row per sample, in the order of the keys."""
         with closing(self.listing):
             catalogue = self.listing.catalogue
             tally = BuildTally(catalogue.accepted, share=1.0, total=catalogue.accepted)
@@ -263,22 +263,24 @@ def list_named(
     progress: Progress = no_progress,
     containers: Collection[str] | None = None,
 ) -> NamedShards:
-    """List once the samples of shards, given as keys by shard name (`train/000007.tar`), into the folder
-    `staging`, which the caller has made and removes. Of sequential sources only `containers` are read, where
-    they are given. Whether a shard comes out as it was is for the caller to prove. UsageError and DataError
-    as a build's listing raises them."""
+    """List the samples of shards once, given as keys by shard name (`train/000007.tar`), into the folder
+    `staging`, which the caller makes and removes.
+
+    If `containers` is given, only those are read of sequential sources. The caller has to prove that a shard
+    comes out as it was. Raises UsageError and DataError like a build's listing.
+    """
     listing = SourceListing(config, staging, progress, wanted, containers)
     listing.survey(anew=True)
     listing.read()
     keys = {key for some in wanted.values() for key in some}
-    refused = {one.key: one for one in listing.catalogue.rejects() if one.key in keys}
-    return NamedShards(config, listing, listing.missing, refused)
+    rejects = {one.key: one for one in listing.catalogue.rejects() if one.key in keys}
+    return NamedShards(config, listing, listing.missing, rejects)
 
 
 def build_facts(
     config: Config, inputs_digest: str, unread: int, filtered: int, passed_over: Mapping[str, int]
 ) -> dict[str, Any]:
-    """What build.json holds beside the seals (see BuildInfo): what depends on time and place."""
+    """Return what build.json holds besides the seals (see BuildInfo): whatever depends on time and place."""
     dataset, cut = redact_config(config.dataset)
     return {
         "name": config.name,
@@ -302,8 +304,8 @@ def build_facts(
 def _recorded_changes(
     before: Path | None, manifest: Manifest, changed: changes.Changes
 ) -> dict[str, Any] | None:
-    """What `tarmac versions` shows of the new version beside the one before. One that is made again keeps
-    what is recorded of it."""
+    """Return how the new version differs from the previous one, for `tarmac versions`. A version that is made
+    again keeps what was recorded for it."""
     if before is None:
         return None
     if before.name == version_name(manifest.to_bytes()):
@@ -315,11 +317,10 @@ def _recorded_changes(
 
 
 def _release(version: Path, written: Collection[str]) -> int:
-    """Take the samples of the shards that were written out of the quarantine, because they are as they were
-    built; how many that were.
+    """Remove the samples of newly written shards from the quarantine, and return how many.
 
-    The version's other shards were not looked into, so their samples stay. So do those whose reason says
-    nothing of the shard's bytes: they were bad when it was built.
+    Their bytes are as built again. Samples of other shards stay, because this build did not read those, and
+    so do samples whose reason is not about the shard's bytes: they were already bad when it was built.
     """
     if not written:
         return 0

@@ -1,10 +1,10 @@
-"""Every listed sample of a build, on disk: a build of a thousand million samples takes no more memory than a
+"""Holds every listed sample of a build on disk, so a build of a billion samples needs no more memory than a
 small one.
 
-SQLite sorts and finds duplicates out of core; the dataset's lease sees to it that there is one writer, and
-workers open the finished catalogue read-only. A container of a sequential source is one transaction, so a
-build that was killed while it read goes on with the next container. Where samples have files of their own the
-catalogue serves one build alone and need not survive a crash.
+SQLite sorts and finds duplicates out of core. The dataset's lease ensures that there is one writer; workers
+open the finished catalogue read-only. Containers of a sequential source are committed whole, so a build that
+is killed while it reads continues with the next container. If samples have files of their own, the catalogue
+serves a single build and need not survive a crash.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tasks.dataset.sources import Container
 NAME = "catalogue.sqlite"
 SOURCE_BITS = 40
 _SIGN = 1 << (HASH_BITS - 1)
-"""SQLite's integers are signed; shard hashes are shifted so that their order stays."""
+"""SQLite's integers are signed, so shard hashes are shifted, which keeps their order."""
 
 
-class ListedSample(NamedTuple):  # made in a quarter of the time that a frozen dataclass takes
+class ListedSample(NamedTuple):  # takes a quarter of a frozen dataclass's time to make
     """A listed sample that is to be converted.
 
-    `source` counts the config's sources, and `number` orders all raw samples as they stand in them: it is
-    `source << SOURCE_BITS` and the count of raw samples listed so far. `size` (bytes) and `stamp` are those
-    of its files, or of its raw members with their digest where these wait in the spill: then `part`, `offset`
-    and `length` say where.
+    `source` is the index of its source in the config. `number` orders all raw samples as their sources do: it
+    is `source << SOURCE_BITS` plus the count of raw samples listed so far. `size` (bytes) and `stamp` belong
+    to its files. If its raw members wait in the spill instead, `size` and `stamp` are their size and digest,
+    and `part`, `offset` and `length` locate them there.
     """
 
     number: int
@@ -58,14 +58,14 @@ class ListedSample(NamedTuple):  # made in a quarter of the time that a frozen d
 
     @property
     def identity(self) -> bytes:
-        """What must be the same of a source's sample for it to count as unchanged; not where it stands."""
+        """The facts that must stay equal for a sample to count as unchanged; its place is not among them."""
         group = "\1" if self.group is None else self.group
         facts = (self.key, self.original_key, self.file, str(self.size), self.stamp, self.content, group)
         return "\0".join(facts).encode("utf-8", "surrogatepass")
 
 
 class Listed(NamedTuple):
-    """An entry with its split, its place among all samples and its weight (samples or bytes)."""
+    """A listed sample with its split, its shard hash and its weight (in samples or bytes)."""
 
     entry: ListedSample
     split: str
@@ -74,8 +74,8 @@ class Listed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
-    """A raw sample that was not taken, as `rejects.parquet` shows it; the catalogue makes it printable."""
+class RejectedSample:
+    """A raw sample that was rejected: a row of `rejects.parquet`. The catalogue makes its texts printable."""
 
     number: int
     key: str
@@ -85,11 +85,16 @@ class Rejected:
     source: str
     file: str
 
+    @classmethod
+    def of(cls, entry: ListedSample, reason: Reason, detail: str) -> RejectedSample:
+        """Return the entry as a rejected one."""
+        return cls(entry.number, entry.key, entry.original_key, reason, detail, entry.place, entry.file)
+
 
 _COLUMNS = """number INTEGER, key TEXT, split TEXT, shard_hash INTEGER, weight INTEGER, size INTEGER,
     entry BLOB"""
-"""`entry` is the whole Entry by marshal, which takes half the time of a column for each of its facts, and
-takes texts that are not Unicode, as paths and captions may be."""
+"""`entry` is the whole ListedSample by marshal: that takes half the time of a column per field, and accepts
+texts that are not valid Unicode, as paths and captions may be."""
 SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE containers (
@@ -109,19 +114,19 @@ JOIN listed AS later ON later.key = shared AND later.number > least
 JOIN listed AS first ON first.key = shared AND first.number = least
 """
 Advice = Mapping[int, str]
-"""What to do about samples of one source that share a key, by the source's number."""
+"""What to do if samples of a source share a key, by the source's index."""
 
 
 class Catalogue:
-    """The samples of one build: listed first, then sorted, then planned; the rest is for what is finished."""
+    """The samples of one build, which are listed, then sorted, then planned."""
 
     def __init__(self, path: Path, *, reads_only: bool = False, is_kept: bool = False) -> None:
-        """`reads_only`: it is finished, as workers open it. `is_kept`: a later build may continue it, so
-        every transaction waits for the disk."""
+        """`reads_only` is for workers, which open a finished catalogue. With `is_kept` a later build may
+        continue it, so every transaction waits for the disk."""
         self.path = path
         mode = "mode=ro&immutable=1" if reads_only else "mode=rwc&nolock=1"
         if not reads_only:
-            os.environ["SQLITE_TMPDIR"] = str(path.parent)  # where there must be room anyway
+            os.environ["SQLITE_TMPDIR"] = str(path.parent)  # which needs room anyway
         self._database = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)
         if reads_only:
             return
@@ -133,18 +138,18 @@ class Catalogue:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of it is kept, or none."""
+        """Keep everything that the block writes, or nothing."""
         self._database.execute("BEGIN")
         try:
             yield
         except BaseException:
-            if self._database.in_transaction:  # SQLite has ended it itself when the disk is full
+            if self._database.in_transaction:  # SQLite ends it itself when the disk is full
                 self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")
 
     def fact(self, name: str) -> Any:
-        """What `note` noted under this name; None before."""
+        """Return what `note` has stored under this name, or None."""
         row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
@@ -154,12 +159,13 @@ class Catalogue:
     # listing
 
     def add_containers(self, source: int, containers: Iterable[Container]) -> None:
-        """Containers that are to be read."""
+        """Add containers that are still to be read."""
         rows = ((source, _raw(one.name), one.stat.size, one.stat.stamp) for one in containers)
         self._database.executemany("INSERT INTO containers VALUES (?, ?, ?, ?, NULL)", rows)
 
     def containers(self, *, are_read: bool) -> list[tuple[int, Container]]:
-        """Those that were read, or those that are still to be, in order, each with its source."""
+        """Return the containers that were read, or those that are still to be, in order, with their
+        sources."""
         found = self._database.execute(
             f"SELECT * FROM containers WHERE filtered IS {'NOT ' * are_read}NULL ORDER BY rowid"
         )
@@ -173,7 +179,7 @@ class Catalogue:
         self._database.execute("DELETE FROM containers WHERE filtered IS NULL")
 
     def close_container(self, source: int, name: str, filtered: int) -> None:
-        """Note that a container was read, and how many of its samples were filtered."""
+        """Note that a container was read, and how many of its samples the filter left out."""
         self._database.execute(
             "UPDATE containers SET filtered = ? WHERE source = ? AND name = ?", (filtered, source, _raw(name))
         )
@@ -187,35 +193,38 @@ class Catalogue:
             ),
         )
 
-    def reject(self, rejected: Iterable[Rejected], *, in_conversion: bool = False) -> None:
-        """Note what is not taken: before it could become an entry, or `in_conversion` of what is one."""
+    def reject(self, rejected: Iterable[RejectedSample], *, in_conversion: bool = False) -> None:
+        """Note rejected samples: before they became entries, or entries that were rejected
+        `in_conversion`."""
         rows = (
-            (one.number, one.key, one.original_key, one.reason, one.detail, one.source, one.file)
+            (
+                *(one.number, one.key, printable(one.original_key), one.reason, printable(one.detail)),
+                *(printable(one.source), printable(one.file), in_conversion),
+            )
             for one in rejected
         )
-        self._database.executemany(
-            "INSERT OR REPLACE INTO rejects VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            ((number, key, *map(printable, texts), in_conversion) for number, key, *texts in rows),
-        )
+        self._database.executemany("INSERT OR REPLACE INTO rejects VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     # planning
 
-    def _refuse_duplicates(self, advice: Advice) -> None:
+    def _reject_duplicates(self, advice: Advice) -> None:
         if not self._database.execute(_SHARED_HASH).fetchone():
             return  # equal keys have equal hashes
         self._database.execute("CREATE INDEX IF NOT EXISTS listed_keys ON listed (key, number)")
         for later, first in self._database.execute(_DUPLICATES):
             entry = _entry(later)
             detail = f"{printable(_entry(first).place)} has this key{advice.get(entry.source, '')}"
-            self.reject([rejected(entry, "key.duplicate", detail)])
+            self.reject([RejectedSample.of(entry, "key.duplicate", detail)])
 
     def plan(
         self, rules: ShardRules, rules_digest: str, source_digests: Sequence[str], advice: Advice
     ) -> None:
-        """Refuse what has the key of an earlier sample, order the others as `rules` say and cut them into
-        shards. A shard's digest names what shapes its bytes: the rules, each sample, and the source that it
-        comes from."""
-        self._refuse_duplicates(advice)
+        """Reject samples whose key an earlier sample has, order the others by `rules` and cut them into
+        shards.
+
+        A shard's digest covers all that shapes its bytes: the rules, each sample, and the sample's source.
+        """
+        self._reject_duplicates(advice)
         order = "shard_hash, key" if rules.order == "hash" else "number"
         self._database.execute(
             "INSERT INTO entries SELECT NULL, * FROM listed "
@@ -224,12 +233,14 @@ class Catalogue:
         prefixes = [f"{digest}\0".encode() for digest in source_digests]
         names = self._database.execute("SELECT DISTINCT split FROM entries ORDER BY split").fetchall()
         splits = ((split, self._weighed(split, prefixes)) for (split,) in names)
-        self.add_shards(plan_shards(splits, rules, rules_digest))
+        self._add_shards(plan_shards(splits, rules, rules_digest))
 
     def select(self, wanted: Mapping[str, Sequence[str]], advice: Advice) -> list[str]:
-        """Instead of `plan`: one shard per name, of the samples that have these keys, in this order; the keys
-        that no sample has. Ordinals count the names that have samples, in their order."""
-        self._refuse_duplicates(advice)
+        """Plan, instead of `plan`, one shard per name that holds the samples of these keys, in this order.
+
+        Ordinals count the names that have samples, in their order. Returns the keys that no sample has.
+        """
+        self._reject_duplicates(advice)
         self._database.execute("CREATE TEMP TABLE wanted (shard TEXT, row INTEGER, key TEXT)")
         rows = ((name, row, key) for name, keys in wanted.items() for row, key in enumerate(keys))
         self._database.executemany("INSERT INTO wanted VALUES (?, ?, ?)", rows)
@@ -243,7 +254,7 @@ class Catalogue:
         bounds = self._database.execute(
             "SELECT split, min(rank), max(rank) + 1 FROM entries GROUP BY split ORDER BY split"
         ).fetchall()
-        self.add_shards(
+        self._add_shards(
             PlannedShard(ordinal, name, start, stop, name.removesuffix(".tar").replace("/", "-"))
             for ordinal, (name, start, stop) in enumerate(bounds)
         )
@@ -253,14 +264,14 @@ class Catalogue:
         return [key for (key,) in missing]
 
     def _weighed(self, split: str, prefixes: Sequence[bytes]) -> Iterator[tuple[int, int, bytes]]:
-        """Shard hash, weight and identity of a split's samples, in the order of their ranks, which count from
-        1 over all splits."""
+        """Yield shard hash, weight and identity of a split's samples, in the order of their ranks, which
+        count from 1 over all splits."""
         query = "SELECT shard_hash, weight, entry FROM entries WHERE split = ? ORDER BY rank"
         for shard_hash, weight, packed in self._database.execute(query, (split,)):
             entry = _entry(packed)
             yield shard_hash + _SIGN, weight, prefixes[entry.source] + entry.identity
 
-    def add_shards(self, shards: Iterable[PlannedShard]) -> None:
+    def _add_shards(self, shards: Iterable[PlannedShard]) -> None:
         rows = ((one.ordinal, one.split, one.start, one.stop, one.digest) for one in shards)
         self._database.executemany("INSERT INTO shards VALUES (?, ?, ?, ?, ?)", rows)
 
@@ -268,8 +279,8 @@ class Catalogue:
 
     @property
     def read(self) -> int:
-        """Raw samples in all, before any rule."""
-        return self.accepted + self.refused + self.filtered
+        """All raw samples, before any rule."""
+        return self.accepted + self.rejected_in_listing + self.filtered
 
     @property
     def accepted(self) -> int:
@@ -277,18 +288,18 @@ class Catalogue:
         return self._count("SELECT coalesce(max(rank), 0) FROM entries")
 
     @property
-    def refused(self) -> int:
+    def rejected_in_listing(self) -> int:
         """Samples that were rejected before conversion."""
         return self._count("SELECT count(*) FROM rejects WHERE NOT is_entry")
 
     @property
-    def rejected_entries(self) -> int:
+    def rejected_in_conversion(self) -> int:
         """Samples that were rejected in conversion, as far as `reject` has noted them."""
         return self._count("SELECT count(*) FROM rejects WHERE is_entry")
 
     @property
     def filtered(self) -> int:
-        """Samples that the user's filter left out."""
+        """Samples that the user's filter leaves out."""
         return self._count("SELECT coalesce(sum(filtered), 0) FROM containers")
 
     @property
@@ -301,7 +312,7 @@ class Catalogue:
         return self._count("SELECT count(*) FROM containers")
 
     def shards(self) -> Iterator[PlannedShard]:
-        """Split by split in the order of their names, in shard order within."""
+        """Yield the planned shards: splits by name, and shards in order within each."""
         for row in self._database.execute("SELECT * FROM shards ORDER BY ordinal"):
             yield PlannedShard(*row)
 
@@ -315,45 +326,43 @@ class Catalogue:
         return PlannedShard(*row)
 
     def ordinal(self, digest: str) -> int | None:
-        """The planned shard of this digest, if there is one."""
+        """Return the ordinal of the planned shard with this digest, or None."""
         row = self._database.execute("SELECT ordinal FROM shards WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else int(row[0])
 
-    def entries(self, shard: PlannedShard) -> list[ListedSample]:
-        return list(self.between(shard.start, shard.stop))
-
-    def between(self, start: int, stop: int) -> Iterator[ListedSample]:
-        """The entries of ranks start to stop."""
+    def entries(self, start: int, stop: int) -> list[ListedSample]:
+        """Return the entries with ranks from `start` to before `stop`."""
         query = "SELECT entry FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
-        return (_entry(packed) for (packed,) in self._database.execute(query, (start, stop)))
+        return [_entry(packed) for (packed,) in self._database.execute(query, (start, stop))]
 
     def some_keys(self, most: int) -> list[str]:
-        """Original keys of about so many of the samples that are to be converted, spread over all."""
+        """Return the original keys of at most `most` samples that are to be converted, evenly spread."""
         query = "SELECT entry FROM entries WHERE rank % ? = 0"
         step = 1 + self.accepted // most
         return [_entry(packed).original_key for (packed,) in self._database.execute(query, (step,))]
 
     def forget_conversions(self) -> None:
-        """Forget the rejects that an earlier build noted in its conversion: its sidecars hold them."""
+        """Forget the rejects that an earlier build noted in its conversion, because its sidecars hold
+        them."""
         self._database.execute("DELETE FROM rejects WHERE is_entry")
 
-    def rejects(self) -> Iterator[Rejected]:
-        """In the sources' order."""
+    def rejects(self) -> Iterator[RejectedSample]:
+        """Yield all rejects in the sources' order."""
         for *row, _ in self._database.execute("SELECT * FROM rejects ORDER BY number"):
-            yield Rejected(*row)
+            yield RejectedSample(*row)
 
-    def first_rejects(self) -> Iterator[Rejected]:
-        """The first of each reason."""
+    def first_rejects(self) -> Iterator[RejectedSample]:
+        """Yield the first reject of each reason."""
         query = "SELECT * FROM rejects WHERE number IN (SELECT min(number) FROM rejects GROUP BY reason)"
         for *row, _ in self._database.execute(f"{query} ORDER BY reason"):
-            yield Rejected(*row)
+            yield RejectedSample(*row)
 
     def reasons(self) -> dict[str, int]:
         query = "SELECT reason, count(*) FROM rejects GROUP BY reason ORDER BY reason"
         return dict(self._database.execute(query).fetchall())
 
     def note_converted(self, rows: Iterable[tuple[str, bytes, int, int]]) -> None:
-        """Note what accepted samples are made of, for `find`: key, content, length and CRC32C of the span."""
+        """Note for `find` what accepted samples are made of: key, content, length and CRC32C of the span."""
         self._database.execute(
             "CREATE TEMP TABLE IF NOT EXISTS converted "
             "(key TEXT PRIMARY KEY, content BLOB, length INTEGER, crc32c INTEGER) WITHOUT ROWID"
@@ -361,8 +370,8 @@ class Catalogue:
         self._database.executemany("INSERT INTO converted VALUES (?, ?, ?, ?)", rows)
 
     def find(self, key: str) -> tuple[bytes | None, int | None, int | None] | None:
-        """What the accepted sample of this key is made of, as far as that was noted; None where there is no
-        such sample."""
+        """Return what the accepted sample with this key is made of, as far as that was noted; None if there
+        is no such sample."""
         return self._database.execute(self._find, (key,)).fetchone()  # type: ignore[no-any-return]
 
     @cached_property
@@ -379,11 +388,6 @@ class Catalogue:
 
     def _count(self, query: str) -> int:
         return int(self._database.execute(query).fetchone()[0])
-
-
-def rejected(entry: ListedSample, reason: Reason, detail: str) -> Rejected:
-    """The entry as one that is not taken."""
-    return Rejected(entry.number, entry.key, entry.original_key, reason, detail, entry.place, entry.file)
 
 
 def _entry(packed: bytes) -> ListedSample:

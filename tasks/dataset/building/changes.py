@@ -1,9 +1,9 @@
-"""What a new version has gained, lost and replaced against the one before: half a source must not pass
-unnoticed, nor a sync that writes over it.
+"""Compares a new version with the previous one: gained, lost and replaced samples. The loss of half a source,
+or a sync that overwrites it, must not pass unnoticed.
 
-The guard holds as long as anything says what the current version had: its manifest, its tables of samples, or
-the sidecars of its shards. Where nothing does, a person has to say that a loss is fine. Only the sidecars say
-what a sample was made of; where they are lost, nobody can tell which samples were replaced.
+The guard works as long as anything records what the current version had: its manifest, its tables of samples,
+or the sidecars of its shards. Otherwise the user has to accept a loss. Only the sidecars record what a sample
+was made of, so without them replaced samples cannot be recognised.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ from tasks.dataset.manifest import read_manifest
 from tasks.dataset.tables import ArrowBatches, read_pieces, read_shards
 
 ALLOWED = 0.05
-"""Share of the samples that may go, or be written over, from one version to the next without a word from the
-user."""
+"""The share of samples that may disappear or be overwritten from one version to the next without approval."""
 LISTED = 20
-"""Samples that are shown to who is asked."""
+"""Samples that the request for approval shows."""
 MOST_FOLDERS = 1000
-"""Folders by which samples are counted."""
+"""Folders for which samples are counted."""
 FOLDERS = 3
 """Folders in a message."""
 MADE_OF = ("key", "original_key", "content", "length", "crc32c")
-"""Columns of a sidecar that tell whether a sample is what it was."""
+"""Columns of a sidecar that show whether a sample has changed."""
 
 
 @dataclass
 class Affected:
-    """Samples that something happened to: the first of them, and how many lay in which folder."""
+    """Samples that are gone or overwritten: their count, the first of them, and counts by folder."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -60,14 +59,14 @@ class Affected:
             self.folders[folder] += 1
 
     def rows(self, what: str) -> Iterator[dict[str, Any]]:
-        """A row per listed sample, folder by folder."""
+        """Yield one row per listed sample, folder by folder."""
         for name in sorted(self.first, key=lambda name: (_folder(name), name)):
             folder = _folder(name)
             in_all = self.folders.get(folder, 1)
             yield {"what": what, "folder": folder or "–", "in this folder": in_all, "sample": shorten(name)}
 
     def lines(self, what: str) -> Iterator[str]:
-        """The folders that held most of them, on a line each."""
+        """Yield one line for each of the folders that held most of them."""
         for folder, count in self.folders.most_common(FOLDERS):
             example = next((name for name in self.first if _folder(name) == folder), None)
             where = f" under {shorten(folder)}" if folder else ""
@@ -76,11 +75,12 @@ class Affected:
 
 @dataclass(frozen=True)
 class Changes:
-    """Samples, told apart by their keys, of which `had` were there before (None: nothing says how many).
+    """Changes from the previous version, which had `had` samples (None if that is not recorded), by key.
 
-    The keys of `unread` of them cannot be read, so those count as lost. `replaced` have other bytes, because
-    the source or the rules have changed; `overwritten` have other content in the source, read by the same
-    rules (`is_read_alike`). `rekeyed` had other keys, as an earlier Tarmac made them of the same names.
+    The keys of `unread` samples cannot be read, so those count as lost. `replaced` ones have other bytes,
+    because the source or the rules have changed. `overwritten` ones have other content in the source, read by
+    the same rules (`is_read_alike`). `rekeyed` ones had other keys, which an earlier Tarmac made from the
+    same names.
     """
 
     gained: int
@@ -94,21 +94,21 @@ class Changes:
     is_read_alike: bool = True
 
     def check(self, before: Path | None, is_private: bool) -> None:
-        """NeedsApproval when more than ALLOWED of the samples are gone or overwritten, or that cannot be
-        known."""
+        """NeedsApproval if more than ALLOWED of the samples are gone or overwritten, or if that is
+        unknown."""
         if before is None:
             return
         if self.had is None:
             raise NeedsApproval(
-                f"neither manifest nor tables of the current version {before.name} can be read, so nobody "
-                "knows which samples it had; `tarmac repair DATASET` mends them, or accept a loss"
+                f"neither manifest nor tables of the current version {before.name} can be read, so it is "
+                "unknown which samples it had; `tarmac repair DATASET` repairs them, or accept a loss"
             )
         if self.lost + self.overwritten.count <= ALLOWED * self.had:
             return
         if self.unread > ALLOWED * self.had:
             raise NeedsApproval(
                 f"the keys of {self.unread:,} of the {self.had:,} samples of version {before.name} cannot be "
-                "read, so nobody can tell whether they are still there; `tarmac repair DATASET` mends its "
+                "read, so it is unknown whether they are still there; `tarmac repair DATASET` repairs its "
                 "tables, or accept a loss"
             )
         kinds = {"gone": self.gone, "overwritten": self.overwritten}
@@ -121,21 +121,18 @@ class Changes:
 
     def _question(self, before: Path) -> str:
         overwritten = self.overwritten.count
-        counts = [f"{self.lost:,} of the {self.had:,} samples of version {before.name} are gone"]
-        if overwritten and self.lost:
-            counts.append(f"{overwritten:,} are overwritten with other content")
-        elif overwritten:
-            counts = [
-                f"{overwritten:,} of the {self.had:,} samples of version {before.name} are overwritten with "
-                "other content in the source"
-            ]
+        had = f"of the {self.had:,} samples of version {before.name} are"
+        if not overwritten:
+            changed = f"{self.lost:,} {had} gone"
+        elif self.lost:
+            changed = f"{self.lost:,} {had} gone and {overwritten:,} are overwritten with other content"
+        else:
+            changed = f"{overwritten:,} {had} overwritten with other content in the source"
         share = (self.lost + overwritten) / (self.had or 1)
-        cause = (
-            "" if self.is_read_alike else ", and the source is read by other rules than then, such as its key"
-        )
+        other_rules = ", and the source is now read by other rules, such as another key"
         return (
-            f"{' and '.join(counts)} ({share:.1%}){cause}; the current version stays. Mend the source and "
-            "run again, or accept the loss"
+            f"{changed} ({share:.1%}){'' if self.is_read_alike else other_rules}; the current version stays. "
+            "Mend the source and run again, or accept the loss"
         )
 
 
@@ -143,41 +140,41 @@ NONE = Changes(0, 0, 0)
 
 
 def since(before: Path | None, catalogue: Catalogue, dataset: Dataset, made: Path | None = None) -> Changes:
-    """What the catalogue, which knows all rejects, has of the samples of an earlier version, and beyond.
+    """Compare the catalogue, in which all rejects are noted, with the samples of the version before.
 
-    `made` is the new version's `inputs.arrow`; before there is one, nobody knows which samples are replaced.
+    `made` is the new version's `inputs.arrow`; without it, replaced samples cannot be recognised.
     """
-    now = catalogue.accepted - catalogue.rejected_entries
+    now = catalogue.accepted - catalogue.rejected_in_conversion
     if before is None:
         return Changes(now, 0, 0)
     untouched = set() if made is None else _note_converted(before, made, catalogue)
-    seen = _Comparison(catalogue)
-    seen.compare_sidecars(before, untouched)
+    found = _Comparison(catalogue)
+    found.compare_sidecars(before, untouched)
     recorded = _recorded(before)
-    if recorded is None or seen.read < recorded:
-        others = _Comparison(catalogue)
-        others.compare_tables(before)
-        seen = max((seen, others), key=lambda one: one.read)
-    if recorded is None and not seen.read:
+    if recorded is None or found.read < recorded:
+        by_tables = _Comparison(catalogue)
+        by_tables.compare_tables(before)
+        found = max((found, by_tables), key=lambda one: one.read)
+    if recorded is None and not found.read:
         return Changes(now, 0, None)
-    had = max(recorded or 0, seen.read)
-    kept = seen.read - seen.gone.count
+    had = max(recorded or 0, found.read)
+    kept = found.read - found.gone.count
     is_read_alike = _is_read_alike(before, dataset)
     return Changes(
         gained=now - kept,
         lost=had - kept,
         had=had,
-        unread=had - seen.read,
-        replaced=seen.replaced,
-        rekeyed=seen.rekeyed,
-        overwritten=seen.overwritten if is_read_alike else Affected(),
-        gone=seen.gone,
+        unread=had - found.read,
+        replaced=found.replaced,
+        rekeyed=found.rekeyed,
+        overwritten=found.overwritten if is_read_alike else Affected(),
+        gone=found.gone,
         is_read_alike=is_read_alike,
     )
 
 
 class _Comparison:
-    """Samples of an earlier version, looked up one after another."""
+    """Looks up the samples of an earlier version in the catalogue, one after another."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
@@ -185,8 +182,8 @@ class _Comparison:
         self.gone, self.overwritten = Affected(), Affected()
 
     def compare_sidecars(self, version: Path, untouched: set[tuple[str, str | None]]) -> None:
-        """Of a shard that is untouched every sample is there, as it was."""
-        with contextlib.suppress(OSError, ValueError, pa.ArrowException):  # verify is who reports damage
+        """Compare by the version's sidecars. All samples of an untouched shard still exist unchanged."""
+        with contextlib.suppress(OSError, ValueError, pa.ArrowException):  # verify reports damage
             batches = ArrowBatches(version / INPUTS, ("planned", "blake3", "reason", *MADE_OF))
             for number in range(len(batches)):
                 table = accepted(batches[number])
@@ -196,7 +193,7 @@ class _Comparison:
                     self._compare(*(table.column(name).to_pylist() for name in MADE_OF))
 
     def compare_tables(self, version: Path) -> None:
-        """The same samples in another file of the version, without what they were made of."""
+        """Compare by the version's tables of samples, which do not record what samples were made of."""
         for path in sorted((version / "samples").glob("*.parquet")):
             with contextlib.suppress(DataError):
                 for piece in read_pieces(path, MADE_OF[:2]):
@@ -220,8 +217,8 @@ class _Comparison:
 
 
 def _note_converted(before: Path, made: Path, catalogue: Catalogue) -> set[tuple[str, str | None]]:
-    """Note in the catalogue what the samples are made of whose shards the version before has not; the shards
-    that it has."""
+    """Note in the catalogue what the samples of new shards are made of, and return the shards that the
+    version before has already."""
     had: set[tuple[str, str | None]] = set()
     with contextlib.suppress(OSError, ValueError, pa.ArrowException):
         batches = ArrowBatches(before / INPUTS, ("planned", "blake3"))
@@ -239,14 +236,14 @@ def _note_converted(before: Path, made: Path, catalogue: Catalogue) -> set[tuple
 
 
 def _name(sidecar: Any) -> tuple[str, str | None]:
-    """What a shard was planned to hold, and the seal of what it holds: a --rehash converts by the same plan
-    what has changed."""
+    """Return what a shard was planned to hold, and the seal of what it holds: --rehash converts changed
+    samples again by the same plan."""
     return first(sidecar, "planned"), first(sidecar, "blake3")
 
 
 def _is_read_alike(before: Path, dataset: Dataset) -> bool:
-    """Whether the version's sources were read by the rules of today. Where nothing says it, they count as
-    that, as rules seldom change."""
+    """Whether the version's sources were read by today's rules. If that is not recorded, the answer is yes,
+    because rules seldom change."""
     try:
         info = read_build_info(before)
         return info.converter == CONVERTER and (
@@ -255,13 +252,13 @@ def _is_read_alike(before: Path, dataset: Dataset) -> bool:
     except DataError:
         return True
     except ValidationError:
-        return False  # the block of another Tarmac
+        return False  # another Tarmac wrote the block
 
 
 def _recorded(version: Path) -> int | None:
-    """How many samples the version had, by its manifest or its table of shards; None when neither can be
+    """Return the version's number of samples by its manifest or its table of shards; None if neither can be
     read."""
-    with contextlib.suppress(DataError):  # verify is who reports damage
+    with contextlib.suppress(DataError):  # verify reports damage
         return read_manifest(version).accepted
     with contextlib.suppress(DataError):
         return sum(shard.samples for shard in read_shards(version))

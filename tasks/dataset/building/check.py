@@ -1,4 +1,4 @@
-"""Whether a config fits its sources, found out before anything is written or read at length."""
+"""Checks that a config fits its sources, before anything is written or read at length."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ MADE = (
     "versions/0/train/sizes.json",
     "quarantine.jsonl",
 )
-"""Files of each kind that a dataset holds, and where."""
+"""An example of each kind of file in a dataset."""
 WORKED_IN = (STAGING, VERSIONS, "repair")
 
 
 def check_sources(dataset: Dataset) -> list[Source]:
-    """The config's sources, ready to be listed; UsageError for a config that does not fit them."""
+    """Return the config's sources, ready to be listed; UsageError for a config that does not fit them."""
     splits.check_splits(dataset.splits)
     require_writable(dataset.output, "dataset.output")
     versions.require_link(dataset.output)
     _require_known_sizes(dataset)
     MODALITIES[dataset.modality].check(dataset)
     if dataset.mirror is not None:
-        from tasks.dataset import mirror  # which brings in fsspec
+        from tasks.dataset import mirror  # imports fsspec, which is slow
 
         mirror.check_mirror(dataset.mirror)
     _require_apart(dataset)
@@ -52,10 +52,10 @@ def check_sources(dataset: Dataset) -> list[Source]:
 
 
 def _require_apart(dataset: Dataset) -> None:
-    """A dataset inside what it is made of would be a part of itself at the next build; and what lies in the
-    folders of a build does not stay there."""
+    """UsageError for a dataset inside a source, which would become its own input in the next build, and for a
+    source inside the folders of a build, which removes files there."""
     output = os.path.realpath(dataset.output)
-    for source, path in ((one, place) for one in dataset.all_sources for place in _places(one)):
+    for source, path in ((one, place) for one in dataset.all_sources for place in _paths(one)):
         if is_remote(path):
             continue
         if lies_inside(dataset.output, path):
@@ -65,45 +65,45 @@ def _require_apart(dataset: Dataset) -> None:
             )
         if source.kind == "table" and _is_beside_its_table(dataset.output, path):
             raise UsageError(
-                f"dataset.output: {dataset.output} lies in the folder of the table {path}, whose raw data "
-                f"would then pass for a dataset; put it beside it, such as {beside(path)}"
+                f"dataset.output: {dataset.output} lies in the folder of the table {path}, so the raw data "
+                f"would look like a dataset; put it beside it, such as {beside(path)}"
             )
         if any(f"{os.path.realpath(path)}/".startswith(f"{output}/{name}/") for name in WORKED_IN):
             raise UsageError(
-                f"dataset.output: {dataset.output} is where a build removes what it does not need, so the "
-                f"source {path} must not lie there; put the dataset beside it"
+                f"dataset.output: a build removes files in {dataset.output}, so the source {path} must not "
+                "lie there; put the dataset beside the source"
             )
 
 
 def lies_inside(output: str | Path, path: str) -> bool:
-    """Whether a source's path, a local one, would mean files of a dataset in `output`."""
+    """Whether a source's local path would match files of a dataset in `output`."""
     folder = os.path.realpath(output)
     return any(would_match(path, f"{folder}/{name}") for name in MADE)
 
 
 def _is_beside_its_table(output: Path, path: str) -> bool:
-    """Whether a new dataset would lie in the folder of a table; not where that is the working directory or
-    above it, as in a project whose datasets lie in a folder of its own."""
+    """Whether a new dataset would lie in the folder of a table. False if that is the working directory or
+    above it, as in a project that keeps its table next to the folder of its datasets."""
     folder, place = Path(base_folder(path)).resolve(), output.resolve()
     is_new = not any((one / VERSIONS).is_dir() for one in (place, *place.parents))
     return is_new and place.is_relative_to(folder) and not Path.cwd().is_relative_to(folder)
 
 
 def beside(path: str) -> str:
-    """A folder for a dataset that lies in no source of this path: absolute where the path is."""
+    """Return a folder for a dataset outside the sources at this path, absolute if the path is."""
     folder = f"{base_folder(path)}-tarmac"
     return folder if os.path.isabs(path) else os.path.relpath(folder)
 
 
-def _places(source: SourceConfig) -> list[str]:
-    """Where a source and what joins it lie."""
+def _paths(source: SourceConfig) -> list[str]:
+    """Return the paths of a source and of the tars that are joined to it."""
     joined = source.join if isinstance(source, ShardsSource) else []
     return [source.path, *(one.path for one in joined)]
 
 
 def _require_known_sizes(dataset: Dataset) -> None:
-    """Shards are planned before any sample is converted, so a maximum in bytes needs samples stored as they
-    are."""
+    """UsageError for a maximum shard size in bytes where samples are re-encoded, because shards are planned
+    before any sample is converted."""
     if dataset.shard.bytes is None:
         return
     re_encodes = {
@@ -113,6 +113,6 @@ def _require_known_sizes(dataset: Dataset) -> None:
     for key, is_set in re_encodes.items():
         if is_set and dataset.modality != "volume_report":
             raise UsageError(
-                f"dataset.shard.bytes: no maximum can be kept with dataset.{key}, because the size of "
-                "re-encoded images is not known beforehand; use dataset.shard.samples instead"
+                f"dataset.shard.bytes: a maximum cannot be kept with dataset.{key}, because the size of "
+                "re-encoded images is not known in advance; use dataset.shard.samples instead"
             )

@@ -1,10 +1,11 @@
-"""Planned shards to tars: all of them through the engine, each one idempotent in a worker process.
+"""Converts planned shards to tars: the engine distributes them, and a worker process converts each
+idempotently.
 
-Every shard that is done is counted against the budget of rejects, so a build that must fail stops early.
+The rejects of every finished shard count against the reject budget, so a build that must fail stops early.
 
-A tar and its sidecar are written to temporary names, flushed to disk and renamed, the sidecar last. So a
-build that is killed or whose machine crashes loses at most the shards in hand. A worker flushes a shard while
-it converts the next, so it is handed a few small ones at a time, or a large one alone.
+A tar and its sidecar are written under temporary names, flushed to disk and renamed, the sidecar last. So a
+kill or a crash of the machine costs at most the shards in progress. A worker flushes a shard while it
+converts the next one, so it receives a few small shards at a time, or one large one.
 """
 
 from __future__ import annotations
@@ -31,11 +32,19 @@ from tasks.core.units import near
 from tasks.dataset.building.catalogue import NAME, Catalogue, ListedSample
 from tasks.dataset.building.fingerprint import members_digest
 from tasks.dataset.building.freshness import rejects_allowed
-from tasks.dataset.building.reuse import KnownShard, KnownSidecars
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.sidecar import ConvertedSample, counted_reasons, holds_transient, sidecar
 from tasks.dataset.building.spill import FOLDER, read_spilled
-from tasks.dataset.building.staging import JOBS, RULES, sidecar_path, staged, tar_path, write_rules
+from tasks.dataset.building.staging import (
+    JOBS,
+    RULES,
+    KnownShard,
+    KnownSidecars,
+    sidecar_path,
+    staged,
+    tar_path,
+    write_rules,
+)
 from tasks.dataset.modalities import MODALITIES, Modality
 from tasks.dataset.rejects import TRANSIENT, Reject, printable, reject_lines
 from tasks.dataset.sources import Absent, Source, of_files, open_sources
@@ -47,15 +56,18 @@ NOTE = "samples"
 TASK_BYTES = 128 << 20
 TASK_SHARDS = 8
 TASKS_PER_WORKER = 4
-"""Shards are handed out so many bytes or shards at a time, but in no fewer tasks per worker."""
+"""A task holds at most this many bytes or shards, and each worker gets at least TASKS_PER_WORKER tasks."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Planned shards of the catalogue in the folder `staging`, to be converted there by the rules in that
-    folder, whose digest is `rules`. Those that are `known` are converted only if a raw sample of theirs has
-    another content now."""
+    """A worker's task: planned shards to convert in the folder `staging`, by the catalogue and the rules
+    there.
+
+    `rules` is the digest of these rules. A `known` shard is converted only if the content of a raw sample has
+    changed.
+    """
 
     staging: Path
     rules: str
@@ -65,8 +77,8 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A shard that is done: how many raw samples it was made of, the rejects among them by reason, and
-    whether it is the one that was known."""
+    """A shard that is done: the number of its raw samples, its rejects by reason, and whether the known shard
+    was kept."""
 
     ordinal: int
     samples: int
@@ -74,18 +86,18 @@ class Converted:
     is_known: bool
 
 
-class Exceeded(Exception):
-    """There are more rejects than the budget has room for."""
+class BudgetExceeded(Exception):
+    """There are more rejects than the budget allows."""
 
 
 @dataclass
 class BuildTally:
-    """Counts samples and rejects while a build runs, and knows when it is certain to pass its budget.
+    """Counts samples and rejects during a build, and knows when the build is certain to exceed its budget.
 
     In the order of key hashes the first shards are a random sample, so a build that must fail fails early.
-    `read` raw samples came out of so many `containers`, and `total` of them are to be converted. Nobody knows
-    how many samples are lost with the containers that are `cut_short`, so they count as containers against
-    the budget, which is the `share` of rejects that is allowed.
+    `read` counts the raw samples and `containers` where they come from; `total` samples are to be converted.
+    The budget is `share`, the allowed share of rejects. It is unknown how many samples are lost with the
+    containers that are `cut_short`, so these count against the budget as a share of the containers.
     """
 
     read: int
@@ -106,7 +118,7 @@ class BuildTally:
 
     @property
     def allowed(self) -> int:
-        """Rejects that the budget has room for."""
+        """The number of rejects that the budget allows."""
         return rejects_allowed(self.share, self.read)
 
     @property
@@ -119,25 +131,26 @@ class BuildTally:
 
     @property
     def explanation(self) -> str:
-        """How the budget is passed."""
+        """How the budget is exceeded, for the user."""
         total, looked_at = self.rejects.total(), self.read - self.total + self.done
         allowed = f"dataset.reject_budget ({self.share:.1%})"
         if self._has_lost_containers:
             return (
-                f"{self.cut_short:,} of {self.containers:,} tars or tables are cut short, and nobody knows "
+                f"{self.cut_short:,} of {self.containers:,} tars or tables are cut short, and it is unknown "
                 f"how many samples are lost with them; that is more than {allowed} of these"
             )
         if looked_at < self.read:
             return (
                 f"at least {total:,} of the {looked_at:,} samples looked at are rejected "
-                f"({total / looked_at:.1%}); stopped, as {allowed} has room for {self.allowed:,} of the "
+                f"({total / looked_at:.1%}); stopped, because {allowed} allows {self.allowed:,} of the "
                 f"{self.read:,} read"
             )
         return f"{total:,} of {self.read:,} read are rejected ({total / self.read:.1%}), more than {allowed}"
 
     def error(self, path: Path, is_private: bool, usual: Sequence[str]) -> DataError:
-        """The rejects by reason, each with its causes unless the data is private, from the table of rejects
-        in `path`; `usual` are keys of any samples."""
+        """Return the error that ends the build. It lists the rejects by reason from the table at `path`,
+        with their causes unless the data is private; `usual` are keys of arbitrary samples to compare them
+        with."""
         lines = [
             f"{self.explanation}; the current version stays as it was",
             *reject_lines(path.parent, self.rejects, is_private, usual),
@@ -148,7 +161,7 @@ class BuildTally:
 
 
 def counted(config: Config, catalogue: Catalogue) -> BuildTally:
-    """A tally of what the listing has found."""
+    """Return a tally that starts with what the listing has found."""
     return BuildTally(
         catalogue.read,
         config.dataset.reject_budget,
@@ -168,45 +181,47 @@ def convert_all(
     *,
     rehash: bool = False,
 ) -> Generator[int, None, None]:
-    """Convert the planned shards that are not `known` into the catalogue's folder; yield every planned shard
-    as soon as it is done. Exceeded as soon as the budget is certain to be passed.
+    """Convert the planned shards that are not `known` into the catalogue's folder, and yield the ordinal of
+    every planned shard as soon as it is done. BudgetExceeded as soon as the rejects are certain to exceed the
+    budget.
 
-    With `rehash` the known shards are compared with their source, and those that differ are converted and not
-    `known` any more.
+    With `rehash` the known shards are compared with their source. Those that differ are converted and removed
+    from `known`.
     """
     staging = catalogue.path.parent
     rules = write_rules(staging, config.dataset)
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         progress(tally.done, tally.total, f"{NOTE}; {text}")
 
     given = {} if rehash else known
     for ordinal, shard in given.items():
         tally.add(ordinal, shard.samples, shard.rejects)
     if tally.is_exceeded:
-        raise Exceeded
+        raise BudgetExceeded
     yield from given
     if config.engine.build.kind != "local":
-        fsync_path(catalogue.path)  # workers on other machines find all that is in it
+        fsync_path(catalogue.path)  # so that workers on other machines see all of it
     ordinals = [shard.ordinal for shard in catalogue.shards() if shard.ordinal not in given]
     at_once = _at_once(config, catalogue, len(ordinals))
+    groups = (tuple(ordinals[start : start + at_once]) for start in range(0, len(ordinals), at_once))
     tasks = (
-        Conversion(staging, rules, some, {ordinal: known[ordinal] for ordinal in some if ordinal in known})
-        for some in (tuple(ordinals[start : start + at_once]) for start in range(0, len(ordinals), at_once))
+        Conversion(staging, rules, group, {ordinal: known[ordinal] for ordinal in group if ordinal in known})
+        for group in groups
     )
-    for converted in map_groups(convert, tasks, config.engine, folder=staging / JOBS, say=say):
+    for converted in map_groups(convert, tasks, config.engine, folder=staging / JOBS, say=report):
         for one in converted:
             tally.add(one.ordinal, one.samples, one.rejects)
             if not one.is_known:
                 known.pop(one.ordinal, None)
         progress(tally.done, tally.total, NOTE)
         if tally.is_exceeded:
-            raise Exceeded  # which ends the map: the shards in hand are finished, no more are begun
+            raise BudgetExceeded  # ends the map: shards in progress are finished, and no more are begun
         yield from (one.ordinal for one in converted)
 
 
 def _at_once(config: Config, catalogue: Catalogue, shards: int) -> int:
-    """How many shards a worker is handed at a time."""
+    """Return how many shards a task holds."""
     workers = config.engine.build.workers
     if config.engine.build.kind != "local" or workers is None:
         return 1
@@ -215,7 +230,7 @@ def _at_once(config: Config, catalogue: Catalogue, shards: int) -> int:
 
 
 def convert(task: Conversion) -> list[Converted]:
-    """Convert the shards that are not there already; all are on disk when this returns."""
+    """Convert the shards that are not staged already; all of them are on disk when this returns."""
     done = []
     sidecars = KnownSidecars()
     flushing: Future[None] | None = None
@@ -229,19 +244,17 @@ def convert(task: Conversion) -> list[Converted]:
             is_known = False
             if table is None or holds_transient(table):
                 work = converter(task.staging, task.rules)
-                entries = catalogue.entries(planned)
+                entries = catalogue.entries(planned.start, planned.stop)
                 known = task.known.get(planned.ordinal)
                 if known is not None:
                     table = sidecars[known]
                     is_known = work.is_unchanged(entries, table)
                 if not is_known:
                     table, tar = _write(work, planned, entries)
-                    before, flushing = (
-                        flushing,
-                        thread.submit(_keep, task.staging, planned.digest, table, tar),
-                    )
-                    if before is not None:
-                        before.result()
+                    previous = flushing
+                    flushing = thread.submit(_keep, task.staging, planned.digest, table, tar)
+                    if previous is not None:
+                        previous.result()
             done.append(Converted(planned.ordinal, table.num_rows, counted_reasons(table), is_known))
         if flushing is not None:
             flushing.result()
@@ -250,7 +263,7 @@ def convert(task: Conversion) -> list[Converted]:
 
 @dataclass(frozen=True)
 class Converter:
-    """Takes raw samples as the dataset's rules say."""
+    """Converts raw samples by the dataset's rules."""
 
     dataset: Dataset
     sources: Sequence[Source]
@@ -258,7 +271,7 @@ class Converter:
     staging: Path
 
     def raw(self, entry: ListedSample) -> Members:
-        """The sample's raw members; Reject when they cannot be had."""
+        """Return the sample's raw members; Reject if they cannot be read."""
         if entry.part is not None:
             return read_spilled(self.staging / FOLDER, entry)
         source = of_files(self.sources[entry.source])
@@ -270,7 +283,7 @@ class Converter:
             raise
 
     def is_unchanged(self, entries: Sequence[ListedSample], table: Any) -> bool:
-        """Whether every sample has the content that the sidecar says, or is rejected as it was."""
+        """Whether every sample has the content that the sidecar records, or still cannot be read."""
         for entry, content in zip(entries, table.column("content").to_pylist(), strict=True):
             try:
                 found = content_digest(entry, self.raw(entry))
@@ -281,7 +294,7 @@ class Converter:
         return True
 
     def convert(self, writer: ShardWriter, entry: ListedSample) -> ConvertedSample:
-        """Append the sample to the tar if it can be taken."""
+        """Append the sample to the tar unless it is rejected."""
         content = None
         try:
             raw = self.raw(entry)
@@ -292,12 +305,12 @@ class Converter:
             return ConvertedSample(entry, None, content, {}, reject)
         except MemoryError:
             raise TarmacError(
-                f"{printable(entry.place)}: there is not enough memory on this machine to convert it; give "
-                "engine.build.workers a smaller number, or dataset.image.max_pixels one that refuses it"
+                f"{printable(entry.place)}: there is not enough memory on this machine to convert it; lower "
+                "engine.build.workers, or lower dataset.image.max_pixels so that it is rejected"
             ) from None
         except (OSError, TarmacError):
-            raise  # of this host, or of the source as a whole
-        except Exception as error:  # noqa: BLE001 - decoders are fed hostile bytes: one sample, never the build
+            raise  # a fault of this host, or of the source as a whole
+        except Exception as error:  # noqa: BLE001 - hostile bytes in a decoder cost one sample, never the build
             detail = _ADDRESS.sub("", f"{type(error).__name__}: {error}")[:200]
             return ConvertedSample(entry, None, content, {}, Reject(self.modality.undecodable, detail))
         return ConvertedSample(entry, span, content, taken.statistics, None, " ".join(sorted(taken.members)))
@@ -305,24 +318,24 @@ class Converter:
 
 @lru_cache(maxsize=1)
 def converter(staging: Path, rules: str) -> Converter:
-    """What converts by the rules in `staging`; TarmacError when those there have another digest, as a shared
-    file system may show them to another machine for some seconds."""
+    """Return the converter by the rules in `staging`. TarmacError if these have another digest, because a
+    shared file system may show another machine the old file for some seconds."""
     content = (staging / RULES).read_bytes()
     if digest(content.decode()) != rules:
-        raise TarmacError(f"{staging / RULES} is not up to date on this machine; build again")
+        raise TarmacError(f"{staging / RULES} is not up to date on this machine yet; build again")
     dataset = Dataset.model_validate_json(content)
     return Converter(dataset, open_sources(dataset), MODALITIES[dataset.modality], staging)
 
 
 def content_digest(entry: ListedSample, raw: Members) -> bytes:
-    """Of the sample as it came: its original key and raw members, not times or places."""
+    """Digest the sample as it came: its keys and raw members, not times or places."""
     return bytes(members_digest(raw, entry.key, entry.original_key).digest())
 
 
 def _write(
     work: Converter, planned: PlannedShard, entries: Sequence[ListedSample]
 ) -> tuple[Any, Path | None]:
-    """A shard's sidecar, and its tar under a temporary name, if it holds any sample."""
+    """Return a shard's sidecar, and its tar under a temporary name unless all samples were rejected."""
     modality = work.dataset.modality
     temporary = work.staging / f".{planned.digest}.{uuid4().hex}"
     try:
@@ -330,7 +343,7 @@ def _write(
             outcomes = [work.convert(writer, entry) for entry in entries]
             seal = writer.finish()
     except BaseException:
-        temporary.unlink(missing_ok=True)  # where the disk is full, it must not keep it so
+        temporary.unlink(missing_ok=True)  # on a full disk it must free its space
         raise
     if writer.is_empty:
         temporary.unlink()
@@ -339,8 +352,8 @@ def _write(
 
 
 def _keep(staging: Path, shard: str, table: Any, tar: Path | None) -> None:
-    """Flush a shard's files to disk and give them their names; what cannot be flushed is removed, because the
-    system reports that once, and asked again would call it flushed."""
+    """Flush a shard's files to disk and give them their names. A file that cannot be flushed is removed,
+    because the system reports such an error only once and a second flush would seem to succeed."""
     temporary = staging / f".{shard}.{uuid4().hex}"
     try:
         if tar is not None:

@@ -1,8 +1,8 @@
-"""Whether anything has changed, as digests.
+"""Digests that show whether anything has changed.
 
-Three questions, three digests. `rules_digest`: would the same raw sample become the same bytes? It keys
-converted shards. `config_digest`: were the user's wishes the same, wherever the data lies? It stands in the
-manifest. `Fingerprint`: is everything listed as it was, so that there is nothing to do?
+Three questions have a digest each. `rules_digest`, in the names of converted shards: would the same raw
+sample become the same bytes? `config_digest`, in the manifest: does the user want the same, wherever the data
+lies? `Fingerprint`: is everything listed as before, so that there is nothing to do?
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from tasks.dataset.sources import Container, RawSample, Source
 from tasks.dataset.tar.format import Members
 
 NOT_SHAPING = {"output", "mirror", "keep", "private", "license", "reject_budget", "source", "sources"}
-"""Keys of the dataset block that shape no byte of a shard: where things lie, who may see and use them, how
-many rejects are too many. (Sources count without their paths.)"""
+"""Keys of the dataset block that shape no byte of a shard: places, permissions, the reject budget. (Sources
+count without their paths.)"""
 AT_ONCE = 1000
-"""Samples between two updates of a digest."""
+"""Samples per update of a digest."""
 CONVERTER = 8
-"""Raise it whenever the same raw sample would become other bytes, statistics or reject reasons."""
-
+"""Increase it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
 PACKAGES = {
     "image_text": ("pillow",),
@@ -37,12 +36,12 @@ PACKAGES = {
     "chat": ("pillow",),
     "volume_report": ("numpy", "blosc2", "nibabel"),
 }
-"""Whose version may change a sample's bytes."""
+"""The packages whose version may change a sample's bytes, by modality."""
 
 
 def rules_digest(dataset: Dataset) -> str:
-    """Covers what shapes a sample's members: modality, image and volume rules, filters (which
-    may drop a part of a sample), and the packages that decode and encode."""
+    """Digest what shapes a sample's members: modality, image and volume rules, chat filters (which may drop a
+    part of a sample), and the packages that decode and encode."""
     return digest(
         {
             "converter": CONVERTER,
@@ -56,31 +55,30 @@ def rules_digest(dataset: Dataset) -> str:
 
 
 def source_digests(dataset: Dataset, sources: Sequence[Source]) -> list[str]:
-    """Of each source, what shapes its samples' raw members: its place and its options."""
+    """Digest, for each source, what shapes its samples' raw members: its place and its options."""
     configs = zip(sources, dataset.all_sources, strict=True)
     return [digest([source.location, config.model_dump(mode="json")]) for source, config in configs]
 
 
 def reading_digest(dataset: Dataset) -> str:
-    """Covers what shapes a sample's raw members wherever the sources lie: by the same rules, only the source
-    can have changed them."""
+    """Digest the rules by which raw members are read, wherever the sources lie: if it is equal, only the
+    source can have changed them."""
     return digest([dataset.modality, _sources(dataset), dataset.filter if dataset.modality == "chat" else {}])
 
 
 def packages(modality: str) -> dict[str, str | None]:
-    """The versions of PACKAGES that are installed."""
-    return {name: _version(name) for name in PACKAGES[modality]}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    """Return the installed versions of the modality's PACKAGES, None for one that is missing."""
+    found: dict[str, str | None] = {}
+    for name in PACKAGES[modality]:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def config_digest(dataset: Dataset) -> str:
-    """The dataset block without NOT_SHAPING and paths."""
+    """Digest the dataset block without NOT_SHAPING and paths."""
     block = dataset.model_dump(mode="json", exclude=NOT_SHAPING)
     return digest(block | {"sources": _sources(dataset)})
 
@@ -96,9 +94,9 @@ def _without_paths(block: Any) -> Any:
 
 
 def members_digest(members: Members, *facts: str) -> Any:
-    """A running 128-bit digest over raw members and what else tells two samples apart.
+    """Return a running 128-bit digest over raw members and the `facts` that distinguish two samples.
 
-    It tells changes, not forgeries: the shards have their BLAKE3. (XXH3 takes a tenth of BLAKE3's time.)
+    It detects changes, not forgeries; for these the shards have their BLAKE3. XXH3 takes a tenth of its time.
     """
     suffixes = sorted(members)
     head = "\0".join([*facts, *(f"{suffix}\0{len(members[suffix])}" for suffix in suffixes)])
@@ -109,20 +107,20 @@ def members_digest(members: Members, *facts: str) -> Any:
 
 
 def another_converter(version: Path) -> str:
-    """Why no shard of a version can be taken over, where an earlier or later Tarmac has built it; else ""."""
+    """Return why no shard of the version can be reused if another Tarmac built it, else ""."""
     try:
         if read_build_info(version).converter == CONVERTER:
             return ""
     except DataError:
-        return ""  # verify is who reports damage
+        return ""  # verify reports damage
     return (
-        f"this Tarmac converts samples otherwise than the one that built version {version.name} (see "
-        "CHANGELOG.md), so every shard is converted anew"
+        f"this Tarmac converts samples differently from the one that built version {version.name} (see "
+        "CHANGELOG.md), so every shard is converted again"
     )
 
 
 class Fingerprint:
-    """Running digest over all that is listed, in order."""
+    """A running digest over everything that is listed, in order."""
 
     def __init__(self, config: Config) -> None:
         self._digest = blake3()
@@ -132,17 +130,17 @@ class Fingerprint:
         self._add(config.name, rules_digest(config.dataset), config_digest(config.dataset))
 
     def add_containers(self, source: int, containers: Iterable[Container]) -> None:
-        """Containers whose content is known by their size and time of change alone."""
+        """Add containers, whose content is represented by their size and time of change."""
         for container in containers:
             self._add(source, container.name, container.stat)
 
     def add_passed_over(self, kinds: Mapping[str, int]) -> None:
-        """Files that are read as nothing, which the manifest counts."""
+        """Add the counts of files that hold no samples, which the manifest shows."""
         if kinds:
             self._add(sorted(kinds.items()))
 
     def add_item(self, source: Source, item: RawSample) -> None:
-        """A sample that has files of its own; of its fields, only those that filters and splits use count."""
+        """Add a sample that has files of its own, with those of its fields that filters and splits use."""
         place, original_key, file, fields, content, (size, stamp), _, fault, *_ = item
         used = [fields.get(name) for name in self._used] if self._used else ""
         self._add_line(

@@ -1,8 +1,7 @@
-"""What a build would do, found out without doing it: samples, shards, bytes, time and why.
+"""Forecasts a build without doing it: why it is needed, and its samples, shards, bytes and time.
 
-The sources are listed once, into a temporary folder, so nothing beside the dataset changes. A sequential
-source is not read for it: only its containers are known. Size and time come from converting TRIED samples
-spread over all.
+The sources are listed once into a temporary folder, so nothing in the dataset changes. Of a sequential source
+only the containers are listed, not read. Size and time come from converting TRIED evenly spread samples.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from tasks.dataset.building.convert import Converter, converter, counted
 from tasks.dataset.building.fingerprint import another_converter, config_digest
 from tasks.dataset.building.freshness import is_for_the_same, unchanged
 from tasks.dataset.building.listing import SourceListing
-from tasks.dataset.building.reuse import known_shards
 from tasks.dataset.building.shard_plan import PlannedShard
-from tasks.dataset.building.staging import write_rules
+from tasks.dataset.building.staging import known_shards, write_rules
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.tar.writer import ShardWriter
 
@@ -37,7 +35,7 @@ TRIED = 20
 
 @dataclass(frozen=True)
 class ConversionWork:
-    """What is to be converted, known from listing the sources: `bytes` and `seconds` are for one process, and
+    """What is to be converted, by the listing of the sources. `bytes` and `seconds` are for one process, and
     `tried_rejects` holds an example of each reason among the samples that were tried."""
 
     listed: int
@@ -52,19 +50,19 @@ class ConversionWork:
     seconds: float
     tried: int
     taken: int
-    """Of those that were tried."""
+    """How many of the tried samples are accepted."""
     tried_rejects: Mapping[str, str]
     stops: str | None
-    """Why the build would stop, as far as that shows without converting all."""
+    """Why the build would stop, as far as that is known without converting everything."""
 
 
 @dataclass(frozen=True)
 class Forecast:
     """What `tarmac build` would do.
 
-    `up_to_date` is the version that already is what the build would make. Of sequential sources
-    `containers` and `read_bytes` tell what will be read; what is in them shows only then, so `work` is None.
-    `free_bytes` is the room on the output's disk.
+    `up_to_date` is the version that already equals what the build would make. `containers` and `read_bytes`
+    are what the build will read of sequential sources; their samples are unknown before, so `work` is None
+    then. `free_bytes` is the free space on the output's disk.
     """
 
     up_to_date: str | None
@@ -74,17 +72,19 @@ class Forecast:
     free_bytes: int
     work: ConversionWork | None
     doubts: Sequence[str] = ()
-    """What looks like a mistake in the config."""
+    """Probable mistakes in the config."""
 
 
 def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
-    """UsageError and DataError as the build would raise them."""
+    """Forecast the build of a config; UsageError and DataError as the build would raise them."""
     before = layout.linked(config.dataset.output)
     with (
         tempfile.TemporaryDirectory(prefix="tarmac-plan-") as folder,
         closing(SourceListing(config, Path(folder), progress)) as listing,
     ):
-        free = _room(config.dataset.output)
+        output = config.dataset.output.absolute()
+        existing = next(path for path in (output, *output.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
         listing.survey()
         inputs = listing.inputs_digest
         if before is not None and unchanged(before, inputs, config.dataset):
@@ -99,14 +99,8 @@ def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
     return Forecast(None, _why(config, before, inputs, changed), 0, 0, free, work)
 
 
-def _room(output: Path) -> int:
-    """Free bytes on the disk that the folder is or will be on."""
-    there = (path for path in (output.absolute(), *output.absolute().parents) if path.exists())
-    return shutil.disk_usage(next(there)).free
-
-
 def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
-    """Why there is something to do."""
+    """Return why there is something to build; `changed` is the reason if the listing differs."""
     if before is None:
         return "there is no version yet"
     if otherwise := another_converter(before):
@@ -124,7 +118,7 @@ def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
 
 
 def _work(config: Config, before: Path | None, catalogue: Catalogue) -> ConversionWork:
-    """Count what is planned and try a few samples of those that are to be converted."""
+    """Count what is planned, and try a few of the samples that are to be converted."""
     dataset, staging = config.dataset, catalogue.path.parent
     known = known_shards(dataset.output, catalogue)
     missing = [shard for shard in catalogue.shards() if shard.ordinal not in known]
@@ -151,7 +145,7 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue) -> Conversi
 
 
 def spread(shards: Sequence[PlannedShard], count: int) -> list[int]:
-    """The ranks of at most `count` samples, spread over these shards."""
+    """Return the ranks of at most `count` samples, spread over these shards."""
     chosen = shards[:: max(1, len(shards) // count)][:count]
     each = count // max(1, len(chosen))
     return [rank for shard in chosen for rank in range(shard.start, min(shard.start + each, shard.stop))]
@@ -171,12 +165,12 @@ def _stops(config: Config, before: Path | None, catalogue: Catalogue) -> str | N
 
 
 def _try(catalogue: Catalogue, work: Converter, ranks: list[int]) -> tuple[int, float, int, dict[str, str]]:
-    """Bytes and seconds of converting these entries, how many are taken, and of the others an example of each
-    reason."""
-    entries = [entry for rank in ranks for entry in catalogue.between(rank, rank + 1)]
+    """Convert these entries. Returns their bytes and seconds, how many are accepted, and an example of each
+    reject reason."""
+    entries = [entry for rank in ranks for entry in catalogue.entries(rank, rank + 1)]
     with ShardWriter(work.staging / "tried.tar") as writer:
         for entry in entries[:1]:
-            work.convert(writer, entry)  # imports what it needs
+            work.convert(writer, entry)  # so that imports are not timed
         began, before = time.perf_counter(), writer.size_bytes
         outcomes = [work.convert(writer, entry) for entry in entries]
         took, size = time.perf_counter() - began, writer.size_bytes - before

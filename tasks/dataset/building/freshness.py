@@ -1,11 +1,12 @@
-"""Whether there is anything to build, found out without opening a sample.
+"""Decides whether there is anything to build without opening a sample.
 
-Kept apart from the build, because the answer must come fast and needs neither Pillow nor pyarrow. So tars are
-judged by number and size, and the files beside them by what build.json says of each: its size and, up to
-HASHED_BYTES, its BLAKE3. Damage that keeps the size of a tar or of a larger file is for `verify` to find.
+This is separate from the build, because the answer must come fast and needs neither Pillow nor pyarrow. So
+tars are judged by number and size, and the files next to them by what build.json records: the size and, up to
+HASHED_BYTES, the BLAKE3. Damage that keeps the size of a tar or of a larger file is for `verify` to find.
 
-The sources are listed for it, which is what costs time. Where there is something to build, this listing can
-be kept for the build that follows in the same command, so that no file and no server is asked twice.
+Listing the sources is what takes time. If there is something to build, the listing can stay in a folder of
+the dataset that is named after this process (`kept_survey`). The build that follows in the same command moves
+it into its staging folder, so that no file and no server is looked up twice.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import floor
 from pathlib import Path
 
 from tasks.core.errors import DataError
-from tasks.core.files import blake3_file, disk_full_as_error, read_json
+from tasks.core.files import blake3_file, digest, disk_full_as_error, read_json
+from tasks.core.process import Identity
 from tasks.core.schema import Config, Dataset
 from tasks.dataset import versions
 from tasks.dataset.build_info import BuildInfo, FileSeal, read_build_info
@@ -30,19 +32,17 @@ from tasks.dataset.manifest import version_name
 HASHED_BYTES = 64_000_000
 """Reading more than this would make a build that has nothing to do slow."""
 SURVEY = ".survey-"
-"""Begins the name of a folder, in the dataset's, that holds a listing until the build takes it over."""
+"""The names of folders in the dataset that hold a listing begin with this."""
 ABANDONED_S = 3600.0
-"""A survey this old is of a command that was killed."""
-_surveys: dict[Path, Path] = {}
-"""Folders of listings by dataset, for the build that follows in this process's command."""
+"""A survey this old belongs to a command that was killed."""
 
 
 def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
-    """The current version, when sources (path, size, time) and config are as they were when it was built,
-    and the mirror has it.
+    """Return the current version if the mirror has it, and if sources (path, size, time) and config are as
+    they were when it was built; else None.
 
-    `for_build` keeps the listing, where there is something to build, for a build that follows in this
-    process: see `take_survey`. UsageError and DataError as the build would raise them.
+    With `for_build`, the listing is kept until this process ends for a build that follows: see `kept_survey`.
+    UsageError and DataError as the build would raise them.
     """
     from tasks.dataset.building.check import check_sources
     from tasks.dataset.building.listing import SourceListing
@@ -52,27 +52,28 @@ def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
     if version is None:
         check_sources(dataset)
         return None
-    folder = _survey_folder(dataset.output)
-    is_kept = False
-    try:
+    with _survey_folder(dataset.output) as folder:
         with disk_full_as_error(folder.parent), contextlib.closing(SourceListing(config, folder)) as listing:
             listing.survey()
             if unchanged(version, listing.inputs_digest, dataset) and _is_mirrored(dataset, version):
                 return version
-        is_kept = for_build and folder.parent == dataset.output and not listing.has_containers
-    finally:
-        if not is_kept:
-            shutil.rmtree(folder, ignore_errors=True)
-    if is_kept:
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        _surveys[dataset.output.absolute()] = folder
+        if for_build and folder.parent == dataset.output and not listing.has_containers:
+            kept = _kept_folder(dataset.output)
+            shutil.rmtree(kept, ignore_errors=True)
+            folder.rename(kept)
+            atexit.register(shutil.rmtree, kept, ignore_errors=True)  # in case no build follows
     return None
 
 
-def take_survey(dataset: Path) -> Path | None:
-    """The folder of the listing that `is_up_to_date` has just made in this process, once; the build takes it
-    over."""
-    return _surveys.pop(dataset.absolute(), None)
+def kept_survey(dataset: Path) -> Path | None:
+    """Return the folder of the listing that `is_up_to_date` has kept in this process, until a build takes
+    it."""
+    folder = _kept_folder(dataset)
+    return folder if folder.is_dir() else None
+
+
+def _kept_folder(dataset: Path) -> Path:
+    return dataset / f"{SURVEY}{digest(Identity.mine().to_json())[:12]}"
 
 
 def sweep_surveys(dataset: Path) -> None:
@@ -83,16 +84,22 @@ def sweep_surveys(dataset: Path) -> None:
                 shutil.rmtree(folder)
 
 
-def _survey_folder(output: Path) -> Path:
-    """A new folder in the dataset's, where there must be room anyway, or in the system's temporary one where
-    the dataset's may not be written."""
-    with contextlib.suppress(OSError):
-        return Path(tempfile.mkdtemp(prefix=SURVEY, dir=output))
-    return Path(tempfile.mkdtemp(prefix="tarmac-survey-"))
+@contextlib.contextmanager
+def _survey_folder(output: Path) -> Iterator[Path]:
+    """Make a temporary folder in the dataset's, which needs room anyway, or in the system's temporary folder
+    if the dataset's is not writable."""
+    try:
+        folder = tempfile.mkdtemp(prefix=SURVEY, dir=output)
+    except OSError:
+        folder = tempfile.mkdtemp(prefix="tarmac-survey-")
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_mirrored(dataset: Dataset, version: Path) -> bool:
-    """Whether the last version that reached the dataset's mirror, if it has one, is this."""
+    """Whether this is the last version that reached the dataset's mirror, or the dataset has no mirror."""
     if dataset.mirror is None:
         return True
     try:
@@ -103,10 +110,11 @@ def _is_mirrored(dataset: Dataset, version: Path) -> bool:
 
 
 def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
-    """Whether the version was built from what has this digest, has all its files, and is worth keeping.
+    """Whether the version was built from the inputs with this digest, has all its files, and is worth
+    keeping.
 
-    It is not when a file could not be read at the time, which may have passed, nor when it holds more rejects
-    than are allowed now. Files of more than HASHED_BYTES, and all tars, are compared by size only.
+    It is not if a file could not be read at the time, because the cause may have passed, nor if it holds more
+    rejects than are allowed now. Tars and files of more than HASHED_BYTES are compared by size only.
     """
     try:
         build = read_build_info(version)
@@ -122,12 +130,12 @@ def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
 
 
 def is_for_the_same(build: BuildInfo, dataset: Dataset) -> bool:
-    """Whether the same people may see and use it, which its pages and its card say."""
+    """Whether privacy and license, which pages and card show, are the same as in the build."""
     return build.private == dataset.private and build.dataset.get("license") == dataset.license
 
 
 def rejects_allowed(budget: float, read: int) -> int:
-    """The rejects among so many raw samples that the budget has room for."""
+    """Return the number of rejects that the budget allows among `read` raw samples."""
     return floor(budget * read + 1e-9)
 
 

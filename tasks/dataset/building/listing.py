@@ -1,10 +1,10 @@
-"""Every raw sample of every source, brought into the catalogue, and the digest of all that was listed.
+"""Lists every raw sample of every source in the catalogue, and digests everything that was listed.
 
-It goes in two steps. The survey lists what costs little: samples that have files of their own (one `stat` per
-sample, none is opened) and the containers of sequential sources. Its digest says whether there is anything to
-build. The reading then takes the samples out of those containers, with their bytes, which are spilled.
-Filtered samples and what cannot be a sample are sorted out here; whatever can only be known by decoding is
-left to the conversion.
+There are two steps. The survey lists what is cheap to list: samples that have files of their own (one `stat`
+per sample, none is opened) and the containers of sequential sources. Its digest shows whether there is
+anything to build. The second step reads the samples from those containers and spills their bytes. Filtered
+samples and items that cannot be samples are left out here; faults that only decoding can show are left to the
+conversion.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tasks.dataset.building.catalogue import (
     Catalogue,
     Listed,
     ListedSample,
-    Rejected,
+    RejectedSample,
 )
 from tasks.dataset.building.check import check_sources
 from tasks.dataset.building.fingerprint import Fingerprint, members_digest, rules_digest, source_digests
@@ -43,7 +43,7 @@ from tasks.dataset.sources.shards import Shards
 from tasks.dataset.tar.format import span_bytes
 
 AT_ONCE = 1000
-"""Samples between two writes, and two reports of progress."""
+"""Samples per write and per progress report."""
 NOTE = "samples listed"
 SAME_KEY = {
     "table": "suffixes do not count, and rows of one image need key: [IMAGE, CAPTION]",
@@ -53,15 +53,15 @@ SAME_KEY = {
 """Why samples of a kind of source may share a key, and what helps."""
 COMMIT_BYTES = 256_000_000
 COMMIT_S = 5.0
-"""A killed reading loses at most what it read since this much."""
+"""A kill costs at most what was read within this much data or time, plus the current container."""
 
 
 class SourceListing:
     """One listing of a config's sources into a catalogue in a folder, such as the staging folder.
 
-    Making it writes nothing; UsageError for a config that does not fit its sources. `survey` comes first,
-    `read` second; whoever made it closes it. A repair looks for its own samples: with `wanted`, the keys of
-    named shards, others are left out, and with `containers` those of sequential sources that have other
+    Call `survey`, then `read`, then `close`. The constructor writes nothing; it raises UsageError for a
+    config that does not fit its sources. A repair lists only some samples: with `wanted`, those with the keys
+    of named shards, and with `containers`, those in the containers of sequential sources that have these
     names.
     """
 
@@ -87,7 +87,7 @@ class SourceListing:
         self._is_kept = all(source.is_sequential for source in self._sources)
         self.catalogue: Catalogue
         self.missing: list[str] = []
-        """The wanted keys that no sample has, once all is read."""
+        """The wanted keys that no sample has; filled by `read`."""
 
     def close(self) -> None:
         if hasattr(self, "catalogue"):
@@ -95,29 +95,29 @@ class SourceListing:
 
     @property
     def has_containers(self) -> bool:
-        """Whether the survey leaves samples to be read."""
+        """Whether the survey leaves containers to be read."""
         return any(source.is_sequential for source in self._sources)
 
     def doubts(self) -> list[str]:
-        """What looks like a mistake in the config, as far as a glance at the sources shows it."""
+        """Return what looks like a mistake in the config, as far as a quick look at the sources shows."""
         return [doubt for source in self._sources if isinstance(source, Shards) for doubt in source.doubts()]
 
     @property
     def passed_over(self) -> dict[str, int]:
-        """The files of the sources' folders that are read as nothing, by kind."""
+        """The number of files in the sources' folders that hold no samples, by kind."""
         return dict(self.catalogue.fact("passed_over") or {})
 
     @property
     def inputs_digest(self) -> str:
-        """The digest of all that the survey listed."""
+        """The digest of everything that the survey listed."""
         return str(self.catalogue.fact("inputs"))
 
     def survey(self, *, surveyed: Path | None = None, anew: bool = False) -> None:
-        """List all but the content of sequential sources' containers.
+        """List everything except the content of sequential sources' containers.
 
-        `surveyed` is the folder of a survey of the same config that was made just before: its catalogue is
-        taken over. What a killed build has read of sequential sources is kept, unless `anew`. DataError for a
-        source that cannot be listed or holds nothing; UsageError for a config that does not fit it.
+        `surveyed` is the folder of a survey of the same config that was just made, whose catalogue is moved
+        here. What a killed build has read of sequential sources is kept, unless `anew`. DataError for a
+        source that cannot be listed or holds nothing; UsageError for a config that does not fit its source.
         """
         if surveyed is not None and self._take_over(surveyed):
             return
@@ -140,27 +140,24 @@ class SourceListing:
             self.catalogue.note("inputs", running.hexdigest())
 
     def read(self) -> None:
-        """Read the containers that are left, and plan the shards, as far as a killed build has not. DataError
-        as `survey`."""
+        """Read the containers that are left and plan the shards, unless a killed build has done so. DataError
+        as in `survey`."""
         if self.catalogue.fact("planned"):
             return
         if self.has_containers:
             self._read_containers()
         rules = self._dataset
+        kinds = (source.kind for source in rules.all_sources)
+        advice = {index: f"; {SAME_KEY[kind]}" for index, kind in enumerate(kinds) if kind in SAME_KEY}
         with self.catalogue.transaction():
             if self._wanted is None:
-                self.catalogue.plan(rules.shard, rules_digest(rules), self._origins, self._advice)
+                self.catalogue.plan(rules.shard, rules_digest(rules), self._origins, advice)
             else:
-                self.missing = self.catalogue.select(self._wanted, self._advice)
+                self.missing = self.catalogue.select(self._wanted, advice)
             self.catalogue.note("planned", True)
 
-    @property
-    def _advice(self) -> dict[int, str]:
-        kinds = (source.kind for source in self._dataset.all_sources)
-        return {index: f"; {SAME_KEY[kind]}" for index, kind in enumerate(kinds) if kind in SAME_KEY}
-
     def _take_over(self, surveyed: Path) -> bool:
-        """Move the catalogue of another survey here; False where it is not one of these sources."""
+        """Move the catalogue of another survey here. Return False if that is gone or lists something else."""
         path = self._folder / NAME
         try:
             self._remove()
@@ -174,8 +171,8 @@ class SourceListing:
         return False
 
     def _opened(self, containers: dict[int, list[Container]], anew: bool) -> Catalogue:
-        """The catalogue that a killed build left, when all it says still holds; else a new one. These
-        containers are noted in it."""
+        """Return the catalogue that a killed build has left, if everything in it still holds, or else a new
+        one; the containers are noted in it."""
         path = self._folder / NAME
         if self._is_kept and path.exists() and not anew:
             with contextlib.suppress(sqlite3.DatabaseError):  # torn by a crash of the machine
@@ -196,15 +193,16 @@ class SourceListing:
             left.unlink()
 
     def _continue(self, catalogue: Catalogue, containers: dict[int, list[Container]]) -> bool:
-        """Bring a killed build's catalogue up to date: the containers read so far must be the first of those
-        there are now, unchanged, all of them read without trouble, and their samples still there."""
+        """Bring a killed build's catalogue up to date, and return False if that is impossible.
+
+        The containers read so far must be unchanged, the first of those that exist now and read without
+        trouble, and their samples must still be in the spill.
+        """
         if catalogue.fact("unread_containers"):
             return False
         known = catalogue.containers(are_read=True)
         now = [(index, container) for index, found in containers.items() for container in found]
-        is_same = known == now[: len(known)]
-        if catalogue.fact("planned"):
-            is_same = known == now
+        is_same = known == (now if catalogue.fact("planned") else now[: len(known)])
         if not (is_same and is_whole(self._folder / FOLDER, _spilled(catalogue))):
             return False
         self._seen = catalogue.fact("seen") or 0
@@ -222,7 +220,7 @@ class SourceListing:
         self._require_some(index, holds_some)
 
     def _read_containers(self) -> None:
-        """Commit as often as COMMIT_S and COMMIT_BYTES say, so that little is lost with a killed build."""
+        """Read the containers, and commit often enough (COMMIT_S, COMMIT_BYTES) that a kill costs little."""
         holding = {index for index, _ in self.catalogue.containers(are_read=True)}
         left = deque(self.catalogue.containers(are_read=False))
         with contextlib.closing(Spill(self._folder / FOLDER, _spilled(self.catalogue))) as spill:
@@ -245,18 +243,18 @@ class SourceListing:
     def _require_some(self, index: int, holds_some: bool) -> None:
         if not holds_some and self._keys is None:
             key = "dataset.source" if self._dataset.source is not None else f"dataset.sources[{index}]"
-            path, besides = self._dataset.all_sources[index].path, self._sources[index].passed_over
-            none = f"{key}.path: {path}: holds no samples"
-            raise DataError("; ".join([none, *passed_over_lines(besides, self._dataset.private)]))
+            none = f"{key}.path: {self._dataset.all_sources[index].path}: holds no samples"
+            besides = passed_over_lines(self._sources[index].passed_over, self._dataset.private)
+            raise DataError("; ".join([none, *besides]))
 
     def _list(
         self, index: int, container: Container, running: Fingerprint | None, spill: Spill | None
     ) -> bool:
-        """Note the samples of a container, and that it is done; whether there were any."""
+        """Note the samples of a container, and that it is done; return whether there were any."""
         source = self._sources[index]
         rules = self._dataset.filter
         listed: list[Listed] = []
-        rejected: list[Rejected] = []
+        rejected: list[RejectedSample] = []
         filtered = unread = 0
         is_cut_short = False
         first = number = (index << SOURCE_BITS) + self._seen
@@ -275,7 +273,7 @@ class SourceListing:
             except Reject as reject:
                 key, name = key_of(item.original_key), item.original_key
                 rejected.append(
-                    Rejected(number, key, name, reject.reason, reject.detail, item.place, item.file)
+                    RejectedSample(number, key, name, reject.reason, reject.detail, item.place, item.file)
                 )
             if (number - first) % AT_ONCE == 0:
                 self._write(listed, rejected)
@@ -292,14 +290,14 @@ class SourceListing:
         if more:
             self.catalogue.note(fact, (self.catalogue.fact(fact) or 0) + more)
 
-    def _write(self, listed: list[Listed], rejected: list[Rejected]) -> None:
+    def _write(self, listed: list[Listed], rejected: list[RejectedSample]) -> None:
         self.catalogue.add(listed)
         self.catalogue.reject(rejected)
         listed.clear()
         rejected.clear()
 
     def _entries(self, index: int, number: int, item: RawSample, spill: Spill | None) -> Sequence[Listed]:
-        """The sample, unless it is not looked for."""
+        """Return the sample, or nothing if it is not wanted."""
         key = key_of(item.original_key)
         if self._keys is not None and key not in self._keys:
             return ()
@@ -336,5 +334,5 @@ class SourceListing:
 
 
 def _spilled(catalogue: Catalogue) -> dict[int, int]:
-    """The sizes of the spill's parts when the last container was done."""
+    """Return the sizes of the spill's parts when the last container was done."""
     return {int(part): size for part, size in (catalogue.fact("spill") or {}).items()}

@@ -1,7 +1,7 @@
-"""Imported by the process that a build's workers are forked from, before any of them can start.
+"""Imported by the process that a build's workers are forked from, before any of them starts.
 
-While modules are imported the collector finds nothing to free, and what is there afterwards stays. So it is
-kept from looking: the first worker is up a twelfth sooner, and memory that workers share is not copied.
+During imports the garbage collector finds nothing to free, and all objects stay afterwards. So it is switched
+off: the first worker starts a twelfth sooner, and memory that workers share is not copied.
 """
 
 import gc

@@ -1,4 +1,5 @@
-"""What a build reports of itself; light, because whoever started the build in a child reads it."""
+"""The result of a build. This module is light, because the process that starts a build in a child reads
+it."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ from tasks.core.units import count, counted
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build did. read = accepted + filtered + rejected; `previous` is the version current before, of
-    which `lost` samples are gone and `replaced` ones have other bytes, while `gained` are new. `rekeyed` had
-    other keys, made by an earlier Tarmac. `released` samples left the quarantine."""
+    """What a build did, with read = accepted + filtered + rejected.
+
+    `previous` is the version that was current before. Compared with it, `lost` samples are gone, `replaced`
+    ones have other bytes, `gained` ones are new, and `rekeyed` ones had other keys, made by an earlier
+    Tarmac. `released` samples left the quarantine.
+    """
 
     version: Path
     digest: str
@@ -35,11 +39,11 @@ class BuildResult:
 
     @property
     def changed(self) -> str:
-        """How its samples differ from those of `previous`, in words."""
+        """How its samples differ from those of `previous`, for the user."""
         return changes_text(self.gained, self.lost, self.replaced, self.rekeyed)
 
 
 def changes_text(gained: int, lost: int, replaced: int, rekeyed: int = 0) -> str:
-    """`1,204 samples gained, 3 lost, 800 replaced`."""
+    """Return a text such as `1,204 samples gained, 3 lost, 800 replaced`."""
     text = f"{counted(gained, 'sample')} gained, {count(lost)} lost, {count(replaced)} replaced"
     return f"{text}, {count(rekeyed)} with new keys" if rekeyed else text

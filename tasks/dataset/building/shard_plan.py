@@ -1,12 +1,12 @@
-"""How samples are cut into shards: pure functions from a stream of samples to planned shards.
+"""Cuts samples into shards: pure functions from a stream of samples to planned shards.
 
 `by_hash` is a trie over the bits of the keys' hashes: a node that fits is a shard, one that does not is cut
-by its next bit. A sample's shard hence depends on its own bits and on how full that corner is, never on
-history: n changed samples touch at most n shards, n added or removed at most 2n (more only where a corner
-splits repeatedly), and a rebuild equals a build from nothing. The price is shards between half full and full.
-`in_order` fills shards one after another, so only appended samples leave the earlier shards alone.
+by its next bit. So a sample's shard depends on its own bits and on how full its corner is, never on history:
+n changed samples touch at most n shards, n added or removed ones at most 2n (more only if a corner splits
+repeatedly), and a rebuild equals a build from nothing. The price is that shards are between half full and
+full. `in_order` fills one shard after another, so only appended samples leave earlier shards unchanged.
 
-Both hold no more samples than one shard has, whatever their number.
+Both hold no more samples in memory than one shard has.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from tasks.dataset.tar.format import END
 
 Sample = TypeVar("Sample")
 Weighed: TypeAlias = tuple[int, int, Sample]
-"""A sample after its shard hash (64 bits, its place among all) and its weight (samples or bytes)."""
+"""A sample preceded by its shard hash (64 bits, which order all samples) and its weight (samples or
+bytes)."""
 DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """The samples of ranks `start` to `stop`, and the digest of all that shapes the shard's bytes.
+    """The samples of ranks `start` to before `stop`, and the digest of all that shapes the shard's bytes.
 
     Ranks count from 1 over all splits, ordinals from 0.
     """
@@ -48,7 +49,8 @@ class PlannedShard:
 def plan_shards(
     splits: Iterable[tuple[str, Iterable[Weighed[bytes]]]], rules: ShardRules, rules_digest: str
 ) -> Iterator[PlannedShard]:
-    """The shards of all splits, whose samples are their identities and come in the order of `rules.order`."""
+    """Yield the shards of all splits. A sample is its identity here, and samples come in the order of
+    `rules.order`."""
     cut = by_hash if rules.order == "hash" else in_order
     maximum = rules.samples or 0
     if rules.bytes is not None:
@@ -64,15 +66,15 @@ def plan_shards(
 
 
 def by_hash(samples: Iterable[Weighed[Sample]], maximum: int) -> Iterator[list[Sample]]:
-    """Groups of samples that come by ascending shard hash, each group at most `maximum` heavy.
+    """Yield groups of samples, which come by ascending shard hash; each group weighs at most `maximum`.
 
-    A group of one sample may be heavier, and so may one whose samples share all 64 bits.
+    A single sample may weigh more, and so may a group whose samples share all 64 bits.
     """
     return _Trie(iter(samples), maximum).groups(0, 0)
 
 
 class _Trie(Generic[Sample]):
-    """Walks the trie depth first with the samples read so far and not given out yet."""
+    """Walks the trie depth first, and holds the samples that are read but not yet in a group."""
 
     def __init__(self, samples: Iterator[Weighed[Sample]], maximum: int) -> None:
         self._samples = samples
@@ -80,7 +82,7 @@ class _Trie(Generic[Sample]):
         self._ahead: list[Weighed[Sample]] = []
 
     def groups(self, bit: int, prefix: int) -> Iterator[list[Sample]]:
-        """The groups of the node whose hashes share the first `bit` bits of `prefix`."""
+        """Yield the groups of the node whose hashes share the first `bit` bits of `prefix`."""
         stop = prefix + (1 << (HASH_BITS - bit))
         count, fits = self._look(stop, bit == HASH_BITS)
         if not count:
@@ -93,7 +95,8 @@ class _Trie(Generic[Sample]):
         yield from self.groups(bit + 1, prefix | 1 << (HASH_BITS - 1 - bit))
 
     def _look(self, stop: int, takes_all: bool) -> tuple[int, bool]:
-        """Read until the node is known to be too heavy or to end; its samples so far, and whether it fits."""
+        """Read until the node ends or is too heavy; return the number of its samples so far, and whether it
+        fits."""
         total = count = 0
         ahead = self._ahead
         while True:
@@ -112,7 +115,7 @@ class _Trie(Generic[Sample]):
 
 
 def in_order(samples: Iterable[Weighed[Sample]], maximum: int) -> Iterator[list[Sample]]:
-    """Groups of consecutive samples, each as full as `maximum` allows, at least one sample."""
+    """Yield groups of consecutive samples, each as full as `maximum` allows and at least one sample."""
     group: list[Sample] = []
     total = 0
     for _, weight, sample in samples:

@@ -1,8 +1,8 @@
-"""What is known of a converted shard: a row per raw sample, taken or rejected, in order.
+"""The sidecar of a converted shard: one row per raw sample, accepted or rejected, in order.
 
-A sidecar is written last, so its presence means that the shard is done. The version keeps the sidecars of all
-its shards in one file, `inputs.arrow`, a record batch per shard, from which a later build takes over whatever
-has not changed, without reading the rest.
+A sidecar is written last, so its presence means that the shard is done. A version keeps the sidecars of all
+its shards in one file, `inputs.arrow`, with one record batch per shard. A later build reuses unchanged shards
+from it without reading the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARD_COLUMNS: Mapping[str, Any] = {
     "blake3": pa.string(),
     "bytes": pa.int64(),
 }
-"""`planned` is the digest that names the planned shard, `tar` the name it has got in a version."""
+"""`planned` is the digest that names the planned shard, `tar` its name in a version."""
 SAMPLE_COLUMNS: Mapping[str, Any] = {
     "key": pa.string(),
     "original_key": pa.string(),
@@ -44,8 +44,9 @@ SAMPLE_COLUMNS: Mapping[str, Any] = {
 
 
 class ConvertedSample(NamedTuple):
-    """What became of one raw sample: a span in the tar with content digest, statistics and the names of its
-    `members` between spaces, or a reject."""
+    """The outcome for one raw sample: either a reject, or a span in the tar with the statistics and the
+    `members`' suffixes, separated by spaces. `content` is the digest of the raw sample, if it could be
+    read."""
 
     entry: ListedSample
     span: Span | None
@@ -56,7 +57,7 @@ class ConvertedSample(NamedTuple):
 
 
 def statistics_schema(modality: str) -> dict[str, Any]:
-    """The modality's own columns with their Arrow types."""
+    """Return the modality's own columns with their Arrow types."""
     named = MODALITIES[modality].statistics
     return {name: pa.int32() if kind is int else pa.float32() for name, kind in named.items()}
 
@@ -69,8 +70,8 @@ def schema(modality: str) -> Any:
 def sidecar(
     modality: str, planned: str, seal: str | None, size_bytes: int, outcomes: Sequence[ConvertedSample]
 ) -> Any:
-    """The table of one shard; `seal`, the tar's BLAKE3, is None where every sample was rejected and there is
-    no tar."""
+    """Return the table of one shard. `seal` is the tar's BLAKE3, None if all samples were rejected and there
+    is no tar."""
     nothing = (None, None, None)
     entries = [outcome.entry for outcome in outcomes]
     spans = [nothing if outcome.span is None else outcome.span for outcome in outcomes]
@@ -101,23 +102,24 @@ def sidecar(
 
 
 def first(table: Any, column: str) -> Any:
-    """A fact of the whole shard, which every row repeats."""
+    """Return a fact of the whole shard, which every row repeats."""
     return table.column(column)[0].as_py()
 
 
 def holds_transient(table: Any) -> bool:
-    """Whether a sample could not be read for a cause that may have passed: the shard is to be made again."""
+    """Whether a sample could not be read for a cause that may have passed, so the shard must be made
+    again."""
     return TRANSIENT in counted_reasons(table)
 
 
 def accepted(table: Any) -> Any:
-    """The rows of samples that are in the tar."""
+    """Return the rows of the samples that are in the tar."""
     reasons = table.column("reason")
     return table if reasons.null_count == len(reasons) else table.filter(reasons.is_null())
 
 
 def counted_reasons(table: Any) -> dict[str, int]:
-    """The rejects among the rows, by reason."""
+    """Count the rejects among the rows by reason."""
     reasons = table.column("reason")
     if reasons.null_count == len(reasons):
         return {}

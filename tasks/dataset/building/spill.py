@@ -1,8 +1,8 @@
-"""Raw members of samples that come out of containers, kept beside the dataset until their shard is converted.
+"""Keeps raw members of samples from containers on disk until their shard is converted.
 
 A container is read once, in its own order, which is not the order of the shards. So its samples are appended
-to PARTS files by the first bits of their shard hash: a shard's samples then lie close together in one or few
-files. The price is that the raw bytes are written and read once more.
+to PARTS files by the first bits of their shard hash: a shard's samples then lie close together in one or a
+few files. The price is that the raw bytes are written and read once more.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tasks.dataset.keys import HASH_BITS
 from tasks.dataset.tar.format import Members
 
 FOLDER = "spill"
-"""Below the staging folder."""
+"""The subfolder of the staging folder."""
 PART_BITS = 6
 PARTS = 1 << PART_BITS
 LENGTH = 4
-"""Bytes that hold the length of the list of members, which follows them."""
+"""Bytes that hold the length of the list of members that follows."""
 
 
 def _path(folder: Path, part: int) -> Path:
@@ -31,7 +31,7 @@ def _path(folder: Path, part: int) -> Path:
 
 
 class Spill:
-    """Appends samples to the spill files of a folder; `sizes` of an earlier process are continued from."""
+    """Appends samples to the spill files of a folder, and continues at the `sizes` of an earlier process."""
 
     def __init__(self, folder: Path, sizes: Mapping[int, int]) -> None:
         folder.mkdir(exist_ok=True)
@@ -41,10 +41,10 @@ class Spill:
         for part in range(PARTS):
             path = _path(folder, part)
             if path.exists():
-                os.truncate(path, sizes.get(part, 0))  # what came after was never recorded
+                os.truncate(path, sizes.get(part, 0))  # the rest was never recorded
 
     def write(self, shard_hash: int, members: Members) -> tuple[int, int, int]:
-        """Append a sample's raw members; the part, and offset and length in it."""
+        """Append a sample's raw members, and return the part with the offset and length in it."""
         part = shard_hash >> (HASH_BITS - PART_BITS)
         contents = {suffix: bytes(content) for suffix, content in members.items()}
         head = json.dumps({suffix: len(content) for suffix, content in contents.items()}).encode()
@@ -59,11 +59,11 @@ class Spill:
 
     @property
     def size_bytes(self) -> int:
-        """Of all parts."""
+        """The size of all parts together."""
         return sum(self.sizes.values())
 
     def flush(self) -> None:
-        """All that was written is on disk when this returns."""
+        """Flush everything that was written to disk."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -74,7 +74,7 @@ class Spill:
 
 
 def is_whole(folder: Path, sizes: Mapping[int, int]) -> bool:
-    """Whether every part is there as far as it was recorded."""
+    """Whether every part is at least as long as was recorded."""
     try:
         return all(_path(folder, part).stat().st_size >= size for part, size in sizes.items())
     except OSError:
@@ -82,8 +82,8 @@ def is_whole(folder: Path, sizes: Mapping[int, int]) -> bool:
 
 
 def read_spilled(folder: Path, entry: ListedSample) -> dict[str, bytes]:
-    """The raw members of one sample by suffix; DataError when the spill is damaged, which is no sample's
-    fault."""
+    """Return the raw members of one sample by suffix. DataError if the spill is damaged, which is not the
+    sample's fault."""
     assert entry.part is not None and entry.offset is not None and entry.length is not None
     path = _path(folder, entry.part)
     try:

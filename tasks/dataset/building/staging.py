@@ -1,8 +1,8 @@
-"""The folder where a build works: the config for its workers, and the shards that are converted and wait to
-be assembled.
+"""The folder where a build works, and the converted shards that it finds there or in earlier versions.
 
 A staged shard is a tar and a sidecar, named by the digest of all that shapes it. Both are flushed to disk
-before they get these names, the sidecar last: what is there is done, whatever has been killed or has crashed.
+before they get these names, the sidecar last, so a shard that exists is complete even after a kill or a
+crash.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,25 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import digest, read_json, write_atomic
 from tasks.core.schema import Dataset
 from tasks.core.stores import absolute_location, is_remote, redact
+from tasks.dataset import layout, versions
 from tasks.dataset.building.assemble import DraftShard
-from tasks.dataset.building.catalogue import Catalogue, ListedSample, Rejected, rejected
-from tasks.dataset.building.reuse import KnownShard, KnownSidecars
+from tasks.dataset.building.catalogue import Catalogue, RejectedSample
 from tasks.dataset.building.shard_plan import PlannedShard
-from tasks.dataset.building.sidecar import counted_reasons, first
+from tasks.dataset.building.sidecar import counted_reasons, first, holds_transient
+from tasks.dataset.layout import INPUTS
 from tasks.dataset.rejects import TRANSIENT
 from tasks.dataset.tables import ArrowBatches
 
 RULES = "dataset.json"
-"""The config's dataset block, where workers on any machine find it."""
+"""The file with the config's dataset block, for workers on any machine."""
 SUFFIXES = (".tar", ".arrow")
-"""Of a staged shard and its sidecar."""
+"""The suffixes of a staged shard and its sidecar."""
 JOBS = "jobs"
-"""Below the staging folder: the logs of jobs on other machines."""
+"""The subfolder for logs of jobs on other machines."""
 OUR_KEYS = {"modality", "shard", "splits"}
-"""Of the rules in a folder that a build has made."""
+"""Keys in the rules of every folder that a build has made."""
+LOOKED_AT = ("planned", "tar", "bytes", "reason")
+"""The columns of a version's sidecars that show whether a shard can be reused."""
 
 
 def tar_path(staging: Path, shard: str) -> Path:
@@ -46,15 +50,15 @@ def sidecar_path(staging: Path, shard: str) -> Path:
 
 
 def write_rules(staging: Path, dataset: Dataset) -> str:
-    """Write the dataset block for the workers; its digest."""
+    """Write the dataset block for the workers, and return its digest."""
     content = json.dumps(absolute_block(dataset), indent=2)
     write_atomic(staging / RULES, content)
     return digest(content)
 
 
 def absolute_block(dataset: Dataset) -> Any:
-    """The dataset block as JSON that validates as the same from any working directory: every path of its
-    sources is absolute."""
+    """Return the dataset block as JSON with absolute source paths, so it means the same in any working
+    directory."""
     block = dataset.model_dump(mode="json")
     for source in [block["source"]] if block["source"] else block["sources"]:
         source["path"] = absolute_location(source["path"])
@@ -64,9 +68,10 @@ def absolute_block(dataset: Dataset) -> Any:
 
 
 def redact_config(dataset: Dataset) -> tuple[Any, list[str]]:
-    """The dataset block as build.json keeps it for a repair, and the keys of the addresses that were cut.
+    """Return the dataset block as build.json keeps it for a repair, and the keys of the addresses that were
+    cut.
 
-    Paths are absolute. An address loses what lets one read it (a password, a signature), because build.json
+    Paths are absolute. Credentials (a password, a signature) are removed from addresses, because build.json
     is copied to mirrors and shown to people.
     """
     cut: list[str] = []
@@ -88,39 +93,35 @@ def _without_secrets(value: Any, key: str, cut: list[str]) -> Any:
 
 
 def require_own(staging: Path) -> None:
-    """UsageError where the folder is somebody else's: a build removes what it does not need there."""
+    """UsageError if no build made the folder, because a build removes what it does not need there."""
     try:
         names = [path.name for path in staging.iterdir() if not path.name.startswith(f".{RULES}.")]
     except FileNotFoundError:
         return
     except NotADirectoryError:
         names = [staging.name]
-    if names and not _has_rules(staging):
-        raise UsageError(
-            f"dataset.output: {staging} holds what no build has put there, such as {min(names)}, and a build "
-            "would remove it; move it away"
-        )
-
-
-def _has_rules(staging: Path) -> bool:
     try:
         rules = read_json(staging / RULES)
     except (OSError, ValueError):
-        return False
-    return isinstance(rules, dict) and rules.keys() >= OUR_KEYS
+        rules = None
+    is_own = isinstance(rules, dict) and rules.keys() >= OUR_KEYS
+    if names and not is_own:
+        raise UsageError(
+            f"dataset.output: {staging} holds files that no build wrote, such as {min(names)}, and a build "
+            "would remove them; move them away"
+        )
 
 
 def sweep(staging: Path, is_kept: Callable[[str], bool]) -> None:
-    """Remove whatever a killed build has half written, and the staged shards and sidecars whose digests are
-    not to be kept."""
+    """Remove what a killed build left half written, and staged shards whose digests are not to be kept."""
     for path in staging.iterdir():
         is_half_written = path.name.startswith(".") and path.is_file()
         if is_half_written or (path.suffix in SUFFIXES and not is_kept(path.stem)):
-            path.unlink(missing_ok=True)  # a worker of a build that has just failed cleans up too
+            path.unlink(missing_ok=True)  # a worker of a build that has just failed may remove it first
 
 
 def staged(staging: Path, shard: str) -> Any | None:
-    """The sidecar of a shard that is done; None when it has to be done."""
+    """Return the sidecar of a staged shard, or None if the shard has to be converted."""
     try:
         table = ArrowBatches(sidecar_path(staging, shard))[0]
     except (OSError, pa.ArrowException, ValueError):
@@ -134,8 +135,11 @@ def staged(staging: Path, shard: str) -> Any | None:
 def converted_shards(
     catalogue: Catalogue, known: Mapping[int, KnownShard], staging: Path, converted: Iterator[int]
 ) -> Generator[DraftShard, None, None]:
-    """Every planned shard as it was converted, here or in an earlier version, in order, each as soon as
-    `converted` has given its ordinal. DataError when the files of one have gone since."""
+    """Yield every planned shard as it was converted, here or in an earlier version, in order.
+
+    Each follows as soon as `converted` has yielded its ordinal. DataError if a shard's files have
+    disappeared.
+    """
     sidecars = KnownSidecars()
     waiting: set[int] = set()
     for planned in catalogue.shards():
@@ -143,7 +147,7 @@ def converted_shards(
             waiting.add(next(converted))
         waiting.remove(planned.ordinal)
         yield _converted(planned, known, staging, sidecars)
-    next(converted, None)  # runs it to its end, where the engine cleans up
+    next(converted, None)  # runs the generator to its end, where the engine cleans up
 
 
 def _converted(
@@ -154,7 +158,7 @@ def _converted(
         return DraftShard(planned.split, sidecars[one], None if one.tar is None else one.version / one.tar)
     table = staged(staging, planned.digest)
     if table is None:
-        raise DataError(f"a converted shard has gone from {staging}; build again")
+        raise DataError(f"a converted shard has disappeared from {staging}; build again")
     is_empty = first(table, "blake3") is None
     return DraftShard(planned.split, table, None if is_empty else tar_path(staging, planned.digest))
 
@@ -162,22 +166,87 @@ def _converted(
 def note_rejects(
     catalogue: Catalogue, known: Mapping[int, KnownShard], staging: Path, ordinals: Iterable[int]
 ) -> None:
-    """Note the rejects of these converted shards in the catalogue. The fact `unread` then counts the samples
-    that could not be read for a cause that may pass."""
+    """Note the rejects of these converted shards in the catalogue. Afterwards the fact `unread` counts the
+    samples that could not be read for a cause that may pass."""
     sidecars = KnownSidecars()
     unread = catalogue.fact("unread_containers") or 0
     with catalogue.transaction():
         for planned in map(catalogue.shard, ordinals):
             table = _converted(planned, known, staging, sidecars).sidecar
             unread += counted_reasons(table).get(TRANSIENT, 0)
-            catalogue.reject(_rejects(catalogue.entries(planned), table), in_conversion=True)
+            columns = (table.column(name).to_pylist() for name in ("reason", "detail"))
+            rows = zip(catalogue.entries(planned.start, planned.stop), *columns, strict=True)
+            rejects = (RejectedSample.of(*row) for row in rows if row[1] is not None)
+            catalogue.reject(rejects, in_conversion=True)
         catalogue.note("unread", unread)
 
 
-def _rejects(entries: Iterable[ListedSample], table: Any) -> Iterator[Rejected]:
-    """The rejects among a shard's entries, as its sidecar holds them."""
-    reasons = table.column("reason").to_pylist()
-    details = table.column("detail").to_pylist()
-    for entry, reason, detail in zip(entries, reasons, details, strict=True):
-        if reason is not None:
-            yield rejected(entry, reason, detail)
+@dataclass(frozen=True, slots=True)
+class KnownShard:
+    """A converted shard in a version: the batch of its sidecar, its tar unless all of its samples were
+    rejected, and its rejects by reason."""
+
+    version: Path
+    batch: int
+    tar: str | None
+    samples: int
+    rejects: Mapping[str, int]
+
+
+def known_shards(dataset: Path, catalogue: Catalogue) -> dict[int, KnownShard]:
+    """Return the planned shards, by ordinal, that versions on disk hold already.
+
+    A tar that is missing or has the wrong size in any version is converted again even if another version has
+    it: versions share their files, so that one may be damaged too. A shard with a sample that could not be
+    read is converted again as well.
+
+    The current version takes precedence. Planned shards are compared by the sizes and times of their files,
+    and --rehash looks at content, so another version may hold older content of the same shard.
+    """
+    found: dict[int, KnownShard] = {}
+    doubted: set[int] = set()
+    linked = layout.linked(dataset)
+    now = None if linked is None else linked.resolve()
+    for version in sorted(versions.list_versions(dataset), key=lambda version: version.resolve() != now):
+        for number, table in _sidecars(version):
+            ordinal = catalogue.ordinal(first(table, "planned"))
+            if ordinal is None or holds_transient(table):
+                continue
+            if _has_its_tar(version, table):
+                rejects = counted_reasons(table)
+                known = KnownShard(version, number, first(table, "tar"), table.num_rows, rejects)
+                found.setdefault(ordinal, known)
+            else:
+                doubted.add(ordinal)
+    return {ordinal: known for ordinal, known in found.items() if ordinal not in doubted}
+
+
+def _sidecars(version: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the LOOKED_AT columns of the version's sidecars as far as they can be read; verify reports
+    damage."""
+    try:
+        batches = ArrowBatches(version / INPUTS, LOOKED_AT)
+        for number in range(len(batches)):
+            yield number, batches[number]
+    except (OSError, pa.ArrowException, ValueError):
+        return
+
+
+def _has_its_tar(version: Path, table: Any) -> bool:
+    name = first(table, "tar")
+    try:
+        return name is None or (version / name).stat().st_size == first(table, "bytes")
+    except OSError:
+        return False
+
+
+class KnownSidecars:
+    """Reads whole sidecars of known shards, and opens each version's file once."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, ArrowBatches] = {}
+
+    def __getitem__(self, known: KnownShard) -> Any:
+        if known.version not in self._open:
+            self._open[known.version] = ArrowBatches(known.version / INPUTS)
+        return self._open[known.version][known.batch]

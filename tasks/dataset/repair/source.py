@@ -110,7 +110,7 @@ class Reconverter:
             if named.missing and containers:
                 named = self._listed(config, wanted, None)
             lacking = dict.fromkeys(named.missing, ("member.missing", ""))
-            lacking |= {key: (one.reason, one.detail) for key, one in named.refused.items() if key in lacking}
+            lacking |= {key: (one.reason, one.detail) for key, one in named.rejects.items() if key in lacking}
             for name, keys in wanted.items():
                 rejects = {key: lacking[key] for key in keys if key in lacking}
                 if rejects:

@@ -24,7 +24,7 @@ from tasks.core.stores import is_environment_error
 from tasks.dataset.build_info import FileSeal, read_build_info, write_build_info
 from tasks.dataset.building.assemble import DraftShard, describe, draft_version
 from tasks.dataset.building.builder import build
-from tasks.dataset.building.catalogue import Rejected
+from tasks.dataset.building.catalogue import RejectedSample
 from tasks.dataset.building.sidecar import first
 from tasks.dataset.layout import BUILD, INPUTS, MANIFEST, REJECTS, VERSIONS
 from tasks.dataset.repair.result import CONFIGURE, MIND, REBUILD, Done, Failed
@@ -94,13 +94,13 @@ class TableRepair:
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
-    def _rejects(self, wanted: dict[str, FileSeal]) -> Iterator[Rejected]:
+    def _rejects(self, wanted: dict[str, FileSeal]) -> Iterator[RejectedSample]:
         """The rejects that the version's own table lists; none where that is damaged."""
         if REJECTS in wanted:
             return
         pieces = read_pieces(self.place.version / REJECTS, REJECTS_SCHEMA.names)
         for number, row in enumerate(row for piece in pieces for row in piece.to_pylist()):
-            yield Rejected(number, **row)
+            yield RejectedSample(number, **row)
 
     def _from_source(self, wanted: dict[str, FileSeal]) -> None:
         """Take the tables of a build from the source, which reuses the version's shards if `inputs.arrow` is

@@ -105,7 +105,7 @@ def test_a_changed_key_is_named_beside_the_loss(config: Config, tmp_path: Path) 
     built(config)
     block = {**config.dataset.source.model_dump(), "key": "caption"}  # type: ignore[union-attr]
     with pytest.raises(
-        NeedsApproval, match=r"100 of the 100 .* read by other rules than then, such as its key"
+        NeedsApproval, match=r"100 of the 100 .* now read by other rules, such as another key"
     ):
         build(raw.config(tmp_path / "raw", tmp_path / "out", source=block))
 
@@ -157,7 +157,7 @@ def test_keys_of_an_earlier_tarmac_are_no_loss(
         for module in (fingerprint, builder):
             earlier.setattr(module, "CONVERTER", fingerprint.CONVERTER - 1)
         first = built(config)
-    why = f"Tarmac converts samples otherwise than the one that built version {first.version.name}"
+    why = f"Tarmac converts samples differently from the one that built version {first.version.name}"
     assert why in str(forecast(config).why)
     second = built(config)
     assert why in caplog.text

@@ -401,7 +401,7 @@ def test_what_somebody_else_keeps_where_a_build_works_stays(tmp_path: Path) -> N
     staging.mkdir(parents=True)
     for name in ("thesis.doc", "dataset.json", "000.tar"):
         (staging / name).write_text('{"labels": []}')
-    with pytest.raises(UsageError, match=r"out/staging holds what no build has put there, such as 000.tar"):
+    with pytest.raises(UsageError, match=r"out/staging holds files that no build wrote, such as 000.tar"):
         build(config)
     assert len(list(staging.iterdir())) == 3
     shutil.rmtree(staging)

@@ -13,7 +13,7 @@ from tasks.core.errors import DataError
 from tasks.core.schema.dataset import ShardRules
 from tasks.dataset.building import listing
 from tasks.dataset.building.builder import build
-from tasks.dataset.building.catalogue import NAME, Catalogue, Listed, ListedSample, Rejected
+from tasks.dataset.building.catalogue import NAME, Catalogue, Listed, ListedSample, RejectedSample
 from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.spill import FOLDER, PARTS, read_spilled
 from tasks.dataset.keys import shard_hash
@@ -55,12 +55,12 @@ def test_samples_come_back_as_they_were_in_the_order_of_the_shards(
     samples = [entry(n, f"key {n}") for n in range(50)] + [entry(50, "odd", **odd)]
     catalogue.add(samples)
     catalogue.plan(RULES, "rules", ["source"], {0: "; see there"})
-    found = list(catalogue.between(1, 1000))
+    found = list(catalogue.entries(1, 1000))
     assert found == [one.entry for one in sorted(samples, key=lambda one: (one.shard_hash, one.entry.key))]
     catalogue.close()
     with closing(Catalogue(tmp_path / NAME, reads_only=True)) as again:
-        assert list(again.between(1, 100)) == found
-        assert list(again.between(7, 9)) == found[6:8]
+        assert list(again.entries(1, 100)) == found
+        assert list(again.entries(7, 9)) == found[6:8]
 
 
 def test_the_first_of_a_key_stays_wherever_the_others_would_go(catalogue: Catalogue) -> None:
@@ -68,21 +68,26 @@ def test_the_first_of_a_key_stays_wherever_the_others_would_go(catalogue: Catalo
     catalogue.plan(RULES, "rules", ["source"], {0: "; see there"})
     assert {shard.split for shard in catalogue.shards()} == {"train"}
     kept = sorted((1, 2), key=lambda n: shard_hash("a" if n == 1 else "b"))
-    assert [one.number for one in catalogue.between(1, 10)] == kept
+    assert [one.number for one in catalogue.entries(1, 10)] == kept
     assert [(one.number, one.reason, one.detail) for one in catalogue.rejects()] == [
         (4, "key.duplicate", "t:1 has this key; see there"),
         (9, "key.duplicate", "t:1 has this key; see there"),
     ]
-    assert (catalogue.read, catalogue.accepted, catalogue.refused) == (4, 2, 2)
+    assert (catalogue.read, catalogue.accepted, catalogue.rejected_in_listing) == (4, 2, 2)
 
 
 def test_a_reject_of_the_conversion_is_counted_once(catalogue: Catalogue) -> None:
     catalogue.add([entry(0, "a"), entry(1, "b")])
     catalogue.plan(RULES, "rules", ["source"], {0: "; see there"})
     for _ in range(2):
-        rejected = Rejected(1, "b", "b", "image.empty", "0 bytes", "t:1", "b")
+        rejected = RejectedSample(1, "b", "b", "image.empty", "0 bytes", "t:1", "b")
         catalogue.reject([rejected], in_conversion=True)
-    assert (catalogue.read, catalogue.accepted, catalogue.refused, catalogue.rejected_entries) == (2, 2, 0, 1)
+    assert (
+        catalogue.read,
+        catalogue.accepted,
+        catalogue.rejected_in_listing,
+        catalogue.rejected_in_conversion,
+    ) == (2, 2, 0, 1)
     assert [catalogue.find(key) for key in "abc"] == [(None, None, None), None, None]
 
 
@@ -93,7 +98,7 @@ def test_members_out_of_containers_wait_on_disk(tmp_path: Path) -> None:
     listing.survey()
     listing.read()
     catalogue = listing.catalogue
-    found = list(catalogue.between(1, COUNT + 1))
+    found = list(catalogue.entries(1, COUNT + 1))
     assert len(found) == catalogue.accepted == COUNT
     for one in found:
         members = read_spilled(tmp_path / "staging" / FOLDER, one)

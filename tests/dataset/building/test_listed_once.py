@@ -72,13 +72,13 @@ def test_the_build_takes_over_what_the_check_has_listed(
     config: Config, asked: Counter[str], opened: list[str], tmp_path: Path
 ) -> None:
     assert is_up_to_date(config, for_build=True) is None
-    survey = freshness.take_survey(config.dataset.output)
-    assert survey is not None and freshness.take_survey(config.dataset.output) is None
+    survey = freshness.kept_survey(config.dataset.output)
+    assert survey is not None
     result = build(config, survey=survey)
     assert result.shards_rewritten == 1
     assert opened == ["captions.csv"]
     assert images(asked) == {1} and len(asked) >= COUNT
-    assert not survey.exists()
+    assert not survey.exists() and freshness.kept_survey(config.dataset.output) is None
     fresh = config.model_copy(
         update={"dataset": config.dataset.model_copy(update={"output": tmp_path / "fresh"})}
     )
@@ -96,7 +96,7 @@ def test_each_server_is_asked_once_by_a_command_and_its_build(tmp_path: Path) ->
         raw.write_table(tmp_path / "raw", [*rows[:-1], (rows[-1][0], "another caption", "x")])
         requests.clear()
         assert is_up_to_date(config, for_build=True) is None
-        survey = freshness.take_survey(config.dataset.output)
+        survey = freshness.kept_survey(config.dataset.output)
         told = {"config": config.model_dump(mode="json"), "survey": str(survey)}
         assert child.call("tasks.dataset.building.builder:build", told)["shards_rewritten"] == 1
     looked_at = Counter({asked: count for asked, count in requests.items() if asked.startswith("HEAD")})
@@ -122,7 +122,7 @@ def test_a_listing_is_kept_for_a_build_alone(config: Config) -> None:
     before = set(config.dataset.output.iterdir())
     assert is_up_to_date(config) is None
     assert set(config.dataset.output.iterdir()) == before
-    assert freshness.take_survey(config.dataset.output) is None
+    assert freshness.kept_survey(config.dataset.output) is None
 
 
 def test_a_full_disk_is_one_line(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_a_full_disk_is_one_line(config: Config, monkeypatch: pytest.MonkeyPatch
 
 def test_what_was_listed_for_another_config_is_not_taken_over(config: Config, tmp_path: Path) -> None:
     assert is_up_to_date(config, for_build=True) is None
-    survey = freshness.take_survey(config.dataset.output)
+    survey = freshness.kept_survey(config.dataset.output)
     other = raw.config(tmp_path / "raw", tmp_path / "out", image={"encode": "jpg"})
     result = build(other, survey=survey)
     assert result.shards_rewritten == result.shards and result.accepted == COUNT
@@ -146,7 +146,7 @@ def test_what_was_listed_for_another_config_is_not_taken_over(config: Config, tm
 
 def test_what_a_killed_command_listed_is_removed(config: Config) -> None:
     assert is_up_to_date(config, for_build=True) is None
-    left = freshness.take_survey(config.dataset.output)
+    left = freshness.kept_survey(config.dataset.output)
     assert left is not None
     build(config)
     assert left.exists(), "it may be of a command that is about to build"
@@ -157,7 +157,7 @@ def test_what_a_killed_command_listed_is_removed(config: Config) -> None:
 
 def test_a_build_that_had_to_wait_lists_anew(config: Config, tmp_path: Path) -> None:
     assert is_up_to_date(config, for_build=True) is None
-    survey = freshness.take_survey(config.dataset.output)
+    survey = freshness.kept_survey(config.dataset.output)
     other = Lease(config.dataset.output / "lease.json")
     other.acquire()
 

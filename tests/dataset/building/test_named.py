@@ -34,7 +34,7 @@ def test_shards_come_out_as_they_were(make: object, tmp_path: Path) -> None:
     wanted = {name: keys[name] for name in ("train/000000.tar", "train/000002.tar", "val/000000.tar")}
     (tmp_path / "again").mkdir()
     found = list_named(config, wanted, tmp_path / "again")
-    assert (list(found.missing), found.refused) == ([], {})
+    assert (list(found.missing), found.rejects) == ([], {})
     made = {shard.split: shard for shard in found.convert()}
     assert made.keys() == wanted.keys()
     for name, shard in made.items():

@@ -120,8 +120,8 @@ def test_a_stopped_build_says_of_how_many_samples_it_knows(tmp_path: Path) -> No
     with pytest.raises(DataError) as caught:
         build(config)
     found = re.match(
-        r"at least (\d+) of the (\d+) samples looked at are rejected \(100\.0%\); stopped, as "
-        r"dataset\.reject_budget \(5\.0%\) has room for 4 of the 80 read;",
+        r"at least (\d+) of the (\d+) samples looked at are rejected \(100\.0%\); stopped, because "
+        r"dataset\.reject_budget \(5\.0%\) allows 4 of the 80 read;",
         str(caught.value),
     )
     assert found is not None and found[1] == found[2] and 5 <= int(found[1]) < 80
@@ -137,7 +137,7 @@ def test_a_tar_that_lost_nobody_knows_how_many_samples_counts_as_a_tar(tmp_path:
             writer.finish()
     os.truncate(tmp_path / "raw/2.tar", 700)
     source = {"kind": "shards", "path": str(tmp_path / "raw")}
-    with pytest.raises(DataError, match=r"1 of 4 tars or tables are cut short.*nobody knows how many"):
+    with pytest.raises(DataError, match=r"1 of 4 tars or tables are cut short.*it is unknown how many"):
         build(raw.config(tmp_path / "raw", tmp_path / "out", source=source, reject_budget=0.2))
     result = build(raw.config(tmp_path / "raw", tmp_path / "out", source=source, reject_budget=0.25))
     assert (result.accepted, result.rejected) == (120, 1)

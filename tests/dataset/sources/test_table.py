@@ -440,7 +440,7 @@ def test_a_server_is_asked_once_for_each_image_and_once_for_its_content(tmp_path
         asked.clear()
         config = write(4)
         assert freshness.is_up_to_date(config, for_build=True) is None
-        build(config, survey=freshness.take_survey(config.dataset.output))
+        build(config, survey=freshness.kept_survey(config.dataset.output))
         looks = {name: count for name, count in asked.items() if name.startswith("HEAD")}
         assert looks == once | {"HEAD /0003.png": 1}
 
