@@ -1,8 +1,8 @@
-"""A page of a dataset's version, for eyes: what its samples look like, what was rejected and why, how its
-numbers are distributed, and what verify found. Statistics find the fault one thought of; looking finds the
+"""A page that shows a version of a dataset: its samples, what was rejected and why, the distributions of its
+numbers, and what verify found. Statistics find the faults one thought of; looking at samples finds the
 others.
 
-Nothing grows with the dataset: tables are streamed, and a fixed number of samples, spread evenly, is read
+Cost does not grow with the dataset: tables are streamed, and a fixed number of evenly spread samples is read
 through the index.
 """
 

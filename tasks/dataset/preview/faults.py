@@ -1,7 +1,7 @@
-"""The faults tab: what verify found, by code, in as many words as a person reads.
+"""The faults tab: verify's findings by code, in as many words as a person reads.
 
-A hostile tar may bring any number of findings with names of any length, so all of it is bounded here. Of a
-private version only codes and counts get in: names of members and messages may hold what nobody should see.
+A hostile tar may cause any number of findings with names of any length, so everything is limited here. For a
+private version only codes and counts are shown, because member names and messages may hold private text.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from tasks.dataset.preview.tiles import Tile, legible, tile_of, without_folder
 from tasks.dataset.verify.findings import LEFT, NOT_DECODED, NOT_READ, weight
 
 DATASET = "DATASET"
-"""In a command, where nobody says how the dataset is called."""
+"""Stands for the dataset in commands if its name is not known."""
 SHOWN = 20
-"""Findings of a code that are shown; the rest are counted."""
+"""Findings shown per code; the rest are counted."""
 MOST_TILES = 24
 NAME, TEXT = 120, 300
-"""Characters of a name, and of a message."""
+"""The most characters of a name, and of a message."""
 FACTS, LINES = 8, 20
-"""Of a finding's evidence, and of what was ruled out or not seen, so many are shown."""
+"""The most items of a finding's evidence, and of what was ruled out or not seen."""
 CODES_NAMED = 5
-"""In a line of the terminal."""
+"""The most codes in a line of the terminal."""
 READ: Mapping[str, tuple[str, Sequence[str]]] = {
     "quick": ("tables, sizes, ends and index", (NOT_READ, NOT_DECODED)),
     "default": ("every byte, by its checksum", (NOT_DECODED,)),
     "full": ("every byte, and every member decoded", ()),
 }
-"""What verify reads at each level, and what it does not, in words that are the same for all data."""
+"""What verify reads at each level, and what it does not."""
 
 Command = tuple[str, str]
 """A command, and what it does."""
 
 
 class FaultCode(NamedTuple):
-    """A title, what it means for whoever reads the data, and how `This is not …` goes on: what one might
-    wrongly take it for."""
+    """A title, what the fault means for readers of the data, and what it could be mistaken for: the rest of a
+    sentence that begins with `This is not`."""
 
     title: str = ""
     means: str = ""
@@ -60,40 +60,40 @@ FAULT_CODES: Mapping[str, FaultCode] = {
     "manifest.invalid": FaultCode(
         "The tables do not hold together",
         "The manifest or a file beside the shards (tables, sizes, build.json) is missing, torn, changed "
-        "since the build, or from a newer Tarmac. What it says cannot be relied on.",
+        "since the build, or from a newer Tarmac. Its content cannot be relied on.",
         "damage to pictures or texts: the shards may all be whole.",
     ),
     "shard.missing": FaultCode(
-        "A shard is not there",
-        "A tar that belongs to the dataset is not in its place, and its samples with it.",
-        "damage within a file: a copy that stopped, or a file that was moved, is the usual cause.",
+        "A shard is missing",
+        "A tar of the dataset is not in its place, so its samples are missing too.",
+        "damage within a file: the usual cause is a copy that stopped or a file that was moved.",
     ),
     "shard.extra": FaultCode(
-        "There is a shard too many",
-        "A tar in the folder does not belong to the version. Programs that take all tars there read it too.",
+        "There is an extra shard",
+        "A tar in the folder does not belong to the version. Programs that read all tars there read it too.",
         "a loss: the dataset's own shards are judged without it.",
     ),
     "shard.truncated": FaultCode(
         "A shard is cut",
-        "The tar ends within a member, lacks the blocks that end it, or goes on behind them. Cut between two "
-        "members, it looks whole to most readers, and the rest of its samples is silently left out.",
-        "a changed byte: what stands before the cut may be as it was.",
+        "The tar ends within a member, lacks its end blocks, or continues after them. If it is cut between "
+        "two members, it looks complete to most readers, which silently skip the rest of its samples.",
+        "a changed byte: everything before the cut may be intact.",
     ),
     "shard.checksum": FaultCode(
         "A shard's bytes have changed",
-        "The file is not the one that was written: its checksum or size differs, or it stops making sense.",
+        "The file is not the one that was written: its checksum or size differs, or it cannot be parsed.",
         "a fault of the raw data, where Tarmac made the shard: it was sound then, and a disk, a copy or a "
         "program has changed it since.",
     ),
     "shard.count": FaultCode(
         "A shard holds a wrong number of samples",
-        "The tar has more or fewer samples than the tables say, so an epoch is longer or shorter.",
+        "The tar has more or fewer samples than the tables record, so an epoch is longer or shorter.",
         "damage: the tar can be read from its first byte to its last.",
     ),
     "index.mismatch": FaultCode(
         "The index does not fit the shards",
-        "The index says where each sample lies. It is missing, torn or points elsewhere, so that a reader by "
-        "index stops or gets other bytes.",
+        "The index records where each sample lies. It is missing, torn or points elsewhere, so a reader that "
+        "uses it stops or gets other bytes.",
         "a fault of the shards: programs that read them from front to back do not notice.",
     ),
     "sample.duplicate_key": FaultCode(
@@ -104,30 +104,30 @@ FAULT_CODES: Mapping[str, FaultCode] = {
     ),
     "sample.split_members": FaultCode(
         "A sample lies in two places",
-        "Readers take neighbouring members of one key for a sample. Here others lie between them, so that "
-        "two half samples come out.",
-        "a loss: all of its members are there.",
+        "Readers take adjacent members of one key for a sample. Here other members lie between them, so that "
+        "readers get two half samples.",
+        "a loss: all of its members exist.",
     ),
     "sample.missing_member": FaultCode(
         "A sample lacks a member",
         "A part that every sample needs, such as the image or the caption, is not in the shard. Many loaders "
-        "drop such a sample without a word.",
-        "an empty member, nor one that cannot be read: there is none.",
+        "silently drop such a sample.",
+        "an empty or unreadable member: the member does not exist.",
     ),
     "member.empty": FaultCode(
-        "A member holds nothing",
-        "A file of no bytes, or a text of nothing but white space: there is nothing to train on.",
-        "a missing member: its name is there.",
+        "A member is empty",
+        "A file without bytes, or a text of white space only: there is nothing to train on.",
+        "a missing member: the member exists.",
     ),
     "member.undecodable": FaultCode(
         "A member cannot be decoded",
-        "It is torn, or it is not what its name says, such as a web page saved as a picture.",
-        "damage on the disk, unless a changed checksum stands beside it: the source was so already.",
+        "It is torn, or its content does not match its name, such as a web page saved as a picture.",
+        "damage on the disk, unless its checksum has changed as well: the source was already like this.",
     ),
     "member.checksum": FaultCode(
         "A sample's bytes have changed",
-        "The checksum (CRC32C) that was taken at the build differs from that of the bytes in the shard.",
-        "a fault of the raw data. A changed picture often still decodes: that it shows proves nothing.",
+        "The checksum (CRC32C) of the bytes in the shard differs from the one recorded at the build.",
+        "a fault of the raw data. A changed picture often still decodes, so seeing it proves nothing.",
     ),
     "member.unsafe": FaultCode(
         "A member could do harm",
@@ -135,12 +135,12 @@ FAULT_CODES: Mapping[str, FaultCode] = {
         "harm done: Tarmac neither unpacked nor loaded it. Another program might.",
     ),
 }
-"""In the order of a page: what explains others stands before them."""
+"""The codes in the order of the page: causes come before their effects."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A report of verify, its level and time, and how the user calls the dataset."""
+    """A report of verify, its level and time, and the user's name for the dataset."""
 
     report: Report
     level: str
@@ -150,8 +150,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class ShownFinding:
-    """A finding: where and how it is known, each as (what, text), and what to do. A text that is a sentence
-    has no `what`."""
+    """A finding: its place and evidence, each as (name, text), and what to do. A text that is a sentence has
+    an empty name."""
 
     where: Sequence[tuple[str, str]]
     evidence: Sequence[tuple[str, str]]
@@ -162,7 +162,7 @@ class ShownFinding:
 
 @dataclass(frozen=True)
 class FaultGroup:
-    """The findings of one code. `remedy` and `command` are what all that are shown have in common."""
+    """The findings of one code. `remedy` and `command` are set if all shown findings share them."""
 
     code: str
     count: int
@@ -187,7 +187,8 @@ class FaultGroup:
 
 @dataclass
 class Faults:
-    """The whole tab. `ruled_out` are codes and how that is known, `quarantined` samples by code."""
+    """The whole tab. `ruled_out` holds codes with the evidence against them, `quarantined` counts samples by
+    code."""
 
     level: str
     read: str
@@ -206,8 +207,8 @@ class Faults:
 
 
 def faults_of(checked: Checked, version: Path, is_private: bool) -> Faults:
-    """The tab without its samples. The folder's path is left out, since a page is passed on: in commands the
-    dataset is called what the user calls it."""
+    """Return the tab without its samples. Pages are passed on, so the folder's path is left out, and commands
+    use the user's name for the dataset."""
     report = checked.report
     read, not_read = READ.get(checked.level, ("", ()))
     ruled_out = ((one.get("code", ""), one.get("evidence", "")) for one in report.ruled_out[:LINES])
@@ -228,33 +229,36 @@ def faults_of(checked: Checked, version: Path, is_private: bool) -> Faults:
     try:
         entries = quarantine.of_version(version, quarantine.read_quarantine(dataset / quarantine.NAME))
     except DataError as error:
-        faults.missing.append(f"What is in quarantine is not known: {without_folder(error, dataset)}.")
+        faults.missing.append(f"The quarantine cannot be read: {without_folder(error, dataset)}.")
     else:
         faults.quarantined = Counter(one.reason if one.reason in FAULT_CODES else "other" for one in entries)
     return faults
 
 
 def commands(checked: Checked, version: Path, is_private: bool = False) -> Sequence[Command]:
-    """What to do about errors, in the order in which to try it; nothing when there are none. Tars that Tarmac
-    did not build have no source to be repaired from."""
+    """Return the commands against errors, in the order in which to try them; none if there are no errors.
+    Tars that Tarmac did not build have no source to be repaired from."""
     if checked.report.ok:
         return ()
     dataset = DATASET if is_private else checked.dataset
     verify = f"tarmac verify {dataset} --full"
     if not is_built(version):
-        does = "writes a config that builds a dataset of what is sound in these tars."
-        return ((f"tarmac init {dataset}", does), (verify, "names each faulty sample, decoded too."))
+        does = "writes a config that builds a dataset from the sound samples of these tars."
+        return (
+            (f"tarmac init {dataset}", does),
+            (verify, "names each faulty sample, and decodes all members."),
+        )
     is_decoded = any(found.code == "member.undecodable" for found in checked.report.findings)
-    # No other level sees what decoding alone shows.
+    # only level full finds what decoding alone shows
     repair = f"tarmac repair {dataset} --full" if is_decoded else f"tarmac repair {dataset}"
     return (
-        (repair, "makes what is damaged again, to the same bytes, and leaves what is sound as it is."),
+        (repair, "makes damaged files again, to the same bytes, and leaves sound ones as they are."),
         (
             f"{repair} --quarantine",
-            "makes training skip the samples whose source is no better.",
+            "makes training skip the samples whose source is damaged too.",
         ),
         (f"tarmac versions {dataset}", "lists earlier versions; a sound one can be made current (rollback)."),
-        (verify, "says afterwards whether all is well."),
+        (verify, "checks afterwards that everything is sound."),
     )
 
 
@@ -264,7 +268,7 @@ def is_built(folder: Path) -> bool:
 
 
 def summary(report: Report) -> str:
-    """The faults in a line: `3 faults: shard.missing 1, member.checksum 2`, causes first."""
+    """Return the faults in one line, causes first: `3 faults: shard.missing 1, member.checksum 2`."""
     numbers = [(code, sum(map(weight, found))) for code, found in _by_code(report.findings)]
     listed = [f"{code} {count(number)}" for code, number in numbers]
     if len(listed) > CODES_NAMED:
@@ -273,8 +277,8 @@ def summary(report: Report) -> str:
 
 
 def faulty_tiles(version: Path, findings: Sequence[Finding], modality: str) -> list[Tile]:
-    """Tiles of the samples that findings name, a few of each code: what is still there of each. No checksum
-    is asked, since that is what is wrong with many."""
+    """Return tiles with what is left of the samples that findings name, a few of each code. Checksums are not
+    compared, because they are what is wrong with many."""
     chosen = _choose(findings, min(MOST_TILES, SHOWN_PER_SPLIT[modality]))
     tiles: dict[tuple[str, str], Tile] = {}
     for shard in dict.fromkeys(shard for shard, _ in chosen):
@@ -291,7 +295,7 @@ def faulty_tiles(version: Path, findings: Sequence[Finding], modality: str) -> l
 
 
 def _choose(findings: Sequence[Finding], most: int) -> dict[tuple[str, str], list[str]]:
-    """The codes of at most `most` samples, by shard and key; one of each code in turn, so that all show."""
+    """Return the codes of at most `most` samples, by shard and key, with samples of each code in turn."""
     codes: dict[tuple[str, str], list[str]] = {}
     queues: dict[str, list[tuple[str, str]]] = {}
     for found in findings:
@@ -308,7 +312,7 @@ def _choose(findings: Sequence[Finding], most: int) -> dict[tuple[str, str], lis
 
 
 def _by_code(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
-    """In the order of the table of codes, those that it does not know last."""
+    """Group findings by code, in the order of FAULT_CODES, unknown codes last."""
     found: dict[str, list[Finding]] = {code: [] for code in FAULT_CODES}
     for finding in findings:
         found.setdefault(finding.code, []).append(finding)
@@ -318,7 +322,7 @@ def _by_code(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
 def _shown(finding: Finding, checked: Checked, version: Path) -> ShownFinding:
     ours = "|".join(re.escape(shlex.quote(str(one))) for one in (version, home(version)))
     command = re.sub(rf"(?<!\S)({ours})(?!\S)", lambda _: checked.dataset, finding.command or "")
-    names_split = not {"shard", "file"}.isdisjoint(finding.where)  # whose names begin with the split
+    names_split = not {"shard", "file"}.isdisjoint(finding.where)  # their names begin with the split
     where = [
         (name, legible(value, NAME))
         for name, value in finding.where.items()

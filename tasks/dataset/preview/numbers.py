@@ -1,7 +1,7 @@
 """The numbers of a version as charts and a table: statistics per sample, sizes of shards, tokens per caption.
 
 Every numeric column of `samples/` is shown, whatever a modality keeps there; those in TITLES have a title and
-a unit. Counts and extremes are of all samples. Quantiles and bars are of at most KEPT of them, taken at even
+a unit. Counts and extremes cover all samples. Quantiles and bars cover at most KEPT samples, taken at even
 steps, so that memory does not grow with the dataset.
 """
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.core.charts import BarLayout, Bars, layout_bars, ticks
+from tasks.core.charts import BarLayout, Bars, layout_bars
 from tasks.core.errors import DataError
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import count, counted, number, percent
@@ -28,15 +28,15 @@ from tasks.dataset.preview.samples import SampleReader, spread
 from tasks.dataset.tables import DAMAGED, ShardRecord, read_pieces
 
 KEPT = 200_000
-"""Values per column, of which quantiles and bars are made: a share of 1 % is right to within 0.1 %."""
+"""Values per column that quantiles and bars are made of: a share of 1 % is right to within 0.1 %."""
 LARGEST = 1e15
-"""Magnitudes beyond are counted as this."""
+"""Larger magnitudes are counted as this."""
 TAIL = 0.005
-"""Of the values at either end that a chart leaves out where they lie far from the rest."""
+"""The share of values at either end that a chart leaves out if they lie far from the rest."""
 BARS = 24
-"""About so many make a histogram."""
+"""The most bars in a histogram."""
 MOST_SHARDS = 48
-"""Shards that get a bar each; of more there is a histogram."""
+"""Shards that get a bar each; more of them get a histogram."""
 FIGURES: Mapping[str, float] = {"lowest": 0.0, "1 %": 0.01, "median": 0.5, "99 %": 0.99, "highest": 1.0}
 """The columns of the table, as quantiles."""
 PLACES = ("shard", "row")
@@ -46,7 +46,7 @@ CountTokens = Callable[[str], int]
 CONTEXT = 77
 """Tokens that CLIP's text encoder reads; the rest of a caption is cut off."""
 CAPTIONS = 2000
-"""Captions, spread evenly, whose tokens are counted."""
+"""Evenly spread captions whose tokens are counted."""
 TOKENIZED = ("image_text", "reinforced")
 
 TITLES: Mapping[str, tuple[str, str]] = {
@@ -55,8 +55,8 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "caption_length": ("Caption length", "characters"),
     "images": ("Images per sample", "images"),
     "turns": ("Turns per sample", "turns"),
-    "user_length": ("Length of what the user says", "characters"),
-    "assistant_length": ("Length of what the assistant says", "characters"),
+    "user_length": ("Length of the user's turns", "characters"),
+    "assistant_length": ("Length of the assistant's turns", "characters"),
     "captions": ("Captions per sample", "captions"),
     "augmentations": ("Augmentations per sample", "augmentations"),
 }
@@ -78,8 +78,8 @@ VOLUME_TITLES: Mapping[str, tuple[str, str]] = {
 
 
 class Distribution:
-    """A number over many things, streamed in. `total`, `missing` (not finite) and the extremes are of all of
-    them, `values` every `step`-th of the finite ones, in order."""
+    """The distribution of a stream of numbers. `total`, `missing` (not finite) and the extremes cover all
+    numbers, `values` holds every `step`-th finite one, in order."""
 
     def __init__(self, step: int = 1, values: NDArray[Any] | None = None) -> None:
         self.step = step
@@ -90,7 +90,7 @@ class Distribution:
             self.add(values)
 
     def add(self, values: NDArray[Any]) -> None:
-        """Count these."""
+        """Count these values."""
         finite = np.clip(values[np.isfinite(values)].astype(np.float64), -LARGEST, LARGEST)
         self.lowest = float(finite.min(initial=self.lowest))
         self.highest = float(finite.max(initial=self.highest))
@@ -108,14 +108,14 @@ class Distribution:
         return bool((np.rint(self.values) == self.values).all())
 
     def quantile(self, share: float) -> float:
-        """The smallest value that at least this share lies at or below; exact at 0 and 1."""
+        """Return the smallest value that at least this share lies at or below; exact at 0 and 1."""
         if share in (0.0, 1.0):
             return self.highest if share else self.lowest
         return float(np.quantile(self.values, share, method="inverted_cdf"))
 
 
 def merged(some: Sequence[Distribution]) -> Distribution:
-    """All of them together; their steps are alike."""
+    """Return one distribution of them all; their steps must be equal."""
     whole = Distribution(values=np.concatenate([one.values for one in some]))
     whole.step = some[0].step
     whole.total, whole.missing = sum(one.total for one in some), sum(one.missing for one in some)
@@ -125,7 +125,7 @@ def merged(some: Sequence[Distribution]) -> Distribution:
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """One number of every sample, by split."""
+    """One number per sample, by split."""
 
     name: str
     title: str
@@ -135,7 +135,7 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class FigureRow:
-    """One number of one split in the FIGURES."""
+    """One row of the table: the FIGURES of one column and split."""
 
     title: str
     unit: str
@@ -147,13 +147,20 @@ class FigureRow:
 def read_columns(
     version: Path, splits: Sequence[str], modality: str, progress: Progress = no_progress
 ) -> list[NumberColumn]:
-    """The numeric columns of these splits; DataError when a table cannot be read."""
+    """Return the numeric columns of these splits; DataError if a table cannot be read."""
     found: dict[str, dict[str, Distribution]] = {}
     schemas = {split: _schema(version / samples_name(split)) for split in splits}
     done, total = 0, sum(rows for _, rows in schemas.values())
     for split, (names, _) in schemas.items():
         for piece in read_pieces(version / samples_name(split), names):
-            for name, values in _statistics(piece).items():
+            named = {
+                name: piece.column(name).cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+                for name in names
+            }
+            if "images" in named:  # a conversation without images has no sides
+                for side in {"width", "height"} & named.keys():
+                    named[side] = np.where(named["images"] == 0, np.nan, named[side])
+            for name, values in named.items():
                 of_splits = found.setdefault(name, {})
                 of_splits.setdefault(split, Distribution(1 + total // KEPT)).add(values)
             done += piece.num_rows
@@ -167,40 +174,26 @@ def read_columns(
 
 
 def _schema(path: Path) -> tuple[list[str], int]:
-    """The columns of a table of samples that are statistics, and its rows."""
+    """Return the names of a sample table's statistics, and its number of rows."""
     try:
         metadata = pq.read_metadata(path)
-        fields = metadata.schema.to_arrow_schema()
-        numeric = [
-            one.name for one in fields if pa.types.is_integer(one.type) or pa.types.is_floating(one.type)
-        ]
-        return [name for name in numeric if name not in PLACES], metadata.num_rows
+        fields = (one for one in metadata.schema.to_arrow_schema() if one.name not in PLACES)
+        is_number = (pa.types.is_integer, pa.types.is_floating)
+        return [one.name for one in fields if any(is_(one.type) for is_ in is_number)], metadata.num_rows
     except DAMAGED as error:
         problem = str(error).partition("\n")[0][:160]
         raise DataError(f"{path}: cannot be read ({problem}); see `tarmac verify`") from None
 
 
-def _statistics(piece: Any) -> dict[str, NDArray[np.float64]]:
-    """A piece's columns by name, what is missing as NaN; a conversation without images has no sides."""
-    named = {
-        name: piece.column(name).cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
-        for name in piece.schema.names
-    }
-    if "images" in named:
-        for side in {"width", "height"} & named.keys():
-            named[side] = np.where(named["images"] == 0, np.nan, named[side])
-    return named
-
-
 def token_lengths(version: Path, samples: Mapping[str, int], count_tokens: CountTokens) -> Distribution:
-    """The tokens of captions spread evenly over all splits; one that cannot be read is left out."""
+    """Count the tokens of captions spread evenly over all splits; unreadable captions are left out."""
     found = []
     total = sum(samples.values())
     for split, number_of in samples.items():
         try:
             reader = SampleReader(version, split)
         except DataError:
-            continue  # the gallery says so
+            continue  # the gallery reports it
         for row in spread(min(number_of, len(reader)), max(1, CAPTIONS * number_of // max(1, total))):
             with suppress(DataError, KeyError):  # the gallery and verify report such samples
                 found.append(count_tokens(reader.read(row).members["txt"].decode("utf-8", "replace")))
@@ -208,7 +201,7 @@ def token_lengths(version: Path, samples: Mapping[str, int], count_tokens: Count
 
 
 def table_rows(columns: Sequence[NumberColumn]) -> list[FigureRow]:
-    """The table of all numbers, split by split."""
+    """Return the table of all numbers, split by split."""
     rows = []
     for column in columns:
         for split, values in column.splits.items():
@@ -220,7 +213,7 @@ def table_rows(columns: Sequence[NumberColumn]) -> list[FigureRow]:
 
 
 def column_charts(columns: Sequence[NumberColumn]) -> list[BarLayout]:
-    """A histogram of each column that has more than one value, all splits together."""
+    """Return a histogram, over all splits, of each column that has more than one value."""
     charts = (
         histogram(column.title, column.unit, merged(list(column.splits.values()))) for column in columns
     )
@@ -235,19 +228,16 @@ def histogram(
     lines: Sequence[tuple[str, float]] = (),
     note: str = "",
 ) -> BarLayout | None:
-    """The distribution of a number; None where all are the same, since the table shows that."""
+    """Return the histogram of a number; None if all values are equal, since the table shows that."""
     if not values.total or values.lowest == values.highest:
         return None
-    edges, is_single = _edges(values)
+    edges = _edges(values)
     heights, _ = np.histogram(values.values, edges)
-    outside = [
-        f"{count(len(beyond) * values.step)} {side} (to {number(end)})"
-        for side, beyond, end in (
-            ("below", values.values[values.values < edges[0]], values.lowest),
-            ("above", values.values[values.values > edges[-1]], values.highest),
-        )
-        if len(beyond)
-    ]
+    beyond = (
+        ("below", int((values.values < edges[0]).sum()), values.lowest),
+        ("above", int((values.values > edges[-1]).sum()), values.highest),
+    )
+    outside = [f"{count(some * values.step)} {side} (to {number(end)})" for side, some, end in beyond if some]
     notes = [
         note,
         f"Not drawn: {' and '.join(outside)}." if outside else "",
@@ -263,7 +253,7 @@ def histogram(
             f"{thing}s",
             edges,
             heights.tolist(),
-            names=_bar_names(edges, unit, is_single),
+            names=[f"{_bar_name(low, high, values.is_whole)} {unit}" for low, high in pairwise(edges)],
             lines=[("median", middle), *lines],
             note=" ".join(filter(None, notes)),
             is_whole=values.is_whole,
@@ -271,29 +261,36 @@ def histogram(
     )
 
 
-def _edges(values: Distribution) -> tuple[list[float], bool]:
-    """Round edges without the tails that would squeeze everything else; whether each bar is one whole number,
-    which then stands in its middle."""
+def _edges(values: Distribution) -> list[float]:
+    """Return the edges of a histogram without tails that would squeeze the rest. Each bar of whole numbers
+    covers as many of them as its neighbours, from half below the first to half above the last."""
     low, high = values.quantile(TAIL), values.quantile(1 - TAIL)
     room = high - low
     low = values.lowest if values.lowest >= low - room else low
     high = values.highest if values.highest <= high + room else high
-    if values.is_whole and high - low <= BARS:
-        return [low + step - 0.5 for step in range(int(high - low) + 2)], True
-    least = 1e-6 * max(abs(low), abs(high), 1e-300)
-    if high - low < least:
-        low, high = low - least, high + least
-    return ticks(low, high, outside=True, about=BARS), False
+    if values.is_whole:
+        width = np.ceil((high - low + 1) / BARS)
+        bars = np.ceil((high - low + 1) / width)
+        low, high = low - 0.5, low - 0.5 + bars * width
+    else:
+        bars = BARS
+        least = 1e-6 * max(abs(low), abs(high), 1e-300)
+        if high - low < least:
+            low, high = low - least, high + least
+    edges: list[float] = np.histogram_bin_edges([], int(bars), (low, high)).tolist()
+    return edges
 
 
-def _bar_names(edges: Sequence[float], unit: str, is_single: bool) -> list[str]:
-    if is_single:
-        return [f"{count(start + 0.5)} {unit}" for start in edges[:-1]]
-    return [f"{number(start, 4)} to {number(end, 4)} {unit}" for start, end in pairwise(edges)]
+def _bar_name(low: float, high: float, is_whole: bool) -> str:
+    if not is_whole:
+        return f"{number(low, 4)} to {number(high, 4)}"
+    first, last = count(low + 0.5), count(high - 0.5)
+    return first if first == last else f"{first} to {last}"
 
 
 def token_chart(values: Distribution) -> BarLayout | None:
-    """Lengths of captions beside what the text encoder reads; what lies beyond is cut off in training."""
+    """Return the histogram of caption lengths with the encoder's limit, beyond which training cuts captions
+    off."""
     if not values.total:
         return None
     note = f"CLIP's tokenizer on {counted(values.total, 'caption')}."
@@ -304,7 +301,7 @@ def token_chart(values: Distribution) -> BarLayout | None:
 
 
 def shard_charts(shards: Sequence[ShardRecord]) -> list[BarLayout]:
-    """Samples and size per shard: a bar each while they can be told apart, else how they are distributed."""
+    """Return charts of samples and size per shard: a bar per shard, or a histogram if there are many."""
     charts: list[BarLayout | None] = []
     for title, unit, heights in (
         ("Samples per shard", "samples", [float(shard.samples) for shard in shards]),

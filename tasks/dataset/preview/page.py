@@ -1,8 +1,8 @@
 """Gathers what the page of a version shows, section by section, and writes it.
 
-What cannot be read costs its own section and is named; without a manifest, faults are all that is left. A
-private version is shown as counts and distributions: no sample of it is opened, and no key, caption or place
-is on the page.
+A file that cannot be read costs only its own section and is named; without a manifest only faults are shown.
+A private version is shown as counts and distributions: no sample is opened, and no key, caption or place is
+on the page.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from tasks.dataset.tables import read_shards
 
 @dataclass
 class Content:
-    """What the page shows, and the sentences about what it cannot."""
+    """What the page shows, and sentences about what it cannot show."""
 
     manifest: Manifest | None = None
     private: str = ""
-    """Why nothing but counts is shown; empty when samples may be."""
+    """Why only counts are shown; empty if samples may be shown."""
     built: float | None = None
-    """Unix seconds; None where build.json does not say."""
+    """The time of the build in Unix seconds; None if build.json cannot be read."""
     why_none: str = ""
-    """Why there is no manifest, and with it nothing but faults."""
+    """Why there is no manifest, and so only faults are shown."""
     gallery: dict[str, list[Tile]] = field(default_factory=dict)
     groups: Sequence[RejectGroup] = ()
     passed_over: Sequence[str] = ()
@@ -63,8 +63,8 @@ class Content:
 
 @dataclass(frozen=True)
 class WrittenPage:
-    """What was written, and how many of its samples could not be shown whole. `next` is the command that
-    helps against the faults that verify found, empty when there are none."""
+    """A page that was written, with the number of samples on it and of those that could not be shown
+    completely. `next` is the command that repairs the faults verify found, or empty."""
 
     path: Path
     shown: int
@@ -80,10 +80,10 @@ def write_look(
     progress: Progress = no_progress,
     checked: Checked | None = None,
 ) -> WrittenPage:
-    """Write the page of a version to `out`; OSError when it cannot be written.
+    """Write the page of a version to `out`; OSError if it cannot be written.
 
-    `count_tokens` gives the tokens of a caption; without it they are left out, and the page says so.
-    `checked` is what verify said: without it there is no tab of faults.
+    `count_tokens` counts the tokens of a caption; without it the page states that token counts are left out.
+    `checked` is verify's report; without it there is no tab of faults.
     """
     content = gather_page(version, count_tokens, progress, checked)
     text = render(
@@ -105,14 +105,14 @@ def write_look(
 
 
 def write_beside(version: Path, progress: Progress = no_progress) -> None:
-    """Write the page of a version to its usual place, without what verify would say."""
+    """Write the page of a version to its usual place, without a tab of faults."""
     write_look(version, page_path(version), progress=progress)
 
 
 def page_path(version: Path) -> Path:
-    """`DATASET/look.html` of the current version, `DATASET/look-<version>.html` of another.
+    """Return `DATASET/look.html` for the current version, `DATASET/look-<version>.html` for another.
 
-    The page of a version outside of any dataset's `versions` lies beside its folder, never in a version.
+    The page of a version outside any dataset's `versions` lies next to the version's folder, never inside it.
     """
     version = version.resolve()
     dataset = home(version)
@@ -122,8 +122,8 @@ def page_path(version: Path) -> Path:
 
 
 def version_at(path: Path) -> Path:
-    """The version's folder of a dataset or a version, also one whose manifest is gone, since that is what its
-    page then shows; UsageError when there is nothing that could be one."""
+    """Return the version's folder for the path of a dataset or a version, even without a manifest, because
+    the page shows that as a fault; UsageError if nothing there can be a version."""
     try:
         return resolve(path)
     except UsageError:
@@ -141,7 +141,7 @@ def gather_page(
     progress: Progress = no_progress,
     checked: Checked | None = None,
 ) -> Content:
-    """Everything on the page, read from the version's folder."""
+    """Read everything on the page from the version's folder."""
     content = Content()
     _add_build(content, version)
     try:
@@ -170,7 +170,7 @@ def gather_page(
 
 @contextmanager
 def _noted(content: Content, version: Path, what: str) -> Iterator[None]:
-    """What cannot be read costs its own section, and the page says so."""
+    """Note on the page that the section of the block cannot be read, so that the others are shown."""
     try:
         yield
     except DataError as error:
@@ -178,15 +178,15 @@ def _noted(content: Content, version: Path, what: str) -> Iterator[None]:
 
 
 def _add_build(content: Content, version: Path) -> None:
-    """When the version was built, and whether its samples may be shown: only where build.json is as it was
-    written and says that the data is not private."""
+    """Add when the version was built, and why its samples may not be shown. They may only if build.json is
+    intact and records that the data is not private."""
     try:
         info = read_build_info(version)
     except DataError as error:
         way_out = " tarmac repair DATASET --config CONFIG writes it again." if is_built(version) else ""
         problem = without_folder(error, version)
         content.private = (
-            f"Whether the data is private is not known, because {problem}: counts only.{way_out}"
+            f"It is unknown whether the data is private, because {problem}: counts only.{way_out}"
         )
         return
     content.built = info.built
@@ -200,8 +200,9 @@ def _add_gallery(
     content: Content, samples: Mapping[str, int], modality: str, version: Path, progress: Progress
 ) -> None:
     if modality not in SHOWN:
-        named = legible(modality, 80)
-        content.missing.append(f"Samples of modality {named} cannot be shown by this version of Tarmac.")
+        content.missing.append(
+            f"This version of Tarmac cannot show samples of modality {legible(modality, 80)}."
+        )
         return
     chosen = choose_rows(samples, modality)
     total, done = sum(map(len, chosen.values())), 0
@@ -219,10 +220,10 @@ def _add_gallery(
 def _add_tokens(
     content: Content, samples: Mapping[str, int], version: Path, count_tokens: CountTokens | None
 ) -> None:
-    """Tokens per caption, from a bounded number of captions."""
+    """Add the tokens per caption of a limited number of captions."""
     if count_tokens is None:
         content.no_tokens = (
-            "Tokens per caption are left out: no tokenizer was at hand (open_clip brings one)."
+            "Tokens per caption are left out, because no tokenizer is installed (open_clip has one)."
         )
         return
     lengths = numbers.token_lengths(version, samples, count_tokens)
@@ -237,8 +238,6 @@ def _add_faults(content: Content, version: Path, checked: Checked) -> None:
     if content.private:
         return
     if content.manifest is None:
-        faults.missing.append(
-            "Faulty samples are not shown: without the manifest their modality is not known."
-        )
+        faults.missing.append("Faulty samples are not shown: without the manifest their modality is unknown.")
     elif content.manifest.modality in SHOWN:
         faults.tiles = faulty_tiles(version, checked.report.findings, content.manifest.modality)

@@ -1,6 +1,6 @@
-"""Pictures small enough for a page: stored images scaled down, and slices through the middle of CT volumes.
+"""Makes pictures small enough for a page: scaled-down images, and slices through the middle of CT volumes.
 
-They are always encoded anew: that bounds the page, and leaves metadata such as a camera's position behind.
+They are always re-encoded, which limits the page's size and drops metadata such as a camera's position.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from tasks.dataset.formats.volumes.geometry import Spacing
 from tasks.dataset.formats.volumes.stored import StoredVolume
 
 TINY = 64
-"""Pictures below this many pixels on both sides are shown as they are, pixel by pixel."""
+"""Pictures with fewer pixels on both sides are shown unscaled, without loss."""
 LONGEST = 240
-"""Others are scaled down to this many pixels, twice their size on the page."""
+"""Other pictures are scaled down to this many pixels, twice their size on the page."""
 MOST_PIXELS = 100_000_000
 MOST_BYTES = 14_000
-"""Of one picture: JPEG's quality falls until it fits, so that hundreds fit a page."""
+"""The most bytes of one picture, so that hundreds fit a page; JPEG quality is lowered until it fits."""
 QUALITIES = (80, 60, 40, 20)
 WINDOWS: Mapping[str, tuple[int, int]] = {"lung": (-600, 1500), "soft tissue": (40, 400)}
-"""Level and width in HU, the usual ones; what lies beyond is black or white."""
+"""The usual windows, as level and width in HU; values outside are black or white."""
 LONGEST_SLICE, SHORTEST_SLICE = 200, 8
-"""Pixels of a slice's longer side, and of any side, however flat the volume is."""
+"""Pixels of a slice's longer side, and the least of any side, however flat the volume is."""
 PLANES = (("axial", "z", "y", "x"), ("coronal", "y", "z", "x"), ("sagittal", "x", "z", "y"))
-"""Each plane with the axis across it, the one that runs down and the one that runs to the right."""
+"""Each plane with the axis across it, the axis that runs down, and the axis that runs to the right."""
 Box = tuple[float, float, float, float]
 
 
 class NotShown(DataError):
-    """A page cannot show it, although nothing may be wrong with it."""
+    """The page cannot show a member, although nothing may be wrong with it."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A data URI with the width and height of the picture that it shows, in that picture's own pixels."""
+    """A data URI, and the width and height of the original picture in pixels."""
 
     uri: str
     width: int
@@ -54,7 +54,7 @@ class Picture:
     alt: str
     label: str = ""
     crops: tuple[Box, ...] = ()
-    """Rectangles (x, y, width, height) to draw over it, in its own pixels."""
+    """Rectangles (x, y, width, height) to draw over it, in pixels of the original."""
 
     @property
     def is_tiny(self) -> bool:
@@ -62,9 +62,9 @@ class Picture:
 
 
 def thumbnail(data: bytes, alt: str, crops: tuple[Box, ...] = ()) -> Picture:
-    """A stored image, small; DataError when it cannot be decoded or is too large to be shown.
+    """Return a small picture of a stored image; DataError if it cannot be decoded or is too large to show.
 
-    A picture with crops is left as it lies in the file, because that is what crops are counted in.
+    An image with crops is not turned upright, because crops refer to the image as stored.
     """
     kind = image_kind(data)
     if kind is None:
@@ -81,16 +81,16 @@ def thumbnail(data: bytes, alt: str, crops: tuple[Box, ...] = ()) -> Picture:
             width, height = height, width
         made = encode(images.to_rgb(upright), alt)
     except MemoryError:
-        raise  # of this host, not of the image
+        raise  # a fault of this host, not of the image
     except DataError:
         raise
-    except Exception as error:  # noqa: BLE001 - decoders raise whatever torn bytes lead them to
+    except Exception as error:  # noqa: BLE001 - decoders raise anything on torn bytes
         raise DataError(f"the image cannot be decoded: {kind}: {str(error)[:160]}") from None
     return replace(made, width=width, height=height, crops=crops)
 
 
 def encode(image: Image.Image, alt: str, label: str = "") -> Picture:
-    """A picture of mode RGB or L: lossless while tiny, a small JPEG otherwise."""
+    """Encode an image of mode RGB or L: without loss if it is tiny, as a small JPEG otherwise."""
     content = io.BytesIO()
     clean = Image.new(image.mode, image.size)  # drops comments, profiles and positions
     clean.paste(image)
@@ -107,7 +107,7 @@ def encode(image: Image.Image, alt: str, label: str = "") -> Picture:
 
 
 def open_scan(name: str, content: bytes) -> StoredVolume:
-    """The volume in a member, nothing decompressed yet; DataError when it is damaged."""
+    """Open the volume in a member without decompressing anything; DataError if it is damaged."""
     try:
         return stored.open_volume(name, content)
     except stored.Damaged as error:
@@ -117,10 +117,11 @@ def open_scan(name: str, content: bytes) -> StoredVolume:
 
 
 def slices(scan: StoredVolume, axes: str, spacing: Spacing | None, alt: str) -> list[Picture]:
-    """Axial, coronal and sagittal through the middle, in each window; DataError when they are damaged.
+    """Return axial, coronal and sagittal slices through the middle, in each window; DataError if they are
+    damaged.
 
-    `axes` says which axis is z, y and x, `spacing` the distance of voxels along each in mm; without it voxels
-    are shown as cubes. Only what the three slices touch is decompressed.
+    `axes` names the axes in order, such as zyx, and `spacing` is the distance of voxels along each in mm;
+    without it voxels are shown as cubes. Only chunks that the three slices touch are decompressed.
     """
     try:
         planes = list(planes_of(scan, axes, spacing or (1.0, 1.0, 1.0)))
@@ -139,10 +140,10 @@ def slices(scan: StoredVolume, axes: str, spacing: Spacing | None, alt: str) -> 
 def planes_of(
     scan: StoredVolume, axes: str, spacing: Spacing
 ) -> Iterator[tuple[str, NDArray[Any], tuple[int, int]]]:
-    """Each plane's name, its voxels as a radiologist has them, and its (width, height) in pixels.
+    """Yield each plane's name, its voxels in the radiological view, and its (width, height) in pixels.
 
-    A volume's axes run towards the head, the patient's left and the back: so z is turned over for the head to
-    be on top, the left is at the right hand, and an axial slice is seen from the feet.
+    A volume's axes run towards the head, the patient's left and the back. So z is flipped to put the head on
+    top, the patient's left is on the right, and an axial slice is seen from the feet.
     """
     extent = [side * distance for side, distance in zip(scan.shape, spacing, strict=True)]
     for name, *letters in PLANES:

@@ -1,7 +1,8 @@
-"""Single samples of a version, for its page: by the index and checked, or what is left in a damaged shard.
+"""Reads single samples of a version for its page: checked and by the index, or what is left in a damaged
+shard.
 
-The training loader has a reader of its own above this layer, which keeps shards open for speed; here a shard
-is opened for every sample, because a few dozen are read and then no more.
+The training loader has its own reader above this layer, which keeps shards open for speed. Here a shard is
+opened for every sample, because only a few dozen are read.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from tasks.dataset.tar.reader import Member, TarReader, parse_foreign
 from tasks.dataset.verify.tars import kept_store
 
 SHOWN_PER_SPLIT: Mapping[str, int] = {"image_text": 60, "reinforced": 36, "chat": 24, "volume_report": 8}
-"""Samples of a split by modality: as many as one looks at, and as a page can hold."""
+"""Samples shown per split, by modality: as many as a person looks at and a page can hold."""
 FULL_SPLITS = 3
-"""Splits that are shown in full number; more of them share what these would have."""
+"""Up to this many splits show their full number of samples; more splits share that total."""
 LARGEST_MEMBER = 1 << 29
-"""Bytes; larger members of damaged shards are not read."""
+"""Members of damaged shards with more bytes are not read."""
 
 
 class SampleReader:
-    """The samples 0..len-1 of a split in storage order; DataError when the split has no sound index."""
+    """The samples 0..len-1 of a split in storage order; DataError if the split has no sound index."""
 
     def __init__(self, version: Path, split: str) -> None:
         if not (version / index_name(split)).exists():
@@ -44,11 +45,11 @@ class SampleReader:
         return len(self._index)
 
     def shard(self, row: int) -> str:
-        """The shard that holds sample `row`, such as `train/000007.tar`."""
+        """Return the name of the shard that holds sample `row`, such as `train/000007.tar`."""
         return shard_name(self.split, int(self._index[row]["shard"]))
 
     def read(self, row: int) -> Sample:
-        """Sample `row` whole; DataError, which names the shard, when it is not as it was written."""
+        """Return sample `row`; DataError, which names the shard, if it is not as it was written."""
         entry, shard = self._index[row], self.shard(row)
         offset, length = int(entry["offset"]), int(entry["length"])
         try:
@@ -56,15 +57,13 @@ class SampleReader:
             with io.BufferedReader(raw) as file:
                 left = file.seek(0, io.SEEK_END) - offset
                 file.seek(offset)
-                span = file.read(max(0, min(left, length)))  # a damaged index may name any length
+                span = file.read(max(0, min(left, length)))  # a damaged index may hold any length
         except OSError as error:
             raise DataError(f"{shard} cannot be read: {error.strerror or error}") from None
         if len(span) < length:
-            short = length - len(span)
-            raise DataError(f"{shard} is truncated: it ends {short:,} bytes too early")
+            raise DataError(f"{shard} is truncated: it ends {length - len(span):,} bytes too early")
         if google_crc32c.value(span) != int(entry["crc32c"]):
-            problem = f"{shard}: the sample's bytes at {offset:,} changed after the build (CRC32C)"
-            raise DataError(problem)
+            raise DataError(f"{shard}: the sample's bytes at {offset:,} changed after the build (CRC32C)")
         try:
             if self._foreign is not None and not self._foreign.is_plain:
                 return parse_foreign(span)
@@ -74,9 +73,11 @@ class SampleReader:
 
 
 def salvage(shard: Path, keys: Collection[str]) -> dict[str, Sample]:
-    """What is left of samples in a shard that may be damaged, by the tar's own headers: neither the index nor
-    a checksum is asked, and a sample's members need not stand together. Of two members of one name it is the
-    first; a shard that cannot be read has none."""
+    """Return what is left of samples in a shard that may be damaged.
+
+    It goes by the tar's own headers, not by index or checksums, and a sample's members need not be adjacent.
+    Of two members with the same name the first counts. A shard that cannot be read gives no samples.
+    """
     found: dict[str, dict[str, bytes]] = {}
 
     def is_wanted(member: Member) -> bool:
@@ -88,21 +89,21 @@ def salvage(shard: Path, keys: Collection[str]) -> dict[str, Sample]:
             for member in TarReader(file, is_wanted, seeks=True):
                 if isinstance(member, Member) and member.content is not None:
                     found[member.key][member.suffix] = member.content
-    except (OSError, ValueError):  # no such file, or no file can have such a name: findings of their own
+    except (OSError, ValueError):  # no such file, or no valid file name: verify has findings for both
         return {}
     return {key: Sample(key, members) for key, members in found.items() if members}
 
 
 def spread(total: int, most: int) -> list[int]:
-    """At most `most` of 0..total-1, evenly spaced, from the middle of each stretch: the page then shows the
-    dataset and not its beginning."""
+    """Return at most `most` of 0..total-1, evenly spaced, so that the page shows more than the dataset's
+    start."""
     if total <= most:
         return list(range(total))
     return [(2 * step + 1) * total // (2 * most) for step in range(most)]
 
 
 def choose_rows(samples: Mapping[str, int], modality: str) -> dict[str, list[int]]:
-    """Rows of each split's index to show, given how many samples each has."""
+    """Return the rows to show of each split's index, given the number of samples per split."""
     each = SHOWN_PER_SPLIT.get(modality, min(SHOWN_PER_SPLIT.values()))
     most = max(1, min(each, each * FULL_SPLITS // max(1, len(samples))))
     return {split: spread(total, most) for split, total in samples.items()}

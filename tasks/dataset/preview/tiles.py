@@ -1,6 +1,7 @@
-"""One sample as the page shows it: pictures, captions, turns, and whatever is wrong with it.
+"""One sample as the page shows it: pictures, captions, turns, and its faults.
 
-A sample that cannot be shown is a tile that says so. A new modality is a function here and a line in SHOWN.
+A sample that cannot be shown becomes a tile that states why. A new modality is a function here and a line in
+SHOWN.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from tasks.dataset.rejects import Reject, printable
 from tasks.dataset.tar.format import Sample
 
 TEXT, REPORT, MESSAGE = 280, 700, 300
-"""Characters of a caption, of a report, and of a message about them."""
+"""The most characters of a caption, of a report, and of a message about them."""
 MESSAGES, PICTURES, CROPS, CAPTIONS, RATINGS = 4, 3, 6, 5, 6
-"""Of each, so many are shown on a tile."""
+"""The most of each that a tile shows."""
 
 
 @dataclass
 class Tile:
-    """`turns` are (who, text); `more` are texts beside the caption; `faults` say what could not be shown."""
+    """A sample on the page. `turns` are (speaker, text), `more` holds texts besides the caption, and `faults`
+    lists what could not be shown."""
 
     key: str
     shard: str
@@ -44,28 +46,28 @@ class Tile:
     notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     codes: Sequence[str] = ()
-    """What verify has found in the sample."""
+    """The codes of verify's findings about the sample."""
 
 
 def legible(value: Any, limit: int) -> str:
-    """The beginning of a text out of the data, on one line. What has no shape of its own (control characters,
-    marks that turn the direction of writing, bytes that were no text) is written out, as `\\u202e`."""
-    text = " ".join(printable(str(value)[: 4 * limit]).split())  # white space may count as none
+    """Return the beginning of a text from the data, on one line. Invisible characters (control characters,
+    marks that change the direction of writing, bytes that were not text) are escaped, such as `\\u202e`."""
+    text = " ".join(printable(str(value)[: 4 * limit]).split())  # runs of white space become one space
     escaped = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return shorten("".join(escaped), limit)
 
 
 def without_folder(message: object, folder: Path) -> str:
-    """A message without the folder's path, since a page is passed on, and without its full stop."""
+    """Return a message without its full stop and without the folder's path, because pages are passed on."""
     path = rf"(?<![\w/.-]){re.escape(str(folder))}"
     named = re.sub(rf"{path}/", "", str(message))
-    if "/" in str(folder):  # else it may be a word as well
+    if "/" in str(folder):  # otherwise it may be an ordinary word
         named = re.sub(rf"{path}(?![\w-])", "this folder", named)
     return legible(named, MESSAGE).rstrip(".")
 
 
 def read_tile(reader: SampleReader, row: int, modality: str) -> Tile:
-    """Sample `row` as a tile; a sample that cannot be read is a tile with its fault."""
+    """Return sample `row` as a tile; a sample that cannot be read becomes a tile with the fault."""
     shard = reader.shard(row)
     try:
         sample = reader.read(row)
@@ -75,14 +77,20 @@ def read_tile(reader: SampleReader, row: int, modality: str) -> Tile:
 
 
 def tile_of(sample: Sample, modality: str, shard: str) -> Tile:
-    """A sample that was read, of a modality in SHOWN."""
+    """Return a sample of a modality in SHOWN as a tile."""
     tile = Tile(legible(sample.key, 80), shard)
     SHOWN[modality](sample.members, tile)
     return tile
 
 
-def _image_text(members: Mapping[str, bytes], tile: Tile) -> None:
-    _add_image(members, tile)
+def _image_text(members: Mapping[str, bytes], tile: Tile, crops: tuple[Box, ...] = ()) -> None:
+    with _faults_noted(tile):
+        name = next((name for name in MEMBERS if name in members), None)
+        if name is None:
+            raise DataError(f"there is no image among {_names(members)}")
+        picture = thumbnail(members[name], f"Image of {tile.key}", crops)
+        tile.pictures.append(picture)
+        tile.notes.append(f"{picture.width} × {picture.height}")
     tile.caption = _text(members, tile, TEXT)
 
 
@@ -93,8 +101,7 @@ def _reinforced(members: Mapping[str, bytes], tile: Tile) -> None:
         crops = [reinforced.crop_of(number, augmentation) for number, augmentation in found]
         boxes = [(crop.left, crop.top, crop.width, crop.height) for crop in crops]
     drawn = tuple(boxes[index] for index in spread(len(boxes), CROPS))
-    _add_image(members, tile, drawn)
-    tile.caption = _text(members, tile, TEXT)
+    _image_text(members, tile, drawn)
     with _faults_noted(tile):
         texts = chain.from_iterable(reinforced.captions(_member(members, "syn.json")).values())
         tile.more = [shorten(text, TEXT // 2) for text in islice(texts, CAPTIONS)]
@@ -120,8 +127,7 @@ def _volume_report(members: Mapping[str, bytes], tile: Tile) -> None:
         tile.pictures = slices(scan, axes or ZYX, spacing, f"Slice of {tile.key}")
     distances = " × ".join(f"{value:g}" for value in spacing or ())
     tile.notes.append(f"{distances} mm" if spacing else "no spacing is stated: voxels are shown as cubes")
-    labels = facts.get("labels")
-    if isinstance(labels, dict):
+    if isinstance(labels := facts.get("labels"), dict):
         present = [str(name) for name, value in labels.items() if value]
         tile.notes.append(shorten(f"labels: {', '.join(present) or 'none'} of {len(labels)}", TEXT))
     tile.caption = _text(members, tile, REPORT)
@@ -145,9 +151,8 @@ def _chat(members: Mapping[str, bytes], tile: Tile) -> None:
             tile.notes.append(counted(len(turns) - MESSAGES, "more message"))
     if len(names) > PICTURES:
         tile.notes.append(counted(len(names) - PICTURES, "more image"))
-    ratings = facts.get("ratings")
-    if isinstance(ratings, dict):
-        some = list(ratings.items())[:RATINGS]
+    if isinstance(ratings := facts.get("ratings"), dict):
+        some = islice(ratings.items(), RATINGS)
         tile.notes += [f"{shorten(name, 40)} {_rating(value)}" for name, value in some]
 
 
@@ -157,23 +162,13 @@ SHOWN: Mapping[str, Callable[[Mapping[str, bytes], Tile], None]] = {
     "volume_report": _volume_report,
     "chat": _chat,
 }
-"""What fills a tile from a sample's members, by modality."""
+"""The function that fills a tile from a sample's members, by modality."""
 
 
 def _rating(values: Any) -> str:
-    """Of each turn, as `4, –, 5`."""
+    """Return a rating's value per turn, such as `4, –, 5`."""
     listed = values if isinstance(values, list) else [values]
     return shorten(", ".join(NOTHING if value is None else str(value) for value in listed[:MESSAGES]), 40)
-
-
-def _add_image(members: Mapping[str, bytes], tile: Tile, crops: tuple[Box, ...] = ()) -> None:
-    with _faults_noted(tile):
-        name = next((name for name in MEMBERS if name in members), None)
-        if name is None:
-            raise DataError(f"there is no image among {_names(members)}")
-        picture = thumbnail(members[name], f"Image of {tile.key}", crops)
-        tile.pictures.append(picture)
-        tile.notes.append(f"{picture.width} × {picture.height}")
 
 
 def _names(members: Mapping[str, bytes]) -> str:
@@ -202,7 +197,7 @@ def _member(members: Mapping[str, bytes], name: str) -> bytes:
 
 @contextmanager
 def _faults_noted(tile: Tile) -> Iterator[None]:
-    """What cannot be shown is noted on the tile, and the rest of the sample is shown."""
+    """Note on the tile what the block cannot show, so that the rest of the sample is shown."""
     try:
         yield
     except NotShown as error:

@@ -345,7 +345,7 @@ def test_who_is_in_quarantine_is_counted(dataset: Path, version: Path) -> None:
     assert "leave them out: 3 samples (member.checksum 3)" in text
     (dataset / quarantine.NAME).write_text("torn")
     code, text = look(dataset)
-    assert code == 1 and "What is in quarantine is not known: quarantine.jsonl, line 1" in text
+    assert code == 1 and "The quarantine cannot be read: quarantine.jsonl, line 1" in text
 
 
 def test_tabs_are_links_to_sections_and_faults_come_first_when_there_are_any(dataset: Path) -> None:

@@ -56,7 +56,7 @@ def test_of_many_values_an_even_share_is_kept() -> None:
     assert drawn is not None and "Bars are of one sample in 10" in drawn.bars.note
     whole.add(np.array([1e6] * 10))
     drawn = histogram("Number", "units", whole)
-    assert drawn is not None and "Not drawn: 10 above" in drawn.bars.note
+    assert drawn is not None and "Not drawn: 50 above" in drawn.bars.note
 
 
 def test_a_chat_without_images_has_no_sides(tmp_path: Path) -> None:
