@@ -1,9 +1,9 @@
-"""Members checked by their suffix: those of tars of no known modality, and those that a modality leaves out.
+"""Checks members by their suffix: in tars of unknown modality, and members that a modality does not define.
 
-A check returns when the content is sound, raises ValueError or what its decoder raises when it is not, and
-Unjudged where nobody can tell; whatever it decodes is thrown away. Sizes that a header claims are compared
-with a limit, and with what is there, before anything is made as large. Nothing is unpickled, and nothing is
-unpacked beyond a limit.
+A check returns if the content is sound, raises ValueError or its decoder's error if it is not, and Unjudged
+if this machine cannot tell; it discards what it decodes. Sizes that a header claims are compared with a
+limit, and with the bytes that exist, before memory is allocated. Nothing is unpickled, or unpacked beyond a
+limit.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ UNSEEN = ("Cc", "Cf", "Zs", "Zl", "Zp")
 """Unicode's categories of control characters, of formatting such as zero-width spaces, and of white space."""
 MOST_UNPACKED = 1 << 30
 MOST_GROWTH = 8
-"""Times its own size that a large archive may unpack to beyond MOST_UNPACKED bytes."""
+"""An archive may unpack to MOST_UNPACKED bytes, or to this many times its own size if that is more."""
 LARGEST_TEXT = 32 << 20
-"""JSON of more bytes is not judged: parsed, it may take thirty times as many."""
+"""JSON with more bytes is not judged, because parsing may take thirty times as much memory."""
 LONGEST = 200
-"""Letters of what a decoder says."""
+"""The most characters of a decoder's message."""
 KINDS = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "mpo": "jpg", "tif": "tiff"}
-"""What the format of an image is called where its suffix has another name for it."""
+"""The name of an image's format, for suffixes that differ from it."""
 
 
 class Blank(Exception):
-    """There is nothing to be seen in it."""
+    """The text has no visible characters."""
 
 
 def is_blank(text: str) -> bool:
-    """Whether nothing of the text can be seen."""
+    """Whether the text has no visible characters."""
     return not text[:1].isalnum() and all(category(char) in UNSEEN for char in text)
 
 
@@ -66,13 +66,13 @@ def text(content: bytes) -> None:
 def json_object(
     content: bytes | str, reason: Reason, name: str = "json", loads: Callable[..., Any] = json.loads
 ) -> dict[str, Any]:
-    """The object in a JSON text; Reject for what is none."""
+    """Return the object in a JSON text; Reject if it holds none."""
     try:
         value = loads(content)
     except (ValueError, RecursionError) as error:
-        raise Reject(reason, f"{name} is no valid JSON: {str(error)[:LONGEST]}") from None
+        raise Reject(reason, f"{name} is not valid JSON: {str(error)[:LONGEST]}") from None
     if not isinstance(value, dict):
-        raise Reject(reason, f"{name} is no JSON object")
+        raise Reject(reason, f"{name} is not a JSON object")
     return value
 
 
@@ -88,16 +88,13 @@ def json_lines(content: bytes) -> None:
             json_value(line)
 
 
-def integer(content: bytes) -> None:
-    int(content)
-
-
 def npy_array(content: bytes) -> None:
     _require_array(content[: npy.LONGEST_HEADER], len(content), "it")
 
 
 def _require_array(start: bytes, size: int, name: str) -> None:
-    """ValueError or Reject unless an NPY file of `size` bytes that starts so holds what its header says."""
+    """ValueError or Reject unless an NPY file of `size` bytes with this start holds what its header
+    claims."""
     header = npy.parse_header(start, name)
     if header.dtype.hasobject:
         raise ValueError(f"{name} holds Python objects, which are never unpickled")
@@ -106,7 +103,7 @@ def _require_array(start: bytes, size: int, name: str) -> None:
 
 
 def npz_arrays(content: bytes) -> None:
-    """As numpy reads them: entries that are no NPY files are bytes to it."""
+    """Check the arrays that numpy would read; to numpy, entries that are not NPY files are plain bytes."""
     limit = left = _most_unpacked(content)
     with zips.opened(io.BytesIO(content), "it", "volume.undecodable") as archive:
         for entry in archive.infolist():
@@ -139,7 +136,7 @@ def zipped_tensors(content: bytes) -> None:
 
 
 def volume(content: bytes) -> None:
-    """Chunk by chunk: however large the whole is, memory holds one of them."""
+    """Check a volume chunk by chunk, so that memory holds only one of them, however large the volume is."""
     if find_spec("blosc2") is None:
         raise Unjudged
     opened = stored.open_volume(stored.B2ND, content)
@@ -151,10 +148,10 @@ def volume(content: bytes) -> None:
         opened.voxels((depth, height, width))
 
 
-CHECKS: Mapping[str, Callable[[bytes], None]] = {
+CHECKS: Mapping[str, Callable[[bytes], object]] = {
     **{suffix: image_of(suffix) for suffix in images.SUFFIXES},
     **dict.fromkeys(("txt", "text", "caption", "cap"), text),
-    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), integer),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     "json": json_value,
     "jsonl": json_lines,
     "npy": npy_array,
@@ -167,7 +164,7 @@ CHECKS: Mapping[str, Callable[[bytes], None]] = {
     "b2nd": volume,
 }
 PICKLES = ("pyd", "pkl", "pickle")
-"""Ends of the suffixes of members that loaders unpickle, which executes what is in them."""
+"""The last parts of suffixes of members that loaders unpickle, which executes code in them."""
 
 
 def is_pickle(suffix: str) -> bool:
@@ -175,8 +172,8 @@ def is_pickle(suffix: str) -> bool:
 
 
 def problem_of(suffix: str, content: bytes) -> tuple[str, str] | None:
-    """What is wrong with a member, as verify's code and words; None when it is sound, Unjudged where nobody
-    can tell."""
+    """Return what is wrong with a member, as verify's code and a message; None if it is sound. Raises
+    Unjudged if this machine cannot tell."""
     check = check_of(suffix)
     if check is None:
         raise Unjudged
@@ -186,13 +183,13 @@ def problem_of(suffix: str, content: bytes) -> tuple[str, str] | None:
         raise
     except Blank:
         return "member.empty", "the text is blank"
-    except Exception as error:  # noqa: BLE001 - decoders raise whatever torn data lead them to
+    except Exception as error:  # noqa: BLE001 - decoders raise anything on torn data
         return "member.undecodable", worded(error)
     return None
 
 
 def worded(error: Exception) -> str:
-    """What a decoder says of the content; the kind of error too, unless the words are this project's."""
+    """Return a decoder's message, preceded by the type of the error unless this project wrote the message."""
     if isinstance(error, Reject):
         return error.detail[:LONGEST]
     if type(error) is ValueError and str(error):
@@ -200,7 +197,7 @@ def worded(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:LONGEST]
 
 
-def check_of(suffix: str) -> Callable[[bytes], None] | None:
-    """By the last two parts of the suffix, or the last: `000.jpg` is a jpg."""
+def check_of(suffix: str) -> Callable[[bytes], object] | None:
+    """Return the check for the last two parts of the suffix, or for the last one: `000.jpg` is a jpg."""
     parts = suffix.rsplit(".", 2)
     return CHECKS.get(".".join(parts[-2:])) or CHECKS.get(parts[-1])

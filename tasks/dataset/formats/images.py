@@ -1,16 +1,16 @@
-"""Images as shards hold them: read whole to prove them sound, stored as given or re-encoded.
+"""Images in shards: decoded completely to prove that they are sound, and stored as given or re-encoded.
 
-The format is known by the first bytes, and the file is handed to that format's decoder alone, not to
-`Image.open`: it is never tried as PostScript or the like, the pixel count is checked before anything is
-decoded, and Pillow's process-wide limits and warnings stay untouched.
+The first bytes give the format, and only that format's decoder gets the file, not `Image.open`. So a file is
+never tried as PostScript or similar, the pixel count is checked before decoding, and Pillow's process-wide
+limits and warnings stay untouched.
 
-What is kept is kept to the byte, except for a picture that its EXIF turns or mirrors: that is stored upright
-and without EXIF, because most programs that read shards do not look at it. PNG and lossless WebP lose nothing
-by that. JPEG and other WebP are encoded anew, JPEG by its own quantisation tables: a picture whose sides are
-multiples of 16, as a camera's are, then loses little more than rounding (55 dB).
+Images are kept byte for byte, except those that EXIF turns or mirrors: these are stored upright and without
+EXIF, because most programs that read shards ignore it. PNG and lossless WebP lose nothing by that. JPEG and
+other WebP are re-encoded, JPEG with its own quantisation tables, so a picture whose sides are multiples of
+16, as a camera's are, loses little more than rounding (55 dB).
 
-Of a file with several frames or pictures (animated WebP and PNG, MPO) the first is the image, as it is for
-whoever opens it to train; the others are neither decoded nor, where the file is kept, removed.
+If a file has several frames or pictures (animated WebP and PNG, MPO), the first is the image, as it is for
+training code that opens the file. The others are not decoded, and stay in the file if it is kept.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from tasks.dataset.rejects import Reject
 logger = logging.getLogger(__name__)
 
 MEMBERS = ("jpg", "png", "webp")
-"""Suffixes that an image may have in a shard; other formats are only read, to be re-encoded."""
+"""Suffixes of images in shards; other formats can be read, and are re-encoded."""
 SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "avif", "bmp", "gif", "tif", "tiff")
-"""Of files in the formats that are read, in lower case."""
+"""Suffixes of files in formats that can be read, in lower case."""
 UNREAD = (
     *("heic", "heif", "hif", "jxl", "jp2", "j2k", "jpf", "jpx", "jxr"),
     *("svg", "svgz", "eps", "psd", "xcf", "ico", "icns", "tga", "pcx", "dds"),
     *("ppm", "pgm", "pbm", "pnm", "pfm", "exr", "hdr"),
     *("dng", "raw", "cr2", "cr3", "crw", "nef", "arw", "orf", "rw2", "raf", "pef", "srw"),
 )
-"""Of images in formats that are not read; they have to be converted."""
+"""Suffixes of images in formats that cannot be read; the user has to convert them."""
 BYTES_PER_PIXEL = 8
-"""16-bit RGBA."""
+"""The size of a pixel in 16-bit RGBA."""
 SLACK = 1 << 20
 
 DECODERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
@@ -67,30 +67,30 @@ ENCODERS: dict[str, dict[str, object]] = {
     "webp": {"format": "WEBP", "quality": 90},
 }
 ANY_SIZE = ImageRules(max_pixels=MOST_PIXELS)
-"""For readers that do not know what the build allowed; a torn header must still not ask for all memory."""
+"""Limits for readers that do not know the build's; even so, a torn header must not allocate all memory."""
 RANGELESS = ("I", "F")
-"""Modes of pixels that may mean anything: only their author knows which value is white."""
-RANGE_UNKNOWN = "float or 32-bit grey, whose range is not known"
+"""Pixel modes without a fixed range: only the author knows which value is white."""
+RANGE_UNKNOWN = "float or 32-bit grey, whose range is unknown"
 
 ORIENTATION, UPRIGHT, MOVED, LYING = 0x0112, 1, range(2, 9), range(5, 9)
-"""EXIF's tag of how a picture is to be turned or mirrored: its value for one that is not, its values for
-those that are, and those of them that swap width and height."""
+"""EXIF's tag for the orientation of a picture, its value for an upright one, its values for turned or
+mirrored ones, and those that swap width and height."""
 
 Reduce = Callable[[tuple[int, int]], int]
-"""From an upright image's (width, height) to how many times smaller it may be decoded: 1, 2, 4 or 8."""
+"""Maps an upright image's (width, height) to how many times smaller it may be decoded: 1, 2, 4 or 8."""
 Stored = tuple[str, bytes, tuple[int, int]]
-"""An image as a shard holds it: suffix, content, (width, height)."""
+"""A stored image: suffix, content, (width, height)."""
 
 
 def largest_bytes(rules: ImageRules) -> int:
-    """What an image file has at most, without any compression; a larger one cannot be within the limits."""
+    """Return the size of the largest allowed image without compression; a larger file cannot be allowed."""
     return rules.max_pixels * BYTES_PER_PIXEL + SLACK
 
 
 def decode(data: bytes, rules: ImageRules, reduce: Reduce | None = None) -> tuple[str, ImageFile]:
-    """The image's format and its decoded pixels; Reject when it is not sound or not within the limits.
+    """Return the image's format and its decoded pixels; Reject if it is not sound or not within the limits.
 
-    With `reduce` a JPEG is decoded smaller, by fewer terms of its cosine transform; others come whole.
+    With `reduce` a JPEG is decoded smaller, with fewer terms of its cosine transform; other formats are not.
     """
     kind, image = _parse(data, rules)
     if reduce is not None and (factor := reduce(upright_size(image))) > 1:
@@ -100,21 +100,22 @@ def decode(data: bytes, rules: ImageRules, reduce: Reduce | None = None) -> tupl
 
 
 def check_image(data: bytes, rules: ImageRules) -> str:
-    """The format of an image that can be decoded; Reject as `decode`, at less cost, as no pixels are kept."""
+    """Return the format of an image; Reject like `decode`, but faster, because no pixels are kept."""
     kind, _, image, frame = _inspect(data, rules)
     _prove(data, rules, kind, image, frame)
     return kind
 
 
 def size_of(data: bytes, rules: ImageRules) -> tuple[int, int]:
-    """Width and height by the header alone; Reject."""
+    """Return width and height from the header alone; Reject if it is not sound."""
     return _inspect(data, rules)[1]
 
 
 def store(data: bytes, rules: ImageRules, *, turns: bool = True) -> Stored:
-    """The image as the rules want it stored; Reject as `decode`. `turns` False leaves it as it lies.
+    """Return the image as the rules want it stored; Reject like `decode`. With `turns` False it is not turned
+    upright.
 
-    A PNG that only its texts or colour profile keep from being decoded is stored without them.
+    A PNG that cannot be decoded because of its texts or colour profile is stored without them.
     """
     try:
         return _store(data, rules, turns)
@@ -146,8 +147,8 @@ def _store(data: bytes, rules: ImageRules, turns: bool) -> Stored:
 def _inspect(
     data: bytes, rules: ImageRules
 ) -> tuple[str, tuple[int, int], ImageFile | None, jpeg.JpegHeader | None]:
-    """Format and (width, height) by the header, nothing decoded; what Pillow has parsed, unless a plain JPEG
-    needed no parser; and a JPEG's frame."""
+    """Return format and (width, height) from the header without decoding; Pillow's image, unless a plain JPEG
+    did not need Pillow's parser; and a JPEG's header."""
     frame = jpeg.frame(data)
     if frame is not None and frame.is_plain:
         _check_size(frame.size, rules)
@@ -157,7 +158,7 @@ def _inspect(
 
 
 def _parse(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
-    """The image's format and its header by Pillow's parser, nothing decoded."""
+    """Parse the header with Pillow without decoding, and return the format and Pillow's image."""
     if not data:
         raise Reject("image.empty", "0 bytes")
     kind = image_kind(data)
@@ -166,10 +167,10 @@ def _parse(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
     try:
         image = DECODERS[kind](io.BytesIO(data))
     except MemoryError:
-        raise  # of this host, not of the image
-    except Image.DecompressionBombError:  # WebP's decoder looks before it makes its canvas
+        raise  # a fault of this host, not of the image
+    except Image.DecompressionBombError:  # from WebP's decoder, before it makes its canvas
         raise Reject("image.too_large", f"more than {rules.max_pixels:,} pixels") from None
-    except Exception as error:  # noqa: BLE001 - decoders raise whatever a torn header leads them to
+    except Exception as error:  # noqa: BLE001 - decoders raise anything on a torn header
         raise _undecodable(kind, error) from None
     _check_size(image.size, rules)
     if kind == "tiff" and image.mode in RANGELESS:
@@ -182,7 +183,7 @@ def _load(kind: str, image: ImageFile, data: bytes) -> None:
         image.load()
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - as above, for torn pixels
+    except Exception as error:  # noqa: BLE001 - decoders raise anything on torn pixels
         raise _undecodable(kind, error) from None
     if kind == "png" and not png.has_end(data) and png.END not in data:
         raise Reject("image.undecodable", "png: ends before its last chunk")
@@ -200,11 +201,11 @@ def _prove(
 
 
 def _is_whole(kind: str, data: bytes, image: ImageFile | None, frame: jpeg.JpegHeader | None) -> bool:
-    """Whether the end of the file is there, which a torn one lacks; False if only decoding can tell."""
+    """Whether the file has its end, which a torn one lacks; False if only decoding can tell."""
     if kind == "png":
         return png.has_end(data)
     if kind == "webp":
-        return True  # its parser has compared the sizes of its chunks
+        return True  # its parser has checked the sizes of its chunks
     if frame is not None:
         return jpeg.has_end(data, frame.scan)
     return image is not None and image.fp is not None and jpeg.has_end(data, image.fp.tell())
@@ -223,10 +224,11 @@ def _check_size(size: tuple[int, int], rules: ImageRules) -> None:
 
 
 def _encode(image: Image.Image, suffix: str, max_side: int | None) -> Stored:
-    """Upright, scaled down to `max_side` and encoded, as `to_rgb` shows what is not plain grey or RGB(A)."""
+    """Turn the image upright, scale it down to `max_side` and encode it, converted by `to_rgb` unless it is
+    plain grey or RGB(A)."""
     image = upright(image)
     if image.mode not in ("L", "P", "RGB", "RGBA"):
-        image.info.pop("icc_profile", None)  # it is about inks or so, and the pixels will be RGB
+        image.info.pop("icc_profile", None)  # it describes inks or the like, but the pixels will be RGB
     keeps_alpha = image.mode == "RGBA" and suffix != "jpg"
     if not keeps_alpha and (image.mode != "L" or image.has_transparency_data):
         image = to_rgb(image)
@@ -236,7 +238,7 @@ def _encode(image: Image.Image, suffix: str, max_side: int | None) -> Stored:
 
 
 def _saved(image: Image.Image, suffix: str, options: Mapping[str, object]) -> Stored:
-    """With its colour profile, without its EXIF."""
+    """Encode the image with its colour profile and without its EXIF."""
     if suffix == "png":
         return "png", png.encode(image), image.size
     file = io.BytesIO()
@@ -245,7 +247,7 @@ def _saved(image: Image.Image, suffix: str, options: Mapping[str, object]) -> St
 
 
 def _turned(data: bytes, rules: ImageRules, orientation: int) -> Stored:
-    """In its own format, upright, with as little lost as that allows."""
+    """Turn the image upright in its own format, with as little loss as the format allows."""
     kind, image = decode(data, rules)
     options = ENCODERS.get(kind, {})
     if isinstance(image, JpegImageFile):
@@ -258,47 +260,47 @@ def _turned(data: bytes, rules: ImageRules, orientation: int) -> Stored:
 
 
 def _orientation(kind: str, data: bytes, image: ImageFile | None) -> int:
-    """How EXIF, or XMP in its place, says that the picture lies; `image` is its parsed header."""
+    """Return the orientation in EXIF, or in XMP if there is no EXIF; `image` is the parsed header."""
     if image is None or (kind == "png" and not png.may_turn(data)):
-        return UPRIGHT  # a plain JPEG has neither
+        return UPRIGHT  # a plain JPEG has neither EXIF nor XMP
     if kind == "png":
-        image = PngImageFile(io.BytesIO(data))  # looking into it decodes it
+        image = PngImageFile(io.BytesIO(data))  # a copy, because reading EXIF decodes it
     found = _exif_orientation(image)
     return found if isinstance(found, int) and found in MOVED else UPRIGHT
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The image itself, decoded and turned as its EXIF says; as it lies where the EXIF is torn."""
+    """Return the image itself, decoded and turned by its EXIF; unturned if the EXIF is torn."""
     image.load()
     try:
         ImageOps.exif_transpose(image, in_place=True)
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - as torn headers do
+    except Exception as error:  # noqa: BLE001 - torn EXIF raises anything
         logger.debug("EXIF passed over: %s", error)
     return image
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height of what `upright` gives, by the header alone."""
+    """Return width and height of the upright image from the header alone."""
     return (image.height, image.width) if _exif_orientation(image) in LYING else image.size
 
 
 def _exif_orientation(image: Image.Image) -> object:
-    """The tag's value, whatever it holds; None where there is none, or the EXIF is torn."""
+    """Return the tag's value of whatever type; None if there is none or the EXIF is torn."""
     try:
         return image.getexif().get(ORIENTATION)
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - torn EXIF raises anything
         logger.debug("EXIF passed over: %s", error)
         return None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The picture as a viewer would show it: what is transparent lies on white, 16-bit grey is scaled to 8.
+    """Return the picture as a viewer would show it: transparent parts on white, 16-bit grey scaled to 8 bits.
 
-    Pillow's plain conversion drops the alpha channel (so hidden colours show) and clips 16 bits to white.
+    Pillow's plain conversion drops the alpha channel, which shows hidden colours, and clips 16 bits to white.
     ValueError for grey of more than 16 bits.
     """
     if image.mode == "RGB" and "transparency" not in image.info:

@@ -1,19 +1,18 @@
-"""JPEG by its segments: the picture's size without a parser, and its soundness without its pixels.
+"""Reads JPEG segments: finds a picture's size without a parser, and checks its soundness without its pixels.
 
-Most of what checking a small image costs goes into what a check throws away: Pillow's parser makes an object
-of every segment, its decoder every pixel. Over photographs of 64 to 1,024 pixels, a header is read here 1.8
-to 2.8 times as fast as by Pillow (6.7 times where files share one), and a file is proven sound 1.06 to 1.4
-times as fast as by Pillow's `draft` at the same scale, 1.2 to 1.7 times as fast as by decoding it whole.
-Whatever is unusual goes to Pillow, and so does whatever fails here, so that a rejection and its words are
-always Pillow's.
+Checking a small image spends most of its time on results that the check discards: Pillow's parser makes an
+object of every segment, its decoder every pixel. For photographs of 64 to 1,024 pixels, this module reads a
+header 1.8 to 2.8 times as fast as Pillow (6.7 times if files share one), and checks a file 1.06 to 1.4 times
+as fast as Pillow's `draft` at the same scale, 1.2 to 1.7 times as fast as decoding it completely. Pillow
+handles unusual files and those that fail here, so that a rejection and its message always come from Pillow.
 
-An eighth of the size is enough because decoding fails only while it reads, and it reads the same at any scale
-(libjpeg-turbo, jdhuff.c: coefficients that the scale makes needless are read and passed over). What the scale
-spares comes after: at an eighth, a block's inverse cosine transform is its mean, which has no way to fail.
-Sampling factors must divide at any scale (jdsample.c; jdmaster.c doubles them only where the result divides).
-The decoder is handed the file whole, where Pillow feeds it 64 KB at a time: that lets a few damaged files
-pass which Pillow refuses, and none the other way round. Lossless JPEG is not scaled by libjpeg, though Pillow
-believes it is; like arithmetic coding, it counts as unusual.
+An eighth of the size is enough because decoding fails only while it reads, and it reads the same data at any
+scale (libjpeg-turbo, jdhuff.c: coefficients that the scale does not need are read and skipped). The scale
+only saves what follows: at an eighth, a block's inverse cosine transform is its mean, which cannot fail.
+Sampling factors must divide at any scale (jdsample.c; jdmaster.c doubles them only if the result divides).
+The decoder gets the whole file at once, where Pillow feeds it 64 KB at a time: a few damaged files pass here
+that Pillow rejects, and none the other way round. Libjpeg does not scale lossless JPEG, although Pillow
+assumes that it does; like arithmetic coding, it counts as unusual.
 
 Format: ITU-T T.81, annex B, https://www.w3.org/Graphics/JPEG/itu-t81.pdf.
 """
@@ -32,32 +31,32 @@ from tasks.dataset.formats.signatures import JPEG
 SIGNATURE = JPEG
 END = b"\xff\xd9"
 TAIL = 4096
-"""Bytes at a file's end in which its end mark is looked for."""
+"""Bytes at a file's end that are searched for its end mark."""
 SCALE = 8
-"""The most that libjpeg scales down."""
+"""The largest factor by which libjpeg scales down."""
 
 _SCAN, _QUANTISATION = 0xFFDA, 0xFFDB
 _SCAN_MARK = b"\xff\xda"
 _PASSED_OVER = (0xFFC4, 0xFFDD, 0xFFFE)
-"""Huffman tables, restart intervals and comments, which no parser but the decoder's looks into."""
+"""Huffman tables, restart intervals and comments, which only the decoder parses."""
 _FRAMES = (0xFFC0, 0xFFC1, 0xFFC2)
 """Baseline, extended and progressive, all Huffman-coded and made of blocks."""
 _APPLICATION = range(0xFFE0, 0xFFF0)
 _LAYERS = {11: (1, "L"), 17: (3, "RGB"), 20: (4, "CMYK")}
-"""A frame's components, and Pillow's mode for as many, by its segment's length."""
+"""A frame's number of components and Pillow's mode for them, by the length of its segment."""
 _TABLE = 65
-"""Bytes of a quantisation table of 8 bits a value."""
+"""Bytes of a quantisation table with 8 bits per value."""
 _SHORT = 4096
-"""Bytes of a header that holds neither previews nor profiles."""
+"""The most bytes of a header without previews and profiles."""
 _DOUBTFUL = (b"Exif\0\0", b"Photoshop 3.0\0", b"http://ns.adobe.com/xap/1.0/\0")
-"""Application segments that Pillow takes apart, and may refuse, or that may turn the picture."""
+"""The starts of application segments that Pillow parses and may reject, or that may turn the picture."""
 _marker_and_length = struct.Struct(">HH").unpack_from
 _bits_and_size = struct.Struct(">BHHB").unpack_from
 
 
 class JpegHeader(NamedTuple):
-    """What a header says. `size` is (width, height), `mode` Pillow's; `scan` is where the first scan's data
-    start; `is_plain` says that Pillow's parser is sure to take the header."""
+    """A parsed header. `size` is (width, height), `mode` is Pillow's, and `scan` is the offset of the first
+    scan's data. If `is_plain`, Pillow's parser is sure to accept the header."""
 
     size: tuple[int, int]
     mode: str
@@ -66,8 +65,8 @@ class JpegHeader(NamedTuple):
 
 
 def frame(data: bytes) -> JpegHeader | None:
-    """Of a file in which segment follows segment up to the first scan, as nearly always; None of any other,
-    whether sound or not."""
+    """Return the header of a file in which segment follows segment up to the first scan, as in nearly all
+    files; None for any other file, sound or not."""
     if not data.startswith(SIGNATURE):
         return None
     scan = data.find(_SCAN_MARK, 2, _SHORT)
@@ -76,12 +75,12 @@ def frame(data: bytes) -> JpegHeader | None:
         found = _of_header(data[: scan + 2 + length])
         if found is not None:
             return found
-    return _parsed(data)  # the mark was none, but bytes of another segment
+    return _parsed(data)  # the bytes found were not the mark, but part of another segment
 
 
 @lru_cache(maxsize=64)
 def _of_header(header: bytes) -> JpegHeader | None:
-    """Images that were scaled and encoded alike, as in many collections, share one header."""
+    """Parse a header once: images that were scaled and encoded alike, as in many collections, share it."""
     return _parsed(header)
 
 
@@ -102,8 +101,13 @@ def _parsed(data: bytes) -> JpegHeader | None:
             shortest = 16 if data.startswith(b"ICC_PROFILE\0", content) else 9
             is_plain &= length >= shortest and not data.startswith(_DOUBTFUL, content)
         elif marker in _FRAMES:
-            if size_and_mode is not None or (size_and_mode := _size_and_mode(data, content, length)) is None:
+            layers, mode = _LAYERS.get(length, (0, ""))
+            if size_and_mode is not None or not layers:
                 return None
+            bits, height, width, found = _bits_and_size(data, content)
+            if bits != 8 or found != layers or not width or not height:
+                return None
+            size_and_mode = (width, height), mode
         elif marker == _SCAN:
             return None if size_and_mode is None else JpegHeader(*size_and_mode, stop, is_plain)
         else:
@@ -112,39 +116,30 @@ def _parsed(data: bytes) -> JpegHeader | None:
     return None
 
 
-def _size_and_mode(data: bytes, content: int, length: int) -> tuple[tuple[int, int], str] | None:
-    """By a frame's segment; None unless it has 8 bits and as many components as there are modes for."""
-    layers, mode = _LAYERS.get(length, (0, ""))
-    if not layers:
-        return None
-    bits, height, width, found = _bits_and_size(data, content)
-    return ((width, height), mode) if bits == 8 and found == layers and width and height else None
-
-
 def has_end(data: bytes, scan: int) -> bool:
-    """Whether the mark of the end is there, after the header, in which a preview ends in the same mark."""
+    """Whether the end mark follows the header, where a preview may end with the same mark."""
     return data.rfind(END, max(scan, len(data) - TAIL)) >= 0
 
 
 def surely_decodes(data: bytes, found: JpegHeader) -> bool:
-    """Whether a file of this frame can be decoded, if Pillow's parser takes it; False where only whole
-    decoding can tell. MemoryError."""
+    """Whether a file with this header can be decoded, provided that Pillow's parser accepts it; False if only
+    complete decoding can tell. MemoryError if this host has too little memory."""
     small = (-(-found.size[0] // SCALE), -(-found.size[1] // SCALE))
-    mode = found.mode  # its own: in grey, chroma that cannot be sampled up would pass
+    mode = found.mode  # its own mode: in grey, chroma that cannot be upsampled would pass
     try:
         Image.frombytes(mode, small, data, "jpeg", mode, "", SCALE, 0)
     except MemoryError:
-        raise  # of this host, not of the image
-    except Exception:  # noqa: BLE001 - the caller decodes it whole, and reports why that fails
+        raise  # a fault of this host, not of the image
+    except Exception:  # noqa: BLE001 - the caller decodes the file completely, and reports why that fails
         return False
     return True
 
 
 def as_encoded(image: JpegImageFile, *, is_turned: bool) -> dict[str, object]:
-    """Options by which Pillow encodes a picture of mode L or RGB with the tables it came with.
+    """Return options with which Pillow encodes a picture of mode L or RGB using its original tables.
 
-    In the tables of a picture that `is_turned` by a quarter since then, rows are columns. A halved width
-    becomes a halved height, by which Pillow cannot sample, so such a picture keeps all of its colours.
+    If the picture `is_turned` by a quarter, rows and columns of the tables are swapped. A halved chroma width
+    would become a halved height, which Pillow cannot encode, so such a picture keeps its full chroma.
     """
     tables = [image.quantization[number] for number in sorted(image.quantization)]
     sampling = max(get_sampling(image), 0)

@@ -1,7 +1,7 @@
-"""Arrays in NPY and NPZ files, read without ever running what is in them, and written slab by slab.
+"""Reads arrays in NPY and NPZ files without executing anything in them, and writes them slab by slab.
 
-numpy's own loader unpickles object arrays when asked to and reads whatever size a header claims. Here the
-header is judged first, and arrays are views over the bytes. Format: https://numpy.org/doc/stable/reference/
+numpy's own loader can unpickle object arrays, and reads whatever size a header claims. Here the header is
+checked first, and arrays are views over the bytes. Format: https://numpy.org/doc/stable/reference/
 generated/numpy.lib.format.html
 """
 
@@ -22,7 +22,7 @@ from tasks.dataset.tar.format import Buffer
 
 MAGIC = npy.MAGIC_PREFIX
 LARGEST_BYTES = 4 << 30
-"""A volume of 512 x 512 x 2,000 in float64 fits."""
+"""Enough for a volume of 512 x 512 x 2,000 in float64."""
 LONGEST_HEADER = 1 << 14
 HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 INT16 = np.iinfo(np.int16)
@@ -30,7 +30,7 @@ INT16 = np.iinfo(np.int16)
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """What an NPY file says of itself; `offset` bytes stand before the first number."""
+    """The header of an NPY file; the first number follows after `offset` bytes."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -43,7 +43,7 @@ class NpyHeader:
 
 
 def parse_header(start: bytes, name: str) -> NpyHeader:
-    """The header at the start of an NPY file; Reject that says `name` when there is none."""
+    """Parse the header at the start of an NPY file; Reject, which names the file `name`, if there is none."""
     file = io.BytesIO(start[:LONGEST_HEADER])  # version 2 lets a header claim to be gigabytes long
     try:
         version = npy.read_magic(file)
@@ -53,14 +53,14 @@ def parse_header(start: bytes, name: str) -> NpyHeader:
         if any(side < 0 for side in shape):
             raise ValueError(f"shape {shape}")
     except MemoryError:
-        raise  # of this host, not of the file
-    except Exception as error:  # noqa: BLE001 - numpy raises whatever a torn header leads it to
-        raise Reject("volume.undecodable", f"{name} is no NPY array: {str(error)[:200]}") from None
+        raise  # a fault of this host, not of the file
+    except Exception as error:  # noqa: BLE001 - numpy raises anything on a torn header
+        raise Reject("volume.undecodable", f"{name} is not an NPY array: {str(error)[:200]}") from None
     return NpyHeader(shape, fortran, dtype, file.tell())
 
 
 def require_numbers(header: NpyHeader, name: str) -> None:
-    """Reject for Python objects, for more than LARGEST_BYTES, and for what is no integer or float."""
+    """Reject for Python objects, for more than LARGEST_BYTES, and for types other than integer and float."""
     if header.dtype.hasobject:
         raise Reject("volume.pickle", f"{name} holds Python objects, which are never unpickled")
     if header.size_bytes > LARGEST_BYTES:
@@ -70,22 +70,21 @@ def require_numbers(header: NpyHeader, name: str) -> None:
 
 
 def parse(content: Buffer, name: str = "volume.npy") -> NDArray[Any]:
-    """The array in an NPY file's bytes, not copied; Reject when there is none that is safe to read."""
+    """Return the array in an NPY file's bytes without a copy; Reject if none can be read safely."""
     header = parse_header(bytes(content[:LONGEST_HEADER]), name)
     require_numbers(header, name)
-    if len(content) - header.offset != header.size_bytes:
-        there = len(content) - header.offset
-        raise Reject("volume.undecodable", f"{name} has {there:,} of {header.size_bytes:,} bytes")
+    if (found := len(content) - header.offset) != header.size_bytes:
+        raise Reject("volume.undecodable", f"{name} has {found:,} of {header.size_bytes:,} bytes")
     try:
         values = np.frombuffer(content, header.dtype, offset=header.offset)
         return values.reshape(header.shape, order="F" if header.fortran else "C")
-    except ValueError as error:  # of no numbers at all, but with sides beyond what numpy can count
+    except ValueError as error:  # an empty array whose sides are beyond numpy's limits
         raise Reject("volume.undecodable", f"{name}: {error}") from None
 
 
 def parse_npz(content: bytes, limit: int) -> dict[str, NDArray[Any]]:
-    """Every array in an NPZ file's bytes by name; Reject when one is not safe to read, or all together unpack
-    to more than `limit` bytes."""
+    """Return every array in an NPZ file's bytes by name; Reject if one cannot be read safely, or if together
+    they unpack to more than `limit` bytes."""
     entries = zips.unpack(content, "npz", "volume.undecodable", limit)
     return {
         name.removesuffix(".npy"): parse(entry, name)
@@ -95,7 +94,7 @@ def parse_npz(content: bytes, limit: int) -> dict[str, NDArray[Any]]:
 
 
 def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """The bytes of an NPY file, and the array over them that is still to be filled (C order)."""
+    """Return the bytes of an NPY file, and the array over them (C order) for the caller to fill."""
     file = io.BytesIO()
     head = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(file, head)
@@ -106,10 +105,10 @@ def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[np.uint
 
 
 def dump(array: NDArray[Any], slope: float = 1.0, intercept: float = 0.0) -> NDArray[np.uint8]:
-    """The bytes of an NPY file that holds slope * array + intercept.
+    """Return the bytes of an NPY file that holds slope * array + intercept.
 
-    Whole numbers stay whole where they fit int16, all else becomes float32; without slope and intercept the
-    type stays. Works slab by slab, so that the array is never held twice in between.
+    Integers become int16 if they stay integers and fit, everything else becomes float32; without slope and
+    intercept the type stays. This works slab by slab, so no second copy of the array is held meanwhile.
     """
     is_same = slope == 1 and intercept == 0
     content, rescaled = blank(array.shape, array.dtype if is_same else _type(array, slope, intercept))

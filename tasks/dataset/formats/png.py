@@ -1,8 +1,8 @@
-"""PNG by its chunks: texts taken out, and pixels compressed to the same bytes on every machine.
+"""Handles PNG chunks: removes texts, and compresses pixels to the same bytes on every machine.
 
-Pillow's wheels compress with the zlib of the system, whose output differs from one distribution to the next,
-and with some of them from one processor to the next. Arrow brings a zlib of its own, so Pillow filters the
-rows and Arrow compresses them. Format: https://www.w3.org/TR/png-3/, section 5.
+Pillow compresses with the system's zlib, whose output differs between distributions and, in some of them,
+between processors. Arrow brings its own zlib, so Pillow filters the rows and Arrow compresses them. Format:
+https://www.w3.org/TR/png-3/, section 5.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from tasks.dataset.formats.signatures import PNG
 SIGNATURE = PNG
 END = b"IEND\xaeB`\x82"
 TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
-"""Texts and the colour profile: chunks that decoders inflate beside the pixels, and refuse when large."""
+"""Texts and the colour profile: chunks that decoders inflate besides the pixels, and reject if they are
+large."""
 TAIL = 4096
-"""Bytes at a file's end in which its end mark is looked for."""
+"""Bytes at a file's end that are searched for its end mark."""
 TURNING = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
-"""How texts begin that may say how the picture is to be turned, as the chunk `eXIf` may."""
+"""The starts of texts that may hold an orientation, as the chunk `eXIf` may."""
 LEVEL = 6
 _GZIP_HEADER = 10
 _GZIP_TRAILER = 8
 
 
 def has_end(data: bytes) -> bool:
-    """Whether the mark of the end is near the end; a file may hold something after it."""
+    """Whether the end mark is near the file's end, where other bytes may follow it."""
     return data.rfind(END, -TAIL) >= 0
 
 
 def may_turn(data: bytes) -> bool:
-    """False where nothing in the file says how the picture is to be turned; it need not be parsed then."""
+    """Whether the file may hold an orientation; if not, it need not be parsed for one."""
     return any(
         name == b"eXIf" or (name in TEXTS and data.startswith(TURNING, start + 8))
         for name, start, _ in chunks(data)
@@ -43,7 +44,7 @@ def may_turn(data: bytes) -> bool:
 
 
 def chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Every chunk's name, and where it starts and stops in `data`; ends before a chunk that is torn."""
+    """Yield every chunk's name with its start and stop in `data`, up to a torn chunk."""
     start = len(SIGNATURE)
     while start + 12 <= len(data):
         length, name = struct.unpack_from(">I4s", data, start)
@@ -55,7 +56,7 @@ def chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def without_texts(data: bytes) -> bytes:
-    """The same picture without texts and colour profile; all else, damage included, stays as it is."""
+    """Return the same picture without texts and colour profile; everything else, even damage, stays."""
     kept = [SIGNATURE]
     end = len(SIGNATURE)
     for name, start, stop in chunks(data):
@@ -66,28 +67,24 @@ def without_texts(data: bytes) -> bytes:
 
 
 def encode(image: Image.Image) -> bytes:
-    """The image as a PNG, with its colour profile."""
+    """Encode the image as a PNG with its colour profile."""
     file = io.BytesIO()
     image.save(file, "PNG", compress_level=0)
     plain = file.getvalue()
     parts = [(name, plain[start + 8 : stop - 4]) for name, start, stop in chunks(plain)]
     rows = zlib.decompress(b"".join(content for name, content in parts if name == b"IDAT"))
-    first = [
-        _chunk(name, _profile(content) if name == b"iCCP" else content)
-        for name, content in parts
-        if name not in (b"IDAT", b"IEND")
-    ]
-    return b"".join([SIGNATURE, *first, _chunk(b"IDAT", _deflated(rows)), _chunk(b"IEND", b"")])
-
-
-def _profile(content: bytes) -> bytes:
-    """The content of an `iCCP` chunk, whose profile Pillow has compressed."""
-    name, _, rest = content.partition(b"\0")
-    return name + b"\0" + rest[:1] + _deflated(zlib.decompress(rest[1:]))
+    kept = [SIGNATURE]
+    for name, content in parts:
+        if name == b"iCCP":  # Pillow has compressed the profile as well
+            title, _, rest = content.partition(b"\0")
+            content = title + b"\0" + rest[:1] + _deflated(zlib.decompress(rest[1:]))
+        if name not in (b"IDAT", b"IEND"):
+            kept.append(_chunk(name, content))
+    return b"".join([*kept, _chunk(b"IDAT", _deflated(rows)), _chunk(b"IEND", b"")])
 
 
 def _deflated(plain: bytes) -> bytes:
-    """As a zlib stream."""
+    """Compress bytes to a zlib stream."""
     import pyarrow as pa  # here, because most datasets keep their images as they are
 
     packed: bytes = pa.Codec("gzip", compression_level=LEVEL).compress(plain, asbytes=True)

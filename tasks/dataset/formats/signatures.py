@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, whatever its name says."""
+"""Recognises the kind of a file by its first bytes, whatever its name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tasks.dataset.tar.format import LFS, LFS_POINTER
 
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 START = 512
-"""Bytes from a file's start by which its kind is told."""
+"""Bytes from a file's start that show its kind."""
 BEGINNINGS = {
     b"%PDF-": "a PDF file",
     b"PK\x03\x04": "a zip archive",
@@ -19,12 +19,12 @@ BEGINNINGS = {
 }
 AVIF = (b"avif", b"avis")
 HEIC = (b"heic", b"heix", b"hevc", b"mif1")
-"""Brands of the container that holds MP4 videos too."""
+"""Brands of the container format that MP4 videos use too."""
 MARKUP = {"<!doctype html": "HTML", "<html": "HTML", "<svg": "SVG", "<": "XML", "{": "JSON", "[": "JSON"}
 
 
 def image_kind(data: bytes) -> str | None:
-    """The name of the image's format; None when it is no known image."""
+    """Return the name of the image's format; None if it is no known image format."""
     if data.startswith(JPEG):
         return "jpg"
     if data.startswith(PNG):
@@ -35,19 +35,15 @@ def image_kind(data: bytes) -> str | None:
         return "gif"
     if data.startswith((b"II*\0", b"MM\0*")):
         return "tiff"
-    if data[4:8] == b"ftyp" and any(brand in _brands(data) for brand in AVIF):
-        return "avif"
+    if data[4:8] == b"ftyp":  # an ISO base media file: its main brand, and the compatible ones
+        end = min(int.from_bytes(data[:4]), START)
+        if not {data[8:12], *(data[place : place + 4] for place in range(16, end, 4))}.isdisjoint(AVIF):
+            return "avif"
     return "bmp" if data.startswith(b"BM") else None
 
 
-def _brands(data: bytes) -> list[bytes]:
-    """The main brand of an ISO base media file, and those that it is compatible with."""
-    end = min(int.from_bytes(data[:4]), START)
-    return [data[8:12], *(data[place : place + 4] for place in range(16, end, 4))]
-
-
 def is_lossless_webp(data: bytes) -> bool:
-    """By the first chunk that holds a picture."""
+    """Whether the first chunk that holds a picture is lossless."""
     start = 12
     while start + 8 <= len(data):
         name = data[start : start + 4]
@@ -58,8 +54,8 @@ def is_lossless_webp(data: bytes) -> bool:
 
 
 def described(data: bytes) -> str:
-    """What a file is that is no image, by its kind alone: its bytes may be anything, such as a password file
-    that a row named by mistake, and reports of rejects are read by many."""
+    """Describe a file that is no image, by its kind alone. Its bytes must not be shown: they may be anything,
+    such as a password file that a row names by mistake, and many people read reports of rejects."""
     start = data[:START]
     if start.startswith(LFS):
         return LFS_POINTER

@@ -1,10 +1,10 @@
-"""Tensors out of `torch.save` files, read by `torch.load(weights_only=True)`.
+"""Reads tensors from `torch.save` files with `torch.load(weights_only=True)`.
 
-Such a file is a zip archive of which `data.pkl` describes tensors and `data/N` are their numbers
+Such a file is a zip archive in which `data.pkl` describes tensors and `data/N` holds their numbers
 (https://pytorch.org/docs/stable/notes/serialization.html). A pickle is a program that can call anything;
-torch's restricted reader follows only what tensors need. It has no limits, so what it is handed is an archive
-packed anew from entries that were unpacked within one. Torch is imported only where such a file is read;
-where it is not installed, nobody can tell whether the file is sound: Unjudged.
+torch's restricted reader executes only what tensors need. It has no size limits, so it gets an archive packed
+again from entries that were unpacked within a limit. Torch is imported only to read such a file; if it is not
+installed, soundness is unknown: Unjudged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tasks.dataset.formats import Unjudged, zips
 from tasks.dataset.rejects import Reason, Reject
 
 LARGEST_BYTES = 32 << 20
-"""Of a file unpacked; MobileCLIP's embeddings have 0.2 MB per sample."""
+"""The largest unpacked file; MobileCLIP's embeddings have 0.2 MB per sample."""
 LONGEST_PROGRAM = 1 << 16
 UNSOUND: Reason = "reinforcement.members"
 
@@ -34,8 +34,8 @@ def can_read() -> bool:
 
 
 def read_gz(content: bytes) -> dict[str, NDArray[Any]]:
-    """Every tensor of the dictionary in a `pth.gz`; bfloat16 becomes float32, which holds it exactly. Reject
-    for anything else; Unjudged without torch."""
+    """Return every tensor of the dictionary in a `pth.gz`; bfloat16 becomes float32, which holds it exactly.
+    Reject for anything else; Unjudged without torch."""
     value = load_tensor(zips.gunzip(content, "pth.gz", UNSOUND, LARGEST_BYTES), "pth.gz")
     if not isinstance(value, dict):
         raise Reject(UNSOUND, "pth.gz holds no dictionary of tensors")
@@ -46,7 +46,7 @@ def read_gz(content: bytes) -> dict[str, NDArray[Any]]:
     for name, tensor in value.items():
         if isinstance(name, str) and isinstance(tensor, torch.Tensor):
             left -= tensor.numel() * max(tensor.element_size(), 4)
-            if left < 0:  # a view may show one number any number of times
+            if left < 0:  # a view may repeat one number any number of times
                 raise Reject("archive.bomb", f"pth.gz holds more than {LARGEST_BYTES:,} bytes of numbers")
             arrays[name] = _array(tensor)
     return arrays
@@ -60,21 +60,21 @@ def _array(tensor: Any) -> NDArray[Any]:
     try:
         array: NDArray[Any] = (plain.view(torch.int16) if is_half else plain).numpy()
     except (TypeError, RuntimeError):  # sparse, without numbers, or of a type that numpy lacks
-        raise Reject(UNSOUND, "pth.gz holds a tensor that is no plain array") from None
-    if is_half:  # the upper half of a float32; torch's own conversion would start threads
+        raise Reject(UNSOUND, "pth.gz holds a tensor that is not a plain array") from None
+    if is_half:  # bfloat16 is the upper half of a float32; torch's own conversion would start threads
         array = np.left_shift(array.view(np.uint16), 16, dtype=np.uint32).view(np.float32)
     return array
 
 
 def load_tensor(content: bytes, name: str) -> Any:
-    """What a `torch.save` file holds. Reject for what is torn, unpacks to more than LARGEST_BYTES, or needs
-    more than tensors; Unjudged without torch."""
+    """Return the content of a `torch.save` file. Reject if it is torn, unpacks to more than LARGEST_BYTES, or
+    holds more than tensors; Unjudged without torch."""
     if content[:1] == pickle.PROTO:
         raise Reject("archive.unsafe", f"{name} is a bare pickle (torch before 1.6); save it again as a zip")
     entries = zips.unpack(content, name, UNSOUND, LARGEST_BYTES)
     programs = [program for entry, program in entries.items() if entry.rpartition("/")[2] == "data.pkl"]
     if len(programs) != 1 or len(programs[0]) > LONGEST_PROGRAM:
-        raise Reject(UNSOUND, f"{name} is no torch.save file: it has no data.pkl of sound size")
+        raise Reject(UNSOUND, f"{name} is not a torch.save file: it has no data.pkl of sound size")
     _require_short(programs[0], name)
     if not can_read():
         raise Unjudged
@@ -82,17 +82,17 @@ def load_tensor(content: bytes, name: str) -> Any:
 
     try:
         return torch.load(io.BytesIO(zips.pack(entries)), map_location="cpu", weights_only=True)
-    except MemoryError:  # asked for by the pickle alone, since all that there is to read is small
+    except MemoryError:  # only the pickle can ask for so much, since the file itself is small
         raise Reject("archive.bomb", f"{name} asks for more memory than this machine has") from None
     except pickle.UnpicklingError:
         raise Reject("archive.unsafe", f"{name} holds more than plain tensors") from None
-    except Exception as error:  # noqa: BLE001 - a torn file leads torch anywhere
+    except Exception as error:  # noqa: BLE001 - torch raises anything on a torn file
         raise Reject(UNSOUND, f"{name} cannot be read: {type(error).__name__}") from None
 
 
 def _require_short(program: bytes, name: str) -> None:
-    """Reject for a pickle that uses a tuple again, which torch's own never do: sixty times a tuple of the
-    last one twice is short to write and endless to hash, as a dictionary's key is."""
+    """Reject for a pickle that uses a tuple again, which torch's own pickles never do. A chain of sixty
+    tuples, each of the last one twice, is short to write, but takes forever to hash as a dictionary's key."""
     tuples: set[Any] = set()
     last = ""
     try:

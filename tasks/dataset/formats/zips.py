@@ -1,8 +1,8 @@
-"""Zip archives and gzip made by others, unpacked within limits.
+"""Unpacks zip archives and gzip files made by others, within limits.
 
-Only what numpy and torch write is read: bzip2 and LZMA may unpack any amount at one go, however little is
-asked for, while deflate and plain members give no more than that. A limit holds for what is unpacked,
-whatever a header claims, so a bomb costs no more than the limit.
+Only the compressions that numpy and torch use are read: bzip2 and LZMA may unpack any amount in one call,
+however little is requested, while deflated and stored entries return no more than requested. The limit
+applies to unpacked bytes, whatever a header claims, so a bomb costs no more than the limit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MOST_ENTRIES = 1000
 
 @contextmanager
 def opened(file: IO[bytes], name: str, unsound: Reason) -> Iterator[zipfile.ZipFile]:
-    """The archive in `file`. What is torn or encrypted, also where that shows only while it is read, is a
-    Reject for the reason `unsound` that names the archive as `name`. Other OSErrors pass."""
+    """Open the archive in `file`. A torn or encrypted archive, even if that shows only while it is read, is a
+    Reject with the reason `unsound` that names it `name`. Other OSErrors pass through."""
     try:
         with zipfile.ZipFile(file) as archive:
             _check(archive, name, unsound)
@@ -35,10 +35,10 @@ def opened(file: IO[bytes], name: str, unsound: Reason) -> Iterator[zipfile.ZipF
     except OSError as error:
         if error.errno != errno.EINVAL or isinstance(error, StoreUnreachable):
             raise
-        raise Reject(unsound, f"{name} is no sound zip archive: its parts lie outside of it") from None
+        raise Reject(unsound, f"{name} is not a sound zip archive: its parts lie outside of it") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
-        # RuntimeError: encrypted, or of a version that zipfile does not know
-        raise Reject(unsound, f"{name} is no sound zip archive: {str(error)[:100]}") from None
+        # RuntimeError: encrypted, or a version that zipfile does not know
+        raise Reject(unsound, f"{name} is not a sound zip archive: {str(error)[:100]}") from None
 
 
 def _check(archive: zipfile.ZipFile, name: str, unsound: Reason) -> None:
@@ -52,7 +52,7 @@ def _check(archive: zipfile.ZipFile, name: str, unsound: Reason) -> None:
 
 
 def unpack(content: bytes, name: str, unsound: Reason, limit: int) -> dict[str, bytes]:
-    """The archive's entries; Reject as `opened`, and for more than `limit` bytes in all."""
+    """Return the archive's entries; Reject like `opened`, and for more than `limit` bytes in all."""
     entries: dict[str, bytes] = {}
     left = limit
     with opened(io.BytesIO(content), name, unsound) as archive:
@@ -66,7 +66,7 @@ def unpack(content: bytes, name: str, unsound: Reason, limit: int) -> dict[str, 
 
 
 def pack(entries: Mapping[str, bytes]) -> bytes:
-    """A zip archive of uncompressed entries."""
+    """Return a zip archive of uncompressed entries."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in entries.items():
@@ -75,17 +75,17 @@ def pack(entries: Mapping[str, bytes]) -> bytes:
 
 
 def gunzip(content: bytes, name: str, unsound: Reason, limit: int) -> bytes:
-    """What a gzip file holds; Reject when it is torn, or more than `limit` bytes."""
+    """Unpack a gzip file; Reject if it is torn or unpacks to more than `limit` bytes."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             return b"".join(parts(cast(IO[bytes], file), name, limit))
     except (OSError, EOFError, zlib.error) as error:
-        raise Reject(unsound, f"{name} is no sound gzip: {str(error)[:100]}") from None
+        raise Reject(unsound, f"{name} is not a sound gzip file: {str(error)[:100]}") from None
 
 
 def parts(file: IO[bytes], name: str, limit: int, left: int | None = None) -> Iterator[bytes]:
-    """What is unpacked from `file`, part by part; Reject for more than `left` of `limit` bytes, or than
-    `limit`."""
+    """Yield what is unpacked from `file`, part by part. Reject for more than `left` bytes, the part of
+    `limit` that is left, or for more than `limit` if `left` is not given."""
     left = limit if left is None else left
     while part := file.read(CHUNK):
         left -= len(part)

@@ -88,8 +88,8 @@ def test_metadata_is_never_looked_at() -> None:
 @pytest.mark.parametrize(
     ("frame", "problem"),
     [
-        (b"", "no Blosc2 frame"),
-        (FRAME[:50], "no Blosc2 frame"),
+        (b"", "not a Blosc2 frame"),
+        (FRAME[:50], "not a Blosc2 frame"),
         (FRAME[:-1], "claims"),
         (FRAME + b"\0", "claims"),
         (changed(16, struct.pack(">q", 1 << 60)), "claims"),
@@ -100,7 +100,7 @@ def test_metadata_is_never_looked_at() -> None:
         (changed(HEADER + 16, b"\x21"), "not built in"),  # a filter of a plugin
         (changed(INDEX + 2, bytes([FRAME[INDEX + 2] | 0xE0])), "not built in"),
         (changed(HEADER + 31, b"\x40"), "no values"),
-        (changed(HEADER + 4, struct.pack("<i", 1 << 30)), "where"),
+        (changed(HEADER + 4, struct.pack("<i", 1 << 30)), "instead of"),
     ],
 )
 def test_hostile_frames_are_refused_before_they_are_decompressed(frame: bytes, problem: str) -> None:

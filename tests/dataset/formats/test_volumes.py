@@ -75,7 +75,7 @@ def test_a_spacing_that_cannot_be(value: Any) -> None:
 
 
 def test_what_the_rules_need_must_be_known() -> None:
-    with pytest.raises(Reject, match=r"volume\.spacing: not known"):
+    with pytest.raises(Reject, match=r"volume\.spacing: unknown"):
         plan((4, 4, 4), None, rules(spacing_mm=[1, 1, 1]))
     with pytest.raises(Reject, match=r"volume\.spacing.*leaves no voxel"):
         plan((4, 4, 4), (0.1, 1, 1), rules(spacing_mm=[1, 1, 1]))

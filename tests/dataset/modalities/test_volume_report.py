@@ -112,7 +112,7 @@ def test_spacing_comes_from_the_config_or_from_metadata(folder: Path, keys: dict
     nifti.tables(folder, ["p0_scan_0"], '1,0,"[0.5, 0.5]",3')
     rules = {"spacing_mm": [6, 1, 1], "shape": [2, 3, 2]}
     if not keys:
-        with pytest.raises(Reject, match=r"volume\.spacing: not known"):
+        with pytest.raises(Reject, match=r"volume\.spacing: unknown"):
             take(folder, rules)
         return
     taken = take(folder, rules, **keys)

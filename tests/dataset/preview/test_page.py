@@ -63,14 +63,16 @@ def test_a_private_version_shows_counts_only(tmp_path: Path, private: bool | Non
     assert "image.empty" in text and "112 read" in text and "Caption length" in text
     assert "0 bytes" not in text
     assert ("No sample was opened" in text) == (private is True)
-    assert ("private is not known, because build.json is missing" in text) == (private is None)
+    assert ("unknown whether the data is private, because build.json is missing" in text) == (private is None)
 
 
 def test_a_build_info_that_was_changed_is_not_believed(tmp_path: Path) -> None:
     version = a_version(tmp_path, private=True)
     path = version / "build.json"
     path.write_text(path.read_text().replace('"private": true', '"private": false'))
-    assert "private is not known" in words(page(version)) and "caption 1" not in words(page(version))
+    assert "unknown whether the data is private" in words(page(version)) and "caption 1" not in words(
+        page(version)
+    )
 
 
 @pytest.mark.parametrize(

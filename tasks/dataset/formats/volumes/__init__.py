@@ -1,5 +1,5 @@
-"""CT volumes: what the numbers must be, how they are prepared, and how shards hold them.
+"""CT volumes: which numbers are plausible, how volumes are prepared, and how shards store them.
 
-Everything that is stored is int16 HU of shape (depth, height, width). Arithmetic is plain numpy, element by
-element, so that every machine stores the same bytes.
+Stored volumes are int16 HU of shape (depth, height, width). Arithmetic is plain numpy, element by element, so
+that every machine stores the same bytes.
 """

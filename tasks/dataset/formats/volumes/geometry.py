@@ -1,13 +1,13 @@
-"""How a stored volume lies, and where each of its voxels comes from: resampled, cropped, padded.
+"""The orientation of a stored volume, and where its voxels come from: resampled, cropped, padded.
 
-A volume is an array of (depth, height, width), and `axes` says along which axis of the body each of the three
-runs: z from the feet to the head, y from front to back, x from side to side. `zyx` are slices as scanners
-give them, rows before columns; `zxy` is CT-CLIP's order, which it makes of NIfTI files. Where people give a
-spacing, in a config or a table, it belongs to the axes of the body, as (z, y, x); what is computed with and
-what a sample's `json` says is in the order of the array. A table's XYSpacing is DICOM's PixelSpacing: the
-distance between rows, which is along y, before the distance between columns, along x.
+A volume is an array of (depth, height, width), and `axes` names the body's axis along which each of the three
+runs: z from the feet to the head, y from front to back, x from side to side. `zyx` is the order of scanners'
+slices, rows before columns; `zxy` is the order that CT-CLIP makes from NIfTI files. A spacing that people
+give, in a config or a table, refers to the body's axes, as (z, y, x). Computations and a sample's `json` use
+the order of the array. A table's XYSpacing is DICOM's PixelSpacing: the distance between rows, along y, comes
+before the distance between columns, along x.
 
-Sizes are as CT-CLIP trains (scripts/data.py): int(old * spacing / target) voxels after resampling, then
+Sizes follow CT-CLIP's training (scripts/data.py): int(old * spacing / target) voxels after resampling, then
 cropped or padded around the centre. Planning is pure; `resample` does the arithmetic.
 """
 
@@ -29,8 +29,8 @@ SMALLEST_MM, LARGEST_MM = 0.01, 100.0
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: `raw` voxels become `resampled`, of which `kept` from `start` on are stored behind `before`
-    voxels of padding, `stored` voxels in all."""
+    """The plan for one axis: `raw` voxels become `resampled` ones, `kept` of which, from `start` on, are
+    stored after `before` voxels of padding; there are `stored` voxels in all."""
 
     raw: int
     resampled: int
@@ -41,42 +41,42 @@ class Axis:
 
 
 def axes_of(value: Any) -> str | None:
-    """The axes that a sample's `json` states; None where it states none that can be."""
+    """Return the axes in a sample's `json`, or None if it has no valid ones."""
     return value if isinstance(value, str) and sorted(value) == sorted(ZYX) else None
 
 
 def ordered(axes: str | None, z: float, y: float, x: float) -> Spacing:
-    """The distances along the body's axes, in the order of an array that runs along `axes`; where these are
-    not known, along z, y and x."""
+    """Return distances along the body's axes in the order of an array with these `axes`, by default zyx."""
     sides = {"z": z, "y": y, "x": x}
     depth, height, width = (sides[axis] for axis in axes or ZYX)
     return depth, height, width
 
 
 def spacing_of(value: Any, axes: str | None = None) -> Spacing | None:
-    """The spacing (depth, height, width) in mm of an array along `axes`; None when it is not known, Reject
-    when it cannot be one."""
+    """Return the spacing (depth, height, width) in mm of an array with these `axes`; None if it is unknown,
+    Reject if the value is no valid spacing."""
     if value is None:
         return None
     try:
         depth, height, width = (float(side) for side in value)
     except (TypeError, ValueError):
-        raise Reject("volume.spacing", f"{value!r} is no spacing of three sides in mm") from None
+        raise Reject("volume.spacing", f"{value!r} is not a spacing of three sides in mm") from None
     for axis, side in zip(axes or ZYX, (depth, height, width), strict=True):
-        if not SMALLEST_MM <= side <= LARGEST_MM:  # which NaN is not either
-            problem = f"{axis} is {side:g} mm, not between {SMALLEST_MM:g} and {LARGEST_MM:g}"
-            raise Reject("volume.spacing", problem)
+        if not SMALLEST_MM <= side <= LARGEST_MM:  # NaN is not either
+            limits = f"{SMALLEST_MM:g} and {LARGEST_MM:g}"
+            raise Reject("volume.spacing", f"{axis} is {side:g} mm, not between {limits}")
     return depth, height, width
 
 
 def plan(
     shape: Shape, spacing: Spacing | None, rules: VolumeRules, axes: str | None = None
 ) -> tuple[Axis, Axis, Axis]:
-    """How a volume of this shape, spacing and axes becomes what the rules ask for; Reject when it cannot."""
+    """Plan how a volume of this shape, spacing and axes becomes what the rules demand; Reject if it
+    cannot."""
     sizes = shape
     if rules.spacing_mm is not None:
         if spacing is None:
-            raise Reject("volume.spacing", "not known, so volume.spacing_mm cannot be had")
+            raise Reject("volume.spacing", "unknown, so it cannot be resampled to volume.spacing_mm")
         wanted = ordered(axes, *rules.spacing_mm)
         depth, height, width = (
             int(side * (old / new)) for side, old, new in zip(shape, spacing, wanted, strict=True)
@@ -98,6 +98,6 @@ def _axis(raw: int, resampled: int, stored: int) -> Axis:
 
 
 def pad_fraction(axes: tuple[Axis, Axis, Axis]) -> float:
-    """The share of the stored voxels that is padding."""
+    """Return the share of the stored voxels that is padding."""
     kept = math.prod(axis.kept for axis in axes)
     return round(1 - kept / math.prod(axis.stored for axis in axes), 6)

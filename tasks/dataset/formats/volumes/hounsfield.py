@@ -1,11 +1,11 @@
-"""Whether numbers can be Hounsfield units, judged by their histogram; and their quantiles.
+"""Judges by a histogram whether numbers can be Hounsfield units, and computes their quantiles.
 
-Air lies at -1000 HU, soft tissue between -200 and 300, and a scan of a body has some of both. Outside the
-scanner's round field of view lies a constant, often -1024 or -3024: a constant at or below the place of air
-that fills more than PADDING of the volume is left out. Of what is left, nothing much can lie far below air,
-and some must be soft tissue. A second intercept of -1024 moves air far below and tissue to where air belongs;
-stored values without their intercept have air at 0 and tissue at 1024; numbers divided by 1000 all lie within
-a few units. Minimum and mean show none of these.
+Air has -1000 HU, soft tissue -200 to 300 HU, and a scan of a body has some of both. Outside the scanner's
+round field of view the value is constant, often -1024 or -3024: a constant at or below the value of air that
+fills more than PADDING of the volume is ignored. Of the rest, hardly anything can lie far below air, and some
+must be soft tissue. A second intercept of -1024 moves air far below and tissue to the value of air; stored
+values without their intercept have air at 0 and tissue at 1024; numbers divided by 1000 all lie within a few
+units. Minimum and mean show none of these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tasks.dataset.rejects import Reject
 
 QUANTILES = {"hu_min": 0.0, "hu_p01": 0.01, "hu_p50": 0.5, "hu_p99": 0.99, "hu_max": 1.0}
 SAMPLED = 1 << 22
-"""Voxels that are looked at, evenly spread over the volume."""
+"""The most voxels that are judged, evenly spread over the volume."""
 PADDING = 0.05
 TISSUE = (-200.0, 300.0)
 TISSUE_SHARE = 0.01
@@ -33,7 +33,7 @@ WIDE = (-900, 300)
 
 
 def require_in_range(voxels: NDArray[np.generic]) -> None:
-    """Reject for NaN, infinity, and what int16 cannot hold."""
+    """Reject for NaN, infinity, and values beyond int16."""
     low, high = float(voxels.min()), float(voxels.max())
     if not (np.isfinite(low) and np.isfinite(high)):
         raise Reject("volume.nonfinite", "holds NaN or infinity")
@@ -42,7 +42,7 @@ def require_in_range(voxels: NDArray[np.generic]) -> None:
 
 
 def is_plausible(voxels: NDArray[np.generic]) -> bool:
-    """Whether the values could be HU as they are."""
+    """Whether the values can be HU without any rescaling."""
     try:
         require_in_range(voxels)
     except Reject:
@@ -51,7 +51,7 @@ def is_plausible(voxels: NDArray[np.generic]) -> bool:
 
 
 def implausible(voxels: NDArray[np.generic], window: tuple[int, int] | None = None) -> str | None:
-    """Why finite values within int16 cannot be HU, after clipping to `window`; None when they can."""
+    """Return why finite values within int16 cannot be HU, after clipping to `window`; None if they can."""
     if window is not None and not (window[0] <= WIDE[0] and window[1] >= WIDE[1]):
         return None
     values = _sample(voxels)
@@ -59,8 +59,8 @@ def implausible(voxels: NDArray[np.generic], window: tuple[int, int] | None = No
     if low == high:
         return f"every voxel is {low + 0.0:g}"
     if low >= -10 and np.quantile(values, 0.999) <= 5:
-        fix = "which an NPZ source takes back by source.scale: 1000"
-        return f"values from {low:g} to {high:g}: HU / 1000, perhaps, {fix}"
+        fix = "for an NPZ source, set source.scale: 1000"
+        return f"values from {low:g} to {high:g}, probably HU / 1000; {fix}"
     if low == 0 and 250 <= high <= 255:
         return "values from 0 to 255: grey values of a picture, not HU"
     body = _without_padding(values)
@@ -78,7 +78,8 @@ def implausible(voxels: NDArray[np.generic], window: tuple[int, int] | None = No
 
 
 def _without_padding(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The values but for constants at or below the place of air; all, where there is nothing else."""
+    """Return the values without constants at or below the value of air; all values if nothing else is
+    left."""
     levels = np.rint(values).astype(np.int64) - INT16.min
     counts = np.bincount(levels, minlength=1 << 16)
     is_padding = counts > PADDING * len(values)
@@ -98,7 +99,7 @@ def _share(values: NDArray[np.float32], low: float, high: float) -> float:
 
 
 def quantiles(voxels: NDArray[np.int16]) -> Mapping[str, int]:
-    """Exact quantiles, counted in a histogram of all int16 values."""
+    """Return exact quantiles from a histogram of all int16 values."""
     counts = np.zeros(1 << 16, np.int64)
     for slab in voxels:
         ranked = np.ascontiguousarray(slab).view(np.uint16).ravel() ^ np.uint16(1 << 15)

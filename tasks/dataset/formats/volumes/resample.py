@@ -1,9 +1,9 @@
-"""A raw volume to the stored one: resampled, clipped, cropped or padded, rounded to int16.
+"""Makes the stored volume from a raw one: resamples, clips, crops or pads, and rounds to int16.
 
-In the order of CT-CLIP's training, and equal to torch's `interpolate(mode="trilinear", align_corners=False)`
-up to the rounding of float32. Separable and slice by slice: only voxels that are kept are computed, and no
-more than two resampled slices are held. Multiplications and sums are single numpy calls, so that no compiler
-fuses them and every machine rounds alike.
+The order is that of CT-CLIP's training, and the result equals torch's `interpolate(mode="trilinear",
+align_corners=False)` up to the rounding of float32. It works separably and slice by slice: only kept voxels
+are computed, and at most two resampled slices are held. Multiplications and sums are single numpy calls, so
+that no compiler fuses them and every machine rounds alike.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tasks.core.schema import VolumeRules
 from tasks.dataset.formats.volumes.geometry import Axis
 
 AIR_HU = -1000
-"""Padding where no window gives it."""
+"""The padding if there is no window, whose lower end is the padding otherwise."""
 
 Taps = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]
-"""For each voxel that is kept along an axis, the two raw voxels it lies between, and the upper one's weight;
-the lower has the rest."""
+"""For each kept voxel along an axis, the two raw voxels around it, and the weight of the upper one; the lower
+one has the rest."""
 
 
 def resample(voxels: NDArray[Any], sides: tuple[Axis, Axis, Axis], rules: VolumeRules) -> NDArray[np.int16]:
-    """The volume as it is stored. `voxels` are finite numbers within int16, of the raw shape of `sides`."""
+    """Return the volume to store. `voxels` are finite numbers within int16, in the raw shape of `sides`."""
     fill = AIR_HU if rules.window is None else rules.window[0]
     stored = np.full(tuple(side.stored for side in sides), fill, np.int16)
     inner = stored[tuple(slice(side.before, side.before + side.kept) for side in sides)]
@@ -38,7 +38,7 @@ def resample(voxels: NDArray[Any], sides: tuple[Axis, Axis, Axis], rules: Volume
 
 
 def _planes(voxels: NDArray[Any], sides: tuple[Axis, Axis, Axis]) -> Iterator[NDArray[Any]]:
-    """The slices that are kept, resampled in all three axes."""
+    """Yield the kept slices, resampled in all three axes."""
     depth, *in_plane = sides
     if depth.resampled == depth.raw:
         for slab in voxels[depth.start : depth.start + depth.kept]:

@@ -1,15 +1,15 @@
-"""Volumes as shards hold them: a Blosc2 array that is read chunk by chunk, or an NPY file to be mapped.
+"""Volumes in shards: a Blosc2 array that is read chunk by chunk, or an NPY file that can be mapped.
 
-`volume.b2nd` is the default. Chunks of 16 x 120 x 120 divide CT-CLIP's 240 x 480 x 480, a crop of
-32 x 128 x 128 touches few of them, and of a touched chunk only the blocks in the crop are decompressed. LZ4
-after bitshuffle was measured to read a volume in half the time of Zstandard, for a tenth more bytes. One
-thread compresses, so the same volume gives the same bytes. Each chunk's CRC32C (of the compressed bytes; of
-an NPY file's slices) stands in the sample's `json`, so that a crop can be trusted without reading the rest.
+`volume.b2nd` is the default. Chunks of 16 x 120 x 120 divide CT-CLIP's 240 x 480 x 480, a crop of 32 x 128 x
+128 touches few of them, and only those of a chunk's blocks that the crop needs are decompressed. LZ4 after
+bitshuffle reads a volume in half the time of Zstandard (measured), for a tenth more bytes. One thread
+compresses, so the same volume gives the same bytes. The CRC32C of each chunk (of its compressed bytes, or of
+an NPY file's slices) is in the sample's `json`, so a crop can be verified without reading the rest.
 
-A frame is checked before Blosc2 sees it. Blosc2 loads a shared library, by starting a Python process, for a
-codec or filter with a number that it does not know, and hands out uninitialised memory where a chunk says so.
-So the frame's header, and each chunk's before it is decompressed, must name only what is built in. Formats:
-README_CFRAME_FORMAT.rst and README_CHUNK_FORMAT.rst of https://github.com/Blosc/c-blosc2.
+A frame is checked before Blosc2 gets it. For a codec or filter with an unknown number, Blosc2 loads a shared
+library by starting a Python process, and it returns uninitialised memory if a chunk demands that. So the
+header of the frame, and of each chunk before it is decompressed, may only name built-in codecs and filters.
+Formats: README_CFRAME_FORMAT.rst and README_CHUNK_FORMAT.rst of https://github.com/Blosc/c-blosc2.
 """
 
 from __future__ import annotations
@@ -41,37 +41,39 @@ Crop = tuple[slice, slice, slice]
 
 MAGIC = b"\x9e\xa8b2frame\0"
 FIXED_HEADER = 87
-"""Bytes up to the metalayers."""
+"""Bytes before the metalayers."""
 CHUNK_HEADER = 32
 CODECS = (0, 1, 3, 4)
-"""BloscLZ, LZ4 (and LZ4HC), zlib, Zstandard; 7 stands for a plugin."""
+"""BloscLZ, LZ4 (and LZ4HC), zlib, Zstandard; 7 means a plugin."""
 LAST_FILTER = 2
 """None, shuffle and bitshuffle."""
 EXTENDED = 0x05
 ZEROS, REPEATED = 1, 3
 SPECIAL = (0, ZEROS, REPEATED)
-"""No special chunk, all zeros, one value repeated; NaN (2) and uninitialised (4) hold no volume."""
+"""No special chunk, all zeros, one repeated value; NaN (2) and uninitialised (4) are not valid in a
+volume."""
 
 
 class Damaged(ValueError):
-    """A stored volume that is torn, altered, or none at all."""
+    """The member is torn, altered, or not a volume."""
 
 
 class StoredVolume(Protocol):
-    """A volume open for reading; nothing is decompressed yet."""
+    """A volume that is open for reading; nothing is decompressed yet."""
 
     shape: Shape
     chunk: Shape
 
     def checksum(self, number: int) -> int:
-        """The CRC32C of a chunk, counted in C order over the grid of chunks; Damaged."""
+        """Return the CRC32C of a chunk, numbered in C order over the grid of chunks; Damaged if it is
+        unsafe."""
 
     def voxels(self, crop: Crop) -> NDArray[np.int16]:
-        """The voxels of a crop within the shape; Damaged."""
+        """Return the voxels of a crop within the shape; Damaged if they cannot be decompressed."""
 
 
 def encode(voxels: NDArray[np.int16], encoding: str) -> tuple[str, Buffer]:
-    """The member that holds a volume, its suffix and its bytes; `encoding` is blosc2 or npy."""
+    """Return a volume's member as suffix and bytes; `encoding` is blosc2 or npy."""
     if encoding == "npy":
         return NPY, npy.dump(voxels)
     blosc2 = _blosc2()
@@ -89,15 +91,15 @@ def encode(voxels: NDArray[np.int16], encoding: str) -> tuple[str, Buffer]:
 
 
 def chunk_and_block(shape: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The chunk, CHUNK cut to the volume's sides, and blocks of one size, at most BLOCK, that fill it with
-    the least waste."""
+    """Return the chunk, which is CHUNK limited to the volume's sides, and the block of at most BLOCK that
+    fills it with the least waste."""
     chunk = [min(sides) for sides in zip(CHUNK, shape, strict=True)]
     block = [-(-side // -(-side // most)) for side, most in zip(chunk, BLOCK, strict=True)]
     return chunk, block
 
 
 def most_bytes(shape: Shape, encoding: str) -> int:
-    """The most bytes that `encode` makes of a volume: whole chunks of what cannot be compressed."""
+    """Return the most bytes that `encode` makes of a volume: whole chunks that cannot be compressed."""
     if encoding == "npy":
         return 128 + 2 * prod(shape)
     chunk, block = chunk_and_block(shape)
@@ -105,18 +107,18 @@ def most_bytes(shape: Shape, encoding: str) -> int:
 
 
 def member_of(members: Mapping[str, Any]) -> str | None:
-    """The name of the member that holds the volume."""
+    """Return the name of the member that holds the volume, or None."""
     return next((name for name in MEMBERS if name in members), None)
 
 
 def kind_of(content: Buffer) -> str | None:
-    """The member that such bytes would be, by their start; None when they are no volume."""
+    """Return the member name for these bytes, judged by their start; None if they are no volume."""
     start = bytes(content[:FIXED_HEADER])
     return NPY if start.startswith(npy.MAGIC) else B2ND if start.startswith(MAGIC) else None
 
 
 def open_volume(name: str, content: Buffer) -> StoredVolume:
-    """The volume in a stored member; Damaged when it is none.
+    """Open the volume in a stored member; Damaged if it is none.
 
     `content` is any buffer, such as a map of the shard, and must outlive the volume.
     """
@@ -134,25 +136,25 @@ def whole(volume: StoredVolume) -> Crop:
 
 
 def checksums(volume: StoredVolume) -> list[int]:
-    """The CRC32C of every chunk, as the sample's `json` carries them."""
+    """Return the CRC32C of every chunk, as they are in the sample's `json`."""
     return [volume.checksum(number) for number in range(prod(_grid(volume.shape, volume.chunk)))]
 
 
 def read_crop(
     volume: StoredVolume, crop: Crop | None = None, expected: Sequence[int] | None = None
 ) -> NDArray[np.int16]:
-    """The voxels of a crop, or all; only chunks that it touches are read.
+    """Return the voxels of a crop, or of the whole volume; only chunks that the crop touches are read.
 
-    `expected` are the CRC32C of all chunks: Damaged when one that is touched differs. IndexError for a crop
-    that is not within the volume.
+    `expected` are the CRC32C of all chunks: Damaged if a touched chunk differs. IndexError for a crop that is
+    not within the volume.
     """
     crop = crop or whole(volume)
     for part, side in zip(crop, volume.shape, strict=True):
         if part.step not in (None, 1) or not 0 <= part.start < part.stop <= side:
-            raise IndexError(f"{part} is no crop of {side} voxels")
+            raise IndexError(f"{part} is not a crop of {side} voxels")
     grid = _grid(volume.shape, volume.chunk)
     if expected is not None and len(expected) != prod(grid):
-        raise Damaged(f"{prod(grid)} chunks, and checksums of {len(expected)}")
+        raise Damaged(f"{prod(grid)} chunks, but checksums of {len(expected)}")
     for number in _touched(crop, volume.chunk, grid):
         if expected is not None and volume.checksum(number) != expected[number]:
             raise Damaged(f"chunk {number} differs from its checksum")
@@ -164,7 +166,7 @@ def _grid(shape: Sequence[int], chunk: Sequence[int]) -> list[int]:
 
 
 def _whole_blocks(chunk: Sequence[int], block: Sequence[int]) -> list[int]:
-    """The sides of a chunk as Blosc2 holds it, whose blocks are all of one size."""
+    """Return the sides of a chunk in Blosc2, where all blocks have one size."""
     return [parts * side for parts, side in zip(_grid(chunk, block), block, strict=True)]
 
 
@@ -177,47 +179,43 @@ def _touched(crop: Crop, chunk: Shape, grid: Sequence[int]) -> Iterator[int]:
 
 
 def _require_frame(content: Buffer) -> int:
-    """The size in bytes that the frame claims for a chunk, unpacked; ValueError when the bytes are no frame
-    that is safe to open."""
+    """Return the unpacked size in bytes that the frame claims for a chunk; ValueError if the bytes are no
+    frame that can be opened safely."""
     start = bytes(content[:FIXED_HEADER])
     if len(start) < FIXED_HEADER or not start.startswith(MAGIC):
-        raise ValueError("no Blosc2 frame")
+        raise ValueError("not a Blosc2 frame")
     (header,) = struct.unpack_from(">i", start, 11)
     length, unpacked, packed = (struct.unpack_from(">q", start, at)[0] for at in (16, 30, 39))
     (chunk,) = struct.unpack_from(">i", start, 58)
     if length != len(content) or not FIXED_HEADER <= header <= length or not 0 <= packed <= length - header:
-        raise ValueError(f"a Blosc2 frame that claims {length:,} bytes, of which there are {len(content):,}")
+        raise ValueError(f"a Blosc2 frame that claims {length:,} bytes, but has {len(content):,}")
     if unpacked > 0:
         _require_chunk(bytes(content[header + packed : header + packed + CHUNK_HEADER]))
     return int(chunk)
 
 
 def _require_chunk(start: bytes, unpacked: int | None = None) -> None:
-    """ValueError when the chunk that starts so is not safe to decompress, or not to `unpacked` bytes."""
+    """ValueError if a chunk with this start cannot be decompressed safely, or not to `unpacked` bytes."""
     if len(start) < CHUNK_HEADER:
         raise ValueError("a chunk is cut off")
     flags, own_flags = start[2], start[31]
     if flags >> 5 not in CODECS or flags & EXTENDED != EXTENDED or max(start[16:22]) > LAST_FILTER:
-        raise ValueError("a chunk is of a codec or filter that is not built in")
+        raise ValueError("a chunk uses a codec or filter that is not built in")
     if own_flags >> 4 & 7 not in SPECIAL:
         raise ValueError("a chunk holds no values")
     (size,) = struct.unpack_from("<i", start, 4)
     if unpacked is not None and size != unpacked:
-        raise ValueError(f"a chunk of {size:,} bytes where {unpacked:,} belong")
+        raise ValueError(f"a chunk of {size:,} bytes instead of {unpacked:,}")
 
 
 class _NpyVolume:
-    """A chunk is one slice."""
+    """A volume in an NPY file; each slice is a chunk."""
 
     def __init__(self, content: Buffer) -> None:
-        self._array = npy.parse(content)
-        if (
-            self._array.dtype != np.dtype("<i2")
-            or self._array.ndim != 3
-            or not self._array.flags.c_contiguous
-        ):
-            raise Damaged(f"{self._array.dtype} {self._array.shape}, not int16 D,H,W in C order")
-        _, height, width = self.shape = self._array.shape
+        self._array = array = npy.parse(content)
+        if array.dtype != np.dtype("<i2") or array.ndim != 3 or not array.flags.c_contiguous:
+            raise Damaged(f"{array.dtype} {array.shape}, not int16 D,H,W in C order")
+        _, height, width = self.shape = array.shape
         self.chunk = (1, height, width)
 
     def checksum(self, number: int) -> int:
@@ -228,7 +226,7 @@ class _NpyVolume:
 
 
 class _Blosc2Volume:
-    """A plain array of int16; anything else that a frame may hold is refused."""
+    """A volume in a Blosc2 frame, which must hold a plain array of int16."""
 
     def __init__(self, content: Buffer) -> None:
         claimed = _require_frame(content)
@@ -262,7 +260,7 @@ class _Blosc2Volume:
         return found
 
     def _chunk(self, number: int) -> bytes:
-        """The compressed chunk; Damaged unless it is safe to decompress."""
+        """Return the compressed chunk; Damaged if it cannot be decompressed safely."""
         try:
             packed: bytes = self._chunks.get_chunk(number)
             _require_chunk(packed[:CHUNK_HEADER], self._chunk_bytes)
@@ -272,14 +270,14 @@ class _Blosc2Volume:
 
 
 def require_package(name: str, config_key: str) -> None:
-    """UsageError for a config that needs a package of the extra `ct` which is not installed."""
+    """UsageError if a config needs a package of the extra `ct` that is not installed."""
     if find_spec(name) is None:
         raise UsageError(f"{config_key} needs {name}: pip install 'tarmac[ct]'")
 
 
 def _blosc2() -> Any:
-    """Import Blosc2 only where a volume is handled: it takes a fifth of a second, and numexpr, which comes
-    with it and nobody here uses, starts threads for every core by default."""
+    """Import Blosc2 only if a volume is handled, because that takes a fifth of a second, and limit the
+    threads that numexpr, its unused dependency, starts for every core by default."""
     os.environ.setdefault("NUMEXPR_NUM_THREADS", "1")
     try:
         import blosc2
