@@ -1,4 +1,4 @@
-"""Fields of a raw sample, of a table's row or of a `json` member: read, looked up, turned into members."""
+"""Fields of a raw sample, from a table's row or a `json` member: parsed, looked up, turned into members."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any, NamedTuple
 from tasks.dataset.rejects import Reject
 
 MOST_NESTED = 100
-"""Lists and objects within one another; far below what a deep stack has room for, so that the answer is the
-same wherever the JSON is read."""
+"""Levels of nested lists and objects; far below what a deep stack allows, so that the result is the same
+wherever the JSON is read."""
 RECODE = "; if it is Windows-1252: iconv -f cp1252 -t utf-8 OLD > NEW"
-"""What to do about a text of another encoding, which spreadsheets on Windows write."""
+"""The fix for a text in another encoding, which spreadsheets on Windows write."""
 NOT_A_TEXT = ("nan", "NaN")
-"""How data frames write a missing text into CSV; elsewhere it is the number."""
+"""How data frames write a missing text into CSV; in other formats it is the number."""
 
 row_text = json.JSONEncoder(default=str, check_circular=False).encode
-"""A row as JSON in ASCII, whatever its cells hold."""
+"""Encodes a row as JSON in ASCII, whatever its cells hold."""
 _canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False).encode
 _DECODER = json.JSONDecoder(parse_constant=lambda name: None)
-"""NaN and Infinity, which Python writes and JSON has not, become None."""
+"""Decodes NaN and Infinity, which Python writes but JSON lacks, as None."""
 
 
 class TableRow(NamedTuple):  # a million of them are made in half the time that a frozen dataclass takes
-    """One row of a table: where it begins (line, or row of a Parquet file, from 1), its fields or its
-    fault."""
+    """One row of a table: the line where it begins, or its number in a Parquet file, both from 1, and its
+    fields or its fault."""
 
     line: int
     fields: dict[str, Any]
@@ -36,10 +36,10 @@ class TableRow(NamedTuple):  # a million of them are made in half the time that 
 
 
 class Lookup:
-    """Texts by key, several per key, in the order in which they came; distinct ones only.
+    """Distinct texts by key, several per key, in the order in which they were added.
 
     SQLite keeps a private temporary database in memory until it outgrows its cache, then in a file that no
-    other process sees and that goes with this one.
+    other process sees and that is removed when this one ends.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
@@ -57,7 +57,7 @@ class Lookup:
 
 
 def text_of(value: Any) -> bytes:
-    """A caption's cell as UTF-8; Reject when there is none, or its bytes were something else."""
+    """Return a caption's cell as UTF-8; Reject when there is none, or its bytes were something else."""
     if value is None or value != value or value in NOT_A_TEXT:
         raise Reject("caption.missing", "the row has no caption")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -66,7 +66,7 @@ def text_of(value: Any) -> bytes:
 
 
 def filled(templates: Sequence[str], label: str, sample: str) -> str:
-    """The template that a sample draws by what it is, with its class."""
+    """Return the template that a sample draws by its own text, filled with its class."""
     drawn = blake2b(
         sample.encode("utf-8", "surrogatepass"), digest_size=8, person=b"tarmac-sentence"
     ).digest()
@@ -74,7 +74,7 @@ def filled(templates: Sequence[str], label: str, sample: str) -> str:
 
 
 def to_json(value: Any) -> bytes:
-    """Canonical JSON in UTF-8; numbers that JSON has not (NaN, Infinity) become null. Reject on bad text."""
+    """Return canonical JSON in UTF-8, with null for NaN and Infinity, as JSON lacks both. Reject bad text."""
     try:
         try:
             text = _canonical(value)
@@ -86,12 +86,12 @@ def to_json(value: Any) -> bytes:
 
 
 def as_member(value: Any) -> bytes:
-    """A field's value as a member's bytes: a text as it is, a list or object as JSON; Reject on bad text."""
+    """Return a field's value as a member's bytes: a text as it is, others as JSON. Reject on bad text."""
     return _encoded(value) if isinstance(value, str) else to_json(value)
 
 
 def parse_json(content: bytes | str) -> Any:
-    """The value; Reject for what is no JSON, or is nested too deeply to be written again."""
+    """Return the value; Reject for text that is no JSON, or nested too deeply to be written again."""
     try:
         text = content
         if isinstance(text, bytes):
@@ -107,7 +107,7 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def object_of(content: bytes) -> dict[str, Any]:
-    """The JSON object in a sample's `json`; Reject for anything else."""
+    """Return the JSON object in a sample's `json`; Reject for anything else."""
     try:
         value = parse_json(content)
     except Reject as reject:
@@ -118,7 +118,7 @@ def object_of(content: bytes) -> dict[str, Any]:
 
 
 def look_up(fields: Mapping[str, Any], path: str) -> Any:
-    """The value of the field named `path`, else of the dotted path; None when there is none."""
+    """Return the value of the field named `path`, else of the dotted path; None when there is none."""
     if path in fields:
         return fields[path]
     value: Any = fields
@@ -130,7 +130,7 @@ def look_up(fields: Mapping[str, Any], path: str) -> Any:
 
 
 def is_nothing(value: Any) -> bool:
-    """Whether a cell that should hold a key holds none; NaN is how data frames write that."""
+    """Whether a cell holds no key; NaN is how data frames write that."""
     return value is None or value == "" or value != value
 
 

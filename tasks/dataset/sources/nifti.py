@@ -1,12 +1,11 @@
-"""CT volumes as NIfTI files, brought to HU and to one orientation.
+"""CT volumes as NIfTI files, converted to HU and to one orientation.
 
-The axes of what is stored point to superior, left and posterior: those are CT-RATE's files (LPS) in the order
-in which CT-CLIP feeds them, `transpose(2, 0, 1)`, so that its volumes come out as CT-CLIP's own. Files of
-other orientations are flipped and permuted to it; a file that states no orientation is taken as one of
-CT-RATE's.
+The axes of stored volumes point to superior, left and posterior: this is the order in which CT-CLIP feeds
+CT-RATE's files (LPS), `transpose(2, 0, 1)`, so its volumes come out the same as CT-CLIP's own. Files of other
+orientations are flipped and permuted to it; a file that states no orientation is treated as one of CT-RATE's.
 
-nibabel reads the header's fields and knows the types and affines; the voxels are read here, as far as the
-header says and within a limit, because nibabel decompresses whatever a file holds. Format:
+nibabel reads the header's fields, types and affines. The voxels are read here, only as far as the header
+states and within a limit, because nibabel decompresses whatever a file holds. Format:
 https://nifti.nimh.nih.gov/pub/dist/src/niftilib/nifti1.h
 """
 
@@ -42,7 +41,7 @@ from tasks.dataset.sources.volume_folder import (
 from tasks.dataset.tar.format import Buffer
 
 ORIENTATION = "SLP"
-"""Where the index grows to, along depth, height and width."""
+"""The direction in which the index grows along depth, height and width."""
 IDENTITY = (1.0, 0.0)
 ONCE = "set source.rescale: header, or none where the voxels are HU already"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -51,17 +50,17 @@ SINGLE_FILE = (b"n+1\0", b"n+2\0")
 LARGEST_OFFSET = 1 << 24
 """Extensions, such as a DICOM header, may stand before the voxels."""
 MM = {1: 1000.0, 3: 0.001}
-"""Factor to mm by the code of the unit: metres, micrometres; all else is taken as mm."""
+"""Factor to mm by the unit's code, for metres and micrometres; any other unit counts as mm."""
 AS_STORED = ((0, 1), (1, 1), (2, 1))
 DIFFERENT = 0.02
 
 
 @dataclass(frozen=True)
 class NiftiHeader:
-    """What the header says.
+    """The facts in a file's header.
 
-    `shape`, `sides` (mm, as pixdim has them) and `axes` are those of the stored array (i, j, k): `axes` says
-    for each which anatomical axis it runs along (0 left, 1 posterior, 2 superior) and whether that way (1) or
+    `shape`, `sides` (mm, as in pixdim) and `axes` belong to the stored array (i, j, k): `axes` holds, for
+    each, the anatomical axis it runs along (0 left, 1 posterior, 2 superior) and whether with it (1) or
     against it (-1). `orientation` is nibabel's code such as RAS, None where the file states none.
     """
 
@@ -76,7 +75,7 @@ class NiftiHeader:
     orientation: str | None
 
     def spacing(self) -> tuple[float, float, float]:
-        """Along depth, height and width; Reject when pixdim and affine contradict each other."""
+        """Return mm along depth, height and width; Reject when pixdim and affine contradict each other."""
         for side, other in zip(self.sides, self.of_affine or self.sides, strict=True):
             if side > 0 and not abs(side - other) <= DIFFERENT * side:
                 sizes = f"pixdim says {self.sides} mm and the affine {self.of_affine} mm"
@@ -86,7 +85,7 @@ class NiftiHeader:
 
 
 class NiftiVolumes(VolumeFolder):
-    """`rescale` says where slope and intercept come from; the other place's are never applied."""
+    """`rescale` names where slope and intercept come from; those of the other place are never applied."""
 
     suffixes = (".nii.gz", ".nii")
 
@@ -103,11 +102,12 @@ class NiftiVolumes(VolumeFolder):
         return super().columns()
 
     def _voxels(self, file: str, rows: Mapping[str, list[str]]) -> tuple[Buffer, dict[str, Any]]:
+        table = self._config.metadata
         head, raw = read_nifti(self._store, file)
         volume = oriented(raw, head)
         slope, intercept = self._rescale(head, volume, rows)
         facts = {
-            "spacing_mm": self._spacing(head, rows),
+            "spacing_mm": head.spacing() if table is None else spacing_in(rows["metadata"], table, self.axes),
             "orientation": ORIENTATION,
             "orientation_before": head.orientation,
             "rescale": {"from": self._config.rescale, "slope": slope, "intercept": intercept},
@@ -127,18 +127,11 @@ class NiftiVolumes(VolumeFolder):
         table = table_name(self._config.metadata.path)
         which = f"slope {slope:g} and intercept {intercept:g} of {table}"
         if (head.slope, head.intercept) != IDENTITY:
-            its_own = f"slope {head.slope:g} and intercept {head.intercept:g}"
-            raise Reject(
-                "volume.hu_range", f"a double rescale: the header has {its_own} beside {which}; {ONCE}"
-            )
+            own = f"the header has slope {head.slope:g} and intercept {head.intercept:g} beside {which}"
+            raise Reject("volume.hu_range", f"a double rescale: {own}; {ONCE}")
         if is_plausible(volume):
             raise Reject("volume.hu_range", f"a double rescale: the voxels are HU before {which}; {ONCE}")
         return stated
-
-    def _spacing(self, head: NiftiHeader, rows: Mapping[str, list[str]]) -> tuple[float, float, float]:
-        if self._config.metadata is not None:
-            return spacing_in(rows["metadata"], self._config.metadata, self.axes)
-        return head.spacing()
 
     def _shape(self, file: str) -> tuple[tuple[int, ...], Any]:
         head = peek(self._store, file)
@@ -148,14 +141,14 @@ class NiftiVolumes(VolumeFolder):
 
 
 def oriented(raw: NDArray[Any], head: NiftiHeader) -> NDArray[Any]:
-    """The file's array (i, j, k) as (depth, height, width), a view."""
+    """Return a view of the file's array (i, j, k) as (depth, height, width)."""
     flips = tuple(slice(None, None, direction) for _, direction in head.axes)
     left_posterior_superior = raw[flips].transpose(np.argsort([axis for axis, _ in head.axes]))
     return left_posterior_superior.transpose(2, 0, 1)
 
 
 def read_nifti(store: Store, file: str) -> tuple[NiftiHeader, NDArray[Any]]:
-    """The header and the stored numbers (i, j, k); Reject when they cannot be had safely."""
+    """Return the header and the stored numbers (i, j, k); Reject when they cannot be read safely."""
     with _opened(store, file) as stream:
         head = _head(stream)
         stream.seek(head.offset)
@@ -165,7 +158,7 @@ def read_nifti(store: Store, file: str) -> tuple[NiftiHeader, NDArray[Any]]:
 
 
 def peek(store: Store, file: str) -> NiftiHeader:
-    """The header alone."""
+    """Return the header alone."""
     with _opened(store, file) as stream:
         return _head(stream)
 
@@ -204,10 +197,7 @@ def _head(stream: IO[bytes]) -> NiftiHeader:
     magic = block[344:348] if size == 348 else block[4:8]
     if magic not in SINGLE_FILE:
         raise Reject("volume.undecodable", "no NIfTI file of one piece (.nii or .nii.gz)")
-    return _judged(getattr(nibabel, SIZES[size])(block, check=False))
-
-
-def _judged(header: Any) -> NiftiHeader:
+    header = getattr(nibabel, SIZES[size])(block, check=False)
     shape = _shape(header)
     try:
         dtype: np.dtype[Any] = header.get_data_dtype()
@@ -224,8 +214,7 @@ def _judged(header: Any) -> NiftiHeader:
         raise Reject("volume.hu_range", f"the header's intercept is {intercept}")
     factor = MM.get(int(header["xyzt_units"]) & 7, 1.0)
     x, y, z = (float(str(side)) * factor for side in header["pixdim"][1:4])  # float32 as a person wrote it
-    affine = _affine(header)
-    of_affine, axes, orientation = _orientation(affine, factor)
+    of_affine, axes, orientation = _orientation(_affine(header), factor)
     return NiftiHeader(
         shape, dtype, max(int(offset), 352), slope, intercept, (x, y, z), of_affine, axes, orientation
     )
@@ -244,8 +233,8 @@ def _shape(header: Any) -> tuple[int, int, int]:
 
 
 def _affine(header: Any) -> Any:
-    """The affine that the file gives, sform before qform as nibabel has it; None where it gives none. Reject
-    where what it gives says nothing: to assume an orientation would mirror a body."""
+    """Return the file's affine, sform before qform as in nibabel; None where it has none. Reject where it
+    has one without meaning, because assuming an orientation might mirror a body."""
     is_given = False
     for get in (header.get_sform, header.get_qform):
         try:
@@ -256,23 +245,20 @@ def _affine(header: Any) -> Any:
             return affine
         is_given = is_given or code > 0
     if is_given:
-        raise Reject(
-            "volume.undecodable", "its affine is not finite or singular, so its orientation is unknown"
-        )
+        problem = "its affine is not finite or singular, so its orientation is unknown"
+        raise Reject("volume.undecodable", problem)
     return None
 
 
 def _orientation(
     affine: Any, factor: float
 ) -> tuple[tuple[float, float, float] | None, tuple[tuple[int, int], ...], str | None]:
-    """Sides in mm and axes by the affine, and its code; the array's own order where it states none."""
-    if affine is None:
-        return None, AS_STORED, None
+    """Return sides in mm, axes and code by the affine; the array's own order where it states none."""
     import nibabel
 
     orientations: Any = nibabel.orientations
-    found = orientations.io_orientation(affine)
-    if not np.isfinite(found).all():
+    found = None if affine is None else orientations.io_orientation(affine)
+    if found is None or not np.isfinite(found).all():
         return None, AS_STORED, None
     # nibabel's axes point to right, anterior, superior; CT-RATE's to left, posterior, superior
     towards = (-1, -1, 1)

@@ -1,7 +1,7 @@
 """CT volumes as NPZ files, one volume per file, with a table of reports and perhaps one of labels.
 
-An array is read without ever running what is in the file: an object array is refused by its header, and a
-member is read only as far as its header says, within a limit.
+Reading an array never runs code from the file: an object array is rejected by its header, and a member is
+read only as far as its header states, within a limit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from typing import IO, Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ PICKLE_MAGIC = b"\x80"
 
 class NpzVolumes(VolumeFolder):
     """An NPZ file states neither orientation nor axes: the config names the axes that the array runs along,
-    and z is brought to the front."""
+    and z is moved to the front."""
 
     suffixes = (".npz",)
 
@@ -52,11 +52,8 @@ class NpzVolumes(VolumeFolder):
         spacing = None if config.spacing_mm is None else geometry.ordered(self.axes, *config.spacing_mm)
         if config.metadata is not None:
             spacing = spacing_in(rows["metadata"], config.metadata, self.axes)
-        rescale = {
-            "from": "none" if config.scale is None else "scale",
-            "slope": config.scale or 1,
-            "intercept": 0,
-        }
+        origin = "none" if config.scale is None else "scale"
+        rescale = {"from": origin, "slope": config.scale or 1, "intercept": 0}
         return voxels, {"spacing_mm": spacing, "orientation": None, "rescale": rescale}
 
     def _shape(self, file: str) -> tuple[tuple[int, ...], Any]:
@@ -67,25 +64,34 @@ class NpzVolumes(VolumeFolder):
 
 
 def read_npy(store: Store, file: str, name: str | None, scale: float | None) -> NDArray[np.uint8]:
-    """The array `name`, or the file's only 3D array, times `scale`, as the bytes of an NPY file.
+    """Return the array `name`, or the file's only 3D array, times `scale`, as the bytes of an NPY file.
 
-    Reject when there is none that is safe to read.
+    The bytes are read straight into the result, unless the order or the numbers must change. Reject when
+    there is no array that is safe to read.
     """
     with _opened(store, file) as archive:
         member, header = _choose(archive, name)
         npy.require_numbers(header, member)
         with archive.open(member) as stream:
-            return _read(stream, member, header, 1.0 if scale is None else scale)
+            stream.read(header.offset)
+            if not header.fortran and scale in (None, 1):
+                content, array = npy.blank(header.shape, header.dtype)
+                fill(array.reshape(-1), stream, member)
+                return content
+            flat = np.empty(prod(header.shape), header.dtype)
+            fill(flat, stream, member)
+            order: Literal["F", "C"] = "F" if header.fortran else "C"
+            return npy.dump(flat.reshape(header.shape, order=order), 1.0 if scale is None else scale)
 
 
 def peek(store: Store, file: str, name: str | None) -> npy.NpyHeader:
-    """The header of the array that `read_npy` would read."""
+    """Return the header of the array that `read_npy` would read."""
     with _opened(store, file) as archive:
         return _choose(archive, name)[1]
 
 
 def headers(store: Store, file: str) -> dict[str, npy.NpyHeader]:
-    """The headers of all the file's arrays, by name; Reject when there is none."""
+    """Return the headers of all the file's arrays, by name; Reject when there is none."""
     with _opened(store, file) as archive:
         found = _headers(archive)
     if not found:
@@ -112,7 +118,7 @@ def _opened(store: Store, file: str) -> Iterator[zipfile.ZipFile]:
 
 
 def _choose(archive: zipfile.ZipFile, name: str | None) -> tuple[str, npy.NpyHeader]:
-    """The member to read and its header."""
+    """Return the member to read and its header; Reject when it is not there or not the only one."""
     if name is not None:
         member = f"{name}.npy"
         if member not in archive.namelist():
@@ -120,12 +126,8 @@ def _choose(archive: zipfile.ZipFile, name: str | None) -> tuple[str, npy.NpyHea
             raise Reject("member.missing", f"no array {name!r} (it has: {there or 'none'})")
         return member, _header(archive, member)
     found = _headers(archive)
-    volumes = {
-        member: header
-        for member, header in found.items()
-        if len(header.shape) == 3 and not header.dtype.hasobject
-    }
-    candidates = list((volumes or found).items())
+    volumes = [one for one in found.items() if len(one[1].shape) == 3 and not one[1].dtype.hasobject]
+    candidates = volumes or list(found.items())
     if len(candidates) != 1:
         there = ", ".join(f"{_name(member)} {header.shape}" for member, header in list(found.items())[:8])
         raise Reject("volume.shape", f"{len(volumes)} 3D arrays ({there}); name one as source.array")
@@ -143,15 +145,3 @@ def _header(archive: zipfile.ZipFile, member: str) -> npy.NpyHeader:
 
 def _name(member: str) -> str:
     return member.removesuffix(".npy")
-
-
-def _read(stream: IO[bytes], member: str, header: npy.NpyHeader, scale: float) -> NDArray[np.uint8]:
-    """Straight into the bytes that are returned, unless the order or the numbers must change."""
-    stream.read(header.offset)
-    if not header.fortran and scale == 1:
-        content, array = npy.blank(header.shape, header.dtype)
-        fill(array.reshape(-1), stream, member)
-        return content
-    flat = np.empty(prod(header.shape), header.dtype)
-    fill(flat, stream, member)
-    return npy.dump(flat.reshape(header.shape, order="F" if header.fortran else "C"), scale)

@@ -1,17 +1,17 @@
-"""Rows of Parquet files in bounded memory, each wanted byte read once.
+"""Rows of Parquet files in bounded memory, with each needed byte read once.
 
 A row group may hold gigabytes, so its columns are read page by page through buffers, and a batch takes as
-many rows as fit a budget. What a file holds once and its rows repeat (a dictionary) is held once here too,
-and becomes a row's value when that row is handed out. What must fit into memory, two or three times, is the
-largest page. Columns of bytes are not read, but for the image's, and for those that are used as texts: some
-writers (Spark, Impala) do not say that a column's bytes are UTF-8. A number of Hugging Face's `ClassLabel`
-becomes the name of its class, which the schema holds.
+many rows as fit a budget. A value that a file holds once for many rows (a dictionary) is held once here too,
+and becomes a row's value when that row is returned. Only the largest page must fit into memory, two or three
+times. Columns of bytes are not read, except for the image's and those that are used as texts: some writers
+(Spark, Impala) do not mark a column's bytes as UTF-8. A number of Hugging Face's `ClassLabel` becomes the
+name of its class, which the schema holds.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -22,25 +22,25 @@ from tasks.dataset.sources.fields import TableRow
 from tasks.dataset.sources.raw_files import unreachable
 
 BUFFER = 4 << 20
-"""Bytes read ahead of each column."""
+"""Bytes to read ahead of each column."""
 BATCH_BYTES = 16 << 20
 BATCH_ROWS = 4096
 
 
 TORN = object()
-"""A cell that no Python value can be made of."""
+"""A cell that cannot be converted to a Python value."""
 
 
 class ParquetRows:
     """The rows of an open file, to be iterated over once; reading them to their end closes the file.
 
     `columns` are all names, `binary` those of columns that hold bytes, `count` is the number of rows. A row
-    is at fault when a column that is `used` (None: any) holds no valid value; elsewhere such a value is None.
-    A plain column of bytes that is `used`, but for the `image`, counts as one of texts.
+    has a fault when a `used` column (None: any) holds no valid value; in other columns such a value is None.
+    A plain column of bytes that is `used` and is not the `image` counts as one of texts.
     """
 
     def __init__(self, place: str, file: BinaryIO, image: str | None, used: Collection[str] | None) -> None:
-        """DataError, which is Unreachable where the disk or server is to blame."""
+        """DataError when the file cannot be read, which is Unreachable if its disk or server is at fault."""
         self._place = place
         self._file = file
         self._used = used
@@ -75,8 +75,9 @@ class ParquetRows:
         try:
             with self._file:
                 for batch in self._batches():
-                    for cells in zip(*map(self._cells, batch.schema.names, batch.columns), strict=True):
-                        yield _row(line, batch.schema.names, cells, self._used)
+                    names = batch.schema.names
+                    for cells in zip(*map(self._cells, names, batch.columns), strict=True):
+                        yield self._row(line, dict(zip(names, cells, strict=True)), TORN in cells)
                         line += 1
         except (pa.ArrowException, OSError) as error:
             problem = f"row {line} and on cannot be read"
@@ -86,6 +87,13 @@ class ParquetRows:
         for group in range(self._opened.num_row_groups):
             rows = _batch_rows(self._metadata.row_group(group), self._opened.schema_arrow)
             yield from self._opened.iter_batches(rows, [group], self._wanted, use_threads=False)
+
+    def _row(self, line: int, fields: dict[str, Any], is_torn: bool) -> TableRow:
+        for name in [name for name, cell in fields.items() if cell is TORN] if is_torn else ():
+            if self._used is None or name in self._used:
+                return TableRow(line, {}, f"column {name} holds no valid value")
+            fields[name] = None
+        return TableRow(line, fields)
 
     def _cells(self, name: str, column: Any) -> Iterator[Any]:
         values = _values(column)
@@ -97,8 +105,8 @@ class ParquetRows:
 
 
 def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, dict[int, str]]:
-    """The names of each `ClassLabel` column's classes by number, from the `huggingface` entry of a schema's
-    metadata, as `datasets` writes it; -1 stands for no label there."""
+    """Return the class names of each `ClassLabel` column by number, from the `huggingface` entry of a
+    schema's metadata, as `datasets` writes it; -1 stands for no label there."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
         return {
@@ -111,14 +119,15 @@ def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, dict[int, s
 
 
 def _failure(error: Exception, place: str, problem: str, message: str) -> DataError:
-    """Unreachable where disk or server is to blame; Arrow raises an OSError for damage too, without errno."""
+    """Return Unreachable where disk or server is at fault. Arrow raises an OSError for damage too, but
+    without errno."""
     if isinstance(error, OSError) and error.errno is not None:
         return unreachable(place, error, problem)
     return DataError(f"{message}: {error}")
 
 
 def _repeating(metadata: Any) -> list[str]:
-    """Paths of the columns of texts or bytes that are stored with a dictionary in some row group."""
+    """Return the paths of columns of texts or bytes that some row group stores with a dictionary."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     columns = (group.column(number) for group in groups for number in range(group.num_columns))
     found = (
@@ -129,26 +138,15 @@ def _repeating(metadata: Any) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _row(line: int, names: Sequence[str], cells: Sequence[Any], used: Collection[str] | None) -> TableRow:
-    fields = dict(zip(names, cells, strict=True))
-    if TORN in cells:
-        for name, cell in fields.items():
-            if cell is TORN:
-                if used is None or name in used:
-                    return TableRow(line, {}, f"column {name} holds no valid value")
-                fields[name] = None
-    return TableRow(line, fields)
-
-
 def _batch_rows(group: Any, schema: Any) -> int:
-    """Rows that fit the budget, if they are all of the same size."""
+    """Return how many rows fit the budget, if they are all of the same size."""
     each = int(group.total_byte_size) // max(int(group.num_rows), 1)
     each = max(each, *(_fixed_width(field.type) for field in schema), 1)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // each))
 
 
 def _fixed_width(kind: Any) -> int:
-    """Bytes of a value of fixed size, which rows may repeat though the file holds it once."""
+    """Return the bytes of a value of fixed size, which rows may repeat though the file holds it once."""
     if pa.types.is_fixed_size_binary(kind):
         return int(kind.byte_width)
     return max((_fixed_width(kind.field(n).type) for n in range(kind.num_fields)), default=0)
@@ -157,7 +155,7 @@ def _fixed_width(kind: Any) -> int:
 def _holds_bytes(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         return _holds_bytes(kind.value_type)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+    if _is_plain_bytes(kind) or pa.types.is_fixed_size_binary(kind):
         return True
     return any(_holds_bytes(kind.field(n).type) for n in range(kind.num_fields))
 
@@ -169,7 +167,7 @@ def _is_plain_bytes(kind: Any) -> bool:
 
 
 def _values(column: Any) -> Iterator[Any]:
-    """The column's Python values, made one by one where they may be large."""
+    """Yield the column's Python values, converted one by one where they may be large."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _repeated(column)
@@ -189,7 +187,7 @@ def _values(column: Any) -> Iterator[Any]:
 
 
 def _repeated(column: Any) -> Iterator[Any]:
-    """Each value of the dictionary is made when a row first has it."""
+    """Yield a dictionary column's values, each converted when a row first has it."""
     known: dict[int, Any] = {}
     for index in column.indices.to_pylist():
         if index is None:
@@ -201,7 +199,7 @@ def _repeated(column: Any) -> Iterator[Any]:
 
 
 def _text(value: bytes | None) -> str | None:
-    """Decoded here, as Arrow does not check that its texts are UTF-8."""
+    """Decode a text here, as Arrow does not check that its texts are UTF-8."""
     return None if value is None else value.decode("utf-8", "surrogateescape")
 
 

@@ -1,9 +1,9 @@
-"""What every source of raw samples does: list them, and hand over one's raw members.
+"""The contract of every source of raw samples: to list them, and to return the raw members of each.
 
-A source is of one of two kinds. Where a sample has files of its own, listing opens none of them: each is
-looked at once, and `read` fetches one sample whenever it is wanted. Where samples come with their bytes out
-of containers (tars, Parquet with images), listing reads each container once, in order, and hands the members
-over on the way. One listing has all that a build needs: to find out what has changed, to plan shards, to
+There are two kinds of source. Where a sample has files of its own, listing opens none of them: it reads their
+size and stamp once, and `read` fetches one sample when it is needed. Where samples come with their bytes in
+containers (tars, Parquet with images), listing reads each container once, in order, and returns the members
+along the way. One listing has all that a build needs to find out what has changed, to plan shards and to
 convert.
 """
 
@@ -20,7 +20,7 @@ from tasks.dataset.tar.format import Members
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What samples are listed from: a table, a folder, a tar. `stat` changes when the container does."""
+    """A table, folder or tar that samples are listed from. `stat` changes when the container does."""
 
     name: str
     stat: ObjectStat
@@ -30,7 +30,7 @@ class RawSample(NamedTuple):  # made in a third of the time that a frozen datacl
     """One raw sample as listed.
 
     `place` is where a person finds it (`captions.csv:17`), `file` its file as `FileSource.read` takes it,
-    `fields` what filters and splits may use, `content` the rest as JSON text.
+    `fields` the values that filters and splits may use, `content` the rest as JSON text.
     """
 
     place: str
@@ -39,68 +39,67 @@ class RawSample(NamedTuple):  # made in a third of the time that a frozen datacl
     fields: Mapping[str, Any]
     content: str = ""
     stat: ObjectStat = ABSENT
-    """Of a sample with files of its own: their size and stamp together, ABSENT where one is not there."""
+    """For a sample with files of its own, their size and stamp together; ABSENT where one is not there."""
     members: Members | None = None
     """The raw members, where they come with the listing."""
     fault: tuple[Reason, str] | None = None
     """Why the sample cannot be taken, as far as the listing knows, such as a torn row."""
     may_pass: bool = False
-    """Of a fault: whether the next try may succeed, as after a disk's or a server's trouble."""
+    """Whether the next try may succeed in spite of the fault, as after a disk's or a server's trouble."""
     more_lost: bool = False
-    """Of a fault: an unknown number of further samples of its container is lost with it."""
+    """Whether an unknown number of further samples of the container is lost with this one."""
 
 
 class Source(Protocol):
-    """One source of the config. Constructing it touches no file; whoever lists it more than once opens it
-    more than once."""
+    """One source of the config. Constructing it touches no file; each listing needs a source of its own."""
 
     @property
     def location(self) -> str:
-        """Where it lies, absolute: two sources of equal items at different places are different."""
+        """Its absolute location: sources with equal items at different places are different."""
 
     @property
     def is_sequential(self) -> bool:
-        """Whether samples come with their bytes; may open the first container to find out."""
+        """Whether samples come with their bytes; reading this may open the first container."""
 
     @property
     def passed_over(self) -> Mapping[str, int]:
-        """How many files of each kind the listing found in its folder and read as nothing; empty for a source
-        that is told its files, by a table or a pattern."""
+        """How many files of each kind the listing found in its folder and did not use; empty for a source
+        whose files are named by a table or a pattern."""
 
     def columns(self) -> Sequence[str]:
-        """Names that `filter`, `group_by` and `from` may use; UsageError when the source is not there."""
+        """Return the names that `filter`, `group_by` and `from` may use; UsageError without the source."""
 
     def containers(self) -> Iterator[Container]:
-        """In the source's own order, without reading them."""
+        """Yield the containers in the source's own order, without reading them."""
 
     def items(self, container: Container) -> Iterator[RawSample]:
-        """Every raw sample, in the container's order; UsageError or DataError when it cannot be listed."""
+        """Yield every raw sample in the container's order; UsageError or DataError if it cannot be listed."""
 
 
 class FileSource(Source, Protocol):
     """A source whose samples have files of their own, read one by one."""
 
     def read(self, file: str, content: str) -> Members:
-        """One sample's raw members by suffix; Absent when a file is not there, Reject when the sample cannot
-        be taken for another reason."""
+        """Return one sample's raw members by suffix; Absent when a file is not there, Reject when the sample
+        cannot be taken for another reason."""
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
-        """At most how many bytes of a tar the sample takes as it is, for files of `size` bytes."""
+        """Return the most bytes of a tar that the sample takes unconverted, for files of `size` bytes."""
 
 
 class Absent(Reject):
-    """A file of a sample is not there. Whether it was when the sample was listed, the item's `stat` knows."""
+    """A file of a sample is not there. The item's `stat` shows whether it was when the sample was listed."""
 
     def __init__(self, detail: str = "no such file") -> None:
         super().__init__("member.missing", detail)
 
 
 def of_files(source: Source) -> FileSource:
-    """The source as one of files, which it is unless it `is_sequential`; the caller knows, because asking may
-    open its first container."""
+    """Return the source as one of files, which it is unless it `is_sequential`. The caller has checked that,
+    since the check may open the first container."""
     return cast(FileSource, source)
 
 
 def fault_of(reject: Reject) -> tuple[Reason, str]:
-    """The reject as an item holds it."""
+    """Return the reject as an item holds it."""
     return reject.reason, reject.detail

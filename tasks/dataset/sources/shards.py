@@ -1,10 +1,10 @@
-"""WebDataset tars made by others: each read once, from its first byte to its last, never extracted.
+"""WebDataset tars made by others: each read once, from its first byte to its last, and never extracted.
 
-Every sample that a tar holds is accounted for: what is torn, unsafe, or lacks a member is an item with a
-fault. What a damaged tar has lost without a trace is counted where the files that img2dataset writes beside
-it state how many samples there were; else one of its faults says that the number is unknown. A tar that its
-disk or server does not give ends the build. Members keep their bytes, but for the mark of the byte order
-before a caption.
+Every sample in a tar is accounted for: one that is torn, unsafe, or lacks a member is an item with a fault.
+Samples that a damaged tar has lost without a trace are counted where the files that img2dataset writes beside
+it state how many there were; otherwise one of its faults states that the number is unknown. A tar that cannot
+be read from its disk or server ends the build. Members keep their bytes, except for a byte order mark before
+a caption.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tasks.dataset.tar.reader import StoredSample
 from tasks.dataset.tar.siblings import stated_samples
 
 GLANCED_AT = 8
-"""Tars whose first key a plan compares."""
+"""The number of tars whose first keys a plan compares."""
 LOOKED_AT = 1000
-"""Samples whose `json` is searched for the fields that filters and splits name."""
+"""The number of samples whose `json` is searched for the fields that filters and splits name."""
 
 
 class Shards:
-    """A sample is adjacent members of one key; its `json` holds its fields."""
+    """One sample per run of adjacent members of one key; its `json` holds its fields."""
 
     passed_over: Mapping[str, int] = {}
 
@@ -57,7 +57,7 @@ class Shards:
         return absolute_location(self._config.path)
 
     def columns(self) -> Sequence[str]:
-        """Fields of joined tables and of the first samples' `json`; no further than to all that are used."""
+        """Return the fields of joined tables and of the first samples' `json`, until each is found."""
         found: dict[str, None] = {}
         for join in self._joins:
             if isinstance(join, TableRows):
@@ -69,21 +69,18 @@ class Shards:
         return list(found)
 
     def doubts(self) -> Sequence[str]:
-        """Tars that begin with the same key, which is how shards look that count their samples anew."""
+        """Report tars that begin with the same key, as shards do that each count their samples from zero."""
         seen: dict[str, str] = {}
         for tar in self._files.names[:GLANCED_AT] if self._config.key is None else ():
-            key = self._first_key(tar)
+            with self._files.opened(tar) as file:
+                samples = TarSamples(file, self._roles, size=-1, keeps=lambda member: False)
+                key = next((sample.key for sample, _ in samples), None)
             if key in seen:
                 alike = f"{seen[key]} and {tar} begin with the same key {key!r}"
                 return [f"{alike}: of samples that share a key one is taken; key: place keeps them apart"]
             if key is not None:
                 seen[key] = tar
         return ()
-
-    def _first_key(self, tar: str) -> str | None:
-        with self._files.opened(tar) as file:
-            samples = TarSamples(file, self._roles, size=-1, keeps=lambda member: False)
-            return next((sample.key for sample, _ in samples), None)
 
     def containers(self) -> Iterator[Container]:
         for file, stat in self._files.stats():
@@ -110,50 +107,45 @@ class Shards:
             yield from self._lost(container.name, count, torn, samples.damage)
 
     def _lost(self, tar: str, count: int, torn: RawSample | None, damage: str) -> Iterator[RawSample]:
-        """What a damaged tar has lost beside the `count` samples that were found in it; the last `torn` one
-        of these has not been handed over yet."""
-        stated = self._stated(tar)
+        """Yield faults for what a damaged tar has lost besides the `count` samples that were found in it,
+        the last of which, `torn`, has not been yielded yet. img2dataset's files may state the total."""
+        location = self._files.location(tar)
+        name, mark, query = location.partition("?") if is_web(location) else (location, "", "")
+        base = self._files.store.location.rstrip("/") + "/"
+        stated = stated_samples(self._files.store, name.removeprefix(base), mark + query)
         if stated is None:
-            fault: tuple[Reason, str] = (
-                "source.unreadable",
-                f"{damage}; how many samples it has lost is unknown",
-            )
-            yield (torn or RawSample(tar, tar, tar, {}))._replace(fault=fault, more_lost=True)
+            problem = f"{damage}; how many samples it has lost is unknown"
+            lost = torn or RawSample(tar, tar, tar, {})
+            yield lost._replace(fault=("source.unreadable", problem), more_lost=True)
             return
         if torn is not None:
             yield torn
         total, file = stated
-        fault = "source.unreadable", f"{damage}, where {file} says that it holds {total:,} samples"
+        problem = f"{damage}, where {file} says that it holds {total:,} samples"
         for place in (f"{tar}:{number}" for number in range(count + 1, total + 1)):
-            yield RawSample(place, place, tar, {}, fault=fault)
-
-    def _stated(self, tar: str) -> tuple[int, str] | None:
-        """How many samples img2dataset wrote into a tar, and its file that states it."""
-        location = self._files.location(tar)
-        name, mark, query = location.partition("?") if is_web(location) else (location, "", "")
-        base = self._files.store.location.rstrip("/") + "/"
-        return stated_samples(self._files.store, name.removeprefix(base), mark + query)
+            yield RawSample(place, place, tar, {}, fault=("source.unreadable", problem))
 
     def _item(self, tar: str, sample: StoredSample, fault: tuple[Reason, str] | None) -> RawSample:
         item = RawSample(f"{tar}:{sample.key}", sample.key or tar, tar, {}, fault=fault)
-        if fault is not None:
-            return item
         try:
-            return self._taken(tar, sample, item)
+            return item if fault is not None else self._taken(tar, sample, item)
         except Reject as reject:
             return item._replace(fault=fault_of(reject))
 
     def _taken(self, tar: str, sample: StoredSample, item: RawSample) -> RawSample:
-        """The item with key, members and fields; Reject when it lacks what its modality needs."""
+        """Return the item with key, members and fields; Reject when it lacks what its modality needs."""
         found = contents_of(sample)
         fields = self._fields(found)
         key = item.original_key
         if self._config.key is not None and self._config.key != PLACE:
-            key = _key(look_up(fields, self._config.key.removeprefix(FIELD)), self._config.key)
-        of_its_own = len(fields)
+            value = look_up(fields, self._config.key.removeprefix(FIELD))
+            if value is None or value == "" or isinstance(value, dict | list):
+                raise Reject("source.unreadable", f"{self._config.key} holds no key")
+            key = str(value)
+        before = len(fields)
         for join in self._joins:
             self._join(join.members(tar, key), found, fields)
-        if len(fields) > of_its_own:
+        if len(fields) > before:
             found[self._roles.described] = as_member(fields)
         members = self._members(found, fields, sample.suffixes)
         used = {name: look_up(fields, name) for name in self._used}
@@ -194,7 +186,10 @@ class Shards:
             members["txt"] = members["txt"].removeprefix(BOM_UTF8)
         if "json" in members and members["json"] is not found.get(self._roles.described):
             object_of(members["json"])
-        _check_text(members.get("txt", b""))
+        try:
+            members.get("txt", b"").decode()
+        except UnicodeDecodeError as error:
+            raise Reject("caption.encoding", f"not UTF-8 at byte {error.start + 1}") from None
         return members
 
     def _look_for_fields(self, files: Files, first: str, found: dict[str, None]) -> None:
@@ -203,21 +198,8 @@ class Shards:
                 try:
                     fields = self._fields(contents_of(sample))
                 except Reject:
-                    fields = {}  # it becomes a reject when it is read
+                    fields = {}  # the sample becomes a reject when it is read
                 found.update(dict.fromkeys(fields))
                 found.update({name: None for name in self._used if look_up(fields, name) is not None})
                 if number >= LOOKED_AT or set(self._used) <= found.keys():
                     return
-
-
-def _key(value: Any, origin: str) -> str:
-    if value is None or value == "" or isinstance(value, dict | list):
-        raise Reject("source.unreadable", f"{origin} holds no key")
-    return str(value)
-
-
-def _check_text(text: bytes) -> None:
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        raise Reject("caption.encoding", f"not UTF-8 at byte {error.start + 1}") from None

@@ -1,9 +1,9 @@
-"""Samples out of a tar made by others, and what the members of each are to a modality.
+"""Samples in a tar made by others, and the role of each member in a modality.
 
-A sample is adjacent members of one key, by webdataset's rule; where a suffix comes again, the next one
-begins, as in open_clip's loader. `jpeg` is a pair's `image`, `001.png` a chat's `001`, `volume.b2nd` a
-`volume`: what an image or volume is stored as, its bytes say, not its name. What is unsafe, too large or
-beside damage is a sample with a fault.
+A sample is a run of adjacent members of one key, by webdataset's rule; where a suffix repeats, the next
+sample begins, as in open_clip's loader. `jpeg` is a pair's `image`, `001.png` a chat's `001`, `volume.b2nd` a
+`volume`: the format of an image or volume is read from its bytes, not from its name. A sample that is unsafe,
+too large or next to damage has a fault.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from tasks.core.schema import Dataset, ShardsSource
 from tasks.dataset.formats import images
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.protocol import fault_of
 from tasks.dataset.tar.reader import Cut, Gap, Member, StoredSample, TarReader, group_samples
 
 _CHAT_IMAGE = re.compile(rf"(\d{{3}})(?:\.(?:{'|'.join(images.SUFFIXES)}))?")
 REINFORCEMENT = ("syn.json", "paug.json", "npz", "pth.gz")
 FIELD = "json:"
-"""Begins an origin that is a field of the sample's `json`."""
+"""The prefix of an origin that is a field of the sample's `json`."""
 LARGEST_BYTES = 4 << 30
-"""A sample's members together; a volume of 512 x 512 x 2,000 in float64 fits."""
+"""The limit for all members of a sample; a volume of 512 x 512 x 2,000 in float64 fits."""
 LARGEST_TEXT = 256 << 20
 MOST_MEMBERS = 10_000
 
@@ -56,7 +55,7 @@ ROLES: Mapping[str, Callable[[str], str | None]] = {
     "volume_report": _volume,
     "chat": _chat,
 }
-"""The raw member that a suffix is, by modality; None for one that it does not know."""
+"""The raw member that a suffix stands for, by modality; None for an unknown one."""
 
 REQUIRED: Mapping[str, Mapping[str, Reason]] = {
     "image_text": {"image": "member.missing", "txt": "caption.missing"},
@@ -64,14 +63,14 @@ REQUIRED: Mapping[str, Mapping[str, Reason]] = {
     "volume_report": {"volume": "member.missing", "txt": "report.missing", "json": "member.missing"},
     "chat": {"json": "member.missing"},
 }
-"""What a sample cannot do without, and the reason of its reject; the modality checks the rest."""
+"""The members that a sample must have, and the reject's reason without; the modality checks the rest."""
 
 
 @dataclass(frozen=True)
 class Roles:
     """Which members of a tar are kept, how large they may be, and what each becomes.
 
-    `origins` are the members that the config makes out of others, by what they become.
+    `origins` maps the members that the config makes from others to those others.
     """
 
     modality: str
@@ -80,16 +79,14 @@ class Roles:
 
     @classmethod
     def of(cls, config: ShardsSource, dataset: Dataset, config_key: str) -> Roles:
-        """UsageError for a member that the modality does not know."""
+        """UsageError for a member that the modality does not have."""
         origins = {}
         for target, origin in config.members.items():
             role = ROLES[dataset.modality](target.lower())
             if role is None:
+                unknown = f"a sample of {dataset.modality} has no such member"
                 known = ", ".join(REQUIRED[dataset.modality])
-                raise UsageError(
-                    f"{config_key}.members.{target}: a sample of {dataset.modality} has no such member; "
-                    f"it needs {known}"
-                )
+                raise UsageError(f"{config_key}.members.{target}: {unknown}; it needs {known}")
             origins[role] = origin if origin.startswith(FIELD) else origin.lower()
         return cls(dataset.modality, dataset.image.max_pixels, origins)
 
@@ -103,28 +100,27 @@ class Roles:
         return self.role(suffix) is not None or suffix in (self.described, *self.origins.values())
 
     def role(self, suffix: str) -> str | None:
-        """What the suffix is, unless the config makes that out of another."""
+        """Return the member that the suffix stands for, unless the config makes it from another."""
         role = ROLES[self.modality](suffix)
         return None if role in self.origins else role
 
     def limit(self, suffix: str) -> tuple[int, Reason]:
-        """How many bytes a sound member has at most, and why a larger one is rejected."""
+        """Return the most bytes of a sound member, and the reason for rejecting a larger one."""
         role = next((role for role, origin in self.origins.items() if origin == suffix), self.role(suffix))
         if role is not None and (role == "image" or role.isdigit()):
             return self.max_pixels * images.BYTES_PER_PIXEL + images.SLACK, "image.too_large"
         return (LARGEST_BYTES if role == "volume" else LARGEST_TEXT), "archive.bomb"
 
     def assign(self, found: Mapping[str, bytes]) -> dict[str, str]:
-        """The suffix that each raw member comes from; Reject where two would be the same."""
+        """Return the suffix that each raw member comes from; Reject where two would be the same."""
         chosen: dict[str, str] = {}
         for suffix in found:
             role = self.role(suffix)
-            if role is None:
-                continue
             if role in chosen:
                 fix = "choose one with source.members"
                 raise Reject("key.duplicate", f"{chosen[role]} and {suffix} are both its {role}; {fix}")
-            chosen[role] = suffix
+            if role is not None:
+                chosen[role] = suffix
         renamed = {role: origin for role, origin in self.origins.items() if origin in found}
         return chosen | renamed
 
@@ -135,7 +131,7 @@ def contents_of(sample: StoredSample) -> dict[str, bytes]:
 
 
 class _BoundedReader(TarReader):
-    """Passes over what a key has beyond MOST_MEMBERS + 1 members, so that no sample grows without limit."""
+    """Skips the members of a key beyond MOST_MEMBERS + 1, so that no sample grows without limit."""
 
     def __iter__(self) -> Iterator[Member | Gap | Cut]:
         key, count = "", 0
@@ -151,9 +147,9 @@ class _BoundedReader(TarReader):
 class TarSamples:
     """Iterates over the samples of an open tar, each with its fault or None; OSError as the file raises it.
 
-    Afterwards `damage` says what is wrong with the tar, so that it may have held further samples; "" for a
-    whole one. `size` is that of the file, -1 where it is not known. Content is kept of the members that
-    `keeps` accepts, by default of all that have a role; with `seeks` the others are jumped over.
+    Afterwards `damage` describes what is wrong with the tar, so that it may have held further samples; "" for
+    a whole one. `size` is the file's, -1 where it is unknown. The content of the members that `keeps` accepts
+    is kept, by default of all that have a role; with `seeks` the others are jumped over.
     """
 
     def __init__(
@@ -173,7 +169,7 @@ class TarSamples:
         self.damage = ""
 
     def __iter__(self) -> Iterator[tuple[StoredSample, tuple[Reason, str] | None]]:
-        last: StoredSample | None = None  # held back, because damage after it comes as the next value
+        last: StoredSample | None = None  # held back, because damage after it arrives as the next value
         for found in group_samples(self._reader, splits_repeats=True):
             if not isinstance(found, StoredSample):
                 if not (isinstance(found, Cut) and found.is_between and self._reader.offset >= self._size):
@@ -186,7 +182,7 @@ class TarSamples:
             yield last, self._fault(last)
 
     def _is_kept(self, member: Member) -> bool:
-        """Whether to hold a member's content: sizes are as headers claim them."""
+        """Whether to keep a member's content, by the sizes that headers claim."""
         if member.key != self._kept_key:
             self._kept_key, self._kept_bytes = member.key, 0
         limit = self._limit(member.suffix)
@@ -196,7 +192,7 @@ class TarSamples:
         return self._kept_bytes <= LARGEST_BYTES
 
     def _limit(self, suffix: str) -> tuple[int, Reason] | None:
-        """The roles' limit, remembered; None for what they do not keep."""
+        """Return the roles' limit, which is cached; None for a member that they do not keep."""
         if suffix in self._limits:
             return self._limits[suffix]
         limit = self._roles.limit(suffix) if self._roles.keeps(suffix) else None
@@ -205,28 +201,20 @@ class TarSamples:
         return limit
 
     def _fault(self, sample: StoredSample) -> tuple[Reason, str] | None:
+        """Return why the sample is torn, unsafe or too large; None for a sound one."""
         if sample.is_torn:
             return "source.unreadable", f"{self.damage}, so it may lack members"
-        try:
-            self._check(sample)
-        except Reject as reject:
-            return fault_of(reject)
-        return None
-
-    def _check(self, sample: StoredSample) -> None:
-        """Reject what is unsafe or too large."""
         if len(sample.members) > MOST_MEMBERS:
-            raise Reject("archive.bomb", f"more than {MOST_MEMBERS:,} members of one key")
+            return "archive.bomb", f"more than {MOST_MEMBERS:,} members of one key"
         total = 0
         for member in sample.members:
             if member.oddity is not None:
-                raise Reject("archive.unsafe", f"a member is {member.oddity}")
-            limit = self._limit(member.suffix)
-            if limit is None:
-                continue
-            most, reason = limit
-            if member.size > most:
-                raise Reject(reason, f"{member.suffix}: {member.size:,} bytes, more than {most:,}")
-            total += member.size
+                return "archive.unsafe", f"a member is {member.oddity}"
+            if (limit := self._limit(member.suffix)) is not None:
+                if member.size > limit[0]:
+                    problem = f"{member.suffix}: {member.size:,} bytes, more than {limit[0]:,}"
+                    return limit[1], problem
+                total += member.size
         if total > LARGEST_BYTES:
-            raise Reject("archive.bomb", f"its members have more than {LARGEST_BYTES:,} bytes")
+            return "archive.bomb", f"its members have more than {LARGEST_BYTES:,} bytes"
+        return None

@@ -14,7 +14,7 @@ from tasks.core.remote import remote_stores
 from tasks.core.schema import Config
 from tasks.dataset.sources import RawSample, open_sources
 from tasks.dataset.tar.format import END
-from tasks.dataset.verify import outcome, shard
+from tasks.dataset.verify import examination, shard
 from tasks.dataset.verify.scan import ShardTask
 from tasks.dataset.verify.shard import ShardResult, check_shard
 from tasks.dataset.verify.verifier import verify
@@ -99,7 +99,7 @@ def test_tars_of_a_web_server_are_judged_in_threads_as_one_after_the_other(
 
     def findings(place: str, cores: int) -> list[Finding]:
         threads.clear()
-        monkeypatch.setattr(outcome, "available_cores", lambda: cores)
+        monkeypatch.setattr(examination, "available_cores", lambda: cores)
         return list(verify(place).findings)
 
     with web_server(tmp_path / "tars", gives_parts) as (address, _):
