@@ -1,1 +1,1 @@
-"""What a checkpoint is worth: evaluators, their statistics, and the results they leave."""
+"""Evaluations of checkpoints: the evaluators, their statistics, and the result files they write."""

@@ -1,8 +1,8 @@
-"""Which checkpoint of a run is the best: by the metric that `evaluate.best` names, else by validation loss.
+"""Choose the best checkpoint of a run: by the metric that `evaluate.best` names, else by validation loss.
 
-The choice is made from files alone, `eval_results/` and the checkpoints' `meta.json`, so a run that is taken
-up again chooses as if it had never stopped. A metric that has no result yet cannot choose, and until it has
-one the validation loss does; whoever shows the choice says so (`Best.awaited`).
+The choice depends on files alone, `eval_results/` and the checkpoints' `meta.json`, so a resumed run chooses
+as if it had never stopped. Until the metric has a result, the validation loss decides; whatever shows the
+choice also shows that (`BestCheckpoint.awaited`).
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ Mode = Literal["max", "min"]
 
 @dataclass(frozen=True)
 class BestCheckpoint:
-    """A checkpoint, and its `value` of the `metric` by which it is the best."""
+    """A checkpoint with the metric by which it is the best, and the value of that."""
 
     step: int
     metric: str
     value: float | None
     """None where the file that held it is gone."""
     awaited: str = ""
-    """The metric that is to choose and has no result yet."""
+    """The metric that `evaluate.best` names, while it has no result."""
 
     def __str__(self) -> str:
-        """`step 400 by mmstar_average 0.412`."""
+        """Format it like `step 400 by mmstar_average 0.412`."""
         value = "" if self.value is None else f" {number(self.value)}"
         awaited = f", until {self.awaited} has a result" if self.awaited else ""
         return f"step {self.step:,} by {self.metric}{value}{awaited}"
 
 
 def choose(run: RunFolder, config: Config) -> Checkpoint | None:
-    """The best of the checkpoints that are there, the earlier of two equals; None before any was measured."""
+    """Return the best existing checkpoint, the earlier of two equals; None before any was measured."""
     asked = config.evaluate.best if config.evaluate is not None else None
     if asked is not None:
         sign = -1.0 if mode_of(config) == "max" else 1.0
@@ -62,42 +62,42 @@ def choose(run: RunFolder, config: Config) -> Checkpoint | None:
 
 
 class Pointer:
-    """Keeps `checkpoints/best` pointed at the best checkpoint, for the run's agent, which asks often."""
+    """Keeps `checkpoints/best` pointing at the best checkpoint, for the run's agent, which polls often."""
 
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._run = run
         self._config = config
         self._checkpoints = CheckpointListing(run)
-        self._seen: tuple[int, list[tuple[int, CheckpointMeta | None]]] | None = None
-        """How often evaluations had come in at the last choice, and the newest checkpoint, whose validation
-        loss comes after it."""
+        self._observed: tuple[int, list[tuple[int, CheckpointMeta | None]]] | None = None
+        """The number of evaluations at the last choice, and the newest checkpoint with its meta data, into
+        which the validation loss is written later."""
 
     def follow(self, evaluated: int) -> None:
-        """Choose again where another number of evaluations has come in, or there is a new checkpoint."""
-        seen = (evaluated, [(one.step, read_meta(one)) for one in self._checkpoints()[-1:]])
-        if seen == self._seen:
+        """Choose again where the number of evaluations has changed, or the newest checkpoint."""
+        observed = (evaluated, [(one.step, read_meta(one)) for one in self._checkpoints()[-1:]])
+        if observed == self._observed:
             return
-        self._seen = seen
-        found = choose(self._run, self._config)
-        if found is not None and is_pointer(self._run) and _pointed_at(self._run) != found.path.name:
-            link_atomic(self._run.best, found.path.name)
+        self._observed = observed
+        if (better := _better(self._run, self._config)) is not None:
+            link_atomic(self._run.best, better.path.name)
 
 
 def is_due(run: RunFolder, config: Config) -> bool:
     """Whether a metric of the evaluations chooses another checkpoint than `checkpoints/best` points at."""
-    if config.evaluate is None or config.evaluate.best is None:
-        return False
+    is_asked = config.evaluate is not None and config.evaluate.best is not None
+    return is_asked and _better(run, config) is not None
+
+
+def _better(run: RunFolder, config: Config) -> Checkpoint | None:
+    """Return the best checkpoint where `checkpoints/best` has to be pointed at it; None where it points
+    there, or where a copy of the run made a folder of the link."""
+    is_link = run.best.is_symlink() or not run.best.exists()
     chosen = choose(run, config)
-    return chosen is not None and is_pointer(run) and _pointed_at(run) != chosen.path.name
-
-
-def is_pointer(run: RunFolder) -> bool:
-    """Whether `checkpoints/best` may be pointed elsewhere: no copy has made a folder of the link."""
-    return run.best.is_symlink() or not run.best.exists()
+    return chosen if chosen is not None and is_link and _pointed_at(run) != chosen.path.name else None
 
 
 def standing(run: RunFolder, config: Config) -> BestCheckpoint | None:
-    """The checkpoint that `checkpoints/best` points at; None where it points at none."""
+    """Return the checkpoint that `checkpoints/best` points at; None where it points at none."""
     name = _pointed_at(run)
     if not name.startswith("step_") or not (run.checkpoints / name).is_dir():
         return None
@@ -113,7 +113,7 @@ def standing(run: RunFolder, config: Config) -> BestCheckpoint | None:
 
 def mode_of(config: Config) -> Mode:
     """Whether the highest or the lowest value of `evaluate.best` is the best one."""
-    from tasks.evaluation.evaluators import is_better_low  # late, for it brings numpy into the agent
+    from tasks.evaluation.evaluators import is_better_low  # late, because it loads numpy into the agent
 
     assert config.evaluate is not None and config.evaluate.best is not None
     best = config.evaluate.best
@@ -125,7 +125,7 @@ def _pointed_at(run: RunFolder) -> str:
 
 
 def _figure(run: RunFolder, step: int, metric: str) -> float | None:
-    """The value in `eval_results/step_N.json`; None where there is none yet."""
+    """Return the value in `eval_results/step_N.json`; None where there is none yet."""
     try:
         results: Any = read_json(run.eval_result(step))["results"]
         value = results.get(metric)

@@ -1,4 +1,5 @@
-"""A checkpoint of a run as evaluators meet it: its model loaded, and the data its run was trained from."""
+"""A run's checkpoint as a `Subject` of evaluators: its loaded model, and the data that the run was
+trained on."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ from tasks.runs.folder import RunFolder
 
 
 def load_model_of(run: RunFolder, config: Config, step: int) -> tuple[Any, nn.Module]:
-    """The recipe, and the model that the run saved at `step`, on the CPU: with `train.ema` the
-    average of the weights. DataError when there is no checkpoint with a sound model."""
+    """Load the recipe, and the model that the run saved at `step`, on the CPU: with `train.ema` the average
+    of the weights. DataError where there is no checkpoint with a sound model."""
     if config.train is None:
         raise UsageError(f"{run.config}: has no train block, so there is no model")
     checkpoint = Checkpoint(step, run.checkpoint(step))
@@ -46,17 +47,17 @@ def load_model_of(run: RunFolder, config: Config, step: int) -> tuple[Any, nn.Mo
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """The `Subject` of evaluations. On a CPU it keeps to one process, as a training needs the cores."""
+    """The `Subject` of evaluations. On a CPU it uses one process, because a training needs the cores."""
 
     task: Any
-    """An `Embedder` or an `Answerer`, as its recipe's capabilities say."""
+    """An `Embedder` or an `Answerer`, depending on its recipe's capabilities."""
     device: torch.device
     feed: Feed
     _place: CheckpointLocation
 
     @classmethod
     def open(cls, run: RunFolder, config: Config, step: int) -> LoadedCheckpoint:
-        """DataError when there is no checkpoint of `step` with a sound model, which is all that is read."""
+        """Load the checkpoint's model, its only file that is read; DataError where there is no sound one."""
         recipe, model = load_model_of(run, config, step)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         data = Data(version_path(record.load_record(run).data[0]), left_out_by(run))
@@ -98,8 +99,7 @@ class LoadedCheckpoint:
         return embeddings
 
     def logit_scale(self) -> float:
-        scale: float = self.task.logit_scale
-        return scale
+        return float(self.task.logit_scale)
 
     def losses(self, split: str) -> Iterator[BatchLoss]:
         with self.feed.split(split) as batches:
@@ -118,12 +118,12 @@ class LoadedCheckpoint:
         yield from self._answered(asked, most_tokens)
 
     def _answered(self, asked: Sequence[tuple[str, Question]], most_tokens: int) -> Iterator[Answered]:
-        said = self.task.answer([question for _, question in asked], most_tokens) if asked else []
-        for (key, question), answer in zip(asked, said, strict=True):
+        answers = self.task.answer([question for _, question in asked], most_tokens) if asked else []
+        for (key, question), answer in zip(asked, answers, strict=True):
             yield Answered(key, question.text, question.expected, answer)
 
     def _first(self, split: str, samples: int) -> Iterator[Sample]:
-        """Those that can be read, where the config says to do without others."""
+        """Read the first samples, without the unreadable ones where the config allows that."""
         data = self.feed.data
         reader = open_split(data.version, split, data.quarantined)
         for number in range(min(samples, len(reader))):
@@ -136,8 +136,8 @@ class LoadedCheckpoint:
     def reply(
         self, messages: Sequence[tuple[str, str]], pictures: Sequence[Image.Image], most_tokens: int
     ) -> str:
-        said: list[str] = self.task.answer([self.task.ask(messages, pictures)], most_tokens)
-        return said[0]
+        (answer,) = self.task.answer([self.task.ask(messages, pictures)], most_tokens)
+        return str(answer)
 
     def tokens(self, texts: Sequence[str]) -> Sequence[bytes]:
         return [row.tobytes() for row in self.task.tokenize(texts).numpy()]
@@ -151,7 +151,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class Extracting:
-    """A transform with what an evaluator wants to know of each sample beside its tensors."""
+    """A transform that also extracts a text from each sample for an evaluator."""
 
     transform: Transform
     extract: Callable[[Members], str]

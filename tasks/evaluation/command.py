@@ -1,7 +1,8 @@
-"""Any program as an evaluation: it is given a checkpoint and a file to write, from which figures are taken.
+"""Any program as an evaluation: it gets a checkpoint and the name of a file, into which it writes its
+figures.
 
-The program runs beside the training, so what a launcher told the training's ranks is kept from it: a program
-that finds RANK and WORLD_SIZE would wait for others that are not there.
+The program runs beside the training, so the launcher's variables for the training's ranks are removed: a
+program that finds RANK and WORLD_SIZE would wait for ranks that do not exist.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from tasks.models import hub
 from tasks.models.recipes import Capability
 
 SHOWN_LINES = 3
-"""The last of what a failed program said that its error repeats."""
+"""How many of a failed program's last lines its error repeats."""
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 LAUNCHER_PREFIXES = ("MASTER_", "TORCHELASTIC_", "SLURM_CPU_BIND", "PMI", "OMPI_", "TARMAC_")
 OF_ONE_SLURM_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS")
-"""Source: what lmms-eval keeps from its jobs, entrypoints/job_scheduler.py."""
+"""Source: the variables that lmms-eval removes for its jobs, entrypoints/job_scheduler.py."""
 
 
 class CommandEvaluator(Evaluator):
@@ -42,7 +43,8 @@ class CommandEvaluator(Evaluator):
     `metrics` and, where it is known, `samples`."""
 
     def evaluate(self, subject: Subject) -> EvaluationOutcome:
-        """The numbers it wrote. DataError when it fails or writes none, with the last that it said."""
+        """Return the numbers that the program wrote; DataError with its last lines where it fails or writes
+        none."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "output.json")
             place = subject.place()
@@ -52,14 +54,16 @@ class CommandEvaluator(Evaluator):
                 "step": str(place.step),
                 "output": str(output),
             }
-            run_program([filled(part, values) for part in self.command])
+            run_program([fill_in(part, values) for part in self.command])
             return outcome_of(output, self.command[0])
 
 
 def run_program(command: Sequence[str], changes: Mapping[str, str] | None = None) -> None:
-    """Run it to its end, with what it says in this job's log. UsageError where there is no such program,
-    DataError when it ends otherwise than with 0."""
-    said: list[str] = []
+    """Run a program to its end, with its output in this job's log.
+
+    Raises UsageError where it cannot be started, DataError where its exit code is not 0.
+    """
+    last_lines: list[str] = []
     try:
         with subprocess.Popen(
             command,
@@ -73,18 +77,18 @@ def run_program(command: Sequence[str], changes: Mapping[str, str] | None = None
             assert process.stdout is not None
             for line in process.stdout:
                 os.write(2, line.encode(errors="replace"))
-                said = [*said[1 - SHOWN_LINES :], line.strip()]
+                last_lines = [*last_lines[1 - SHOWN_LINES :], line.strip()]
     except (FileNotFoundError, PermissionError) as error:
         raise UsageError(f"evaluate.tasks: {command[0]} cannot be started: {error.strerror}") from None
     if process.returncode:
-        raise DataError(
-            f"{command[0]} ended with {process.returncode}: {' | '.join(said) or 'it said nothing'}"
-        )
+        shown = " | ".join(last_lines) or "it printed nothing"
+        raise DataError(f"{command[0]} ended with exit code {process.returncode}: {shown}")
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what a launcher says of one rank among several, and without what keeps the
-    training from asking the hub: what a program downloads was not fetched ahead."""
+    """Return this process's environment without a launcher's variables for one rank among several, and
+    without the variable that keeps the training from asking the hub: what a program downloads was not
+    fetched ahead."""
     ours = (hub.OFFLINE,) if hub.OURS in os.environ else ()
     return {
         name: value
@@ -93,8 +97,8 @@ def environment() -> dict[str, str]:
     }
 
 
-def filled(part: str, values: Mapping[str, str]) -> str:
-    """One argument with its placeholders replaced; other braces stay."""
+def fill_in(part: str, values: Mapping[str, str]) -> str:
+    """Replace the placeholders of one argument; other braces stay."""
     for name, value in values.items():
         part = part.replace(f"{{{name}}}", value)
     return part
@@ -105,7 +109,7 @@ def outcome_of(output: Path, program: str) -> EvaluationOutcome:
         content: Any = read_json(output)
     except FileNotFoundError:
         raise DataError(
-            f"{program} ended well and wrote no {{output}}; have it write its figures there"
+            f"{program} succeeded but wrote no {{output}}; have it write its figures there"
         ) from None
     except ValueError as error:
         raise DataError(f"{program} wrote no JSON into {{output}}: {error}") from error
@@ -114,7 +118,7 @@ def outcome_of(output: Path, program: str) -> EvaluationOutcome:
         raise DataError(f"{program} wrote no object of numbers into {{output}}")
     wrong = next((name for name, value in table.items() if not _is_number(value)), None)
     if wrong is not None:
-        raise DataError(f"{program} wrote {table[wrong]!r} as {wrong!r}, which is no finite number")
+        raise DataError(f"{program} wrote {table[wrong]!r} as {wrong!r}, which is not a finite number")
     samples = content.get("samples", 0) if table is not content else 0
     return EvaluationOutcome({str(name): float(value) for name, value in table.items()}, "", int(samples))
 

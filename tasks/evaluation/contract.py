@@ -1,13 +1,13 @@
-"""What an evaluator is, what it meets and what it gives back. It sees a checkpoint only through `Subject`.
+"""The contract of an evaluator: its input, the `Subject`, and its output, the `EvaluationOutcome`.
 
-Embeddings cross this line as NumPy arrays, so an evaluator is plain arithmetic that is tested without torch.
-The price is that all of a split's embeddings leave the accelerator; they are small beside its images.
+Embeddings are passed as NumPy arrays, so an evaluator is plain arithmetic that is tested without torch. The
+price is that all embeddings of a split leave the accelerator; they are small beside its images.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -25,20 +25,37 @@ from tasks.models.recipes import Capability
 Embeddings = NDArray[np.float32]
 """[samples, width], rows of length 1."""
 Members = dict[str, bytes]
+LOST_WEIGHTS = "the model's weights are lost; train anew with a lower train.lr or a longer train.warmup"
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """The samples of one batch: their keys, their embeddings, and what was extracted from each."""
+    """Samples with their keys, their embeddings, and the text that was extracted from each."""
 
     keys: Sequence[str]
     embeddings: Embeddings
     extracted: Sequence[str]
 
+    @classmethod
+    def join(cls, batches: Iterable[Embedded], most: int | None = None) -> Embedded:
+        """Join batches, and stop reading them after `most` samples."""
+        joined: list[Embedded] = []
+        count = 0
+        for batch in batches:
+            joined.append(batch)
+            count += len(batch.keys)
+            if most is not None and count >= most:
+                break
+        return cls(
+            [key for batch in joined for key in batch.keys][:most],
+            np.concatenate([batch.embeddings for batch in joined])[:most],
+            [text for batch in joined for text in batch.extracted][:most],
+        )
+
 
 @dataclass(frozen=True)
 class BatchLoss:
-    """Of the samples of one batch; the mean loss is the sum by the weight."""
+    """The loss of one batch; the mean loss is the sum divided by the weight."""
 
     sum: float
     weight: float
@@ -47,17 +64,17 @@ class BatchLoss:
 
 @dataclass(frozen=True)
 class Answered:
-    """One question of the sample `key`, the right answer, and what the model says."""
+    """One question of the sample `key`, the right answer, and the model's answer."""
 
     key: str
     question: str
     expected: str
-    said: str
+    answer: str
 
 
 @dataclass(frozen=True)
 class EvaluationOutcome:
-    """What an evaluator found out; see EvaluationResult for the fields."""
+    """The output of an evaluator; see EvaluationResult for the fields."""
 
     metrics: Mapping[str, float]
     split: str
@@ -67,12 +84,12 @@ class EvaluationOutcome:
     predictions: Sequence[Prediction] = ()
     notes: Sequence[str] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """By name; they are left beside the result, in a folder named like the task."""
+    """Files by name, written beside the result into a folder named after the task."""
 
 
 @dataclass(frozen=True)
 class CheckpointLocation:
-    """Where a checkpoint lies."""
+    """The folders of a run and its checkpoint, and the checkpoint's step."""
 
     run: Path
     checkpoint: Path
@@ -80,38 +97,37 @@ class CheckpointLocation:
 
 
 class Subject(Protocol):
-    """A checkpoint together with the data it is judged on."""
+    """A checkpoint together with the data that it is evaluated on."""
 
     def place(self) -> CheckpointLocation:
-        """Where it lies, for programs that read it themselves."""
+        """Return the checkpoint's location, for programs that read it themselves."""
 
     def held_out(self) -> str:
-        """The split that an evaluation takes unless told otherwise; DataError when there is no such split."""
+        """Return the split that an evaluation uses by default; DataError where there is none."""
 
     def embed_images(self, split: str, extract: Callable[[Members], str]) -> Iterator[Embedded]:
-        """Every sample of the split once, in storage order; `extract` (picklable) sees its members."""
+        """Embed every sample of the split once, in storage order; `extract` (picklable) gets its members."""
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
-        """One row a text."""
+        """Return one row per text."""
 
     def logit_scale(self) -> float:
-        """What similarities are multiplied by before a softmax over them."""
+        """Return the factor that similarities are multiplied by before a softmax."""
 
     def losses(self, split: str) -> Iterator[BatchLoss]:
-        """The loss of every sample of the split once, in storage order."""
+        """Compute the loss of every sample of the split once, in storage order."""
 
     def answers(self, split: str, samples: int, most_tokens: int) -> Iterator[Answered]:
-        """What the model says to each question of the first `samples` of the split, in storage order and in
-        `most_tokens` tokens at most."""
+        """Answer each question of the first `samples` of the split, in storage order and in `most_tokens`
+        tokens at most."""
 
     def reply(
         self, messages: Sequence[tuple[str, str]], pictures: Sequence[Image.Image], most_tokens: int
     ) -> str:
-        """What the model says next in a conversation of (role, text), in which `<image>` marks the places of
-        the pictures."""
+        """Continue a conversation of (role, text), in which `<image>` marks the places of the pictures."""
 
     def tokens(self, texts: Sequence[str]) -> Sequence[bytes]:
-        """What the model is given of each text: those with the same tokens are one text to it."""
+        """Return the tokens of each text; texts with equal tokens are the same to the model."""
 
 
 class Evaluator(BaseModel, ABC):
@@ -120,44 +136,45 @@ class Evaluator(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     needs: ClassVar[frozenset[Capability]] = frozenset({"embed"})
-    """What a recipe's models must give, or the task is refused before anything is built."""
+    """The capabilities that a recipe's models need; without them the task is refused before
+    anything is built."""
     judges_samples: ClassVar[bool] = True
-    """Whether it judges a split of the run's dataset, and not data of its own."""
+    """Whether it evaluates a split of the run's dataset rather than data of its own."""
     better_low: ClassVar[tuple[str, ...]] = ("loss",)
-    """How the names of metrics end whose lowest value is the best."""
+    """The endings of metrics whose lowest value is the best."""
     least_samples: ClassVar[int] = 1
-    """How many a split must hold to be judged on."""
+    """How many samples a split must hold."""
 
     split: str | None = None
-    """The held-out one unless given."""
+    """The split to evaluate; the held-out one by default."""
 
     def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
-        """The names of all metrics that it may give; one that ends with `*` stands for whatever begins so, of
-        which only data tell more. `samples` are of the split that it judges, where that is there."""
+        """Return the names of all possible metrics; a name that ends with `*` is a prefix, where only the
+        data determine the rest. `samples` are those of the evaluated split, where it exists already."""
         return ("*",)
 
     def problem(self, split: str, samples: Iterator[Members]) -> str:
-        """Why samples of this split cannot be judged, and the fix; empty where nothing is known against it.
+        """Return why samples of this split cannot be evaluated, and the fix; empty where no reason is known.
 
-        Takes as few as tell. Known before a training, so that none ends in an evaluation that fails.
+        Reads as few samples as necessary. It runs before a training, so that none ends in an evaluation that
+        fails.
         """
         return ""
 
     @property
     def downloads(self) -> str:
-        """What the evaluation downloads by itself, and how to have it do so ahead; empty for most."""
+        """What the evaluation downloads itself, and how to do that ahead; empty for most."""
         return ""
 
     @abstractmethod
     def evaluate(self, subject: Subject) -> EvaluationOutcome:
-        """Judge the checkpoint; DataError, naming the sample and the fix, for data that does not allow it."""
+        """Evaluate the checkpoint; DataError, with the sample and the fix, for data that cannot be
+        evaluated."""
 
 
 def require_finite(names: Sequence[str], embeddings: Embeddings) -> None:
-    """DataError that names the first whose embedding is not finite."""
+    """Raise DataError with the name of the first embedding that is not finite."""
     broken = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
     if broken.size:
-        lost = f"{counted(int(broken.size), 'embedding')} not finite, the first of {names[broken[0]]!r}"
-        raise DataError(
-            f"{lost}: the model's weights are lost; train anew with a lower train.lr or a longer train.warmup"
-        )
+        found = f"{counted(int(broken.size), 'embedding')} not finite, first that of {names[broken[0]]!r}"
+        raise DataError(f"{found}: {LOST_WEIGHTS}")

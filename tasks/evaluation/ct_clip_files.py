@@ -1,7 +1,7 @@
-"""The files that CT-CLIP's zero-shot evaluation leaves, so that what reads them reads these.
+"""The files that CT-CLIP's zero-shot evaluation writes, for programs that read them.
 
-`labels_weights.npz` and `predicted_weights.npz` hold an array `data` [samples, labels], `accessions.txt` the
-samples' names, a line each, and `aurocs.xlsx` a column `<label>_auc` by label. Source: scripts/zero_shot.py.
+`labels_weights.npz` and `predicted_weights.npz` hold an array `data` [samples, labels], `accessions.txt` one
+name per line, and `aurocs.xlsx` one column `<label>_auc` per label. Source: scripts/zero_shot.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTS: Mapping[str, str] = {
     "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{PACKAGE}/relationships">'
     f'<Relationship Id="rId1" Type="{DOCUMENT}/worksheet" Target="worksheets/sheet1.xml"/></Relationships>',
 }
-"""All of a workbook of one sheet but the sheet: ECMA-376, parts 1 and 2."""
+"""The parts of a workbook with one sheet, except the sheet: ECMA-376, parts 1 and 2."""
 
 
 def ct_clip_files(
@@ -40,7 +40,7 @@ def ct_clip_files(
     scores: NDArray[np.float64],
     metrics: Mapping[str, float],
 ) -> dict[str, bytes]:
-    """By name; a label without an AUROC has an empty cell."""
+    """Return the files by name; a label without an AUROC has an empty cell."""
     aurocs = {f"{label}_auc": metrics.get(f"auroc_{label}") for label in labels}
     return {
         "labels_weights.npz": _npz(truth.astype(np.int64)),
@@ -57,7 +57,7 @@ def _npz(values: NDArray[np.generic]) -> bytes:
 
 
 def workbook(columns: Mapping[str, float | None]) -> bytes:
-    """A sheet of one row of numbers under their names."""
+    """Write a sheet with one row of numbers under their names."""
     head = "".join(f'<c t="inlineStr"><is><t>{escape(name)}</t></is></c>' for name in columns)
     row = "".join("<c/>" if value is None else f"<c><v>{value!r}</v></c>" for value in columns.values())
     rows = f"<row>{head}</row><row>{row}</row>"

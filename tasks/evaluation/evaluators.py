@@ -1,9 +1,8 @@
-"""The evaluators there are. A new one is a file with such a class in it and a line in this table."""
+"""The table of evaluators. A new one is a file with its class and a line in this table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -30,8 +29,6 @@ EVALUATORS: Mapping[str, type[Evaluator]] = {
     "command": CommandEvaluator,
     "lmms_eval": LmmsEval,
 }
-
-
 JUDGED: Mapping[recipes.Capability, str] = {
     "loss": "the loss",
     "embed": "embeddings",
@@ -40,28 +37,27 @@ JUDGED: Mapping[recipes.Capability, str] = {
 
 
 def check_tasks(config: Config) -> None:
-    """UsageError for a task that is wrong, or that judges what models of the config's recipe do not give, and
+    """Raise UsageError for a wrong task, for one that needs a capability that the config's recipe lacks, and
     for a best checkpoint by a metric that no task gives."""
-    for task in _tasks(config):
+    for task in tasks_of(config):
         evaluator = load_evaluator(task)
         if config.train is None:
             continue
-        given = recipes.check_recipe(config.train).gives
-        for lacking in sorted(evaluator.needs - given):
+        if lacking := sorted(evaluator.needs - recipes.check_recipe(config.train).gives):
             raise UsageError(
-                f"evaluate.tasks: {task.name} judges {JUDGED[lacking]}, and models of recipe "
+                f"evaluate.tasks: {task.name} judges {JUDGED[lacking[0]]}, but models of recipe "
                 f"{config.train.recipe} give none; take it out of evaluate.tasks"
             )
-    require_best(config, [name for task in _tasks(config) for name in metrics_of(task)])
+    require_best(config, [name for task in tasks_of(config) for name in metrics_of(task)])
 
 
 def metrics_of(task: TaskSpec, samples: Iterator[Members] | None = None) -> list[str]:
-    """The full names of the metrics that a task may give; see `Evaluator.metrics`."""
+    """Return the full names of the metrics that a task may give; see `Evaluator.metrics`."""
     return [full_name(task.name, name) for name in load_evaluator(task).metrics(samples)]
 
 
 def require_best(config: Config, names: Sequence[str]) -> None:
-    """UsageError where `evaluate.best` is none of the metrics of these `names`."""
+    """Raise UsageError where `evaluate.best` is none of the metrics of these `names`."""
     best = config.evaluate.best if config.evaluate is not None else None
     if best is not None and not any(_stands_for(name, best.metric) for name in names):
         meant = instead(best.metric, names)
@@ -69,14 +65,14 @@ def require_best(config: Config, names: Sequence[str]) -> None:
 
 
 def is_better_low(tasks: Sequence[TaskSpec], metric: str) -> bool:
-    """Whether the lowest value of a metric is the best one, as the evaluator that gives it knows."""
+    """Whether the lowest value of a metric is the best one, according to the evaluator that gives it."""
     judges = (
         load_evaluator(task) for task in tasks if any(_stands_for(name, metric) for name in metrics_of(task))
     )
     return any(metric.endswith(judge.better_low) for judge in judges)
 
 
-def _tasks(config: Config) -> Sequence[TaskSpec]:
+def tasks_of(config: Config) -> Sequence[TaskSpec]:
     return config.evaluate.tasks if config.evaluate is not None else ()
 
 
@@ -85,13 +81,13 @@ def _stands_for(name: str, metric: str) -> bool:
 
 
 def needs(config: Config) -> list[UnknownNeed]:
-    """What the config's evaluations download by themselves; UsageError for a task that is wrong."""
-    found = {task.name: load_evaluator(task).downloads for task in _tasks(config)}
+    """Return what the config's evaluations download themselves; UsageError for a wrong task."""
+    found = {task.name: load_evaluator(task).downloads for task in tasks_of(config)}
     return [UnknownNeed(f"evaluate.tasks: {name}", why) for name, why in found.items() if why]
 
 
 def load_evaluator(task: TaskSpec) -> Evaluator:
-    """The evaluator a task of the config asks for; UsageError names what is wrong with it and the fix."""
+    """Return the evaluator of a task; UsageError names its mistake and the fix."""
     kind = EVALUATORS.get(task.kind)
     if kind is None:
         raise UsageError(
@@ -100,14 +96,8 @@ def load_evaluator(task: TaskSpec) -> Evaluator:
     try:
         return kind(**task.arguments)
     except ValidationError as error:
-        wrong = list_mistakes([_worded(one, kind.model_fields) for one in error.errors(include_url=False)])
-        raise UsageError(f"evaluate.tasks: {task.name}: {wrong}") from None
-
-
-def _worded(mistake: Any, known: Mapping[str, Any]) -> str:
-    key = ".".join(str(part) for part in mistake["loc"])
-    if mistake["type"] == "extra_forbidden":
-        return f"{key}: unknown argument; {instead(key, list(known))}"
-    if mistake["type"] == "value_error":
-        return f"{key}: {mistake['ctx']['error']}"
-    return f"{key}: {mistake['msg']}, not {mistake['input']!r}"
+        mistakes = [
+            recipes.describe_mistake(one, kind.model_fields, noun="argument")
+            for one in error.errors(include_url=False)
+        ]
+        raise UsageError(f"evaluate.tasks: {task.name}: {list_mistakes(mistakes)}") from None

@@ -1,4 +1,5 @@
-"""Which evaluations a run must have: pure, from the config alone, so that anyone can tell what is missing."""
+"""The evaluations that a run must have, from its config alone, so that every reader can list the
+missing ones."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ from tasks.core.schema import Config
 
 
 def expected(config: Config) -> list[tuple[int, str]]:
-    """Step and task name: every `evaluate.every` steps and at the last step, each task of the config.
+    """Return step and task name: each task of the config every `evaluate.every` steps and at the last step.
 
-    Empty without an `evaluate` block. The steps must be known (`plan` turns epochs into steps).
+    It is empty without an `evaluate` block. The steps must be known (`plan` turns epochs into steps).
     """
     if config.evaluate is None or config.train is None:
         return []

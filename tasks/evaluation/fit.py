@@ -1,6 +1,6 @@
-"""Whether a version of the data has what a config's evaluations ask for, told before the training.
+"""Check before the training whether a version of the data has what the config's evaluations need.
 
-As few samples are read as tell.
+The checks read as few samples as possible.
 """
 
 from __future__ import annotations
@@ -25,61 +25,64 @@ from tasks.models.held_out import held_out, nothing_held_out
 from tasks.runs.data import data_of, left_out_of
 
 LOOKED_AT = 200
-"""Samples that show what classes are called."""
+"""How many samples are read to learn the names of classes."""
 
 
 def require_fit(config: Config, version: Path) -> None:
-    """UsageError for a task of a split that the version lacks or that has too few samples, or whose samples
-    the evaluation cannot judge, and for a best checkpoint by a label that they do not have."""
+    """Raise UsageError for a task that the version's splits and samples do not fit.
+
+    That is a split that is missing or too small, samples that the evaluation cannot judge, or a best
+    checkpoint by a label that they do not have.
+    """
     splits = read_manifest(version).splits
     left_out = left_out_of(version, data_of(version)[0].version)
     metrics: list[str] = []
-    for task in config.evaluate.tasks if config.evaluate is not None else ():
+    for task in evaluators.tasks_of(config):
         evaluator = evaluators.load_evaluator(task)
-        if not evaluator.judges_samples:
-            metrics += evaluators.metrics_of(task)
-            continue
-        split = evaluator.split or held_out(splits)
-        where = f"evaluate.tasks: {task.name}"
-        if split is None:
-            raise UsageError(f"{where}: {nothing_held_out(version, splits)}")
-        if split not in splits:
-            raise UsageError(f"{where}: split: {version} has no {split!r}; there are: {', '.join(splits)}")
-        samples = splits[split].samples - sum(entry.split == split for entry in left_out)
-        if samples < evaluator.least_samples:
-            raise UsageError(
-                f"{where}: split {split} of {version} has {counted(samples, 'sample')}, and {task.kind} "
-                f"takes {evaluator.least_samples} and more; hold more out by dataset.splits"
-            )
-        with suppress(DataError):  # what cannot be read says nothing of labels, and shows elsewhere
-            if problem := evaluator.problem(split, _samples(version, split, left_out)):
-                raise UsageError(f"{where}: {problem}")
-            metrics += evaluators.metrics_of(task, _samples(version, split, left_out))
-            continue
+        if evaluator.judges_samples:
+            split = evaluator.split or held_out(splits)
+            where = f"evaluate.tasks: {task.name}"
+            if split is None:
+                raise UsageError(f"{where}: {nothing_held_out(version, splits)}")
+            if split not in splits:
+                raise UsageError(
+                    f"{where}: split: {version} has no {split!r}; there are: {', '.join(splits)}"
+                )
+            samples = splits[split].samples - sum(entry.split == split for entry in left_out)
+            if samples < evaluator.least_samples:
+                raise UsageError(
+                    f"{where}: split {split} of {version} has {counted(samples, 'sample')}, and {task.kind} "
+                    f"needs at least {evaluator.least_samples}; hold more out by dataset.splits"
+                )
+            with suppress(DataError):  # samples that cannot be read are reported elsewhere
+                if problem := evaluator.problem(split, _samples(version, split, left_out)):
+                    raise UsageError(f"{where}: {problem}")
+                metrics += evaluators.metrics_of(task, _samples(version, split, left_out))
+                continue
         metrics += evaluators.metrics_of(task)
     evaluators.require_best(config, metrics)
 
 
 def doubtful_classes(config: Config, version: Path | None) -> Iterator[str]:
-    """A sentence for each zero-shot task whose classes are numbers that no caption holds, as in a table that
-    lost the names of its classes. Without a version the first rows of the tables are asked."""
-    for task in config.evaluate.tasks if config.evaluate is not None else ():
+    """Yield a warning for each zero-shot task whose classes are numbers that no caption contains, as in a
+    table without the names of its classes. Without a version the first rows of the tables are read."""
+    for task in evaluators.tasks_of(config):
         evaluator = evaluators.load_evaluator(task)
         if not isinstance(evaluator, ZeroShot) or evaluator.classes is not None:
             continue
-        with suppress(TarmacError, KeyError):  # what cannot be read shows elsewhere
+        with suppress(TarmacError, KeyError):  # what cannot be read is reported elsewhere
             pairs = list(islice(_labels(config, version, evaluator), LOOKED_AT))
             are_numbers = bool(pairs) and all(label.isdecimal() for label, _ in pairs)
             if are_numbers and not any(label in caption.split() for label, caption in pairs):
                 prompt = evaluator.templates[0].replace("{}", pairs[0][0])
                 yield (
                     f"evaluate.tasks: {task.name}: the classes of {evaluator.label!r} are numbers that no "
-                    f"caption holds, and “{prompt}” means nothing to the model; put the classes' names there"
+                    f"caption contains, so “{prompt}” means nothing to the model; put the class names there"
                 )
 
 
 def _labels(config: Config, version: Path | None, task: ZeroShot) -> Iterator[tuple[str, str]]:
-    """Label and caption of samples."""
+    """Yield label and caption of samples."""
     if version is not None:
         split = task.split or held_out(read_manifest(version).splits)
         label = ClassReader(task.label)

@@ -1,9 +1,9 @@
-"""Benchmarks of lmms-eval, which asks the checkpoint over HTTP on this machine alone.
+"""Benchmarks of lmms-eval, which queries the checkpoint over HTTP on this machine only.
 
-lmms-eval may so live in an environment of its own, with the versions that it wants, and needs to know nothing
-of the model: it speaks as it does to any server with OpenAI's interface. Each benchmark is a process of its
-own, because lmms-eval writes results when all it was asked for is done; what is done is kept, so another try
-goes on with the next. Its own retries hide failed requests as wrong answers; here one fails the evaluation.
+This way lmms-eval can have its own environment with its own versions, and needs no knowledge of the model: it
+queries it like any server with OpenAI's interface. Each benchmark is a process of its own, because lmms-eval
+writes results only at the end; finished benchmarks are kept, so that another try goes on with the next.
+lmms-eval's retries turn failed requests into wrong answers; here a failed request fails the evaluation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tasks.runs.folder import RunFolder
 
 MARK = "<image>"
 PATIENCE_S = 3600
-"""That lmms-eval waits for one answer; its own ten seconds are too few for a CPU."""
+"""How long lmms-eval waits for one answer; its default of ten seconds is too short for a CPU."""
 Asked = tuple[list[tuple[str, str]], list[Image.Image], int]
 """Messages as (role, text), their pictures, and the most tokens of the answer."""
 
@@ -46,18 +46,18 @@ class LmmsEval(Evaluator):
     judges_samples: ClassVar[bool] = False
 
     names: Annotated[list[Annotated[str, Field(pattern=r"^[\w.-]+$")]], Field(min_length=1)]
-    """lmms-eval's tasks, such as `mmstar`; only those that have the model write."""
+    """lmms-eval's tasks, such as `mmstar`; only those in which the model writes text."""
     python: str = sys.executable
-    """The interpreter of the environment that lmms-eval is installed in."""
+    """The interpreter of the environment in which lmms-eval is installed."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """The first so many samples of each task; all of them unless given."""
+    """How many samples of each task are used, from its start; all by default."""
     most_tokens: Annotated[int, Field(ge=1)] = 1024
-    """The longest answer, where a task allows longer ones."""
+    """The longest answer, even where a task allows longer ones."""
     include_path: str | None = None
-    """A folder with descriptions of tasks of your own."""
+    """A folder with descriptions of your own tasks."""
 
     def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
-        """By benchmark: which ones each has is for lmms-eval to say."""
+        """Return a prefix per benchmark; only lmms-eval knows the metrics of each."""
         return [f"{name}_*" for name in self.names]
 
     @property
@@ -68,8 +68,10 @@ class LmmsEval(Evaluator):
         )
 
     def evaluate(self, subject: Subject) -> EvaluationOutcome:
-        """`<task>_<metric>` for each number that lmms-eval found, by nanoVLM's names. DataError when a task
-        fails or finds none, after which those that were done are not asked again."""
+        """Return `<task>_<metric>` for each number of lmms-eval, by nanoVLM's names.
+
+        Raises DataError where a task fails or gives none; the next try does not repeat the finished ones.
+        """
         place = subject.place()
         kept = RunFolder(place.run).evaluation(place.step, "any").parent / f"lmms_eval-{self._digest()}"
         metrics: dict[str, float] = {}
@@ -77,19 +79,19 @@ class LmmsEval(Evaluator):
         for name in self.names:
             path = kept / name / "figures.json"
             if not path.exists():
-                write_json(path, self._asked(subject, name, kept / name))
+                write_json(path, self._run_task(subject, name, kept / name))
             found = read_json(path)
             metrics |= found["metrics"]
             samples += found["samples"]
         return EvaluationOutcome(metrics, "", samples)
 
     def _digest(self) -> str:
-        """Of what changes the figures of a task."""
-        said = self.model_dump(include={"limit", "most_tokens", "include_path"})
-        return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=4).hexdigest()
+        """Hash the options that change the figures of a task."""
+        options = self.model_dump(include={"limit", "most_tokens", "include_path"})
+        return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=4).hexdigest()
 
-    def _asked(self, subject: Subject, name: str, folder: Path) -> Mapping[str, Any]:
-        """The figures of one task, by a process of its own."""
+    def _run_task(self, subject: Subject, name: str, folder: Path) -> Mapping[str, Any]:
+        """Compute the figures of one task in a process of its own."""
         folder.mkdir(parents=True, exist_ok=True)
         before = set(folder.rglob("*_results.json"))
         with serving(subject, self.most_tokens) as server:
@@ -114,15 +116,15 @@ class LmmsEval(Evaluator):
                 )
         written = sorted(set(folder.rglob("*_results.json")) - before)
         if not written:
-            raise DataError(f"lmms_eval: {name}: it ended well and left no results in {folder}")
+            raise DataError(f"lmms_eval: {name}: it succeeded but wrote no results into {folder}")
         return figures_of(read_json(written[-1]), name)
 
 
 def figures_of(results: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """`metrics` by `<task>_<metric>`, and how many `samples` they are of; DataError without a number.
+    """Return `metrics` by `<task>_<metric>`, and their number of `samples`; DataError without a number.
 
-    Source: lmms-eval writes `results[task]["metric,filter"]`, nanoVLM's run_evaluation.py takes what stands
-    before the comma.
+    Source: lmms-eval writes `results[task]["metric,filter"]`, of which nanoVLM's run_evaluation.py takes the
+    part before the comma.
     """
     metrics = {
         f"{task}_{key.partition(',')[0]}": float(value)
@@ -132,13 +134,13 @@ def figures_of(results: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         if key.partition(",")[1]
     }
     if not metrics:
-        raise DataError(f"lmms_eval: {name}: its results hold no number")
+        raise DataError(f"lmms_eval: {name}: its results contain no number")
     counted = results.get("n-samples", {}).values()
     return {"metrics": metrics, "samples": sum(int(one.get("effective", 0)) for one in counted)}
 
 
 class ChatServer(ThreadingHTTPServer):
-    """Answers chat completions by one checkpoint, one after the other; remembers what failed."""
+    """Answers chat completions with one checkpoint, one after the other, and records failures."""
 
     daemon_threads = True
 
@@ -151,7 +153,7 @@ class ChatServer(ThreadingHTTPServer):
 
 @contextmanager
 def serving(subject: Subject, most_tokens: int) -> Iterator[ChatServer]:
-    """A server on this machine's loopback, within."""
+    """Run a server on this machine's loopback interface within the context."""
     with ChatServer(subject, most_tokens) as server:
         thread = threading.Thread(target=server.serve_forever, name="lmms-eval-server", daemon=True)
         thread.start()
@@ -163,7 +165,7 @@ def serving(subject: Subject, most_tokens: int) -> Iterator[ChatServer]:
 
 
 class ChatHandler(BaseHTTPRequestHandler):
-    """OpenAI's `POST /v1/chat/completions`, as far as lmms-eval asks for it."""
+    """OpenAI's `POST /v1/chat/completions`, as far as lmms-eval uses it."""
 
     server: ChatServer
 
@@ -172,12 +174,12 @@ class ChatHandler(BaseHTTPRequestHandler):
         try:
             messages, pictures, most = asked_by(json.loads(body))
             with self.server.turn:
-                said = self.server.subject.reply(messages, pictures, min(most, self.server.most_tokens))
+                reply = self.server.subject.reply(messages, pictures, min(most, self.server.most_tokens))
         except (TarmacError, KeyError, TypeError, ValueError, RuntimeError) as error:
             self.server.failures.append(f"{type(error).__name__}: {error}")
             self._send(400, {"error": {"message": str(error), "type": type(error).__name__}})
             return
-        message = {"role": "assistant", "content": said}
+        message = {"role": "assistant", "content": reply}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         about = {"id": "tarmac", "object": "chat.completion", "created": 0, "model": "tarmac"}
         self._send(200, {**about, "choices": [choice]})
@@ -191,11 +193,12 @@ class ChatHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged, as there is one a sample."""
+        """Log nothing, because there is one request per sample."""
 
 
 def asked_by(request: Mapping[str, Any]) -> Asked:
-    """What a chat completion's request asks; ValueError or DataError for pictures that are not in it."""
+    """Parse the request of a chat completion; ValueError or DataError for pictures that it does
+    not contain."""
     messages, pictures = [], []
     for message in request["messages"]:
         content = message["content"]
@@ -217,8 +220,8 @@ def asked_by(request: Mapping[str, Any]) -> Asked:
 def _picture(url: str) -> Image.Image:
     head, comma, data = url.partition(",")
     if not comma or not head.startswith("data:") or not head.endswith(";base64"):
-        raise ValueError("a picture is no data URI, and nothing is downloaded here")
+        raise ValueError("a picture is not a data URI, and nothing is downloaded here")
     try:
         return decode_image(base64.b64decode(data, validate=True))
     except binascii.Error as error:
-        raise ValueError(f"a picture is no base64: {error}") from error
+        raise ValueError(f"a picture is not base64: {error}") from error

@@ -1,11 +1,11 @@
-"""Which findings a scan has, by two prompts for each: "{} is present." and "{} is not present.".
+"""Predict the findings of a scan by two prompts each: "{} is present." and "{} is not present.".
 
 A finding's score is the softmax over its two prompts. F1, accuracy and precision need a threshold, which is
-CT-CLIP's: of a hundred, the one nearest to the corner of the ROC curve. It is chosen on the very samples that
-are judged, so they flatter the model a little; the AUROC needs none. Intervals come from resampled patients;
-CT-CLIP's bootstrap draws samples and then measures all of them each time.
+CT-CLIP's: among a hundred, the one nearest to the corner of the ROC curve. It is chosen on the evaluated
+samples themselves, so they flatter the model a little; the AUROC needs none. Intervals come from resampled
+patients; CT-CLIP's bootstrap draws samples and then measures all of them each time.
 
-Source: scripts/{zero_shot,eval,bootstrap_values}.py of CT-CLIP's code, whose files this leaves too.
+Source: scripts/{zero_shot,eval,bootstrap_values}.py of CT-CLIP's code, whose files this evaluator writes too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pydantic import Field
 from tasks.core.errors import DataError
 from tasks.core.units import counted
 from tasks.evaluation.contract import (
+    Embedded,
     Embeddings,
     EvaluationOutcome,
     Evaluator,
@@ -53,7 +54,7 @@ CT_RATE = (
     "Bronchiectasis",
     "Interlobular septal thickening",
 )
-"""CT-CLIP's labels in its order, in which its files have them; others come behind, by name."""
+"""CT-CLIP's labels in the order of its files; other labels follow by name."""
 THRESHOLDS = np.linspace(0, 1, 100)
 AT_THRESHOLD = ("f1", "accuracy", "precision")
 PRESENT, ABSENT = "present", "not present"
@@ -66,31 +67,36 @@ class MultiLabel(Evaluator):
     least_samples = 2
 
     labels: Annotated[list[str], Field(min_length=1)] | None = None
-    """Names among the `labels` in a sample's `json` member; all of them unless given."""
+    """Names among the `labels` in a sample's `json` member; all of them by default."""
     present: Prompt = "{} is present."
-    """What a report would say of a scan with the finding, which stands for `{}`."""
+    """The sentence of a report on a scan with the finding, which replaces `{}`."""
     absent: Prompt = "{} is not present."
     group: str = "patient"
-    """The field of the `json` member whose samples are resampled as one; without it each is by itself."""
+    """The field of the `json` member by whose value samples are resampled together; without it
+    each is alone."""
     resamples: Annotated[int, Field(ge=100)] = 1000
-    """Rounds of the bootstrap."""
+    """The number of bootstrap rounds."""
 
     def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
-        """Those of each label, as the first sample has them unless they are given."""
+        """Return the metrics of each label, by default those of the first sample."""
         first = None if samples is None else next(samples, None)
         known = () if first is None else read_facts(first, self.group).get("labels", {})
         labels = self.labels or [*known] or ["*"]
         return [f"{metric}_{label}" for metric in ("auroc", *AT_THRESHOLD) for label in ("mean", *labels)]
 
     def evaluate(self, subject: Subject) -> EvaluationOutcome:
-        """AUROC, F1 (the mean over both classes by their samples), accuracy and precision of each label, and
-        their means over the labels.
+        """Return AUROC, F1 (the mean over both classes by their samples), accuracy and precision of each
+        label, and their means over the labels.
 
-        A label that all samples have, or none, has no figures and is named in the notes. DataError where that
-        is so of every label, for a sample that lacks a label, and for embeddings that are not finite.
+        A label that all samples have, or none, has no figures and is named in the notes. Raises DataError
+        where no label has figures, for a sample that lacks a label, and for embeddings that are not finite.
         """
         split = self.split or subject.held_out()
-        facts, volumes = self._samples(subject, split)
+        samples = Embedded.join(subject.embed_images(split, FactReader(self.group)))
+        volumes = samples.embeddings
+        facts = [
+            Fact(key, **json.loads(text)) for key, text in zip(samples.keys, samples.extracted, strict=True)
+        ]
         keys = [fact.key for fact in facts]
         labels = self._labels(split, facts)
         prompts = [form.replace("{}", label) for label in labels for form in (self.present, self.absent)]
@@ -130,7 +136,7 @@ class MultiLabel(Evaluator):
         )
 
     def problem(self, split: str, samples: Iterator[Members]) -> str:
-        """Every sample needs all labels, so any one shows a wrong name."""
+        """Check the first sample: every sample needs all labels, so any one shows a wrong name."""
         members = next(samples, None)
         if members is None:
             return ""
@@ -140,30 +146,22 @@ class MultiLabel(Evaluator):
                 f"the samples of split {split} have no labels in their json member; give the source a table "
                 "by dataset.source.labels, or take multilabel out of evaluate.tasks"
             )
-        lacking = [label for label in self.labels or () if label not in known]
-        said = f"labels: the samples of split {split} have no {lacking[:1]}; there are: {', '.join(known)}"
-        return said if lacking else ""
-
-    def _samples(self, subject: Subject, split: str) -> tuple[list[Fact], Embeddings]:
-        facts: list[Fact] = []
-        rows: list[Embeddings] = []
-        for batch in subject.embed_images(split, Facts(self.group)):
-            rows.append(batch.embeddings)
-            for key, text in zip(batch.keys, batch.extracted, strict=True):
-                facts.append(Fact(key, **json.loads(text)))
-        return facts, np.concatenate(rows)
+        lacking = next((label for label in self.labels or () if label not in known), None)
+        if lacking is None:
+            return ""
+        return f"labels: the samples of split {split} have no {lacking!r}; there are: {', '.join(known)}"
 
     def _labels(self, split: str, facts: Sequence[Fact]) -> list[str]:
-        """In CT-CLIP's order; DataError for a sample that lacks one, or has neither 0 nor 1 for it."""
+        """Return the labels in CT-CLIP's order; DataError for a sample in which one is neither 0 nor 1."""
         wanted = self.labels or sorted(facts[0].labels)
         ranks = {label: place for place, label in enumerate(CT_RATE)}
         ordered = sorted(wanted, key=lambda label: ranks.get(label, len(ranks)))
         for fact in facts:
             broken = next((label for label in ordered if fact.labels.get(label) not in (0, 1)), None)
             if broken is not None or not ordered:
-                said = "no labels" if broken is None else f"{broken!r}: {fact.labels.get(broken)}"
+                found = "no labels" if broken is None else f"{broken!r}: {fact.labels.get(broken)}"
                 raise DataError(
-                    f"{split}: sample {fact.key!r} has {said} in its json member; each label is 0 or 1 in "
+                    f"{split}: sample {fact.key!r} has {found} in its json member; each label is 0 or 1 in "
                     "the table of dataset.source.labels"
                 )
         return ordered
@@ -171,7 +169,7 @@ class MultiLabel(Evaluator):
 
 @dataclass(frozen=True)
 class Fact:
-    """What a sample's `json` member says of it: its labels, whose it is, and its name in the raw data."""
+    """The content of a sample's `json` member: its labels, its group, and its name in the raw data."""
 
     key: str
     labels: Mapping[str, float]
@@ -180,8 +178,8 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Reads from a sample what a `Fact` holds, as JSON."""
+class FactReader:
+    """Reads the fields of a `Fact` from a sample, as JSON."""
 
     group: str
 
@@ -202,14 +200,14 @@ def read_facts(members: Members, group: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LabelScores:
-    """One label over all samples: whether each has it, and the score it got."""
+    """One label over all samples: whether each has it, and its score."""
 
     truth: Figures
     scores: Figures
 
     @property
     def threshold(self) -> float:
-        """The last of THRESHOLDS that lies nearest to the corner where every sample is told right."""
+        """The last of THRESHOLDS nearest to the corner of the ROC curve where every sample is right."""
         above = self.scores > THRESHOLDS[:, None]
         found = (above * self.truth).sum(1) / self.truth.sum()
         wrong = (above * (1 - self.truth)).sum(1) / (1 - self.truth).sum()
@@ -222,11 +220,12 @@ class LabelScores:
         return (self.scores > self.threshold).astype(np.float64)
 
     def figures(self, weights: Figures) -> dict[str, Figures]:
-        """Each metric by round; `weights` [rounds, samples] say how often a sample counts."""
-        said = self.predicted
-        right, wrong = self.truth * said, (1 - self.truth) * said
+        """Return each metric by round; `weights` [rounds, samples] is the number of times that a
+        sample counts."""
+        predicted = self.predicted
+        right, wrong = self.truth * predicted, (1 - self.truth) * predicted
         true_positive, false_positive = weights @ right, weights @ wrong
-        false_negative = weights @ (self.truth * (1 - said))
+        false_negative = weights @ (self.truth * (1 - predicted))
         true_negative = weights.sum(1) - true_positive - false_positive - false_negative
         positive, negative = true_positive + false_negative, true_negative + false_positive
         errors = false_positive + false_negative
@@ -241,7 +240,7 @@ class LabelScores:
 
 
 def probabilities(volumes: Embeddings, texts: Embeddings, logit_scale: float) -> Figures:
-    """[samples, labels]: the softmax over a label's two prompts, which follow each other in `texts`."""
+    """Return [samples, labels]: the softmax over a label's two prompts, which are adjacent in `texts`."""
     similar = volumes.astype(np.float64) @ texts.astype(np.float64).T
     apart = logit_scale * (similar[:, 1::2] - similar[:, 0::2])
     scores: Figures = 1 / (1 + np.exp(np.minimum(apart, 700)))
@@ -251,7 +250,7 @@ def probabilities(volumes: Embeddings, texts: Embeddings, logit_scale: float) ->
 def summarise(
     judged: Mapping[str, LabelScores], groups: Sequence[str], rounds: int
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """All metrics and their intervals, the mean AUROC first; the thresholds are those of all samples."""
+    """Return all metrics and their intervals, the mean AUROC first; thresholds are chosen on all samples."""
     once = _figures(judged, np.ones((1, len(groups))))
     drawn = [_figures(judged, weights) for weights in resampled(groups, rounds)]
     intervals = {name: percentile_interval(np.concatenate([part[name] for part in drawn])) for name in once}
@@ -262,7 +261,7 @@ def summarise(
 
 
 def _figures(judged: Mapping[str, LabelScores], weights: Figures) -> dict[str, Figures]:
-    """By name of the metric: means over labels first, those at a threshold after all AUROCs."""
+    """Return values by metric: the mean over labels comes first, metrics at a threshold after all AUROCs."""
     by_label = {label: one.figures(weights) for label, one in judged.items()}
     found: dict[str, Figures] = {}
     for metric in ("auroc", *AT_THRESHOLD):
@@ -277,20 +276,20 @@ def _figures(judged: Mapping[str, LabelScores], weights: Figures) -> dict[str, F
 
 
 def _share(part: Figures, whole: Figures) -> Figures:
-    """0 of nothing, as scikit-learn has it."""
+    """Return the share, and 0 where the whole is 0, as scikit-learn does."""
     found: Figures = np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
     return found
 
 
 def _shown(facts: Sequence[Fact], judged: Mapping[str, LabelScores]) -> list[Prediction]:
-    """What is said of the first samples, a prediction for each label."""
-    said = {label: one.predicted for label, one in judged.items()}
+    """Return the predictions for the first samples, one per label."""
+    predicted = {label: one.predicted for label, one in judged.items()}
     return [
         Prediction(
             key=fact.key,
             question=label,
             label=PRESENT if one.truth[place] else ABSENT,
-            predicted=PRESENT if said[label][place] else ABSENT,
+            predicted=PRESENT if predicted[label][place] else ABSENT,
             score=round(float(one.scores[place]), 4),
         )
         for place, fact in enumerate(facts[:KEPT_PREDICTIONS])

@@ -1,7 +1,7 @@
-"""The files an evaluation leaves: its result, and what it said of the first samples, for a reader to look at.
+"""The files that an evaluation writes: its result, and its predictions for the first samples.
 
-Free of torch, so that agent, status and report can read them. The predictions are written before the result:
-where a result stands, they do too.
+This module does without torch, so that agent, status and report can read them. The predictions are written
+before the result: where there is a result, there are predictions.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from tasks.core.files import write_atomic
 from tasks.runs.folder import RunFolder
 
 VERSION = "1"
-"""Of all evaluators; raised when one of them would give other numbers than before for the same checkpoint."""
+"""The version of all evaluators; it rises when one of them would give other numbers for the same
+checkpoint."""
 
-SPEAK_FOR_THEMSELVES = "lmms_eval"
-"""The task whose metrics are known by the benchmark's name that they begin with, such as `mmstar_average`."""
+SELF_NAMED = "lmms_eval"
+"""The task whose metrics start with the name of their benchmark, such as `mmstar_average`."""
 
 ASIDE = ".unusable"
-"""The end of the name of a file that was no result and was moved aside."""
+"""The suffix of a file that holds no valid result and was moved aside."""
 
 KEPT_PREDICTIONS = 24
-"""Of how many of the first samples what was said of them is kept."""
+"""How many of the first samples have their predictions kept."""
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-"""What is not finite stands as null in the file, as JSON has no word for it, and is read as NaN."""
-
-
+"""A number that is not finite is null in the file, because JSON has no word for it, and is read as NaN."""
 Read = TypeVar("Read", bound=BaseModel)
 
 
@@ -44,21 +43,22 @@ class EvaluationResult(BaseModel):
     task: str
     step: int
     checkpoint: str
-    """Relative to the run's folder."""
+    """The checkpoint's path, relative to the run's folder."""
     metrics: dict[str, Number]
     intervals: dict[str, tuple[Number, Number]] = {}
-    """95 % confidence interval by metric, where one is known."""
+    """The 95 % confidence interval by metric, where it is known."""
     chance: dict[str, Number] = {}
-    """By metric, what guessing would give."""
+    """The value by metric that guessing would give."""
     split: str = ""
-    """What it was evaluated on; empty where another program did not say."""
+    """The split that was evaluated; empty where another program did not record it."""
     samples: int
     notes: list[str] = []
-    """What a reader has to know beside the figures, a sentence each."""
+    """Further sentences that a reader of the figures has to know."""
     seconds: float
     versions: dict[str, str]
     question: str = ""
-    """What the run's agent asked, in a word of its own; empty when somebody else did."""
+    """The token by which the run's agent recognises the answer to its question; empty when another process
+    asked."""
 
 
 class StepSummary(BaseModel):
@@ -68,11 +68,11 @@ class StepSummary(BaseModel):
 
     global_step: int
     results: dict[str, Number]
-    """By full name."""
+    """Values by full name."""
 
 
 class Prediction(BaseModel):
-    """What an evaluation said of one sample."""
+    """The prediction of an evaluation for one sample."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -80,26 +80,27 @@ class Prediction(BaseModel):
     label: str
     predicted: str
     question: str = ""
-    """What was asked, where a sample has several questions."""
+    """The question, where a sample has several."""
     score: float | None = None
-    """How probable the model finds that the answer is yes, where it says so."""
+    """The model's probability that the answer is yes, where it gives one."""
 
 
 def full_name(task: str, metric: str) -> str:
-    """A metric's name among those of all tasks, as in `eval_results/`: `<task>_<metric>`, and by itself where
-    it names its benchmark; a name of its own that a task is given stands in front, so no two collide."""
-    return metric if task == SPEAK_FOR_THEMSELVES else f"{task}_{metric}"
+    """Return a metric's name among those of all tasks, as in `eval_results/`: `<task>_<metric>`, or the
+    metric alone where it names its benchmark. A task with a name of its own always has it in front, so no
+    two collide."""
+    return metric if task == SELF_NAMED else f"{task}_{metric}"
 
 
 def is_right(prediction: Prediction) -> bool:
-    """The very label; of an answer in words its letters, but for case and outer spaces."""
+    """Whether the label is the predicted one; answers in words are compared without case and outer spaces."""
     if not prediction.question:
         return prediction.predicted == prediction.label
     return plain(prediction.predicted) == plain(prediction.label)
 
 
 def plain(text: str) -> str:
-    """What is left of an answer when case and outer spaces do not count."""
+    """Return an answer without case and outer spaces, for comparison."""
     return text.strip().casefold()
 
 
@@ -112,7 +113,7 @@ def write_result(
     predictions: Sequence[Prediction],
     files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write all files; the result appears last and whole."""
+    """Write all files; the result is written last and atomically."""
     for name, content in (files or {}).items():
         write_atomic(run.evaluation_files(result.step, result.task) / name, content)
     shown = PREDICTIONS.dump_json(list(predictions), indent=2) + b"\n"
@@ -121,28 +122,29 @@ def write_result(
 
 
 def read_result(path: Path) -> EvaluationResult | None:
-    """The result in a file; None when it is not there or is none: either way there is none."""
+    """Return the result in a file; None where it is missing or invalid."""
     found = examine_result(path)
     return found if isinstance(found, EvaluationResult) else None
 
 
 def examine_result(path: Path) -> EvaluationResult | str:
-    """The result in a file, or in words why there is none. OSError where that cannot be found out now."""
+    """Return the result in a file, or the reason why there is none. OSError where the file cannot
+    be read now."""
     result = _examine(path, EvaluationResult)
     if isinstance(result, str):
         return result
     if not result.metrics:
         return "metrics: is empty"
     if (path.parent.name, path.stem) != (f"step_{result.step}", result.task):
-        return f"it is about {result.task} of step {result.step}, which its path is not"
+        return f"it is about {result.task} of step {result.step}, but its path is not"
     return result
 
 
 def examine_summary(path: Path) -> StepSummary | str:
-    """The same of a file of `eval_results/`."""
+    """Return the summary in a file of `eval_results/`, or the reason why there is none."""
     summary = _examine(path, StepSummary)
     if isinstance(summary, StepSummary) and path.name != f"step_{summary.global_step}.json":
-        return f"it is about step {summary.global_step}, which its name is not"
+        return f"it is about step {summary.global_step}, but its name is not"
     return summary
 
 
@@ -156,24 +158,24 @@ def _examine(path: Path, kind: type[Read]) -> Read | str:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        return f"{where}: {first['msg']}" if where else f"it is torn or no JSON: {first['msg']}"
+        return f"{where}: {first['msg']}" if where else f"it is torn or not JSON: {first['msg']}"
 
 
 def set_aside(path: Path) -> Path:
-    """Move a file out of the way of all who read results, beside where it was."""
+    """Rename a file in its folder, so that no reader of results takes it for one."""
     aside = path.with_name(path.name + ASIDE)
     os.replace(path, aside)
     return aside
 
 
 def files_of(run: RunFolder) -> list[Path]:
-    """The files of `evaluations/` that should hold a result, whoever wrote them."""
+    """List the files of `evaluations/` that should hold a result, whichever program wrote them."""
     found = run.evaluations.glob("step_*/*.json")
     return sorted(path for path in found if not path.name.endswith(".predictions.json"))
 
 
 def read_predictions(run: RunFolder, step: int, task: str) -> dict[str, list[Prediction]]:
-    """By key of the sample, in the order of its questions; empty when none were kept."""
+    """Return the predictions by sample key, in the order of its questions; empty where none were kept."""
     try:
         rows = PREDICTIONS.validate_json(run.predictions(step, task).read_bytes())
     except (FileNotFoundError, ValidationError):

@@ -1,9 +1,10 @@
-"""Retrieval as CLIP is judged by it: does an image's caption lie nearest to it, among all captions, and back?
+"""Retrieval as in CLIP's evaluation: is an image's caption the nearest to it among all captions, and vice
+versa?
 
-Images that are the same file, and captions that are the same to the model, are one candidate each; whatever
-stands together in a sample belongs together, as the five captions of an image of COCO do. So nothing right
-counts as wrong. Source of the figures: A. Karpathy, L. Fei-Fei, "Deep visual-semantic alignments for
-generating image descriptions" (2015), section 4.2, and open_clip_train's get_clip_metrics.
+Images that are the same file, and captions that are the same to the model, are one candidate each; an image
+and a caption of one sample match, as do the five captions of an image of COCO. So no right match counts as
+wrong. Source of the figures: A. Karpathy, L. Fei-Fei, "Deep visual-semantic alignments for generating image
+descriptions" (2015), section 4.2, and open_clip_train's get_clip_metrics.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pydantic import Field
 from tasks.core.errors import DataError
 from tasks.dataset.formats.volumes import stored
 from tasks.evaluation.contract import (
+    Embedded,
     Embeddings,
     EvaluationOutcome,
     Evaluator,
@@ -36,17 +38,17 @@ Places = NDArray[np.intp]
 DIRECTIONS = ("image_to_text", "text_to_image")
 WITHIN = (1, 5, 10)
 SAME = 1e-6
-"""Similarities that differ by less are equal: rounding alone makes up a tenth of that."""
+"""Similarities that differ by less count as equal: rounding alone causes a tenth of that."""
 MOST_SCORES = 1 << 23
-"""Similarities that are held in memory at once, 32 MB."""
+"""How many similarities are held in memory at once: 32 MB."""
 
 
 class Retrieval(Evaluator):
     """The arguments of a task of kind `retrieval`."""
 
     samples: Annotated[int, Field(ge=2)] = 5000
-    """The first so many of the split, which with `shard.order: source` are the first of the source. Figures
-    compare over equal numbers only: more candidates are harder."""
+    """How many samples of the split are used, from its start, which with `shard.order: source` is that of the
+    source. Only figures over equal numbers compare: more candidates are harder."""
 
     least_samples = 2
     better_low = ("median_rank",)
@@ -56,10 +58,11 @@ class Retrieval(Evaluator):
         return [f"{direction}_{figure}" for direction in DIRECTIONS for figure in figures]
 
     def evaluate(self, subject: Subject) -> EvaluationOutcome:
-        """R@K, the share of queries with something that belongs to them among the K nearest, and the median
-        place of the first that does, from images to texts and from texts to images.
+        """Return R@K, the share of queries with a match among the K nearest, and the median rank of the first
+        match, from images to texts and from texts to images.
 
-        DataError where all captions or all images are the same, and for embeddings that are not finite.
+        Raises DataError where all captions or all images are the same, and for embeddings that are not
+        finite.
         """
         split = self.split or subject.held_out()
         pairs = self._pairs(subject, split)
@@ -86,7 +89,7 @@ class Retrieval(Evaluator):
         return EvaluationOutcome(metrics, split, len(pairs.image), intervals, chance, shown)
 
     def problem(self, split: str, samples: Iterator[Members]) -> str:
-        """As a rule two samples are enough to tell."""
+        """Check whether samples differ; usually the first two do."""
         images, captions = set[str](), set[str]()
         for members in islice(samples, self.samples):
             digest, caption = pair_of(members).split(" ", 1)
@@ -97,49 +100,41 @@ class Retrieval(Evaluator):
         return all_alike("captions" if len(captions) == 1 else "images", split)
 
     def _pairs(self, subject: Subject, split: str) -> Pairs:
-        keys: list[str] = []
-        names: list[str] = []
-        rows: list[Embeddings] = []
-        for batch in subject.embed_images(split, pair_of):
-            room = self.samples - len(keys)
-            keys += batch.keys[:room]
-            names += batch.extracted[:room]
-            rows.append(batch.embeddings[:room])
-            if len(keys) == self.samples:
-                break
-        digests, captions = zip(*(name.split(" ", 1) for name in names), strict=True)
+        found = Embedded.join(subject.embed_images(split, pair_of), self.samples)
+        digests, captions = zip(*(name.split(" ", 1) for name in found.extracted), strict=True)
         images, image = _distinct(digests)
         texts, caption = _distinct(subject.tokens(captions))
         for what, number in (("captions", len(texts)), ("images", len(images))):
             if number == 1:
                 raise DataError(all_alike(what, split))
         return Pairs(
-            image_keys=[keys[first] for first in images],
-            images=np.concatenate(rows)[images],
-            caption_keys=[keys[first] for first in texts],
+            image_keys=[found.keys[first] for first in images],
+            images=found.embeddings[images],
+            caption_keys=[found.keys[first] for first in texts],
             captions=[captions[first] for first in texts],
             image=image,
             caption=caption,
-            samples=keys,
+            samples=found.keys,
         )
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The distinct images and captions of a split, and for each sample the places of its own among them."""
+    """The distinct images and captions of a split, and for each sample the indices of its own among them."""
 
     image_keys: Sequence[str]
-    """Of the first sample with each image."""
+    """The key of the first sample with each image."""
     images: Embeddings
     caption_keys: Sequence[str]
     captions: Sequence[str]
     image: Places
     caption: Places
     samples: Sequence[str]
-    """All keys."""
+    """The keys of all samples."""
 
     def prediction(self, sample: int, nearest: int, ranks: Places) -> Prediction:
-        """The caption nearest to a sample's image; its own where the nearest is another one of that image."""
+        """Return the caption nearest to a sample's image; its own where the nearest is another one of that
+        image."""
         own = self.captions[self.caption[sample]]
         is_right = ranks[self.image[sample]] == 0
         return Prediction(
@@ -149,8 +144,8 @@ class Pairs:
 
 @dataclass(frozen=True)
 class RetrievalRanks:
-    """By query: how many candidates lie no farther than the first that belongs to it, the nearest that does
-    not, and how many belong to it."""
+    """For each query: how many candidates are as near as its first match or nearer, the nearest that is no
+    match, and the number of its matches."""
 
     ranks: Places
     nearest: Places
@@ -160,22 +155,22 @@ class RetrievalRanks:
 
 def all_alike(what: str, split: str) -> str:
     return (
-        f"all {what} of split {split} are the same, so there is nothing to tell apart; take retrieval out of "
-        "evaluate.tasks, or name another split"
+        f"all {what} of split {split} are the same, so there is nothing to distinguish; take "
+        "retrieval out of evaluate.tasks, or name another split"
     )
 
 
 def pair_of(members: Members) -> str:
-    """What tells whether two samples have the same image, or volume, and the caption."""
+    """Return a digest of a sample's image, or volume, and its caption; equal digests mean the same image."""
     name = stored.member_of(members) or picture_name(members)
     digest = hashlib.blake2b(members[name], digest_size=16).hexdigest()
     return f"{digest} {decode_text(members.get('txt', b'')).strip()}"
 
 
 def search(queries: Embeddings, candidates: Embeddings, query: Places, candidate: Places) -> RetrievalRanks:
-    """Rank all candidates for each query; `query[i]` and `candidate[i]` belong together.
+    """Rank all candidates for each query; `query[i]` and `candidate[i]` match.
 
-    Of equally near ones those that do not belong come first: a model that tells nothing apart has found
+    Among equally near ones those that do not match come first: a model that cannot distinguish them has found
     nothing.
     """
     pairs = np.unique(np.stack([query, candidate], axis=1), axis=0)
@@ -196,7 +191,7 @@ def search(queries: Embeddings, candidates: Embeddings, query: Places, candidate
 
 
 def by_chance(belonging: Places, candidates: int, within: int) -> float:
-    """R@K of candidates in random order: one less the share of drawings of K that miss all that belong."""
+    """Return R@K of candidates in random order: one minus the share of draws of K without a match."""
     missed = np.ones(len(belonging))
     for drawn in range(within):
         missed *= np.maximum(candidates - belonging - drawn, 0) / (candidates - drawn)
@@ -204,7 +199,8 @@ def by_chance(belonging: Places, candidates: int, within: int) -> float:
 
 
 def _distinct(values: Sequence[object]) -> tuple[list[int], Places]:
-    """Where each value stands first, in order, and for each place the number of its value."""
+    """Return the index of each distinct value's first occurrence, and for each index the number of
+    its value."""
     known: dict[object, int] = {}
     numbers = [known.setdefault(value, len(known)) for value in values]
     firsts = np.unique(np.array(numbers), return_index=True)[1]

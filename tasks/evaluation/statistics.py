@@ -1,4 +1,4 @@
-"""How sure a figure is that was measured on few samples."""
+"""Metrics and their uncertainty when they are measured on few samples."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 
 Figures = NDArray[np.float64]
 MOST_WEIGHTS = 1 << 22
-"""Counts of samples that a bootstrap holds at once, 32 MB."""
+"""How many weights a bootstrap holds at once: 32 MB."""
 Z_95 = 1.959963984540054
-"""The normal distribution lies within so many standard deviations in 95 % of cases."""
+"""The half width, in standard deviations, of the normal distribution's central 95 %."""
 
 
 def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
-    """The score interval of a share `successes / trials`; within [0, 1] and never of width 0.
+    """Return the score interval of the share `successes / trials`; it lies within [0, 1] and never has width
+    0.
 
-    Holds its confidence where the textbook interval p ± z sqrt(p (1 - p) / n) fails: for shares near 0 or 1
-    and for small n. ValueError without trials.
+    It keeps its confidence where the textbook interval p ± z sqrt(p (1 - p) / n) fails: for shares near 0 or
+    1 and for small n. Raises ValueError without trials.
 
     Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference", Journal of
     the American Statistical Association 22 (1927), 209-212.
@@ -34,11 +35,11 @@ def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float
 
 
 def auroc(truth: Figures, scores: Figures, weights: Figures) -> Figures:
-    """[rounds]: how often a positive sample scores above a negative one, equal scores counting half.
+    """Return [rounds]: how often a positive sample scores above a negative one, equal scores counting half.
 
-    `truth` [samples] is 0 or 1, `weights` [rounds, samples] how often each sample counts. NaN in a round
-    without samples of both classes. Source: D. Bamber, "The area above the ordinal dominance graph and the
-    area below the receiver operating characteristic graph" (1975).
+    `truth` [samples] is 0 or 1, `weights` [rounds, samples] the number of times that each sample counts. A
+    round without samples of both classes is NaN. Source: D. Bamber, "The area above the ordinal dominance
+    graph and the area below the receiver operating characteristic graph" (1975).
     """
     order = np.argsort(scores, kind="stable")
     firsts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
@@ -52,10 +53,12 @@ def auroc(truth: Figures, scores: Figures, weights: Figures) -> Figures:
 
 
 def resampled(groups: Sequence[object], rounds: int, seed: int = 0) -> Iterator[Figures]:
-    """Bootstrap samples, as how often each of `groups` counts: [some rounds, samples], `rounds` in all.
+    """Draw bootstrap samples as weights, the number of times that each sample counts: [some rounds, samples],
+    `rounds` in all.
 
-    Whole groups are drawn, as many as there are, with replacement: two scans of a patient say less than scans
-    of two. Source: B. Efron, R. Tibshirani, "An introduction to the bootstrap" (1993).
+    Whole groups are drawn with replacement, as many as there are: two scans of one patient carry less
+    information than scans of two patients. Source: B. Efron, R. Tibshirani, "An introduction to the
+    bootstrap" (1993).
     """
     numbers = np.unique(np.array([str(group) for group in groups]), return_inverse=True)[1]
     count, draws = int(numbers.max()) + 1, np.random.default_rng(seed)
@@ -66,7 +69,7 @@ def resampled(groups: Sequence[object], rounds: int, seed: int = 0) -> Iterator[
 
 
 def percentile_interval(values: Figures) -> tuple[float, float] | None:
-    """Where the middle 95 % of a bootstrap's values lie, but for those that are NaN; None where all are."""
+    """Return the central 95 % interval of a bootstrap's values, without NaN; None where all are NaN."""
     known = values[np.isfinite(values)]
     if not known.size:
         return None

@@ -1,7 +1,7 @@
-"""The loss of every held-out sample: what training lowers, on samples that it did not see.
+"""The loss of every held-out sample: the quantity that training lowers, on samples that it does not use.
 
-The training measures it too, at each checkpoint and on some of the samples; this one judges all of them, or
-another split, and in a job of its own.
+The training measures it too, at each checkpoint and on some of the samples; this evaluator uses all of them,
+or another split, in a job of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from tasks.core.errors import DataError
-from tasks.evaluation.contract import EvaluationOutcome, Evaluator, Members, Subject
+from tasks.evaluation.contract import LOST_WEIGHTS, EvaluationOutcome, Evaluator, Members, Subject
 from tasks.models.recipes import Capability
 
 
@@ -24,18 +24,17 @@ class ValidationLoss(Evaluator):
         return ("loss",)
 
     def evaluate(self, subject: Subject) -> EvaluationOutcome:
-        """The mean by weight: by answers' tokens for a language model, by samples for a contrast, which is
-        then among `evaluate.batch_size` of them. DataError when it is not finite."""
+        """Return the mean loss by weight: by answer tokens for a language model, by samples for a contrast,
+        which is then among `evaluate.batch_size` of them. DataError where it is not finite."""
         split = self.split or subject.held_out()
-        losses = list(subject.losses(split))
-        loss = sum(one.sum for one in losses) / sum(one.weight for one in losses)
-        require_finite_loss(split, loss)
-        return EvaluationOutcome({"loss": loss}, split, sum(one.samples for one in losses))
+        loss, samples = mean_loss(subject, split)
+        return EvaluationOutcome({"loss": loss}, split, samples)
 
 
-def require_finite_loss(split: str, loss: float) -> None:
+def mean_loss(subject: Subject, split: str) -> tuple[float, int]:
+    """Return the mean loss by weight and the number of samples; DataError where the loss is not finite."""
+    losses = list(subject.losses(split))
+    loss = sum(one.sum for one in losses) / sum(one.weight for one in losses)
     if not math.isfinite(loss):
-        raise DataError(
-            f"{split}: the loss is {loss}, so the model's weights are lost; train anew with a lower train.lr "
-            "or a longer train.warmup"
-        )
+        raise DataError(f"{split}: the loss is {loss}: {LOST_WEIGHTS}")
+    return loss, sum(one.samples for one in losses)

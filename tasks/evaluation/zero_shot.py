@@ -1,8 +1,8 @@
-"""Zero-shot classification as CLIP does it: the class whose prompts lie nearest to the image.
+"""Zero-shot classification as CLIP does it: predict the class whose prompts are nearest to the image.
 
-Each class is put into several prompts; the mean of their unit embeddings, scaled to length 1 again, stands
-for it. Source: A. Radford et al., "Learning transferable visual models from natural language supervision"
-(2021), section 3.1.4, and open_clip's zero_shot_classifier.py.
+Each class is inserted into several prompts; the mean of their unit embeddings, scaled to length 1 again,
+represents it. Source: A. Radford et al., "Learning transferable visual models from natural language
+supervision" (2021), section 3.1.4, and open_clip's zero_shot_classifier.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from tasks.core.errors import DataError, UsageError
 from tasks.evaluation.contract import (
+    Embedded,
     Embeddings,
     EvaluationOutcome,
     Evaluator,
@@ -29,50 +30,49 @@ from tasks.evaluation.statistics import wilson_interval
 from tasks.loader.decoders import decode_json
 
 TEMPLATES = ("a photo of a {}.", "an image of a {}.", "a picture of a {}.", "{}")
-"""Fit things of any kind. The name alone stands among them for classes that are no countable things."""
+"""Prompts that fit things of any kind. The name alone is included for classes that are not
+countable things."""
 TOP = 5
 MOST_NAMED = 10
-
-
 IMAGENET = "openai_imagenet"
 Template = Annotated[str, Field(pattern=r"\{\}|^openai_imagenet$")]
-
-
-def _listed(given: object) -> object:
-    """A template alone is a list of one."""
-    return [given] if isinstance(given, str) else given
 
 
 class ZeroShot(Evaluator):
     """The arguments of a task of kind `zero_shot`."""
 
     label: str = "label"
-    """The field of a sample's `json` member that names its class."""
+    """The field of a sample's `json` member that holds its class."""
     classes: Annotated[list[str], Field(min_length=2)] | None = None
-    """The names to choose from; every label that occurs in the split unless given."""
-    templates: Annotated[list[Template], Field(min_length=1), BeforeValidator(_listed)] = list(TEMPLATES)
-    """Prompts with `{}` where the class stands. `openai_imagenet` stands for the 80 by which CLIP was judged
-    on ImageNet, as open_clip has them."""
+    """The classes to choose from; by default every label of the split."""
+    templates: Annotated[
+        list[Template],
+        Field(min_length=1),
+        BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    ] = list(TEMPLATES)
+    """Prompts with `{}` in place of the class. `openai_imagenet` stands for the 80 prompts of CLIP's
+    evaluation on ImageNet, as open_clip has them."""
 
     @field_validator("classes")
     @classmethod
     def _differ(cls, classes: list[str] | None) -> list[str] | None:
         twice = [name for name in classes or () if (classes or ()).count(name) > 1]
         if twice:
-            raise ValueError(f"{twice[0]!r} stands there twice; name each class once")
+            raise ValueError(f"{twice[0]!r} is listed twice; name each class once")
         return classes
 
     def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
         return ("top1", "top5", "mean_per_class")
 
     def evaluate(self, subject: Subject) -> EvaluationOutcome:
-        """Accuracy, accuracy among the five nearest, and the mean of the accuracies by class.
+        """Return the accuracy, the accuracy among the five nearest, and the mean accuracy over the classes.
 
-        DataError for a sample without a label, or with one that is none of the classes, and for embeddings
-        that are not finite.
+        Raises DataError for a sample without a label, or with one that is none of the classes, and for
+        embeddings that are not finite.
         """
         split = self.split or subject.held_out()
-        keys, labels, images = self._samples(subject, split)
+        samples = Embedded.join(subject.embed_images(split, ClassReader(self.label)))
+        keys, labels, images = samples.keys, samples.extracted, samples.embeddings
         classes = self._classes(split, keys, labels)
         truth = np.array([classes.index(label) for label in labels])
         templates = self._templates()
@@ -84,7 +84,7 @@ class ZeroShot(Evaluator):
         return summarise(split, keys, classes, truth, ranked)
 
     def problem(self, split: str, samples: Iterator[Members]) -> str:
-        """Every sample needs its label, so any one shows a wrong name."""
+        """Check the first sample: every sample needs its label, so any one shows a wrong name."""
         members = next(samples, None)
         if members is None or ClassReader(self.label)(members):
             return ""
@@ -98,29 +98,23 @@ class ZeroShot(Evaluator):
     def _templates(self) -> list[str]:
         if IMAGENET not in self.templates:
             return self.templates
-        from tasks.models.clip.openclip import open_clip  # late, for it brings torch
+        from tasks.models.clip.openclip import open_clip  # late, because it loads torch
 
         theirs = [template("{}") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
         return [one for given in self.templates for one in (theirs if given == IMAGENET else [given])]
 
-    def _samples(self, subject: Subject, split: str) -> tuple[list[str], list[str], Embeddings]:
-        batches = list(subject.embed_images(split, ClassReader(self.label)))
-        keys = [key for batch in batches for key in batch.keys]
-        labels = [label for batch in batches for label in batch.extracted]
+    def _classes(self, split: str, keys: Sequence[str], labels: Sequence[str]) -> list[str]:
         if "" in labels:
             raise DataError(
                 f"{split}: sample {keys[labels.index('')]!r} has no label: its json member lacks the field "
                 f"{self.label!r}; give the source's table such a column, or name the right one by "
                 "evaluate.tasks: [{kind: zero_shot, label: COLUMN}]"
             )
-        return keys, labels, np.concatenate([batch.embeddings for batch in batches])
-
-    def _classes(self, split: str, keys: Sequence[str], labels: Sequence[str]) -> list[str]:
         classes = self.classes or sorted(set(labels))
         if len(classes) < 2:
             raise UsageError(
-                f"evaluate.tasks: zero_shot: {split} holds one class only, {classes[0]!r}; name what "
-                "there is to choose from by classes: [...]"
+                f"evaluate.tasks: zero_shot: {split} holds one class only, {classes[0]!r}; name the "
+                "classes to choose from by classes: [...]"
             )
         unknown = next((place for place, label in enumerate(labels) if label not in classes), None)
         if unknown is not None:
@@ -133,7 +127,7 @@ class ZeroShot(Evaluator):
 
 @dataclass(frozen=True)
 class ClassReader:
-    """Reads the class from a sample's `json` member; empty when there is none."""
+    """Reads the class from a sample's `json` member; empty where there is none."""
 
     field: str
 
@@ -144,17 +138,17 @@ class ClassReader:
 
 
 def class_embeddings(prompts: Embeddings, classes: int) -> Embeddings:
-    """[classes * templates, width] -> [classes, width]: the mean over templates, scaled to length 1."""
+    """Map [classes * templates, width] to [classes, width]: the mean over templates, scaled to length 1."""
     means = prompts.reshape(classes, -1, prompts.shape[-1]).mean(axis=1)
     scaled: Embeddings = means / np.linalg.norm(means, axis=1, keepdims=True)
     return scaled
 
 
 def rank_classes(images: Embeddings, classes: Embeddings, truth: NDArray[np.intp]) -> NDArray[np.intp]:
-    """[samples, classes]: the classes of each image from nearest to farthest.
+    """Return [samples, classes]: the classes of each image from nearest to farthest.
 
-    Of equally near ones the true class, whose place is in `truth`, comes last: a model that tells nothing
-    apart has found nothing.
+    Among equally near ones the true class, whose index is in `truth`, comes last: a model that cannot
+    distinguish classes has found nothing.
     """
     is_true = np.arange(len(classes)) == truth[:, None]
     ranked: NDArray[np.intp] = np.lexsort((is_true, -(images @ classes.T)), axis=1)
@@ -168,7 +162,7 @@ def summarise(
     truth: NDArray[np.intp],
     ranked: NDArray[np.intp],
 ) -> EvaluationOutcome:
-    """The metrics of ranked classes; `truth` holds the place of each sample's class."""
+    """Compute the metrics of ranked classes; `truth` holds the index of each sample's class."""
     hits = ranked == truth[:, None]
     first = hits[:, 0]
     metrics, intervals, chance = {}, {}, {}
@@ -181,7 +175,7 @@ def summarise(
     metrics["mean_per_class"] = float(np.mean([first[truth == place].mean() for place in np.unique(truth)]))
     chance["mean_per_class"] = 1 / len(classes)
     shown = [
-        Prediction(key=key, label=classes[right], predicted=classes[said])
-        for key, right, said in zip(keys[:KEPT_PREDICTIONS], truth, ranked[:, 0], strict=False)
+        Prediction(key=key, label=classes[right], predicted=classes[nearest])
+        for key, right, nearest in zip(keys[:KEPT_PREDICTIONS], truth, ranked[:, 0], strict=False)
     ]
     return EvaluationOutcome(metrics, split, len(truth), intervals, chance, shown)

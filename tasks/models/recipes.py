@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from tasks.core.errors import UsageError, instead, list_mistakes
 from tasks.core.schema import Train
@@ -120,7 +121,10 @@ def check_recipe(train: Train) -> Options:
     try:
         options = kind.model_validate(train.model)
     except ValidationError as error:
-        mistakes = [f"train.model{_describe(one, kind)}" for one in error.errors(include_url=False)]
+        mistakes = [
+            describe_mistake(one, kind.model_fields, ("train", "model"))
+            for one in error.errors(include_url=False)
+        ]
         raise UsageError(list_mistakes(mistakes)) from None
     _check_parts(train, kind.parts)
     if train.pack is not None and not kind.packs:
@@ -173,13 +177,14 @@ def _import(reference: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _describe(mistake: Mapping[str, Any], kind: type[Options]) -> str:
-    """Word an error of pydantic as the rest of a line that begins with `train.model`."""
-    fields = kind.model_fields
-    key = "".join(f".{part}" for part in mistake["loc"])
+def describe_mistake(
+    mistake: Mapping[str, Any], fields: Mapping[str, FieldInfo], prefix: Sequence[str] = (), noun: str = "key"
+) -> str:
+    """Word an error of pydantic as one line that names the key, below the keys of `prefix`, and the fix."""
+    key = ".".join(map(str, (*prefix, *mistake["loc"])))
     match mistake["type"]:
         case "extra_forbidden":
-            return f"{key}: unknown key; {instead(str(mistake['loc'][-1]), list(fields))}"
+            return f"{key}: unknown {noun}; {instead(str(mistake['loc'][-1]), list(fields))}"
         case "missing":
             return f"{key}: is required: {fields[str(mistake['loc'][0])].description}"
         case "value_error":

@@ -6,7 +6,6 @@ behind for one evaluation, one of them writes.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import re
@@ -42,7 +41,6 @@ from tasks.supervision.evaluations import (
 from tasks.supervision.succession import wake
 from tasks.supervision.unusable import UnusableResults
 
-EVALUATE = "tasks.evaluation.job:evaluate_checkpoint"
 JOB = "tasks.supervision.evaluation_jobs:run_job"
 FULL_LOOK_S = 30.0
 STUCK_S = 300.0
@@ -358,8 +356,15 @@ def run_job(run_folder: str, step: str, task: str, question: str) -> None:
         found = results.read_result(run.evaluation(int(step), task))
         if found is not None and found.question == question:
             return
-        module, _, function = EVALUATE.partition(":")
-        getattr(importlib.import_module(module), function)(run.path, int(step), task, question)
+        run_evaluation(run.path, int(step), task, question)
     finally:
         lease.release()
         wake(run)
+
+
+def run_evaluation(run: Path, step: int, task: str, question: str) -> None:
+    """Evaluate the checkpoint in this process; tests put a function without torch in the place of
+    this one."""
+    from tasks.evaluation.job import evaluate_checkpoint  # late, because it loads torch
+
+    evaluate_checkpoint(run, step, task, question)

@@ -44,13 +44,13 @@ def test_a_program_is_told_of_the_checkpoint_and_its_figures_are_taken(
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("print('one'); print('no GPU'); sys.exit(3)", r"ended with 3: one \| no GPU"),
+        ("print('one'); print('no GPU'); sys.exit(3)", r"ended with exit code 3: one \| no GPU"),
         ("pass", r"wrote no \{output\}"),
         ("open(sys.argv[1], 'w').write('{')", "wrote no JSON"),
         ("json.dump([1], open(sys.argv[1], 'w'))", "wrote no object of numbers"),
         (
             "json.dump({'a': 'high'}, open(sys.argv[1], 'w'))",
-            "wrote 'high' as 'a', which is no finite number",
+            "wrote 'high' as 'a', which is not a finite number",
         ),
         ("json.dump({'a': float('nan')}, open(sys.argv[1], 'w'))", "wrote nan as 'a'"),
     ],

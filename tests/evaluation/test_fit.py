@@ -63,7 +63,7 @@ def test_one_sample_is_too_few_to_be_found_among(digits_dataset: Path, tmp_path:
     manifest = read_json(copy / "manifest.json")
     manifest["splits"]["val"]["samples"] = 1
     write_json(copy / "manifest.json", manifest)
-    with pytest.raises(UsageError, match=r"split val of .*copy has 1 sample, and retrieval takes 2 and more"):
+    with pytest.raises(UsageError, match=r"split val of .*copy has 1 sample, and retrieval needs at least 2"):
         require_fit(digits_config(tmp_path, tmp_path, "evaluate.tasks=[retrieval]"), copy)
 
 
@@ -94,7 +94,7 @@ def test_a_task_that_judges_what_the_recipe_does_not_give_is_refused_before_any_
     monkeypatch.setitem(RECIPES, lengths.NAME, RecipeClasses(*lengths.ROW))
     block = f"train={{recipe: {lengths.NAME}, model: {{}}, batch_size: 32, steps: 200, lr: 0.01, checkpoint_every: 200}}"
     says = (
-        "zero_shot judges embeddings, and models of recipe lengths give none; take it out of evaluate.tasks"
+        "zero_shot judges embeddings, but models of recipe lengths give none; take it out of evaluate.tasks"
     )
     with pytest.raises(UsageError, match=rf"^evaluate\.tasks: {says}$"):
         configured(ROOT / "configs/digits-clip.yaml", Overrides(set=[block]))

@@ -69,7 +69,7 @@ def test_questions_and_pictures_reach_the_model_and_failures_are_remembered(tmp_
         far = [{"type": "image_url", "image_url": {"url": "http://example.org/a.png"}}]
         with pytest.raises(urllib.error.HTTPError):
             ask(server.server_port, far)
-        assert server.failures == ["ValueError: a picture is no data URI, and nothing is downloaded here"]
+        assert server.failures == ["ValueError: a picture is not a data URI, and nothing is downloaded here"]
 
 
 def test_each_task_is_a_process_and_what_is_done_is_kept(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_each_task_is_a_process_and_what_is_done_is_kept(tmp_path: Path) -> None
 
 
 def test_results_without_a_number_are_told() -> None:
-    with pytest.raises(DataError, match="its results hold no number"):
+    with pytest.raises(DataError, match="its results contain no number"):
         figures_of({"results": {"a": {"alias": "a", "accuracy,none": float("nan")}}}, "a")
 
 

@@ -228,4 +228,4 @@ def test_samples_that_cannot_be_judged_show_before_the_training() -> None:
     assert MultiLabel().problem("val", iter([judged.members(0)])) == ""
     assert "have no labels" in MultiLabel().problem("val", iter([{"txt": b"clear"}]))
     asked = MultiLabel(labels=["Nodule", "Nodul"]).problem("val", iter([judged.members(0)]))
-    assert "have no ['Nodul']; there are: Cardiomegaly, Emphysema, Nodule" in asked
+    assert "have no 'Nodul'; there are: Cardiomegaly, Emphysema, Nodule" in asked

@@ -173,7 +173,7 @@ def test_what_is_all_the_same_cannot_be_told_apart(what: str) -> None:
 def test_embeddings_that_are_not_finite_are_an_error(broken: str) -> None:
     """A caption is named by its sample: it may be private."""
     places = {"a": [1, 0], "b": [0, 1], "x": [1, 0], "y": [0, 1], broken: [0, np.nan]}
-    with pytest.raises(DataError, match="1 embedding not finite, the first of 'sample_1'"):
+    with pytest.raises(DataError, match="1 embedding not finite, first that of 'sample_1'"):
         Retrieval().evaluate(ByHand([("a", "x"), ("b", "y")], places))
 
 

@@ -68,7 +68,7 @@ def test_validation_loss_is_the_mean_over_all_samples() -> None:
 
 @pytest.mark.parametrize("evaluator", [Vlm(), ValidationLoss()])
 def test_lost_weights_and_no_question_are_told(evaluator: Vlm | ValidationLoss) -> None:
-    with pytest.raises(DataError, match="the loss is nan, so the model's weights are lost"):
+    with pytest.raises(DataError, match="the loss is nan: the model's weights are lost"):
         evaluator.evaluate(Said(loss=[BatchLoss(math.nan, 3.0, 2)]))
     with pytest.raises(DataError, match="hold no question"):
         Vlm().evaluate(Said(answered=()))

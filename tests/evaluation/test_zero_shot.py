@@ -95,7 +95,7 @@ def test_embeddings_that_are_not_finite_are_an_error(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(np, "linspace", lambda first, last, count: np.full(count, np.inf))
     name = "ant" if side == "texts" else "sample_0"
     with pytest.raises(
-        DataError, match=f"2 embeddings not finite, the first of '{name}': the model's weights"
+        DataError, match=f"2 embeddings not finite, first that of '{name}': the model's weights"
     ):
         ZeroShot().evaluate(subject)
 
@@ -154,7 +154,7 @@ def test_templates_are_averaged_as_unit_vectors() -> None:
         ({"kind": "zero_shot", "classes": ["one"]}, "zero_shot: classes: .*at least 2"),
         (
             {"kind": "zero_shot", "classes": ["a", "b", "a"]},
-            "zero_shot: classes: 'a' stands there twice; name",
+            "zero_shot: classes: 'a' is listed twice; name",
         ),
     ],
 )

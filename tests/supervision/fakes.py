@@ -268,7 +268,7 @@ def measure(config: Config, version: Path, quarantine: Path, lengths: Path) -> L
 
 
 def evaluation_job(folder: str, step: str, task: str, question: str) -> None:
-    evaluation_jobs.EVALUATE = "tests.supervision.fakes:evaluate"
+    evaluation_jobs.run_evaluation = evaluate
     evaluation_jobs.run_job(folder, step, task, question)
 
 

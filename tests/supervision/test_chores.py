@@ -62,7 +62,7 @@ def test_an_agent_that_fails_unexpectedly_says_so(tmp_path: Path) -> None:
 
 FOREIGN: dict[str, tuple[str, str]] = {
     "torn": ('{"task": "x", "st', "torn"),
-    "empty": ("", "torn or no JSON"),
+    "empty": ("", "torn or not JSON"),
     "wrong_type": (json.dumps({"metrics": {"top1": "high"}}), "metrics.top1: "),
     "no_metrics": (json.dumps({"metrics": {}}), "metrics: is empty"),
     "other_step": (json.dumps({"step": 30}), "it is about other_step of step 30"),

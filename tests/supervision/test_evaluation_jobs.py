@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> RunFolder:
 @pytest.fixture(autouse=True)
 def jobs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is over, with its log, when it has been submitted."""
-    monkeypatch.setattr(evaluation_jobs, "EVALUATE", "tests.supervision.fakes:evaluate")
+    monkeypatch.setattr(evaluation_jobs, "run_evaluation", fakes.evaluate)
     monkeypatch.setattr(jobs, "submit", submit)
     monkeypatch.setattr(evaluations, "RETRY_S", 0.0)
 
@@ -234,7 +234,7 @@ def test_a_torn_result_is_named_as_the_reason(run: RunFolder, monkeypatch: pytes
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('{"task": "zero_sh')
 
-    monkeypatch.setattr(fakes, "evaluate", tear)
+    monkeypatch.setattr(evaluation_jobs, "run_evaluation", tear)
     failed = drive(run)
     assert (failed.state, len(failed.tried)) == ("failed", 2)
     assert "3 of 3 tries used; evaluations/step_40/zero_shot.json: it is torn" in failed.reason
