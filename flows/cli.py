@@ -1,7 +1,7 @@
-"""The front door: reads the command line, calls the command, and reports every mistake in one line.
+"""The entry point: reads the command line, calls the command, and reports every mistake in one line.
 
 Nothing heavy is imported here. Each command is registered by its import path, and imports torch or Prefect
-only when it is called; so the help of all commands costs no more than the modules that hold them.
+only when it is called, so the help of all commands costs no more than the modules that hold them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tasks.core.errors import TarmacError, UsageError, instead
 INTERRUPTED = 130
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM)
-"""What a disk or its permissions refuse, which is not a defect of Tarmac."""
+"""Errors of a disk or its permissions, which are no defect of Tarmac."""
 
 COMMANDS = {
     "Begin": (
@@ -63,12 +63,12 @@ COMMANDS = {
         "flows.commands.runs:cancel",
         "flows.commands.runs:gather",
         "flows.commands.runs:report",
-        "flows.commands.exports:export",
+        "flows.commands.weights:export",
     ),
     "Diagnosis": (
         "flows.commands.diagnosis:preflight",
-        "flows.commands.examination:doctor",
-        "flows.commands.examination:watch",
+        "flows.commands.diagnosis:doctor",
+        "flows.commands.diagnosis:watch",
     ),
     "Prefect": ("flows.commands.operations:up", "flows.commands.operations:deploy"),
 }
@@ -76,25 +76,14 @@ COMMANDS = {
 
 NAMES = tuple(path.rpartition(":")[2] for paths in COMMANDS.values() for path in paths)
 
-EXTRAS = {
-    **dict.fromkeys(
-        (
-            "torch",
-            "torchvision",
-            "open_clip",
-            "huggingface_hub",
-            "webdataset",
-            "safetensors",
-            "sklearn",
-            "submitit",
-        ),
-        "train",
-    ),
-    **dict.fromkeys(("prefect", "httpx"), "prefect"),
+PACKAGES = {
+    "train": "torch torchvision open_clip huggingface_hub webdataset safetensors sklearn submitit",
+    "prefect": "prefect httpx",
     "wandb": "wandb",
-    "transformers": "vlm",
+    "vlm": "transformers",
 }
-"""Which extra brings which package."""
+EXTRAS = {package: extra for extra, packages in PACKAGES.items() for package in packages.split()}
+"""The extra that installs each package."""
 
 
 def _build_app() -> App:
@@ -133,7 +122,7 @@ def _version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 success, 1 failure, 2 usage, 130 interrupted)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    ours = list(takewhile(lambda word: word != "--", words))  # what follows is another program's
+    ours = list(takewhile(lambda word: word != "--", words))  # the rest belongs to another program
     as_json = "--json" in ours
     _replace_unprintable()
     try:
@@ -150,16 +139,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = next(word for word in ours if word in NAMES)
         return _fail(as_json, f"tarmac {command} needs {missing}: pip install 'tarmac[{extra}]'", 2)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only break the tidying up
-        again = "the same command without --fresh goes on with the run that is there"
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only break the clean-up
+        again = "the same command without --fresh goes on with the present run"
         fix = again if "--fresh" in ours else "the same command goes on with it"
         return _fail(as_json, f"interrupted; what is done stays, and {fix}", INTERRUPTED, "\n")
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _reader_is_gone():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
             return 1
         if isinstance(error, OSError) and error.errno in REFUSED:
-            return _fail(as_json, _refusal(error), 1)
+            where = f"{error.filename}: " if error.filename is not None else ""
+            is_full = error.errno in FULL
+            fix = "make room and run it again" if is_full else "check its permissions and its disk"
+            return _fail(as_json, f"{where}{error.strerror}; {fix}", 1)
         if as_json:  # a program that parses the output finds an object, and a person the traceback
             _fail(as_json, f"{type(error).__name__}: {error}", 1)
         raise
@@ -184,12 +176,6 @@ def _fail(as_json: bool, message: str, code: int, mark: str = "✗ ") -> int:
     return code
 
 
-def _refusal(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename is not None else ""
-    fix = "make room and run it again" if error.errno in FULL else "check its permissions and its disk"
-    return f"{where}{error.strerror}; {fix}"
-
-
 def _reader_is_gone() -> bool:
     """Whether nobody reads standard output any more, as after `| head`."""
     poll = select.poll()
@@ -205,8 +191,8 @@ def _replace_unprintable() -> None:
 
 
 def _refuse_empty(app: App, commands: Sequence[str], arguments: ArgumentCollection) -> None:
-    """UsageError for an argument that is an empty string, as an unset shell variable gives it: it would be
-    taken for the working directory."""
+    """Raise UsageError for an argument that is an empty string, as an unset shell variable gives it: it would
+    be taken for the working directory."""
     for argument in arguments:
         if any(token.value == "" and token.implicit_value is UNSET for token in argument.tokens):
             command = " ".join(("tarmac", *commands))
@@ -214,14 +200,14 @@ def _refuse_empty(app: App, commands: Sequence[str], arguments: ArgumentCollecti
 
 
 def _wrong_usage(error: CycloptsError) -> str:
-    """The line about a command line that cannot be read: what is wrong with it, and the fix."""
+    """Return the line about a command line that cannot be read: what is wrong with it, and the fix."""
     command = " ".join(("tarmac", *(error.command_chain or ())))
     problem, fix = _problem(error)
     return f"{command}: {problem}; {fix or f'see {command} --help'}"
 
 
 def _problem(error: CycloptsError) -> tuple[str, str | None]:
-    """What is wrong, and how to mend it where more can be said than where the help is."""
+    """Return what is wrong, and the fix if there is a better one than to read the help."""
     match error:
         case UnknownCommandError(unused_tokens=[word, *_]) if word.startswith("-"):
             return f"unknown option {word}; options come after the command", None
@@ -260,7 +246,7 @@ def _nearest(word: str, known: Sequence[str]) -> str | None:
 
 
 def _shown_name(argument: Any) -> str:
-    """`--step` for an option, `CONFIG` for an argument without a name on the command line."""
+    """Return `--step` for an option, `CONFIG` for an argument without a name on the command line."""
     name: str = argument.name
     return name if name.startswith("-") else name.upper()
 

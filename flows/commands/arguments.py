@@ -1,4 +1,4 @@
-"""The arguments that several commands share: their types, and what `--help` says of them."""
+"""The arguments that several commands share: their types, and their help."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cyclopts import Parameter
 from tasks.core.errors import UsageError
 
 Level = Literal["quick", "default", "full"]
-"""How closely a dataset is examined."""
+"""How thoroughly a dataset is checked."""
 
 AsJson = Annotated[bool, Parameter("--json", help="Print one JSON object instead of text.")]
 
 
 def _require_pairs(_: Any, changes: list[str] | None) -> None:
-    from tasks.core.config import require_pair  # here, because the help needs none of it
+    from tasks.core.config import require_pair  # which the help does not need
 
     for change in changes or ():
         require_pair(change)
@@ -33,15 +33,15 @@ Changes = Annotated[
 ]
 ConfigFile = Annotated[Path, Parameter(help="The config file, such as configs/digits-clip.yaml.")]
 DatasetFolder = Annotated[str, Parameter(help="The folder of a dataset, or of one of its versions.")]
-Fresh = Annotated[bool, Parameter(help="Start anew. The run that is there moves to runs/archive.")]
+Fresh = Annotated[bool, Parameter(help="Start anew. The present run moves to runs/archive.")]
 Full = Annotated[bool, Parameter(help="Also decode and check every member of every sample.")]
-Quick = Annotated[bool, Parameter(help="Compare sizes, end blocks, counts and the index only.")]
-RunName = Annotated[str, Parameter(help="The folder of a run, or the start of its id or name.")]
-RunsFolder = Annotated[Path, Parameter(help="Where the run folders lie (default: runs).")]
+Quick = Annotated[bool, Parameter(help="Compare only sizes, end blocks, counts and the index.")]
+RunName = Annotated[str, Parameter(help="The folder of a run, or the beginning of its id or name.")]
+RunsFolder = Annotated[Path, Parameter(help="The folder of the run folders (default: runs).")]
 
 
 def level_of(quick: bool, full: bool) -> Level:
-    """The level that `--quick` and `--full` ask for; UsageError for both."""
+    """Return the level that `--quick` and `--full` select; UsageError for both."""
     if quick and full:
         raise UsageError("--quick, --full: choose one")
     return "quick" if quick else "full" if full else "default"

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from tasks.dataset.manifest import Manifest
 
 KEPT = 3
-"""Versions that a prune keeps unless it is given a number."""
+"""The number of versions that a prune keeps by default."""
 CHANGED = ("previous", "gained", "lost", "replaced", "rekeyed", "released", "shards", "shards_rewritten")
-"""What `build --json` takes over from the stage."""
+"""The fields that `build --json` takes from the stage."""
 ACCOUNT = {"read", "accepted", "filtered", "rejects", "splits", "passed_over"}
-"""And from the manifest."""
+"""The fields that `build --json` takes from the manifest."""
 
 
 def build(
@@ -46,8 +46,8 @@ def build(
 ) -> int:
     """Turn raw data into verified shards with a manifest.
 
-    Only shards whose samples changed are written. The new version becomes the
-    current one after it is verified. Every raw sample is accounted for:
+    Only shards whose samples changed are written. The new version becomes
+    current once it is verified. Every raw sample is accounted for:
     read = accepted + filtered + rejected.
 
     For example:
@@ -78,11 +78,11 @@ def build(
 
 
 def reinforce(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:
-    """Write what teachers say of a dataset's pairs into shards, and build them.
+    """Write teachers' embeddings of a dataset's pairs into shards, and build them.
 
     The config's block reinforce names the dataset, the teachers and the
-    synthetic captions. Shards that are done are not done again, so the same
-    command goes on after it was broken off.
+    synthetic captions. Finished shards are not made again, so the same command
+    goes on after an interruption.
 
     For example:
       tarmac reinforce configs/taught.yaml
@@ -106,18 +106,18 @@ def index(
     dataset: Annotated[Path, Parameter(help="The folder of the new dataset.")],
     /,
     *,
-    val: Annotated[str | None, Parameter(help="Tars that are held out, as SHARDS.")] = None,
+    val: Annotated[str | None, Parameter(help="Tars to hold out, in the form of SHARDS.")] = None,
     modality: Annotated[
         Literal["image_text", "reinforced", "volume_report", "chat"] | None,
-        Parameter(help="Seen from the members of the first sample unless given."),
+        Parameter(help="The kind of samples (default: recognised by the members of the first sample)."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Index tars that others wrote, so that they are trained on where they lie.
+    """Index tars that others wrote, to train on them where they lie.
 
-    The tars are read once and stay where they are, on this machine, a web
-    server or in a bucket. DATASET is then what dataset.output of a config
-    names, and its samples are read one by one, with exact resume.
+    The tars are read once and stay where they are: on this machine, a web
+    server or in a bucket. The key dataset.output of a config then names
+    DATASET, and its samples are read one by one, with exact resume.
 
     For example:
       tarmac index 's3://bucket/cc3m/{00000..00331}.tar' data/cc3m
@@ -145,7 +145,7 @@ def index(
 def _show_build(
     settings: Config, version: Path, built: BuildResult | None, seconds: float, as_json: bool
 ) -> int:
-    """Print the result of a build; `built` is what its stage reports, None when nothing was to be done."""
+    """Print the result of a build; `built` is its stage's result, or None if the dataset was up to date."""
     from tasks.core import screen
     from tasks.dataset import quarantine
     from tasks.dataset.manifest import read_manifest
@@ -166,10 +166,10 @@ def _show_build(
     if built is None:
         screen.finished("build", f"up to date: version {version.name}", seconds)
     notice = quarantine.notice(version, left_out)
-    return say("\n".join(_build_lines(settings, version, manifest, built, notice)))
+    return say("\n".join(_built_lines(settings, version, manifest, built, notice)))
 
 
-def _build_lines(
+def _built_lines(
     settings: Config, version: Path, manifest: Manifest, built: BuildResult | None, notice: str | None
 ) -> Iterator[str]:
     from tasks.dataset.manifest import passed_over_lines
@@ -189,16 +189,15 @@ def _build_lines(
         yield f"! {notice}"
     if built is not None:
         was = built.previous
-        is_new = was not in (None, version.name)
-        change = f" (was {was}: {built.changed})" if is_new else ""
-        written = f"{built.shards_rewritten} of {built.shards} shards written"
-        yield f"✓ version {version.name}{change}; {written}"
+        change = "" if was in (None, version.name) else f" (was {was}: {built.changed})"
+        yield f"✓ version {version.name}{change}; {built.shards_rewritten} of {built.shards} shards written"
+    output = near(settings.dataset.output)
     yield f"  data     {near(settings.dataset.output / 'current')}"
-    yield f"  look     tarmac look {near(settings.dataset.output)}"
+    yield f"  look     tarmac look {output}"
     if "train" not in manifest.splits:
         yield "! no split is named train, which a training needs: see dataset.splits"
     if manifest.rejected:
-        listed = f"tarmac look {shlex.quote(near(settings.dataset.output))} --rejects lists all"
+        listed = f"tarmac look {shlex.quote(output)} --rejects lists all"
         yield f"  rejects  {listed}; mend the sources and run again: only these are redone"
 
 
@@ -208,12 +207,12 @@ def versions(
         Literal["list", "rollback", "prune"], Parameter(help="What to do (default: list).")
     ] = "list",
     version: Annotated[
-        str | None, Parameter(help="Of rollback: the version to go back to, or the start of its name.")
+        str | None, Parameter(help="For rollback: the version to go back to, or the beginning of its name.")
     ] = None,
     /,
     *,
     keep: Annotated[
-        int | None, Parameter(help="Of prune: how many versions to keep (default: 3).", metavar="N")
+        int | None, Parameter(help="For prune: how many versions to keep (default: 3).", metavar="N")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -227,27 +226,29 @@ def versions(
       tarmac versions data/digits rollback 9c41
       tarmac versions data/digits prune --keep 1
     """
+    from tasks.dataset.versions import current, list_versions, pinned, rollback
+
     if version is not None and action != "rollback":
         fix = "; it keeps the newest --keep N" if action == "prune" else ""
         raise UsageError(f"VERSION: {action} takes none, and {version!r} is given{fix}")
     if keep is not None and action != "prune":
         raise UsageError(f"--keep: {action} removes no version; it is for prune")
     if action == "rollback":
-        return _roll_back(dataset, version, as_json)
+        if version is None:
+            raise UsageError("VERSION: rollback needs the version to go back to; see tarmac versions DATASET")
+        now = rollback(dataset, version)
+        if as_json:
+            return print_result(current=now.name)
+        return say(f"✓ current is {now.name}; a build of changed sources makes a new version")
     if action == "prune":
         return _prune(dataset, KEPT if keep is None else keep, as_json)
-    return _show_versions(dataset, as_json)
-
-
-def _roll_back(dataset: Path, name: str | None, as_json: bool) -> int:
-    from tasks.dataset.versions import rollback
-
-    if name is None:
-        raise UsageError("VERSION: rollback needs the version to go back to; see tarmac versions DATASET")
-    version = rollback(dataset, name)
+    present, pins = current(dataset), pinned(dataset)
+    rows = [_version_row(one, one == present, pins.get(one.name, [])) for one in list_versions(dataset)]
+    if not rows:
+        raise UsageError(f"DATASET: {dataset} has no versions; build it first")
     if as_json:
-        return print_result(current=version.name)
-    return say(f"✓ current is {version.name}; a build of changed sources makes a new version")
+        return print_result(versions=rows)
+    return say("\n".join(map(_version_line, rows)))
 
 
 def _prune(dataset: Path, keep: int, as_json: bool) -> int:
@@ -260,18 +261,6 @@ def _prune(dataset: Path, keep: int, as_json: bool) -> int:
         return print_result(removed=removed)
     stays = [f"  {name} stays: {why}" for name, why in spared(dataset, keep).items()]
     return say("\n".join([f"✓ removed {', '.join(removed) or 'nothing'}", *stays]))
-
-
-def _show_versions(dataset: Path, as_json: bool) -> int:
-    from tasks.dataset.versions import current, list_versions, pinned
-
-    now, pins = current(dataset), pinned(dataset)
-    rows = [_version_row(one, one == now, pins.get(one.name, [])) for one in list_versions(dataset)]
-    if not rows:
-        raise UsageError(f"DATASET: {dataset} has no versions; build it first")
-    if as_json:
-        return print_result(versions=rows)
-    return say("\n".join(map(_version_line, rows)))
 
 
 def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[str, Any]:
@@ -292,12 +281,11 @@ def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[
         return row | {"error": f"{build} cannot be read: {error.strerror}"}
     except (ValueError, KeyError, TypeError):
         return row | {"error": f"{build} is damaged: tarmac repair {version} mends it"}
-    size_bytes = sum(split.bytes for split in manifest.splits.values())
     return row | {
         "built": built,
         "samples": manifest.accepted,
         "shards": manifest.shards,
-        "bytes": size_bytes,
+        "bytes": sum(split.bytes for split in manifest.splits.values()),
         "changes": changes,
     }
 

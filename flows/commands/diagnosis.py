@@ -1,4 +1,4 @@
-"""The commands that say whether a training will run, before it starts, and why it stands still, beside it."""
+"""The commands on whether a training works: `preflight` before it starts, `doctor` and `watch` beside it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.commands.arguments import AsJson, Changes
+from flows.commands.arguments import AsJson, Changes, RunsFolder
 from flows.commands.output import print_json, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.findings import MARKS, Finding
-from tasks.core.units import counted, format_duration
+from tasks.core.units import counted, format_duration, near
 
 if TYPE_CHECKING:
     from tasks.core.schema import Config
     from tasks.diagnosis.preflight import Preflight
+    from tasks.diagnosis.watch import WatchResult
 
 CONFIGS = (".yaml", ".yml")
-Deep = Annotated[bool, Parameter(help="Read every sample and decode it, instead of some of each kind.")]
+Deep = Annotated[bool, Parameter(help="Read and decode every sample, instead of some of each kind.")]
 
 
 def preflight(
@@ -32,7 +33,7 @@ def preflight(
 ) -> int:
     """Report whether a training will get its first batch, before it starts.
 
-    Of a command the trainer's own data pipeline is run on samples of its
+    For a command, the trainer's own data pipeline is run on samples of its
     shards, without a GPU. All causes are reported, and a mended config and
     command are written out. The exit code is 1 when it would not run.
 
@@ -52,20 +53,20 @@ def preflight(
             config = configured(Path(words[0]), Overrides(set=changes or []))
             found = preflight_config(config, deep, evaluators.needs(config))
             if config.train is not None and options_type(config.train.recipe).is_external:
-                found = _external(config, found, deep, progress)
+                found = _preflight_external(config, found, deep, progress)
         elif changes:
             raise UsageError("tarmac preflight: --set changes a config, and a command has none")
         else:
             found = preflight_command(words, Path.cwd(), deep, progress)
     if as_json:
-        print_json(_facts(found))
+        print_json(_preflight_facts(found))
     else:
-        say("\n".join(_lines(found)))
+        say("\n".join(_preflight_lines(found)))
     return 0 if found.report.ok else 1
 
 
-def _external(config: Config, own: Preflight, deep: bool, progress: screen.Progress) -> Preflight:
-    """Of a config that another trainer's command trains: also the command as a run would start it."""
+def _preflight_external(config: Config, own: Preflight, deep: bool, progress: screen.Progress) -> Preflight:
+    """Add the preflight of the other trainer's command that a run of this config would start."""
     from tasks.dataset.layout import resolve
     from tasks.diagnosis.preflight import preflight_external
     from tasks.runs import plan
@@ -79,7 +80,7 @@ def _external(config: Config, own: Preflight, deep: bool, progress: screen.Progr
         return preflight_external(config, own, words, trainer, deep, progress)
 
 
-def _facts(found: Preflight) -> dict[str, object]:
+def _preflight_facts(found: Preflight) -> dict[str, object]:
     mended = found.mended
     return {
         **found.report.to_json(),
@@ -94,10 +95,10 @@ def _facts(found: Preflight) -> dict[str, object]:
     }
 
 
-def _lines(found: Preflight) -> Iterator[str]:
+def _preflight_lines(found: Preflight) -> Iterator[str]:
     report = found.report
     for finding in report.findings:
-        yield from _finding_lines(finding)
+        yield from _problem_lines(finding)
     if report.findings:
         yield from (f"    not    {entry['code']}: {entry['evidence']}" for entry in report.ruled_out)
     if found.mended is not None and found.mended.command is not None:
@@ -109,15 +110,12 @@ def _lines(found: Preflight) -> Iterator[str]:
     named = [counted(count, name) for count, name in counts if count]
     seen = "by the manifest" if found.trainer == "tarmac" else "looked at"
     looked = f"{counted(found.samples, 'sample')} of {counted(found.shards, 'shard')} {seen}"
-    took = f"{format_duration(found.seconds)}, no GPU used"
-    if report.ok:
-        yield f"✓ every worker of every rank gets a batch: {', '.join([*named, looked, took])}"
-    else:
-        yield f"{', '.join([*named, looked, took])}"
+    summary = ", ".join([*named, looked, format_duration(found.seconds), "no GPU used"])
+    yield f"✓ every worker of every rank gets a batch: {summary}" if report.ok else summary
 
 
-def _finding_lines(finding: Finding) -> Iterator[str]:
-    """The finding in lines: what is wrong, what was found, by which rule, and the fix."""
+def _problem_lines(finding: Finding) -> Iterator[str]:
+    """Yield what is wrong, what was found, by which rule, and the fix."""
     problem = finding.evidence.get("problem", "")
     yield f"{MARKS[finding.severity]} {finding.code:<17} {problem}"
     facts = {**finding.evidence, **finding.where}
@@ -125,3 +123,123 @@ def _finding_lines(finding: Finding) -> Iterator[str]:
         if name in facts:
             yield f"    {name:<6} {facts[name]}"
     yield f"    fix    {finding.remedy}"
+
+
+def doctor(
+    *,
+    pid: Annotated[int | None, Parameter(help="The training's process, or its launcher's.")] = None,
+    run: Annotated[
+        str | None, Parameter(help="A run of Tarmac: its folder, or the beginning of its id or name.")
+    ] = None,
+    log: Annotated[
+        Path | None, Parameter(help="The training's output: alone, or beside --pid where it is piped.")
+    ] = None,
+    runs: RunsFolder = Path("runs"),
+    out: Annotated[Path | None, Parameter(help="Where to save the page (default: doctor-PID.html).")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Explain why a training hangs or is slow, with evidence.
+
+    It observes the process and its workers for five seconds, without stopping
+    them, whichever trainer it is. The exit code is 1 when a cause is an error.
+
+    For example:
+      tarmac doctor --pid 50277
+      tarmac doctor --run 3f9a
+      tarmac doctor --log train.log
+    """
+    from tasks.diagnosis import examination as examinations
+
+    if pid is not None:
+        done = examinations.examine_process(pid, log)
+    elif run is not None:
+        from tasks.diagnosis.run_doctor import examine_run
+        from tasks.runs.folder import find
+
+        done = examine_run(find(runs, run))
+    elif log is not None:
+        done = examinations.examine_log(log)
+    else:
+        raise UsageError("tarmac doctor: name what to examine: --pid PID, --run RUN or --log FILE")
+    page = out or Path(f"doctor-{done.name}.html")
+    examinations.save_doctor_page(done, page)
+    if as_json:
+        print_json({**done.to_json(), "page": str(page)})
+    else:
+        say("\n".join(examinations.text_of(done)))
+        say(f"SAVED      {near(page)} (redacted; safe to attach to a bug report)")
+    return 0 if done.verdict.report.ok else 1
+
+
+def watch(
+    *words: Annotated[str, Parameter(help="-- and the command of any training.")],
+    progress: Annotated[
+        str | None,
+        Parameter(
+            metavar="PATTERN",
+            help="A regular expression of lines that show a step; groups done, total and loss are numbers.",
+        ),
+    ] = None,
+    stop: Annotated[
+        bool, Parameter(help="End the training when a stall has a cause that is an error.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run any training, and explain why when it stalls.
+
+    Its output passes through unchanged, and so do signals and its exit code,
+    which becomes 1 if it ended with 0 without having trained, or was
+    stopped by --stop.
+
+    For example:
+      tarmac watch -- python -m open_clip_train.main --train-data 't-{00..17}.tar'
+      tarmac watch --progress 'it (?P<done>[0-9]+)' -- ./train.sh
+    """
+    from tasks.diagnosis.watch import to_stderr
+    from tasks.diagnosis.watch import watch as run
+
+    if not words:
+        raise UsageError("tarmac watch: give -- and the command of a training")
+    done = run(words, Path.cwd(), to_stderr, pattern=progress, stops=stop, output_to_stderr=as_json)
+    if as_json:
+        print_json(_watch_facts(done))
+    else:
+        to_stderr("\n".join(_watch_lines(done)))
+    return done.exit_code
+
+
+def _watch_facts(done: WatchResult) -> dict[str, object]:
+    return {
+        **done.report.to_json(),
+        "ok": done.exit_code == 0,
+        "exit_code": done.exit_code,
+        "stopped": done.was_stopped,
+        "trainer": done.trainer,
+        "steps": done.steps,
+        "seconds": round(done.seconds, 2),
+        "checkpoint": done.checkpoint,
+        "stalls": [one.to_json() for one in done.stalls],
+    }
+
+
+def _watch_lines(done: WatchResult) -> Iterator[str]:
+    """Yield how the training ended, for standard error. If it was stopped, the verdict is repeated, because
+    the training has printed more since."""
+    from tasks.diagnosis.examination import verdict_of
+
+    shown = {one.code for stall in done.stalls for one in stall.verdict.report.findings}
+    for one in done.report.findings:
+        if one.code not in shown:
+            mark = "✗" if one.severity == "error" else "!"
+            yield f"{mark} {one.code:<17} {one.evidence['what']}"
+            yield f"    fix    {one.remedy}"
+    saved = f", {near(Path(done.checkpoint))} written" if done.checkpoint is not None else ""
+    steps = f"{counted(done.steps, 'line')} of progress" if done.steps else "no line of progress"
+    facts = f"{steps}{saved}, {format_duration(done.seconds)}"
+    if done.was_stopped:
+        yield f"✗ watch: it stopped the training: {facts}"
+        yield from verdict_of(done.stalls[-1])
+    elif done.exit_code == 0:
+        yield f"✓ watch: it ended well: exit code 0, {facts}"
+    else:
+        yield f"✗ watch: exit code {done.exit_code}, {facts}"

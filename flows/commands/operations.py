@@ -1,4 +1,4 @@
-"""The commands for who operates Tarmac on a Prefect server: `up`, `deploy`."""
+"""The commands that operate Tarmac on a Prefect server: `up` and `deploy`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -19,35 +19,27 @@ from tasks.core.errors import UsageError
 
 MARKS = {"new": "+", "changed": "~", "removed": "−", "unchanged": " "}
 
-if TYPE_CHECKING:
-    from flows.operate.up import Running
-
 
 def up(
     *,
     port: Annotated[
         int | None,
-        Parameter(
-            help="The server's port (default: 4200, or that of PREFECT_API_URL); the pages take the next."
-        ),
+        Parameter(help="The server's port (default: 4200 or PREFECT_API_URL's); the pages take the next."),
     ] = None,
     host: Annotated[
-        str | None,
-        Parameter(
-            help="The address that server and pages listen on (default: 127.0.0.1, this machine alone)."
-        ),
+        str | None, Parameter(help="The address to listen on (default: 127.0.0.1, for this machine alone).")
     ] = None,
     only: Annotated[
         Literal["server", "worker"] | None,
-        Parameter(help="Only the server, or all but the server (which is waited for)."),
+        Parameter(help="Start only the server, or all but the server (and wait for it)."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Run a Prefect server and a worker for this folder until Ctrl-C.
 
-    Registers configs/*.yaml as `tarmac deploy` does, and serves the reports
-    of the runs. A server that answers at the address already is used. What
-    dies is started again; Ctrl-C ends all but the trainings.
+    It registers configs/*.yaml as `tarmac deploy` does, and serves the reports
+    of the runs. If a server answers at the address already, it is used. A
+    process that dies is started again; Ctrl-C ends all but the trainings.
 
     For example:
       tarmac up
@@ -65,20 +57,15 @@ def up(
             facts = {"server": state.server, "pages": state.pages, "deployments": state.deployments}
             print_result(**facts, processes=processes)
         else:
-            _show(state)
+            say(f"✓ server   {state.server}{'' if state.is_ours else ', which was running'}")
+            if state.pages is not None:
+                say(f"✓ pages    {state.pages}")
+                say(f"✓ deployed {', '.join(state.deployments)}")
+                say(f"✓ worker   runs the flows of {Path.cwd()}")
+            say(f"Open {state.server}/deployments   Ctrl-C ends what runs here; trainings go on")
         sys.stdout.flush()
         state.watch()
     return 0
-
-
-def _show(state: Running) -> None:
-    """A few lines on what runs and where it is seen."""
-    say(f"✓ server   {state.server}{'' if state.is_ours else ', which was there'}")
-    if state.pages is not None:
-        say(f"✓ pages    {state.pages}")
-        say(f"✓ deployed {', '.join(state.deployments)}")
-        say(f"✓ worker   runs what belongs to {Path.cwd()}")
-    say(f"Open {state.server}/deployments   Ctrl-C ends what runs here; trainings go on")
 
 
 def deploy(
@@ -91,25 +78,21 @@ def deploy(
     ] = False,
     notify: Annotated[
         str | None,
-        Parameter(
-            help="A notification block of the server that failures are sent to from now on.",
-            metavar="TYPE/NAME",
-        ),
+        Parameter(help="Send failures to this notification block of the server.", metavar="TYPE/NAME"),
     ] = None,
     write: Annotated[
         Path | None,
-        Parameter(help="Write the deployments into this file for prefect deploy; register nothing."),
+        Parameter(help="Write the deployments to this file, for prefect deploy; register nothing."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Register a project's flows and schedules with a Prefect server.
 
-    A config gives build/NAME and, where it trains, pipeline/NAME; the project
+    A config gives build/NAME and, if it trains, pipeline/NAME; the project
     gives verify/PROJECT, evaluate/PROJECT and doctor/PROJECT, by the name of its
-    folder, and automations that look after the runs. Workers of this folder run
-    them, and no others. Tags, limits and pauses that are set on a page stay;
-    deployments whose config is gone are removed. The server is the one that
-    PREFECT_API_URL names.
+    folder, and automations that look after the runs. Only workers of this folder
+    run them. Tags, limits and pauses that are set on a page stay; deployments
+    whose config is gone are removed. PREFECT_API_URL names the server.
 
     For example:
       tarmac deploy

@@ -1,4 +1,4 @@
-"""Standard output of the commands: results for people, or one JSON object."""
+"""The standard output of the commands: lines for people, or one JSON object."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def print_json(value: Any) -> int:
 
 
 def print_result(**facts: Any) -> int:
-    """Print the JSON object of a command that succeeded and judged nothing; returns its exit code."""
+    """Print the JSON object of a command that succeeded and has no findings; returns its exit code."""
     return print_json({"ok": True, "findings": [], **facts})

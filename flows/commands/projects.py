@@ -1,7 +1,4 @@
-"""The commands that begin a project: `example`, `init`, `plan`, `schema` and `deploy`.
-
-They concern raw data and a config, before anything is built or trained.
-"""
+"""The commands that begin a project, before anything is built: `example`, `init`, `plan` and `schema`."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
     from tasks.dataset.quarantine import Quarantined
 
 EVIDENCE_WIDTH = 300
-"""Characters of a name or a value out of the raw data that a line of `init` shows."""
+"""The number of characters that a line of `init` shows of a name or a value from the raw data."""
 
 
 def example(
@@ -38,7 +35,7 @@ def example(
 ) -> int:
     """Write a small raw dataset to start from.
 
-    A folder that is there already is left alone.
+    A folder that exists already is left alone.
 
     For example:
       tarmac example digits
@@ -59,7 +56,7 @@ def example(
     if as_json:
         return print_result(path=str(folder), samples=samples)
     written = f"✓ example   {samples:,} samples in {folder}"
-    return say(written if samples else f"{folder} is there already: left alone")
+    return say(written if samples else f"{folder} exists already: left alone")
 
 
 def init(
@@ -73,7 +70,7 @@ def init(
 ) -> int:
     """Look at raw data and write a commented config for it.
 
-    It opens a few dozen files at most, reports what it found, and never
+    It opens at most a few dozen files, reports what it found, and never
     overwrites a config.
 
     For example:
@@ -84,37 +81,35 @@ def init(
     from tasks.dataset.init.evidence import shown
     from tasks.runs.jobs import gpus_here
 
-    seen = survey(path)
-    config = out or Path(f"configs/{seen.name}.yaml")
-    text = config_text(seen, has_gpu=gpus_here() > 0)
+    found = survey(path)
+    config = out or Path(f"configs/{found.name}.yaml")
+    text = config_text(found, has_gpu=gpus_here() > 0)
     try:
         config.parent.mkdir(parents=True, exist_ok=True)
         with config.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(
-            f"--out: {config} is there and stays as it is; give another path with --out"
-        ) from None
+        raise UsageError(f"--out: {config} exists and stays as it is; give another path with --out") from None
     except OSError as error:
         raise UsageError(f"--out: {config} cannot be written ({error.strerror}); give another PATH") from None
     if as_json:
-        readings = [reading.as_json() for reading in seen.readings]
-        files = {shown(suffix): number for suffix, number in sorted(seen.inventory.counts.items())}
+        readings = [reading.as_json() for reading in found.readings]
+        files = {shown(suffix): number for suffix, number in sorted(found.inventory.counts.items())}
         return print_result(config=str(config), files=files, readings=readings)
-    return say("\n".join(_survey_lines(seen, config)))
+    return say("\n".join(_survey_lines(found, config)))
 
 
-def _survey_lines(seen: PlaceSurvey, config: Path) -> Iterator[str]:
+def _survey_lines(found: PlaceSurvey, config: Path) -> Iterator[str]:
     from tasks.dataset.init.evidence import shown
 
-    yield shown(f"{seen.inventory.given}: {seen.inventory.described}", EVIDENCE_WIDTH)
-    width = max(9, *map(len, seen.best.seen))
-    for key, evidence in seen.best.seen.items():
+    yield shown(f"{found.inventory.given}: {found.inventory.described}", EVIDENCE_WIDTH)
+    width = max(9, *map(len, found.best.seen))
+    for key, evidence in found.best.seen.items():
         yield f"  {key:<{width}} {shown(evidence, EVIDENCE_WIDTH)}"
-    yield from (f"! {shown(warning, EVIDENCE_WIDTH)}" for warning in seen.best.warnings)
-    for other in seen.readings[1:]:
+    yield from (f"! {shown(warning, EVIDENCE_WIDTH)}" for warning in found.best.warnings)
+    for other in found.readings[1:]:
         yield f"  {'or':<{width}} {other.kind}: {other.what}, {counted(other.samples, 'sample')}"
-    yield f"✓ {config}: {seen.best.what}"
+    yield f"✓ {config}: {found.best.what}"
     yield f"  {'next':<{width}} tarmac plan {shlex.quote(str(config))}"
     yield f"  {'':<{width}} tarmac run {shlex.quote(str(config))}"
 
@@ -122,7 +117,7 @@ def _survey_lines(seen: PlaceSurvey, config: Path) -> Iterator[str]:
 def schema(*, as_json: AsJson = False) -> int:
     """Print the JSON Schema of a config, with the meaning of every key.
 
-    An editor completes and checks a config with it.
+    With it, an editor completes and checks configs.
 
     For example:
       tarmac schema > config.schema.json
@@ -135,7 +130,7 @@ def schema(*, as_json: AsJson = False) -> int:
 def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:
     """Show what a run would do, why, and what it needs; write nothing.
 
-    It lists the sources, and converts 20 samples in a temporary folder to
+    It lists the sources and converts 20 samples in a temporary folder to
     estimate size and time.
 
     For example:
@@ -153,7 +148,9 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
         of_config(settings, config)  # UsageError for a schedule that Prefect cannot read
     with screen.running("plan") as progress:
         build = forecast(settings, progress)
-    training = training_left(settings, build.up_to_date, _most_samples(build))
+    work = build.work  # None if its sources cannot be listed
+    most = None if work is None else work.listed - work.filtered - sum(work.rejected.values())
+    training = training_left(settings, build.up_to_date, most)
     if as_json:
         return print_result(
             build=asdict(build),
@@ -165,7 +162,7 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
     if training is not None:
         lines.append(f"train     {training.summary}")
         lines += [f"!         {doubt}" for doubt in training.doubts]
-    if build.work is not None and build.work.stops is not None:
+    if work is not None and work.stops is not None:
         lines.append("nothing was written")
     elif build.up_to_date is None or (training is not None and training.is_left):
         pairs = [part for change in changes or [] for part in ("--set", change)]
@@ -188,7 +185,7 @@ def _build_lines(settings: Config, build: Forecast) -> Iterator[str]:
         needed = 2 * build.read_bytes
         yield (
             f"          reads {counted(build.containers, 'container')} in order, {size(build.read_bytes)}; "
-            "how many samples they hold shows then"
+            "the number of samples is known only then"
         )
         yield from (f"!         {doubt}" for doubt in build.doubts if not settings.dataset.private)
     else:
@@ -204,14 +201,14 @@ def _work_lines(settings: Config, work: ConversionWork) -> Iterator[str]:
 
     yield (
         f"          {count(work.listed)} raw samples: {count(work.filtered)} filtered, "
-        f"{count(sum(work.rejected.values()))} rejected without a look inside"
+        f"{count(sum(work.rejected.values()))} rejected unopened"
     )
     for reason, number in work.rejected.items():
         example = "" if settings.dataset.private else f"   {work.rejected_examples[reason]}"
         yield f"          {number:>7,} {reason}{example}"
     much = f"about {size(work.bytes)}, {_work_time(settings, work.seconds)}"
     if work.tried and not work.taken:
-        much = f"none of {counted(work.tried, 'sample')} tried can be taken, so size and time are not known"
+        much = f"none of {counted(work.tried, 'sample')} tried is accepted, so size and time are unknown"
     yield (
         f"          {count(work.to_convert)} to convert into {count(work.to_convert_shards)} of "
         f"{count(work.shards)} shards: {much}"
@@ -219,13 +216,13 @@ def _work_lines(settings: Config, work: ConversionWork) -> Iterator[str]:
     yield from (f"          {line}" for line in passed_over_lines(work.passed_over, settings.dataset.private))
     for reason, sample in work.tried_rejects.items():
         shown = "" if settings.dataset.private else f"   {sample}"
-        yield f"!         of {counted(work.tried, 'sample')} tried: {reason}{shown}"
+        yield f"!         in {counted(work.tried, 'sample')} tried: {reason}{shown}"
     if work.stops is not None:
         yield f"!         the build would stop: {work.stops}"
 
 
 def _work_time(settings: Config, seconds: float) -> str:
-    """How long the engine takes for what one process does in so many seconds."""
+    """Return how long the engine takes for work that takes one process so many seconds."""
     engine = settings.engine.for_build()
     if engine.kind == "dask":
         return f"{duration(seconds)} of work for the Dask cluster"
@@ -235,7 +232,7 @@ def _work_time(settings: Config, seconds: float) -> str:
 
 
 def _left_out(settings: Config, version: str | None) -> list[Quarantined]:
-    """The samples of the dataset's version that training leaves out; none where it is yet to be built."""
+    """Return the samples of the dataset's version that training leaves out; none if it is yet to be built."""
     from tasks.dataset import quarantine
 
     if version is None:
@@ -252,22 +249,17 @@ def _version_folder(settings: Config, name: str) -> Path:
 
 @dataclass(frozen=True)
 class TrainingLeft:
-    """What is left of the training, whether anything is, and which settings are most likely a mistake."""
+    """What is left to train, whether anything is, and which settings are probably a mistake."""
 
     summary: str
     is_left: bool = True
     doubts: Sequence[str] = ()
 
 
-def _most_samples(build: Forecast) -> int | None:
-    """How many samples a build accepts at most, where its sources were listed."""
-    work = build.work
-    return None if work is None else work.listed - work.filtered - sum(work.rejected.values())
-
-
 def training_left(settings: Config, version: str | None, most: int | None = None) -> TrainingLeft | None:
-    """None without a train block; a version yet to be built has `most` samples at most. UsageError for a
-    folder of runs that cannot be written, and for what the version or the checkpoints cannot serve."""
+    """Return what is left to train; None without a train block. A version yet to be built has `most` samples
+    at most. UsageError if the folder of runs cannot be written, or the version or the checkpoints do not fit
+    the config."""
     from tasks.core.config import dump
     from tasks.core.files import require_writable
     from tasks.evaluation.fit import doubtful_classes
@@ -293,15 +285,16 @@ def training_left(settings: Config, version: str | None, most: int | None = None
         require_writable(settings.runs, "runs")
         return TrainingLeft(f"a new run, {run.name}{_place(settings)}", doubts=doubted)
     require_checkpoints(run, resolved)
-    seen = look_at_run(run)
-    if seen.is_complete and run.config.read_text(encoding="utf-8") == dump(resolved):
+    status = look_at_run(run)
+    if status.is_complete and run.config.read_text(encoding="utf-8") == dump(resolved):
         return TrainingLeft(f"up to date: {run.name}", is_left=False)
-    at = f"whose agent is gone at step {seen.step:,} of {seen.steps:,}" if seen.is_abandoned else seen.state
+    gone = f"whose agent is gone at step {status.step:,} of {status.steps:,}"
+    at = gone if status.is_abandoned else status.state
     return TrainingLeft(f"goes on: {run.name}, {at}{_place(settings)}", doubts=doubted)
 
 
 def _place(settings: Config) -> str:
-    """Where it trains: in Slurm, or that it takes one GPU where there are more."""
+    """Return where it trains: in a Slurm job, or on one of several GPUs; an empty text otherwise."""
     from tasks.runs.jobs import gpus_here
 
     train = settings.engine.train

@@ -1,4 +1,4 @@
-"""The commands on runs that are there: `status`, `cancel`, `gather` and `report`."""
+"""The commands on existing runs: `status`, `cancel`, `gather` and `report`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from tasks.supervision.stopping import Stopped
 
 SHOWN = 5
-"""So many evaluations that wait are listed for a run."""
+"""At most this many waiting evaluations are listed for a run."""
 RESUME = "start it again, it resumes: "
 RUNS = Path("runs")
-"""Where runs lie unless another folder is given; before the first run it does not exist."""
+"""The folder of runs unless another one is given; before the first run it does not exist."""
 
 
 def status(*, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
     """List all runs: those that need you, those at work, and the rest.
 
-    The exit code is always 0, because looking is not judging.
+    The exit code is always 0, because listing is not judging.
 
     For example:
       tarmac status
@@ -40,7 +40,7 @@ def status(*, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
 
     if runs.is_file() or (not runs.exists() and runs != RUNS):
         raise UsageError(f"--runs: there is no folder {runs}")
-    if not list_runs(runs):  # and nothing to import what reads a run for
+    if not list_runs(runs):  # then nothing needs the import of what reads a run
         return print_result(runs=[], unreadable={}) if as_json else say(f"no runs in {runs}")
     from tasks.supervision.status import list_status
 
@@ -78,7 +78,7 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
     if (further := len(one.evaluations_waiting) - SHOWN) > 0:
         yield f"    {counted(further, 'further evaluation')} {'waits' if further == 1 else 'wait'}"
     if one.silent_s and one.phase is not None:
-        silent = f"it has said nothing for {duration(one.silent_s)}, in phase {one.phase.phase}"
+        silent = f"it has logged nothing for {duration(one.silent_s)}, in phase {one.phase.phase}"
         yield f"  ! {silent}; log {one.log}"
 
 
@@ -103,15 +103,14 @@ def _need_lines(one: RunStatus) -> Iterator[str]:
 
 
 def _lost(one: RunStatus) -> list[EvaluationStatus]:
-    """Evaluations without a result that had their chance: tries used up, or the training succeeded. What a
-    person cancelled with its run is none."""
-    if one.state == "cancelled" and one.signal is None:
-        return [missing for missing in one.evaluations_missing if missing.state in ("failed", "lost")]
+    """Return the evaluations without a result that had their chance: their tries are used up, or the training
+    succeeded. An evaluation that a person cancelled with its run does not count."""
+    by_person = one.state == "cancelled" and one.signal is None
     return [
         missing
         for missing in one.evaluations_missing
         if missing.state in ("failed", "lost")
-        or (one.stopped is None and (missing.entry is not None or one.state == "succeeded"))
+        or (not by_person and one.stopped is None and (missing.entry is not None or one.state == "succeeded"))
     ]
 
 
@@ -143,10 +142,10 @@ def _row(one: RunStatus) -> dict[str, Any]:
 
 
 def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
-    """Stop a run at its next step, with a checkpoint, and end all that belongs to it.
+    """Stop a run at its next step, with a checkpoint, and end all its processes.
 
-    It waits until no process of the run lives, kills what does not obey, and
-    lists what it ended. The last line is the command that resumes the run.
+    It waits until no process of the run lives, kills those that do not obey,
+    and lists what it ended. The last line is the command that resumes the run.
 
     For example:
       tarmac cancel 2e94
@@ -184,19 +183,13 @@ def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
 
 
 def _cancel_lines(after: RunStatus, stopped: Stopped) -> Iterator[str]:
-    """What became of the run, which processes were ended, that none is left, and how to resume it."""
+    """Yield the run's state, which processes were ended or are left, and the command that resumes it."""
     from tasks.runs.plan import command_to_resume
 
-    if not stopped.ended and not stopped.left and stopped.elsewhere is None:
+    is_idle = not stopped.ended and not stopped.left and stopped.elsewhere is None
+    if is_idle:
         yield f"{after.run.name} is not running: no process of it lives here"
-    else:
-        yield from _stopped_lines(after, stopped)
-    if after.state in ("cancelled", "failed"):
-        yield f"  again  {command_to_resume(after.run)}"
-
-
-def _stopped_lines(after: RunStatus, stopped: Stopped) -> Iterator[str]:
-    if after.state == "succeeded":
+    elif after.state == "succeeded":
         again = f"tarmac evaluate {after.run.handle} does what is missing"
         yield f"{after.run.name} stopped evaluating{'' if after.is_complete else f'; {again}'}"
     else:
@@ -210,8 +203,10 @@ def _stopped_lines(after: RunStatus, stopped: Stopped) -> Iterator[str]:
         yield f"  ✗ left {one}, which SIGKILL does not end: it waits for a disk or a device"
     if stopped.elsewhere is not None:
         yield f"  ✗ left {stopped.elsewhere}, which was asked to stop and cannot be seen from here"
-    elif not stopped.left:
+    elif not stopped.left and not is_idle:
         yield "  left   none: no process of the run lives on this machine"
+    if after.state in ("cancelled", "failed"):
+        yield f"  again  {command_to_resume(after.run)}"
 
 
 def gather(
@@ -224,7 +219,7 @@ def gather(
 ) -> int:
     """Write a run's results into its wandb run, now or late.
 
-    What is there already is not written twice.
+    Nothing is written twice.
 
     For example:
       tarmac gather 2e94 --sync

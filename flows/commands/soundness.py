@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,26 +17,24 @@ from flows.commands.arguments import AsJson, DatasetFolder, Full, Level, Quick, 
 from flows.commands.output import print_json, print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
-from tasks.core.findings import Finding, Report
+from tasks.core.findings import Report
 from tasks.core.units import counted, format_duration, near
 
 if TYPE_CHECKING:
     from tasks.dataset.repair.run import Repaired
 
 SHOWN = 20
-"""Lines of a kind that are shown; the rest is counted."""
+"""At most this many lines of a kind are shown; the rest is counted."""
 SHOWN_PER_SHARD = 5
-"""Of these, so that the first shard does not take all the room."""
+"""At most this many of them are of one shard, so that the first shard does not take all the room."""
 WAYS = {"converted": "converted again", "joined": "put together again", "renamed": "renamed back"}
-"""How the summary of a repair words what was done to a shard."""
+"""The words for what a repair did to a shard, in its summary."""
 
 
 def verify(
     dataset: Annotated[
         str,
-        Parameter(
-            help="The folder of a dataset or a version, or any tars: a folder, a quoted pattern, s3://."
-        ),
+        Parameter(help="The folder of a dataset or version; or any tars: a folder, a quoted pattern, s3://."),
     ],
     /,
     *,
@@ -46,7 +44,7 @@ def verify(
 ) -> int:
     """Check a dataset, or anybody's WebDataset tars, for damage.
 
-    By default every byte is compared with its checksum. All that is wrong is
+    By default every byte is compared with its checksum. All damage is
     reported, and the exit code is then 1.
 
     For example:
@@ -68,58 +66,38 @@ def verify(
 
 
 def report_lines(report: Report, name: str, level: str, took: str) -> Iterator[str]:
-    """The report for a person; `name` is that of what was examined."""
-    shown: Counter[str] = Counter()
-    per_place: Counter[tuple[str, str]] = Counter()
+    """Yield the report for a person; `name` is that of the data that was checked."""
+    from tasks.dataset.verify.findings import LEFT, weight
+
+    listed, shown, found = Counter[str](), Counter[str](), Counter[str]()
+    per_place = Counter[tuple[str, str]]()
     for finding in report.findings:
-        place = finding.code, str(finding.where.get("shard", finding.where.get("file")))
-        if shown[finding.code] < SHOWN and per_place[place] < SHOWN_PER_SHARD:
-            shown[finding.code] += 1
-            per_place[place] += 1
-            yield from _without_count(finding).lines()
-    yield from _unshown_lines(report, shown)
+        code, place = finding.code, str(finding.where.get("shard", finding.where.get("file")))
+        listed[code] += 1
+        found[code] += weight(finding)  # one finding may stand for further ones of its kind
+        if shown[code] < SHOWN and per_place[code, place] < SHOWN_PER_SHARD:
+            shown[code] += 1
+            per_place[code, place] += 1
+            evidence = {name: value for name, value in finding.evidence.items() if name != LEFT}
+            yield from replace(finding, evidence=evidence).lines()
+    for code, count in found.items():
+        if count > shown[code]:
+            where = "all" if listed[code] == count else f"{listed[code]:,} of {count:,}"
+            yield f"… {code}: {count - shown[code]:,} more; --json lists {where}"
     if report.ok:
         yield f"✓ {name} is sound at level {level}, {took}"
         if report.not_seen:
             yield f"  not looked at: {'; '.join(report.not_seen)}"
         return
-    yield f"✗ {_findings_counted(report)}, {took}"
+    shards = {finding.where["shard"] for finding in report.findings if "shard" in finding.where}
+    within = f" in {counted(len(shards), 'shard')}" if shards else ""
+    yield f"✗ {counted(found.total(), 'finding')}{within}, {took}"
     for command in dict.fromkeys(finding.command for finding in report.findings if finding.command):
         yield f"  next: {command}"
 
 
-def _without_count(finding: Finding) -> Finding:
-    """The finding without the number of others of its kind that it stands for."""
-    from tasks.dataset.verify.findings import LEFT
-
-    evidence = {name: value for name, value in finding.evidence.items() if name != LEFT}
-    return replace(finding, evidence=evidence)
-
-
-def _unshown_lines(report: Report, shown: Counter[str]) -> Iterator[str]:
-    """For each code how many more there are than were shown, and how many of them `--json` lists."""
-    from tasks.dataset.verify.findings import weight
-
-    listed = Counter(finding.code for finding in report.findings)
-    found: Counter[str] = Counter()
-    for finding in report.findings:
-        found[finding.code] += weight(finding)
-    for code, count in found.items():
-        if count > shown[code]:
-            where = "all" if listed[code] == count else f"{listed[code]:,} of {count:,}"
-            yield f"… {code}: {count - shown[code]:,} more; --json lists {where}"
-
-
-def _findings_counted(report: Report) -> str:
-    from tasks.dataset.verify.findings import weight
-
-    shards = {finding.where["shard"] for finding in report.findings if "shard" in finding.where}
-    findings = counted(sum(map(weight, report.findings)), "finding")
-    return f"{findings} in {counted(len(shards), 'shard')}" if shards else findings
-
-
 def _shown_place(place: str) -> str:
-    """What was examined: the version of a dataset, or an address without its secrets."""
+    """Return what was checked: the version of a dataset, or an address without its secrets."""
     from tasks.core.stores import is_remote, redact
     from tasks.dataset.versions import resolve
 
@@ -137,21 +115,15 @@ def look(
     *,
     quick: Quick = False,
     full: Full = False,
-    out: Annotated[
-        Path | None, Parameter(help="Where to write the page, instead of beside the data.")
-    ] = None,
+    out: Annotated[Path | None, Parameter(help="Where to write the page (default: beside the data).")] = None,
     rejects: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            help="Only list every reject here, of private data too. DATASET may be a rejects.parquet.",
-        ),
+        bool, Parameter(help="Only list every reject, of private data too. DATASET may be a rejects.parquet.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Write a page of a dataset's faults, samples, rejects and distributions.
 
-    The version is verified first. The page is written whatever is found, and
+    The version is verified first. The page is written whatever the result, and
     the exit code is 1 when verify finds a fault.
 
     For example:
@@ -195,7 +167,7 @@ def look(
 
 
 def _list_rejects(place: Path, as_json: bool) -> int:
-    """Print each reject on a line: reason, place in the source, key, detail."""
+    """Print one reject per line: reason, place in the source, key, detail."""
     from tasks.dataset.layout import REJECTS
     from tasks.dataset.preview import version_at
     from tasks.dataset.tables import read_pieces
@@ -216,7 +188,7 @@ def repair(
     /,
     *,
     config: Annotated[
-        Path | None, Parameter(help="The config that built it, where build.json no longer names the source.")
+        Path | None, Parameter(help="The config that built it, if build.json no longer names the source.")
     ] = None,
     quick: Quick = False,
     full: Full = False,
@@ -225,7 +197,7 @@ def repair(
         list[str] | None,
         Parameter(
             metavar="NAME",
-            help="Convert this shard again, sound as it may be: train/000007, val/3, or 7 of train. "
+            help="Convert this shard again, even if it is sound: train/000007, val/3, or 7 for one of train. "
             "May be repeated.",
         ),
     ] = None,
@@ -258,7 +230,7 @@ def repair(
 
 
 def _repair_facts(done: Repaired) -> dict[str, Any]:
-    # Where all is well, the findings that are left are about samples that training skips: no errors any more.
+    # If the repair succeeded, the remaining findings are about samples that training skips: no errors.
     left = [replace(one, severity="warning") for one in done.findings] if done.ok else done.findings
     return {
         "ok": done.ok,
@@ -276,9 +248,14 @@ def _repair_facts(done: Repaired) -> dict[str, Any]:
 
 
 def _repair_lines(done: Repaired, dataset: str, level: Level, quarantines: bool, took: str) -> Iterator[str]:
-    yield from _first([f"  {one.file:<24} {one.how}" for one in (*done.tables, *done.shards)], "repaired")
-    yield from _first([f"  {name:<24} moved to {near(path)}" for name, path in done.moved.items()], "moved")
-    yield from _first([f"✗ {one.file:<24} {one.reason}" for one in done.failed], "not repaired")
+    for what, lines in {
+        "repaired": [f"  {one.file:<24} {one.how}" for one in (*done.tables, *done.shards)],
+        "moved": [f"  {name:<24} moved to {near(path)}" for name, path in done.moved.items()],
+        "not repaired": [f"✗ {one.file:<24} {one.reason}" for one in done.failed],
+    }.items():
+        yield from lines[:SHOWN]
+        if len(lines) > SHOWN:
+            yield f"  and {len(lines) - SHOWN:,} more {what}"
     failed = {one.file for one in done.failed}
     others = [one for one in done.findings if not failed & {one.where.get("shard"), one.where.get("file")}]
     for finding in others[:SHOWN]:
@@ -293,10 +270,16 @@ def _repair_lines(done: Repaired, dataset: str, level: Level, quarantines: bool,
 
 
 def _last_lines(done: Repaired, level: Level, quarantines: bool, took: str) -> Iterator[str]:
-    """What was repaired, what was not, and what training makes of that."""
+    """Yield what was repaired, what was not, and what training skips."""
     name = done.version.name
     if done.tables or done.shards or done.moved:
-        yield f"✓ repaired {_repairs_counted(done)}, {took}"
+        files = _files_counted(len(done.shards), len(done.tables)) or "no file"
+        ways = Counter(WAYS.get(one.way, one.how) for one in done.shards)
+        parts = [f"{count:,} {way}" for way, count in ways.items()]
+        parts += [f"{len(done.moved):,} extra moved away"] if done.moved else []
+        listed = f": {', '.join(parts)}" if parts else ""
+        proven = ", all byte-identical" if done.shards else ""
+        yield f"✓ repaired {files} of version {name}{listed}{proven}, {took}"
     elif not (done.failed or done.findings):
         yield f"✓ version {name} is sound at level {level}: nothing to repair, {took}"
         if done.not_seen:
@@ -315,25 +298,7 @@ def _last_lines(done: Repaired, level: Level, quarantines: bool, took: str) -> I
         yield f"{mark} training skips {skipped} of this version, set aside in quarantine.jsonl{new}"
 
 
-def _first(lines: Sequence[str], what: str) -> Iterator[str]:
-    yield from lines[:SHOWN]
-    if len(lines) > SHOWN:
-        yield f"  and {len(lines) - SHOWN:,} more {what}"
-
-
-def _repairs_counted(done: Repaired) -> str:
-    """`3 shards of version 9c41: 2 converted again, 1 linked from version 77aa, all byte-identical`."""
-    files = _files_counted(len(done.shards), len(done.tables)) if done.shards or done.tables else "no file"
-    ways = Counter(WAYS.get(one.way, one.how) for one in done.shards)
-    parts = [f"{count:,} {way}" for way, count in ways.items()]
-    if done.moved:
-        parts.append(f"{len(done.moved):,} extra moved away")
-    listed = f": {', '.join(parts)}" if parts else ""
-    proven = ", all byte-identical" if done.shards else ""
-    return f"{files} of version {done.version.name}{listed}{proven}"
-
-
 def _files_counted(shards: int, tables: int) -> str:
-    parts = [counted(shards, "shard")] if shards else []
-    parts += [counted(tables, "table")] if tables else []
-    return " and ".join(parts)
+    """Return such as `2 shards and 1 table`; an empty text for none."""
+    kinds = ((shards, "shard"), (tables, "table"))
+    return " and ".join(counted(number, kind) for number, kind in kinds if number)

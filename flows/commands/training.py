@@ -1,7 +1,6 @@
 """The commands that train and evaluate: `run`, `train`, `evaluate` and `bench`, and their last screen.
 
-`run` finds out first whether there is anything to do, on disk alone, because Prefect takes longer to start
-than that.
+`run` first checks on disk alone whether there is anything to do, because Prefect takes longer to start.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def run(
 ) -> int:
     """Take a config from raw data to a report of evaluated checkpoints.
 
-    It builds, tunes, trains, evaluates and reports. What is up to date is left
+    It builds, tunes, trains, evaluates and reports. What is up to date stays
     as it is, and the same command resumes a run that was interrupted.
 
     For example:
@@ -53,10 +52,8 @@ def run(
     require_writable(settings.runs, "runs")
     version = is_up_to_date(settings, for_build=True)
     require_startable(settings, version, fresh=fresh)  # before Prefect, whose start takes longer
-    if version is not None:
-        done = None if fresh else finished_pipeline(settings, version)
-        if done is not None:
-            return show_up_to_date(done, began, as_json)
+    if version is not None and not fresh and (done := finished_pipeline(settings, version)) is not None:
+        return show_up_to_date(done, began, as_json)
     stages = start.flow(
         "flows.pipeline:pipeline", settings.runs, config=config, overrides=overrides, fresh=fresh
     )
@@ -96,8 +93,8 @@ def evaluate(
     run: RunName,
     /,
     *,
-    step: Annotated[int | None, Parameter(help="Do this step's again, besides what is missing.")] = None,
-    task: Annotated[str | None, Parameter(help="Do this evaluation again, besides what is missing.")] = None,
+    step: Annotated[int | None, Parameter(help="Repeat those of this step, besides what is missing.")] = None,
+    task: Annotated[str | None, Parameter(help="Repeat this evaluation, besides what is missing.")] = None,
     runs: RunsFolder = Path("runs"),
     as_json: AsJson = False,
 ) -> int:
@@ -129,7 +126,7 @@ def evaluate(
         there = ", ".join(f"{one:,}" for one in status.checkpoints) or "none"
         raise UsageError(
             f"--step, --task: {folder.name} has no checkpoint to evaluate again for it (it has: {there}); "
-            "results that are there stay"
+            "its results stay"
         )
     began = time.monotonic()
     is_idle = not again and not status.agent_is_alive
@@ -150,9 +147,9 @@ def bench(
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> int:
-    """Measure loader settings on a built dataset, choose the best, and say what limits the training.
+    """Measure loader settings on a built dataset, choose the best, and name the bottleneck.
 
-    The figures and their plots are written to a page. tarmac run measures for itself.
+    The figures and their plots are written to a page. tarmac run measures by itself.
 
     For example:
       tarmac bench configs/digits-clip.yaml
@@ -176,26 +173,24 @@ def bench(
 
 
 def _brief(seconds: float) -> str:
-    """`31.7 s`, `28.1 ms`, `58 µs`."""
+    """Return such as `31.7 s`, `28.1 ms` or `58 µs`."""
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"
 
 
 def _bench_lines(found: StagedFindings) -> Iterator[str]:
-    """Where a sample's time goes, the numbers of workers, what limits, and the settings to copy."""
+    """Yield where a sample's time goes, the rate per number of workers, the bottleneck, and the settings to
+    copy."""
     chosen = found.settings
     unit = chosen.unit.removesuffix("s")
     for name, seconds in ((f"first {unit}", found.first), (f"a {unit}", found.steady)):
         parts = ", ".join(f"{stage} {_brief(value)}" for stage, value in seconds.items())
         yield f"  {name:<12} {_brief(sum(seconds.values())):>9}: {parts}"
     for one in chosen.measurements:
-        is_chosen = (one.workers, one.prefetch, one.reader) == (
-            chosen.workers,
-            chosen.prefetch,
-            chosen.reader,
-        )
-        mark, ahead = "✓" if is_chosen else " ", f"{one.prefetch} ahead" if one.workers else ""
+        keys = ("workers", "prefetch", "reader")
+        mark = "✓" if all(getattr(one, key) == getattr(chosen, key) for key in keys) else " "
+        ahead = f"{one.prefetch} ahead" if one.workers else ""
         rate = f"{one.samples_per_s:>9,.0f} {chosen.unit}/s"
         memory = f"  {size(one.memory_bytes)}" if one.memory_bytes is not None else ""
         first = f"first batch {one.first_batch_s:.2f} s"
@@ -205,7 +200,7 @@ def _bench_lines(found: StagedFindings) -> Iterator[str]:
     yield f"  {'sustained':<12} {found.sustained:>9,.0f} {chosen.unit}/s  slowest second {found.slowest:,.0f}"
     if chosen.taken_per_s is not None:
         taken = f"{number(chosen.taken_per_s, 2):>9} {chosen.unit}/s"
-        yield f"  {'training':<12} {taken} where it waits for nothing"
+        yield f"  {'training':<12} {taken} if it never waits for data"
     yield from found.limit.lines()
     yield f"{chosen.to_config()}   # {chosen.reason}"
 
@@ -219,8 +214,8 @@ class FinishedPipeline:
 
 
 def finished_pipeline(settings: Config, version: Path) -> FinishedPipeline | None:
-    """The finished pipeline of a config on the version that its build would make, found on disk alone; None
-    when any stage after the build has something to do."""
+    """Return the finished pipeline of a config on the version that its build would make, found on disk alone;
+    None when any stage after the build has something to do."""
     from tasks.core.config import dump
     from tasks.runs.plan import locate, resolve
     from tasks.supervision.status import look_at_run
@@ -234,7 +229,7 @@ def finished_pipeline(settings: Config, version: Path) -> FinishedPipeline | Non
 
 
 def _is_reported(run: RunFolder) -> bool:
-    """Whether the wandb run and the report hold all that the run's folder has."""
+    """Whether the wandb run and the report hold everything that the run's folder has."""
     from tasks.reporting.report import is_current
     from tasks.supervision.status import config_of
     from tasks.supervision.tracking import gathering
@@ -244,7 +239,7 @@ def _is_reported(run: RunFolder) -> bool:
 
 
 def show_up_to_date(done: FinishedPipeline, began: float, as_json: bool) -> int:
-    """Print the screen of a pipeline in which nothing was to be done; returns its exit code."""
+    """Print the screen of a pipeline that was up to date; returns its exit code."""
     from tasks.dataset.manifest import read_manifest
     from tasks.reporting.left_out import left_out
 
@@ -258,7 +253,7 @@ def show_up_to_date(done: FinishedPipeline, began: float, as_json: bool) -> int:
 
 
 def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int:
-    """Print the headline and the paths of a run; returns 0, as failures were raised before."""
+    """Print the headline and the paths of a run; returns 0, because failures were raised before."""
     from tasks.dataset.examples import is_example
     from tasks.evaluation.results import full_name
     from tasks.reporting.report import read_headline
@@ -276,11 +271,8 @@ def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int
             stages=[stage.to_json() for stage in stages],
             seconds=round(time.monotonic() - began, 2),
         )
-    lines = [
-        "",
-        str(first) if first is not None else "No evaluation was asked for.",
-        f"  report  {near(run.report)}",
-    ]
+    headline = str(first) if first is not None else "No evaluation was asked for."
+    lines = ["", headline, f"  report  {near(run.report)}"]
     if run.best.exists():
         lines.append(f"  model   {near(run.best)}")
     if upload := gathering.upload(run):

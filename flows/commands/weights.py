@@ -1,25 +1,26 @@
-"""The command that downloads ahead what a training needs."""
+"""The commands on weights: `fetch` downloads what a training needs, `export` writes what it has made."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from cyclopts import Parameter
 
-from flows.commands.arguments import AsJson, Changes, ConfigFile
-from flows.commands.output import print_json, say
+from flows.commands.arguments import AsJson, Changes, ConfigFile, RunsFolder
+from flows.commands.output import print_json, print_result, say
 from tasks.core import screen
+from tasks.core.errors import UsageError
 from tasks.core.units import counted, format_duration, near, size
+from tasks.export import Target
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from tasks.export.run import Export
     from tasks.models.fetch import Fetched
-    from tasks.models.hub import Lack
-    from tasks.models.needs import UnknownNeed
 
 Update = Annotated[bool, Parameter(help="Take the newest revisions instead of those that are pinned.")]
 
@@ -50,35 +51,78 @@ def fetch(
     with screen.running("fetch") as progress:
         found = download(needs, settings.runs, progress, update=update)
     lacking = list(hub.lacks([need for need in needs if isinstance(need, PathNeed)], hub.Lock()))
-    unknown = [need for need in needs if isinstance(need, UnknownNeed)]
+    unknown = [f"{need.key}: {need.why}" for need in needs if isinstance(need, UnknownNeed)]
     if as_json:
-        print_json(
-            {
-                "ok": not lacking,
-                "findings": [asdict(lack.finding()) for lack in lacking],
-                "repositories": [asdict(one) for one in found],
-                "not_seen": [f"{need.key}: {need.why}" for need in unknown],
-            }
-        )
-    else:
-        took = format_duration(time.monotonic() - began)
-        say("\n".join(_lines(found, lacking, unknown, settings.runs / hub.LOCK, took)))
+        findings = [asdict(lack.finding()) for lack in lacking]
+        repositories = [asdict(one) for one in found]
+        facts = {"findings": findings, "repositories": repositories, "not_seen": unknown}
+        print_json({"ok": not lacking, **facts})
+        return 1 if lacking else 0
+    lines = [*map(_fetched_line, found)]
+    lines += [f"✗ weights.missing   {lack.problem}" for lack in lacking]
+    lines += [f"  not fetched: {need}" for need in unknown]
+    if found:
+        took, lock = format_duration(time.monotonic() - began), near(settings.runs / hub.LOCK)
+        lines.append(f"✓ {took}; digests in {lock}; runs of this config do not ask the hub")
+    elif not lines:
+        lines.append("✓ nothing to fetch: this config needs nothing from the hub")
+    say("\n".join(lines))
     return 1 if lacking else 0
 
 
-def _lines(
-    found: list[Fetched], lacking: list[Lack], unknown: list[UnknownNeed], lock: Path, took: str
-) -> Iterator[str]:
-    for one in found:
-        came = f"{size(one.downloaded)} downloaded" if one.downloaded else "as it was fetched"
-        mended = f"; was damaged: {', '.join(one.mended)}" if one.mended else ""
-        yield (
-            f"✓ {one.repository}  {one.commit[:12]}  {counted(one.files, 'file')}, "
-            f"{size(one.size_bytes)}: {came}{mended}"
-        )
-    yield from (f"✗ weights.missing   {lack.problem}" for lack in lacking)
-    yield from (f"  not fetched: {need.key}: {need.why}" for need in unknown)
-    if found:
-        yield f"✓ {took}; digests in {near(lock)}; runs of this config do not ask the hub"
-    elif not lacking and not unknown:
-        yield "✓ nothing to fetch: this config needs nothing from the hub"
+def _fetched_line(one: Fetched) -> str:
+    how = f"{size(one.downloaded)} downloaded" if one.downloaded else "unchanged since it was fetched"
+    mended = f"; was damaged: {', '.join(one.mended)}" if one.mended else ""
+    files = f"{counted(one.files, 'file')}, {size(one.size_bytes)}"
+    return f"✓ {one.repository}  {one.commit[:12]}  {files}: {how}{mended}"
+
+
+def export(
+    checkpoint: Annotated[
+        str, Parameter(help="The folder of a checkpoint, or a run, for its best checkpoint.")
+    ],
+    /,
+    *,
+    to: Annotated[Target | None, Parameter(help="The library that is to load it.")] = None,
+    out: Annotated[
+        Path | None, Parameter(help="The folder to write (default: exports/RUN-step_N-LIBRARY).")
+    ] = None,
+    python: Annotated[
+        str, Parameter(help="The interpreter of an environment with the library, if not Tarmac's own.")
+    ] = sys.executable,
+    source: Annotated[Path | None, Parameter(help="For nanovlm: the folder of nanoVLM's sources.")] = None,
+    runs: RunsFolder = Path("runs"),
+    as_json: AsJson = False,
+) -> int:
+    """Write a checkpoint as a folder that another library loads, and prove it equal.
+
+    The other library loads the folder in a process of its own and computes the
+    same as Tarmac's model; the largest difference is printed, and kept in
+    the folder's export.json. A checkpoint that differs is not exported.
+
+    For example:
+      tarmac export 2e94 --to open_clip
+      tarmac export 1f3b --to nanovlm --source ../nanoVLM
+    """
+    if to is None:
+        raise UsageError(f"tarmac export: name the library to export for: --to {', '.join(get_args(Target))}")
+    from tasks.export import run
+
+    began = time.monotonic()
+    with screen.running("export"):
+        made = run.export(checkpoint, runs, to, out, python, source)
+    seconds = time.monotonic() - began
+    if as_json:
+        return print_result(path=str(made.path), up_to_date=not made.is_new, **made.record)
+    summary = f"{made.record['run']}, step {made.record['step']:,}: {made.record['covers']}"
+    screen.finished("export", summary if made.is_new else f"up to date: {summary}", seconds)
+    return say("\n".join(_export_lines(made)))
+
+
+def _export_lines(made: Export) -> Iterator[str]:
+    proof = made.record["proof"]
+    yield f"Equal in {proof['library']}, {proof['arithmetic']}; the largest differences:"
+    for name, value in proof["largest_difference"].items():
+        yield f"  {name:<16} {value:.1e}" if value else f"  {name:<16} none"
+    yield f"  folder  {near(made.path)}"
+    yield f"  load    {made.record['usage']}"

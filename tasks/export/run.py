@@ -43,18 +43,20 @@ ANSWERS = "answers.safetensors"
 
 
 class Format(NamedTuple):
-    """Where a format stands: a module with `write`, the program of the proof, and a file among the other
-    library's sources, where that library is no package and its folder has to be given."""
+    """Where a format stands: the function that writes it, as `module:function`, the program of the proof, and
+    a file among the other library's sources, if that library is no package and its folder has to be given."""
 
-    module: str
+    writer: str
     proof: str
     source: str | None = None
 
 
 FORMATS: Mapping[Target, Format] = {
-    "open_clip": Format("tasks.export.open_clip", "with_open_clip.py"),
-    "hf": Format("tasks.export.hf", "with_transformers.py"),
-    "nanovlm": Format("tasks.export.nanovlm", "with_nano_vlm.py", "models/vision_language_model.py"),
+    "open_clip": Format("tasks.export.open_clip:write_open_clip", "with_open_clip.py"),
+    "hf": Format("tasks.export.hf:write_hf", "with_transformers.py"),
+    "nanovlm": Format(
+        "tasks.export.nanovlm:write_nanovlm", "with_nano_vlm.py", "models/vision_language_model.py"
+    ),
 }
 
 
@@ -117,7 +119,8 @@ def export(
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        written: Written = importlib.import_module(kind.module).write(trained, draft)
+        module, _, function = kind.writer.partition(":")
+        written: Written = getattr(importlib.import_module(module), function)(trained, draft)
         proof = _prove(kind, draft, written, python, source)
         _settle(draft, place, written)
         record = {

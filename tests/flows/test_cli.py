@@ -193,7 +193,7 @@ def test_what_follows_two_dashes_is_another_commands(
     ("arguments", "says"),
     [
         ([], "and the same command goes on with it"),
-        (["--fresh"], "the same command without --fresh goes on with the run that is there"),
+        (["--fresh"], "the same command without --fresh goes on with the present run"),
     ],
 )
 def test_an_interrupt_is_one_line(

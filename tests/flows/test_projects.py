@@ -40,7 +40,7 @@ def test_the_schema_names_every_block(capsys: pytest.CaptureFixture[str]) -> Non
 def test_from_raw_files_to_a_dataset(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "✓ configs/birds.yaml: " in said(capsys, "init", "birds")
     assert main(["init", "birds"]) == 2
-    assert "configs/birds.yaml is there and stays as it is; give another path" in capsys.readouterr().err
+    assert "configs/birds.yaml exists and stays as it is; give another path" in capsys.readouterr().err
     published("configs/birds.yaml")
     assert f"{COUNT} samples" in said(capsys, "versions", "data/birds")
 
@@ -75,7 +75,7 @@ def test_a_plan_of_what_is_mostly_broken_says_so(birds: Path, capsys: pytest.Cap
     for number in range(COUNT):
         (birds / f"birds/{number:04d}.png").write_text("<html>")
     shown = said(capsys, "plan", "birds.yaml")
-    assert "!         of 20 samples tried: image.not_an_image   captions.csv:" in shown
+    assert "!         in 20 samples tried: image.not_an_image   captions.csv:" in shown
 
 
 def test_a_plan_reports_a_wrong_schedule_and_doubtful_settings(

@@ -199,7 +199,7 @@ from types import SimpleNamespace
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from tasks import guard
 with temporary_settings({PREFECT_API_URL: sys.argv[1]}):
-    guard.start(SimpleNamespace(id=sys.argv[2], run_count=1))
+    guard.start_guard(SimpleNamespace(id=sys.argv[2], run_count=1))
 if sys.argv[3] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -154,8 +154,8 @@ def test_an_address_that_cannot_be_used_is_named(host: str, port: int, said: str
 def test_what_was_started_hears_no_ctrl_c_and_ends_with_its_starter(tmp_path: Path) -> None:
     script = (
         "import os, sys, time\n"
-        "from flows.operate.service import start\n"
-        "print(start(['sleep', '300'], {}, 2).pid, flush=True)\n"
+        "from flows.operate.service import start_service\n"
+        "print(start_service(['sleep', '300'], {}, 2).pid, flush=True)\n"
         "time.sleep(300)"
     )
     starter = subprocess.Popen(

@@ -190,7 +190,7 @@ def test_status_tells_a_silent_training(tmp_path: Path, capsys: pytest.CaptureFi
         record.save_record(run, record.load_record(run).having(attempts=[attempt_of(Identity.mine())]))
         assert look_at_run(run).silent_s == 0, "that was said by the attempt before"
     told = capsys.readouterr().out
-    assert "3/40" in told and "! it has said nothing for 9" in told and "in phase first_batch" in told
+    assert "3/40" in told and "! it has logged nothing for 9" in told and "in phase first_batch" in told
 
 
 def test_a_run_that_a_person_cancelled_needs_nobody(

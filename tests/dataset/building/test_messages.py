@@ -136,9 +136,7 @@ def test_a_plan_of_which_nothing_can_be_taken_states_no_size(
         (tmp_path / "raw" / name).write_text("<html>")
     raw.write_table(tmp_path / "raw", [*rows, ("", "no image is named", "x")])
     said = plan_of(raw.config(tmp_path / "raw", tmp_path / "out"), tmp_path, capsys)
-    assert (
-        "none of 20 samples tried can be taken, so size and time are not known" in said and "0 B" not in said
-    )
+    assert "none of 20 samples tried is accepted, so size and time are unknown" in said and "0 B" not in said
     assert "1 member.missing   captions.csv:42: the row names no image" in said
 
 
