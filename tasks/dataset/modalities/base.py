@@ -1,4 +1,4 @@
-"""What the rules of every modality do: take a raw sample in, and judge one that is stored."""
+"""The contract of every modality: to accept a raw sample, and to judge a stored one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tasks.dataset.rejects import Reason
 from tasks.dataset.tar.format import Buffer, Members
 
 Required = tuple[tuple[str, ...], ...]
-"""Sets of members, of each of which a sample must have one."""
+"""Sets of members; a sample must have one member of each set."""
 
 
 class AcceptedSample(NamedTuple):
-    """A raw sample that was taken: the members to store, and its cheap statistics."""
+    """The members to store of an accepted sample, and its cheap statistics."""
 
     members: Mapping[str, Buffer]
     statistics: Mapping[str, float]
@@ -23,15 +23,11 @@ class AcceptedSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemberFault:
-    """What is wrong with a stored member."""
+    """A stored member, the code of its fault and the evidence."""
 
     code: str
     member: str
     evidence: str
-
-
-def _fits(dataset: Dataset) -> None:
-    """The check of a modality that fits every config."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +35,8 @@ class Modality:
     """The rules of one modality.
 
     `take` checks raw members and returns what is stored, or raises Reject. `judge` decodes stored members and
-    returns what is wrong with them; `unjudged` names the members that it cannot judge on this machine, for
-    want of a package. `statistics` are the columns that `take` fills, with their types (int32 or float32 in
+    returns their faults; `unjudged` names the members that it cannot judge on this machine because a package
+    is missing. `statistics` are the columns that `take` fills, with their types (int32 or float32 in
     `samples/`). `undecodable` is the reason of a reject that no rule foresaw. `check` raises UsageError for a
     config that the modality cannot follow.
     """
@@ -50,10 +46,10 @@ class Modality:
     required: Required
     statistics: Mapping[str, type[int] | type[float]]
     undecodable: Reason
-    check: Callable[[Dataset], None] = _fits
+    check: Callable[[Dataset], None] = lambda dataset: None
     unjudged: Callable[[], tuple[str, ...]] = tuple
 
 
 def missing(required: Required, there: Container[str]) -> list[str]:
-    """The required members that are not there, as `jpg|png|webp` where one of several would do."""
+    """Return the required members that are missing, as `jpg|png|webp` where one of several would do."""
     return ["|".join(choices) for choices in required if not any(choice in there for choice in choices)]

@@ -1,7 +1,7 @@
-"""Conversations about images: turns that alternate and say something, with an image for each placeholder.
+"""Conversations about images: alternating turns that are not blank, with an image for each placeholder.
 
-A turn is `{user, assistant}` and may say more of itself, such as the `source` of every turn of The Cauldron;
-its further fields stay in the sample's `json`, where training passes over them.
+A turn is `{user, assistant}` and may have further fields, such as `source` in The Cauldron; these stay in the
+sample's `json`, where training ignores them.
 
 nanoVLM puts a conversation's images before its first turn. A text may instead mark their places with
 `<image>` (or `<image: 1>`), as other datasets do; then there must be a mark for each image, or the trainer
@@ -25,11 +25,11 @@ from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
 
 RATINGS = ("relevance", "image_correspondence", "visual_dependency", "formatting")
-"""What a turn may be rated for; a raw row names them `relevance_ratings` and so on."""
+"""The kinds of rating of a turn; a raw row names them `relevance_ratings` and so on."""
 BEST = 5
 ROLES = ("user", "assistant")
 MOST_IMAGES = 1000
-"""Members are numbered by three digits, so that sorted names are in the order of the images."""
+"""Members are numbered with three digits, so that sorted names are in the order of the images."""
 PLACEHOLDER = re.compile(r"<image(?:: ?(\d+))?>")
 _IMAGE = re.compile(r"(\d{3})(?:\.(jpg|png|webp))?")
 
@@ -39,19 +39,19 @@ Rating = int | None
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns as `{user, assistant, …}`, and for each kind of rating one per turn (None: not rated)."""
+    """Turns as `{user, assistant, …}`, and for each kind of rating one value per turn (None: not rated)."""
 
     turns: tuple[Turn, ...]
     ratings: Mapping[str, tuple[Rating, ...]]
 
     @property
     def placeholders(self) -> list[str]:
-        """The number that each has, empty where it has none."""
+        """The number of each placeholder, empty where it has none."""
         return [number for turn in self.turns for number in PLACEHOLDER.findall(turn["user"])]
 
 
 def accept_chat(raw: Members, dataset: Dataset) -> AcceptedSample:
-    """`json` and the images `000`, `001`, …; these are stored as `000.jpg` or what they are."""
+    """Accept `json` and the images `000`, `001`, …, which are stored under their formats, as `000.jpg`."""
     numbered = sorted(name for name in raw if _IMAGE.fullmatch(name))
     gap = _gap(numbered)
     if gap is not None:
@@ -94,11 +94,13 @@ def chat_faults(members: Mapping[str, bytes]) -> list[MemberFault]:
 
 
 def _gap(numbered: list[str]) -> str | None:
-    """What is wrong with the numbers of these sorted members; None when they count from 000 without gaps."""
-    for number, name in enumerate(numbered):
-        if int(name[:3]) != number:
-            return f"{name} stands where image {number:03d} belongs"
-    return None
+    """Return the first gap in the numbers of these sorted members; None when they count up from 000."""
+    gaps = (
+        f"{name} stands where image {number:03d} belongs"
+        for number, name in enumerate(numbered)
+        if int(name[:3]) != number
+    )
+    return next(gaps, None)
 
 
 def _conversation(document: bytes) -> Conversation:
@@ -110,7 +112,7 @@ def _conversation(document: bytes) -> Conversation:
 
 
 def parse(texts: Any, ratings: Mapping[str, Any]) -> Conversation:
-    """A conversation as it came; Reject when turns do not alternate or are blank, or ratings are wrong."""
+    """Return a raw conversation; Reject when turns do not alternate or are blank, or ratings are wrong."""
     if texts is None or texts == []:
         raise Reject("chat.turns", "there is no turn")
     if not isinstance(texts, list):
@@ -141,19 +143,18 @@ def _ratings(name: str, values: Any, turns: int) -> tuple[Rating, ...]:
     if not isinstance(values, list) or len(values) != turns:
         count = f"{len(values)} values" if isinstance(values, list) else f"a {type(values).__name__}"
         raise Reject("chat.ratings", f"{name}: {count} for {turns} turns")
-    return tuple(_rating(name, number, value) for number, value in enumerate(values, 1))
-
-
-def _rating(name: str, number: int, value: Any) -> Rating:
-    if value is None or value != value:  # NaN is how data frames write a missing number
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value not in range(1, BEST + 1):
-        raise Reject("chat.ratings", f"{name} of turn {number} is {value!r}, not 1 to {BEST}")
-    return int(value)
+    ratings: list[Rating] = []
+    for number, value in enumerate(values, 1):
+        is_missing = value is None or value != value  # NaN is how data frames write a missing number
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_missing and not (is_number and value in range(1, BEST + 1)):
+            raise Reject("chat.ratings", f"{name} of turn {number} is {value!r}, not 1 to {BEST}")
+        ratings.append(None if is_missing else int(value))
+    return tuple(ratings)
 
 
 def check_images(conversation: Conversation, count: int) -> None:
-    """Reject unless each of `count` images has its placeholder, or none has one."""
+    """Reject unless each of `count` images has a placeholder, or none has one."""
     if count > MOST_IMAGES:
         raise Reject("chat.images", f"{count} images, more than {MOST_IMAGES}")
     marks = conversation.placeholders
@@ -166,10 +167,10 @@ def check_images(conversation: Conversation, count: int) -> None:
 
 
 def select(conversation: Conversation, keep: Callable[[str, int], bool]) -> Conversation | None:
-    """The conversation without the turns of which a rating is not kept; None when no turn stays.
+    """Return the conversation without the turns that have a rating `keep` rejects; None when none remains.
 
-    As in nanoVLM a turn that is not rated stays. Where a turn goes, so do all placeholders: the images, which
-    all stay, are then put before the first turn, since nobody can say which of them the others speak of.
+    As in nanoVLM, a turn without a rating is kept. Where a turn is dropped, all placeholders are too: the
+    images, which all stay, then come before the first turn, since it is unknown which the others are about.
     """
     ratings = conversation.ratings.items()
     stay = [
@@ -183,7 +184,7 @@ def select(conversation: Conversation, keep: Callable[[str, int], bool]) -> Conv
     if conversation.placeholders:
         turns = tuple({**turn, "user": PLACEHOLDER.sub("", turn["user"]).strip()} for turn in turns)
         spoken = [place for place, turn in enumerate(turns) if not is_blank(turn["user"])]
-        turns = tuple(turns[place] for place in spoken)  # what was a placeholder alone asks nothing any more
+        turns = tuple(turns[place] for place in spoken)  # a turn that was only a placeholder is blank now
         stay = [stay[place] for place in spoken]
     kept = {name: tuple(values[number] for number in stay) for name, values in ratings}
     return Conversation(turns, kept) if turns else None

@@ -1,6 +1,6 @@
-"""Image-text pairs: an image that decodes whole, a caption that says something, further fields as JSON.
+"""Image-text pairs: an image that decodes completely, a caption that is not blank, further fields as JSON.
 
-White space around a caption is no part of it, whatever source it comes from.
+White space around a caption is removed, whatever source it comes from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def accept_image_text(raw: Members, dataset: Dataset) -> AcceptedSample:
 
 
 def take_pair(raw: Members, dataset: Dataset, *, turns: bool = True) -> AcceptedSample:
-    """`turns` False stores the image as it lies, however its EXIF turns it."""
+    """Accept a pair; with `turns` False the image is stored as it is, regardless of its EXIF orientation."""
     text = bytes(raw["txt"]).decode()
     caption = text.strip()
     if is_blank(caption):
@@ -37,11 +37,9 @@ def image_text_faults(members: Mapping[str, bytes]) -> list[MemberFault]:
 
 
 def judge_each(members: Mapping[str, bytes], names: Iterable[str]) -> list[MemberFault]:
-    """What is wrong with those of the members that are there, each by its suffix."""
+    """Return the faults of the named members that are there, each judged by its suffix."""
     problems = {name: problem_of(name, members[name]) for name in names if name in members}
-    return [
-        MemberFault(problem[0], name, problem[1]) for name, problem in problems.items() if problem is not None
-    ]
+    return [MemberFault(found[0], name, found[1]) for name, found in problems.items() if found is not None]
 
 
 def judge_json(members: Mapping[str, bytes]) -> list[MemberFault]:

@@ -1,16 +1,16 @@
-"""Reinforced image-text pairs (MobileCLIP): an image-text pair, and what teachers have added to it.
+"""Reinforced image-text pairs (MobileCLIP): an image-text pair, and the additions of teacher models.
 
 MobileCLIP's format (https://github.com/apple/ml-mobileclip-dr): `paug.json` lists the parameters of the
-augmentations that the teacher saw, `syn.json` the synthetic captions, `npz` (or `pth.gz` with bfloat16) a
-row of `image_emb` per augmentation and a row of `text_emb` per caption, the real one first. A version 2 file
-may hold further lists of captions, each with an array `<list>_emb` of its own.
+augmentations that the teacher saw, `syn.json` the synthetic captions, `npz` (or `pth.gz` with bfloat16) one
+row of `image_emb` per augmentation and one row of `text_emb` per caption, the real one first. A version 2
+file may hold further lists of captions, each with an array `<list>_emb` of its own.
 
-Members are stored as they came. A crop counts pixels of the image that the teacher saw, which MobileCLIP
-loads without regard to its EXIF, so the image may neither be scaled nor turned on its way into a shard. A
-`sha256` in `json` is not compared: DataCompDR's and img2dataset's are of the file as downloaded, before
-img2dataset encoded it anew, so sound images differ.
-Without torch nothing can tell whether a `pth.gz` is sound: the sample is taken, its `embedding_width` stays
-empty, and verify says that such members were not judged.
+Members are stored unchanged. A crop counts pixels of the image that the teacher saw, which MobileCLIP loads
+without regard to its EXIF, so the image may be neither scaled nor turned on its way into a shard. A `sha256`
+in `json` is not compared: those of DataCompDR and img2dataset are of the downloaded file, before img2dataset
+encoded it again, so sound images differ.
+Without torch a `pth.gz` cannot be judged: the sample is accepted, its `embedding_width` stays empty, and
+verify reports that such members were not judged.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ OPERATIONS = 14
 """Identity, ShearX, ShearY, TranslateX, TranslateY, Rotate, Brightness, Color, Contrast, Sharpness,
 Posterize, Solarize, AutoContrast, Equalize."""
 FARTHEST = 1 << 30
-"""Pixels; no image has a side of as many."""
+"""Pixels; no image has a side this long."""
 REASONS: Mapping[Reason, Reason] = {
     "volume.undecodable": UNSOUND,
     "volume.dtype": UNSOUND,
     "volume.pickle": "archive.unsafe",
 }
-"""What the faults of an array are called where it holds embeddings."""
+"""The reasons for faults of an array where it holds embeddings."""
 
 
 class CropBox(NamedTuple):
-    """In pixels of the image as it is stored."""
+    """A crop in pixels of the stored image."""
 
     top: int
     left: int
@@ -65,14 +65,12 @@ class CropBox(NamedTuple):
 def check_reinforced_rules(dataset: Dataset) -> None:
     """UsageError for image rules under which the teachers' crops would show something else."""
     changes = {"max_side": dataset.image.max_side is not None, "encode": dataset.image.encode != "keep"}
-    for key, is_set in changes.items():
-        if is_set:
-            raise UsageError(
-                f"dataset.image.{key}: the crops of reinforced samples count pixels of the image as it is; "
-                f"leave {key} out, or change the images before teachers look at them"
-            )
+    for key in (key for key, is_set in changes.items() if is_set):
+        why = "the crops of reinforced samples count pixels of the image as it is"
+        fix = f"leave {key} out, or change the images before teachers look at them"
+        raise UsageError(f"dataset.image.{key}: {why}; {fix}")
     if not tensors.can_read():
-        logger.warning("torch is not installed: embeddings in pth.gz are taken as they are, not judged")
+        logger.warning("torch is not installed: embeddings in pth.gz are stored without a check")
 
 
 def accept_reinforced(raw: Members, dataset: Dataset) -> AcceptedSample:
@@ -100,7 +98,7 @@ def unjudged() -> tuple[str, ...]:
 
 
 def _size(members: Mapping[str, bytes]) -> tuple[int, int] | None:
-    """Width and height by the image's header; None when it has none that is sound."""
+    """Return width and height by the image's header; None when it has no sound one."""
     suffix = next((suffix for suffix in images.MEMBERS if suffix in members), None)
     try:
         return None if suffix is None else images.size_of(members[suffix], images.ANY_SIZE)
@@ -109,27 +107,23 @@ def _size(members: Mapping[str, bytes]) -> tuple[int, int] | None:
 
 
 def check_added(members: Members, width: int, height: int) -> dict[str, int]:
-    """Counts of augmentations and synthetic captions, and the embeddings' width where they can be read.
-    Reject for what does not fit together, or not the image of `width` x `height` pixels."""
+    """Return the numbers of augmentations and synthetic captions, and the embeddings' width where they can be
+    read. Reject for members that do not fit each other, or the image of `width` x `height` pixels."""
     lacking = missing(REQUIRED[2:], members)
     if lacking or (NPZ in members and PTH in members):
-        fault = f"no {lacking[0]}" if lacking else f"has both {NPZ} and {PTH}"
-        raise Reject(UNSOUND, fault)
+        raise Reject(UNSOUND, f"no {lacking[0]}" if lacking else f"has both {NPZ} and {PTH}")
     of_image = augmentations(bytes(members["paug.json"]))
     for number, augmentation in enumerate(of_image):
         _check_augmentation(number, augmentation, width, height)
     of_text = captions(bytes(members["syn.json"]))
-    counts = {
-        "augmentations": len(of_image),
-        "synthetic_captions": sum(len(texts) for texts in of_text.values()),
-    }
+    counts = {"augmentations": len(of_image), "synthetic_captions": sum(map(len, of_text.values()))}
     with suppress(Unjudged):
         counts["embedding_width"] = _check_embeddings(embeddings(members), len(of_image), of_text)
     return counts
 
 
 def augmentations(content: bytes) -> Sequence[Any]:
-    """`param_aug` of a `paug.json`, which is a list, or a list as JSON text; Reject."""
+    """Return `param_aug` of a `paug.json`, which is a list, or a list as JSON text; Reject."""
     value = json_object(content, UNSOUND, "paug.json").get("param_aug")
     if isinstance(value, str):
         try:
@@ -142,7 +136,7 @@ def augmentations(content: bytes) -> Sequence[Any]:
 
 
 def crop_of(number: int, augmentation: Any) -> CropBox:
-    """The crop of the augmentation of that number, which is `[crop, operations]` or `[crop]`; Reject."""
+    """Return the crop of an augmentation, which is `[crop, operations]` or `[crop]`; Reject."""
     where = f"augmentation {number}"
     if not isinstance(augmentation, list) or len(augmentation) not in (1, 2):
         raise Reject("reinforcement.crop", f"{where} is no [crop, operations]")
@@ -153,7 +147,7 @@ def crop_of(number: int, augmentation: Any) -> CropBox:
 
 
 def captions(content: bytes) -> dict[str, Sequence[str]]:
-    """The lists of synthetic captions of a `syn.json` by their names; Reject."""
+    """Return the lists of synthetic captions of a `syn.json` by their names; Reject."""
     value = json_object(content, UNSOUND, "syn.json")
     named = {name: texts for name, texts in value.items() if name.startswith("syn_text")}
     for name, texts in named.items():
@@ -167,16 +161,18 @@ def captions(content: bytes) -> dict[str, Sequence[str]]:
 
 
 def _check_augmentation(number: int, augmentation: Any, width: int, height: int) -> None:
-    """Operations are `[[operation, magnitude], …]`, null for one skipped, or null for none at all."""
+    """Reject an augmentation whose crop or operations are wrong.
+
+    Operations are `[[operation, magnitude], …]`, null for a skipped one, or null for none at all.
+    """
     where = f"augmentation {number}"
     crop = top, left, high, wide = crop_of(number, augmentation)
     if min(top, left) < 0 or min(high, wide) < 1 or top + high > height or left + wide > width:
         outside = f"{list(crop)} lies outside of {width} x {height} pixels"
         raise Reject("reinforcement.crop", f"{where}: {outside}")
     operations = augmentation[1] if len(augmentation) == 2 else None
-    if operations is None:
-        return
-    if not isinstance(operations, list) or not all(map(_is_operation, operations)):
+    is_list = isinstance(operations, list) and all(map(_is_operation, operations))
+    if operations is not None and not is_list:
         raise Reject(UNSOUND, f"{where}: operations are no [[0 to 13, number], …]")
 
 
@@ -194,7 +190,7 @@ def _is_operation(value: Any) -> bool:
 
 
 def embeddings(members: Members) -> dict[str, NDArray[Any]]:
-    """The arrays of whichever member holds them; Reject, and Unjudged without torch for a `pth.gz`."""
+    """Return the arrays of the member that holds them; Reject, and Unjudged without torch for a `pth.gz`."""
     if PTH in members:
         return tensors.read_gz(bytes(members[PTH]))
     try:
@@ -206,7 +202,7 @@ def embeddings(members: Members) -> dict[str, NDArray[Any]]:
 def _check_embeddings(
     arrays: Mapping[str, NDArray[Any]], augmented: int, texts_by_name: Mapping[str, Sequence[str]]
 ) -> int:
-    """The width that all have; Reject unless each has as many rows as it should, of finite numbers."""
+    """Return the width of all arrays; Reject unless each has the expected number of finite rows."""
     own = {f"{name}_emb": len(texts) for name, texts in texts_by_name.items() if f"{name}_emb" in arrays}
     others = sum(len(texts) for name, texts in texts_by_name.items() if f"{name}_emb" not in arrays)
     rows = {**own, "image_emb": augmented, "text_emb": 1 + others}

@@ -1,7 +1,7 @@
-"""CT volumes with their reports: int16 HU voxels, a report that says something, facts as JSON.
+"""CT volumes with their reports: int16 HU voxels, a report that is not blank, facts as JSON.
 
-The `json` of a stored sample says how the volume lies (`axes`, `spacing_mm`, `shape`, in the order of the
-array; see `formats.volumes.geometry`), what was done to it, and the CRC32C of each of its chunks, so that a
+The `json` of a stored sample states how the volume lies (`axes`, `spacing_mm`, `shape`, in the order of the
+array; see `formats.volumes.geometry`), how it was processed, and the CRC32C of each of its chunks, so that a
 part can be read and trusted alone.
 """
 
@@ -41,7 +41,7 @@ from tasks.dataset.tar.format import Members
 CHECKSUMS = "chunk_crc32c"
 DIFFERS = f"its chunks differ from {CHECKSUMS} in json"
 TELLS_HU = "tells_hu"
-"""False where a volume that was found to be HU no longer shows it as stored, such as a crop within a lung."""
+"""False where a volume was found to be HU but its stored part cannot show it, such as a crop in a lung."""
 SIDES = ("depth", "height", "width")
 
 
@@ -56,7 +56,12 @@ def check_volume_rules(dataset: Dataset) -> None:
 
 def accept_volume_report(raw: Members, dataset: Dataset) -> AcceptedSample:
     rules = dataset.volume
-    report = _report(raw)
+    try:
+        report = bytes(raw.get("txt", b"")).decode()
+    except UnicodeDecodeError as error:
+        raise Reject("caption.encoding", f"the report is not UTF-8 at byte {error.start}") from None
+    if is_blank(report):
+        raise Reject("report.missing", "the report is empty")
     facts = _stated(raw)
     voxels = _voxels(raw, facts)
     require_in_range(voxels)
@@ -80,22 +85,16 @@ def accept_volume_report(raw: Members, dataset: Dataset) -> AcceptedSample:
         "pad_fraction": facts["pad_fraction"],
         "caption_length": len(report),
     }
-    return AcceptedSample({member: content, "txt": raw["txt"], "json": _dumped(facts)}, statistics)
-
-
-def _report(raw: Members) -> str:
     try:
-        report = bytes(raw.get("txt", b"")).decode()
-    except UnicodeDecodeError as error:
-        raise Reject("caption.encoding", f"the report is not UTF-8 at byte {error.start}") from None
-    if is_blank(report):
-        raise Reject("report.missing", "the report is empty")
-    return report
+        described = json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise Reject("caption.encoding", "json holds a text that is not UTF-8") from None
+    return AcceptedSample({member: content, "txt": raw["txt"], "json": described}, statistics)
 
 
 def _stated(raw: Members) -> dict[str, Any]:
-    """What is stated of the volume, its labels complete; numbers that JSON has not (NaN, Infinity, also as
-    1e999) are not known."""
+    """Return the facts stated about the volume; Reject where labels are incomplete. Numbers that JSON lacks
+    (NaN, Infinity, also as 1e999) count as unknown."""
     content = bytes(raw.get("json", b"{}"))
     finite = partial(json.loads, parse_constant=lambda _: None, parse_float=_finite_or_none)
     facts = json_object(content, "source.unreadable", loads=finite)
@@ -111,7 +110,7 @@ def _finite_or_none(text: str) -> float | None:
 
 
 def _voxels(raw: Members, facts: Mapping[str, Any]) -> NDArray[Any]:
-    """The raw volume, which shards made by Tarmac or others hold as either member."""
+    """Return the raw volume, which shards made by Tarmac or others hold as either member."""
     content = raw.get("volume")
     if content is None:
         raise Reject("member.missing", "volume")
@@ -136,7 +135,7 @@ def _differs(volume: StoredVolume, facts: Mapping[str, Any]) -> bool:
 
 
 def _implausible(voxels: NDArray[Any], facts: Mapping[str, Any]) -> str | None:
-    """Why they cannot be HU, as far as these voxels can tell."""
+    """Return why the voxels cannot be HU, or None, also where a crop of them cannot show it."""
     if facts.get(TELLS_HU) is False:
         return None
     match facts.get("window"):
@@ -152,9 +151,9 @@ def _facts(
     sides: tuple[Axis, Axis, Axis],
     rules: VolumeRules,
 ) -> dict[str, Any]:
-    """How the volume lies now, and what was done to it.
+    """Return how the volume lies now and how it was processed.
 
-    A volume out of a shard that is stored as it lies there keeps what its shard says was done to it.
+    A volume from a shard that is stored unchanged keeps the record of how it was processed before.
     """
     axes = axes_of(before.get("axes"))
     now = {
@@ -169,13 +168,6 @@ def _facts(
     if is_untouched and before.get("shape") == list(shape) and _is_number(before.get("pad_fraction")):
         done |= {name: before[name] for name in done if name in before}
     return now | done
-
-
-def _dumped(facts: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
-    except UnicodeEncodeError:
-        raise Reject("caption.encoding", "json holds a text that is not UTF-8") from None
 
 
 def volume_report_faults(members: Mapping[str, bytes]) -> list[MemberFault]:
