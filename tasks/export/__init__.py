@@ -1,6 +1,7 @@
-"""Checkpoints as folders that other libraries load on their own, each with a proof that they say the same."""
+"""Export checkpoints as folders that other libraries load on their own, each proven to give the
+same answers."""
 
 from typing import Literal
 
 Target = Literal["open_clip", "hf", "nanovlm"]
-"""The formats by name; `run.FORMATS` says where each stands."""
+"""The formats by name; `run.FORMATS` holds the writer and the proof of each."""

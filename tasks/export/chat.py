@@ -1,4 +1,4 @@
-"""What the exports of vision-language models have in common: SigLIP's tower, the tokenizer, the question."""
+"""The common parts of exports of vision-language models: SigLIP's tower, the tokenizer, the question."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ ASKED = f"{START}user\nIt's a picture: what is in it, at 3 o'clock?{END}\n{START
 
 
 def siglip_of(model: Any, target: str) -> tuple[dict[str, Tensor], Any]:
-    """The weights of the vision tower by SigLIP's names, without a head that pools, and its config.
+    """Return the vision tower's weights by SigLIP's names, without a pooling head, and its config.
 
-    UsageError for another kind of tower.
+    Raises UsageError for another kind of tower.
     """
     tower = model.vision.tower
     instead = (
         "give train.model.vision a SigLIP model of transformers, such as google/siglip2-base-patch16-512"
     )
     if isinstance(model.vision, TrunkTower | OpenClipTower):
-        raise refuse(target, "the vision tower is one of open_clip's", instead)
+        raise refuse(target, "the vision tower comes from open_clip", instead)
     config = getattr(tower.config, "vision_config", tower.config)
     if "siglip" not in config.model_type or config.model_type.startswith("siglip2"):
-        raise refuse(target, f"the vision tower is a {config.model_type}, and has to be SigLIP's", instead)
+        raise refuse(target, f"the vision tower is a {config.model_type}, but has to be SigLIP's", instead)
     weights = {name.removeprefix("vision_model."): value for name, value in tower.state_dict().items()}
     return {name: value for name, value in weights.items() if not name.startswith("head.")}, config
 
 
 def save_tokenizer(recipe: VlmRecipe, folder: Path) -> None:
-    """The tokenizer with the tokens of pictures, as transformers' AutoTokenizer reads it."""
+    """Save the tokenizer with the tokens of pictures, in the form that transformers' AutoTokenizer reads."""
     library: Any = importlib.import_module("transformers")
     library.PreTrainedTokenizerFast(
         tokenizer_object=recipe.chat.text.tokenizer,
@@ -47,7 +47,7 @@ def save_tokenizer(recipe: VlmRecipe, folder: Path) -> None:
 
 
 def ask_chat(recipe: VlmRecipe, model: Any) -> ProofQuestion:
-    """A question about a picture of several tiles: the logits of each of its tokens, in float64."""
+    """Ask about a picture of several tiles; the answer is the logits of each token, in float64."""
     chat, model = recipe.chat, model.double()
     shown = picture(0, 3 * chat.tiles.side, 2 * chat.tiles.side)
     tiles = chat.cut([shown])

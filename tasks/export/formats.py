@@ -1,8 +1,8 @@
-"""What a format makes of a trained model: files, and the question by which the other library is asked.
+"""The output of a format's writer: files, and the question that the other library is asked.
 
-Both sides compute in float64, so that what is left between them is a difference of the models and not the
-order in which sums were rounded. Pictures and texts are made from a fixed seed: an export needs no dataset,
-and a proof shows nothing of a private one.
+Both sides compute in float64, so that a difference between them comes from the models and not from the order
+in which sums were rounded. Pictures and texts are made from a fixed seed: an export needs no dataset, and a
+proof shows nothing of a private one.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class TrainedModel:
 
     recipe: Any
     name: str
-    """The recipe's, as `train.recipe` has it."""
+    """The name of the recipe, as in `train.recipe`."""
     options: Options
     model: nn.Module
 
 
 @dataclass(frozen=True)
 class ProofQuestion:
-    """What the other library is given, and what Tarmac's model says to it."""
+    """The inputs for the other library, and the answers of Tarmac's model."""
 
     answers: Mapping[str, Tensor]
-    """By name, as the program of the proof names its own. Whole numbers have to be the same."""
+    """Answers by name, as the proof program names its own. Integers have to be equal."""
     pictures: Sequence[Image.Image] = ()
     texts: Sequence[str] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -51,23 +51,23 @@ class ProofQuestion:
 
 @dataclass(frozen=True)
 class Written:
-    """An export whose files are there."""
+    """An export whose files are written."""
 
     covers: str
-    """Which parts of the model are in it, for a reader."""
+    """The parts of the model that it contains, for a reader."""
     usage: str
-    """The Python expression that loads it, with `{path}` where the folder's name belongs."""
+    """The Python expression that loads it, with `{path}` in place of the folder's name."""
     question: ProofQuestion
     moves: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Of JSON files, by name: keys with a path in the folder, which hold the whole path at the end."""
+    """By JSON file: keys whose relative path becomes absolute once the folder has its final place."""
 
 
 def picture(number: int, width: int, height: int) -> Image.Image:
-    """Clouds in colour, others for each number."""
+    """Make coloured clouds, different for each number."""
     clouds = np.random.default_rng([SEED, number]).integers(0, 256, (4, 5, 3), np.uint8)
     return Image.fromarray(clouds).resize((width, height), Image.Resampling.BICUBIC)
 
 
 def refuse(target: str, reason: str, instead: str) -> UsageError:
-    """The error for a model that a format has no place for; `instead` says what works."""
+    """Return the error for a model that a format cannot represent; `instead` names what works."""
     return UsageError(f"--to {target}: {reason}; {instead}")

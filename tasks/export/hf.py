@@ -1,8 +1,8 @@
-"""Models as folders of transformers: CLIP, vision-language models as Idefics3, the text tower of CT-CLIP.
+"""Write models as transformers folders: CLIP, vision-language models as Idefics3, the text tower of CT-CLIP.
 
-A model of open_clip is a `CLIPModel` when both its towers are the plain transformers of the first CLIP. One
-of recipe vlm is an `Idefics3ForConditionalGeneration`, which has the same three parts, when its vision tower
-is SigLIP's. Of CT-CLIP, transformers knows the text tower alone.
+A model of open_clip becomes a `CLIPModel` if both towers are the plain transformers of the first CLIP. A
+model of recipe vlm becomes an `Idefics3ForConditionalGeneration`, which has the same three parts, if its
+vision tower is SigLIP's. transformers has only the text tower of CT-CLIP.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tasks.models.vlm.vlm import VlmRecipe
 VISION = {"layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "patch_dropout"}
 TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"}
 WHOLE = {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "init_logit_scale"}
-"""What open_clip may say of a model that is one of transformers' `CLIPModel`."""
+"""The keys in open_clip's description of a model that transformers' `CLIPModel` can represent."""
 BLOCK = {
     "ln_1": "layer_norm1",
     "ln_2": "layer_norm2",
@@ -34,16 +34,26 @@ BLOCK = {
     "mlp.c_fc": "mlp.fc1",
     "mlp.c_proj": "mlp.fc2",
 }
-"""open_clip's names of a layer's parts, and those of transformers; `attn.in_proj` is three there."""
+"""The parts of a layer by their names in open_clip and transformers, where `attn.in_proj` is three parts."""
 EVENLY_CROPPED = ((300, 100), (100, 300), (90, 90), (640, 640))
-"""Pictures that lose as many pixels on one side as on the other: of an odd number, transformers' processor
+"""Sizes of pictures that lose equally many pixels on both sides: of an odd number, transformers' processor
 takes the larger half from the other side than torchvision."""
+IDEFICS3_VISION = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "image_size",
+    "patch_size",
+    "hidden_act",
+    "layer_norm_eps",
+)
 RESAMPLING = {"bilinear": 2, "bicubic": 3}
-"""Pillow's numbers."""
+"""Pillow's numbers of interpolations."""
 
 
 def write_hf(trained: TrainedModel, folder: Path) -> Written:
-    """UsageError for a model that transformers has no class for."""
+    """Write the folder; UsageError for a model that transformers has no class for."""
     recipe = trained.recipe
     if isinstance(recipe, ClipRecipe):
         return _clip(recipe, trained.model, folder)
@@ -51,18 +61,15 @@ def write_hf(trained: TrainedModel, folder: Path) -> Written:
         return _vlm(recipe, trained.model, folder)
     if isinstance(trained.options, CtClipOptions) and trained.options.text_kind == "transformers":
         return _reports(recipe, trained.model, folder)
-    instead = "it does with a text tower of transformers, by train.model.text"
-    raise refuse("hf", "transformers knows no part of this model", instead)
+    instead = "set train.model.text to a model of transformers for its text tower"
+    raise refuse("hf", "transformers has no part of this model", instead)
 
 
 def why_no_clip_model(model: Mapping[str, Any]) -> str | None:
-    """What of an open_clip description `CLIPModel` lacks; None where it has all."""
+    """Return the part of an open_clip description that `CLIPModel` lacks; None where it lacks nothing."""
     vision, text = model["vision_cfg"], model["text_cfg"]
-    for table, known, place in (
-        (model, WHOLE, ""),
-        (vision, VISION, "vision_cfg."),
-        (text, TEXT, "text_cfg."),
-    ):
+    tables = ((model, WHOLE, ""), (vision, VISION, "vision_cfg."), (text, TEXT, "text_cfg."))
+    for table, known, place in tables:
         for name, value in table.items():
             if name not in known and value not in (None, False):
                 return f"{place}{name}: {value}"
@@ -73,7 +80,7 @@ def why_no_clip_model(model: Mapping[str, Any]) -> str | None:
 
 
 def _transformers() -> Any:
-    """The library, which takes seconds to import, without the bars that it shows while it saves."""
+    """Import the library late, because it takes seconds, and switch off its progress bars."""
     found: Any = importlib.import_module("transformers")
     found.utils.logging.disable_progress_bar()
     return found
@@ -127,7 +134,7 @@ def _clip_config(library: Any, model: Any, tokenizer: Any, space: int, activatio
 
 
 def _clip_processor(library: Any, model: Any, tokenizer: Any, pictures: Any) -> Any:
-    """Of pictures, by Pillow as open_clip's is, and of texts."""
+    """Return the processor of pictures, which uses Pillow as open_clip does, and of texts."""
     side = model.visual.image_size[0]
     square, is_squashed = {"height": side, "width": side}, pictures.resize_mode == "squash"
     of_pictures = library.CLIPImageProcessorPil(
@@ -152,7 +159,8 @@ def _clip_processor(library: Any, model: Any, tokenizer: Any, pictures: Any) -> 
 
 
 def _clip_weights(model: Any) -> dict[str, Tensor]:
-    """open_clip's weights by transformers' names; its projections are matrices from the right."""
+    """Return open_clip's weights by transformers' names; open_clip multiplies its projections from
+    the right."""
     mine: dict[str, Tensor] = {name: value.contiguous() for name, value in model.state_dict().items()}
     theirs = {
         "logit_scale": mine["logit_scale"].reshape(()),
@@ -164,12 +172,11 @@ def _clip_weights(model: Any) -> dict[str, Tensor]:
         "text_model.embeddings.token_embedding.weight": mine["token_embedding.weight"],
         "text_model.embeddings.position_embedding.weight": mine["positional_embedding"],
     }
-    norms = {
+    parts = {
         "visual.ln_pre": "vision_model.pre_layrnorm",
         "visual.ln_post": "vision_model.post_layernorm",
         "ln_final": "text_model.final_layer_norm",
     }
-    parts = dict(norms)
     towers = (
         ("visual.transformer", model.visual.transformer, "vision_model"),
         ("transformer", model.transformer, "text_model"),
@@ -193,19 +200,7 @@ def _vlm(recipe: VlmRecipe, model: Any, folder: Path) -> Written:
     library = _transformers()
     config = library.Idefics3Config(
         text_config=language.to_dict(),
-        vision_config={
-            name: getattr(vision, name)
-            for name in (
-                "hidden_size",
-                "intermediate_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-                "image_size",
-                "patch_size",
-                "hidden_act",
-                "layer_norm_eps",
-            )
-        },
+        vision_config={name: getattr(vision, name) for name in IDEFICS3_VISION},
         scale_factor=model.projector.factor,
         image_token_id=recipe.chat.text.image,
         tie_word_embeddings=language.tie_word_embeddings,
@@ -219,11 +214,9 @@ def _vlm(recipe: VlmRecipe, model: Any, folder: Path) -> Written:
         theirs = library.Idefics3ForConditionalGeneration(config)
     try:
         theirs.load_state_dict(weights, strict=True, assign=True)
-    except (
-        RuntimeError
-    ):  # some layer that a language model of this kind has and Idefics3 has not, or the reverse
+    except RuntimeError:  # the language model has a layer that Idefics3 lacks, or the reverse
         instead = "give train.model.language a Llama, such as HuggingFaceTB/SmolLM2-360M-Instruct"
-        raise refuse("hf", f"Idefics3 has no place for this {language.model_type}", instead) from None
+        raise refuse("hf", f"Idefics3 cannot hold this {language.model_type}", instead) from None
     theirs.tie_weights()
     theirs.save_pretrained(folder)
     save_tokenizer(recipe, folder)
@@ -238,7 +231,7 @@ def _vlm(recipe: VlmRecipe, model: Any, folder: Path) -> Written:
 
 
 def _reports(recipe: Any, model: Any, folder: Path) -> Written:
-    """The tower alone, without the projection into the space of volumes."""
+    """Write the text tower alone, without the projection into the common embedding space."""
     _transformers()
     reports = recipe.reports
     model.text_transformer.save_pretrained(folder)

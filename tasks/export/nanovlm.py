@@ -1,8 +1,9 @@
-"""Vision-language models as a checkpoint of nanoVLM: `VisionLanguageModel.from_pretrained(PATH)`.
+"""Write vision-language models as a checkpoint of nanoVLM: `VisionLanguageModel.from_pretrained(PATH)`.
 
-Source: nanoVLM (github.com/huggingface/nanoVLM, October 2025), models/: `config.json` is its VLMConfig, the
-weights go by its modules' names. nanoVLM gives its vision tower pixels between 0 and 1 as they are, so the
-normalisation of a tower that was trained on normalised pixels goes into the weights of its first layer.
+Source: nanoVLM (github.com/huggingface/nanoVLM, October 2025), models/: `config.json` is its VLMConfig, and
+the weights have its modules' names. nanoVLM gives its vision tower unnormalised pixels between 0 and 1, so
+the normalisation of a tower that was trained on normalised pixels is folded into the weights of its first
+layer.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ LANGUAGE_BLOCK = {
     "input_layernorm": "norm1",
     "post_attention_layernorm": "norm2",
 }
-"""transformers' names of a layer's parts, and nanoVLM's."""
+"""The parts of a layer by their names in transformers and in nanoVLM."""
 
 
 def write_nanovlm(trained: TrainedModel, folder: Path) -> Written:
-    """UsageError for a model whose parts nanoVLM does not have."""
+    """Write the folder; UsageError for a model whose parts nanoVLM does not have."""
     recipe, options = trained.recipe, trained.options
     model: Any = trained.model
     if not isinstance(recipe, VlmRecipe) or not isinstance(options, VlmOptions):
         instead = "--to open_clip takes CLIP models, and --to hf others"
-        raise refuse("nanovlm", f"a model of recipe {trained.name} is no vision-language model", instead)
+        raise refuse("nanovlm", f"a model of recipe {trained.name} is not a vision-language model", instead)
     tower, vision = siglip_of(model, "nanovlm")
     language: Any = model.language
     _require_llama(language.config, vision)
@@ -86,13 +87,14 @@ def _require_llama(language: Any, vision: Any) -> None:
     }
     for reason, applies in wrong.items():
         if applies:
-            raise refuse("nanovlm", f"{reason}, which nanoVLM's own has not", "--to hf takes it")
+            raise refuse("nanovlm", f"{reason}, which nanoVLM does not support", "--to hf takes it")
 
 
 def _config(
     recipe: VlmRecipe, options: VlmOptions, language: Any, vision: Any, base: float
 ) -> dict[str, Any]:
-    """nanoVLM's VLMConfig; what it does not name here, such as the template of chats, stays its own."""
+    """Return nanoVLM's VLMConfig; keys that are not listed here, such as the chat template, keep
+    its defaults."""
     chat = recipe.chat
     places = range(1, chat.text.grid + 1)
     extra = {
@@ -136,7 +138,7 @@ def _config(
 
 
 def _vision_weights(tower: dict[str, Tensor], layers: int, vision: Any) -> dict[str, Tensor]:
-    """Of nanoVLM's ViT, which keeps queries, keys and values in one matrix."""
+    """Return the weights of nanoVLM's ViT, which keeps queries, keys and values in one matrix."""
     kernel, bias = _normalising(tower, vision)
     weights = {
         "patch_embedding.conv.weight": kernel,
@@ -155,7 +157,7 @@ def _vision_weights(tower: dict[str, Tensor], layers: int, vision: Any) -> dict[
 
 
 def _normalising(tower: dict[str, Tensor], vision: Any) -> tuple[Tensor, Tensor]:
-    """The first layer's kernel and bias that do to pixels what it does to normalised ones."""
+    """Return the first layer's kernel and bias for unnormalised pixels."""
     mean, deviation = (value.view(1, 3, 1, 1).double() for value in (vision.mean, vision.deviation))
     given = tower["embeddings.patch_embedding.weight"]
     kernel = given.double() / deviation

@@ -1,7 +1,8 @@
-"""CLIP models as a folder of open_clip's: `open_clip.create_model_and_transforms("local-dir:PATH")`.
+"""Write CLIP models as a folder for open_clip: `open_clip.create_model_and_transforms("local-dir:PATH")`.
 
-Source: open_clip 3.3, factory.py: `open_clip_config.json` holds `model_cfg` and `preprocess_cfg`, the weights
-lie beside it by open_clip's own names. A tokenizer of transformers is looked for in the folder itself.
+Source: open_clip 3.3, factory.py: `open_clip_config.json` holds `model_cfg` and `preprocess_cfg`, and the
+weights lie beside it under open_clip's own names. open_clip looks for a transformers tokenizer in the folder
+itself.
 """
 
 from __future__ import annotations
@@ -26,12 +27,11 @@ USAGE = "open_clip.create_model_and_transforms('local-dir:{path}')"
 
 
 def write_open_clip(trained: TrainedModel, folder: Path) -> Written:
-    """UsageError for a model that is none of open_clip's."""
+    """Write the folder; UsageError for a model that open_clip does not have."""
     recipe = trained.recipe
     if not isinstance(recipe, ClipRecipe):
-        raise refuse(
-            "open_clip", f"a model of recipe {trained.name} is none of open_clip's", "--to hf takes it"
-        )
+        reason = f"a model of recipe {trained.name} is not one of open_clip's"
+        raise refuse("open_clip", reason, "--to hf takes it")
     pictures = {name: asdict(recipe.preprocessing)[name] for name in OF_PICTURES}
     write_json(folder / CONFIG, {"model_cfg": described(recipe), "preprocess_cfg": pictures})
     weights = {name: value.contiguous().clone() for name, value in trained.model.state_dict().items()}
@@ -45,14 +45,15 @@ def write_open_clip(trained: TrainedModel, folder: Path) -> Written:
 
 
 def described(recipe: ClipRecipe) -> dict[str, Any]:
-    """The model as open_clip describes it, with what the config changes of it."""
+    """Return the model as open_clip describes it, with the changes of the config."""
     found = dict(recipe.options.described or {})
-    begins = SIGMOID if recipe.options.is_sigmoid and found.get("init_logit_bias") is None else {}
-    return {**found, **begins}
+    initial = SIGMOID if recipe.options.is_sigmoid and found.get("init_logit_bias") is None else {}
+    return {**found, **initial}
 
 
 def features(recipe: ClipRecipe, model: Any, pictures: list[Any]) -> dict[str, Tensor]:
-    """Of length 1, in float64: `image features` and `text features`; and the `temperature` as a factor."""
+    """Compute `image features` and `text features` of length 1, and the `temperature` as a factor,
+    in float64."""
     model = model.double()
     crop = Crop(recipe.preprocessing)
     crops = torch.stack([crop(one) for one in pictures])

@@ -1,12 +1,11 @@
-"""Exporting a checkpoint: written beside its place, proven in the other library, and renamed.
+"""Export a checkpoint: write it beside its final place, prove it in the other library, and rename it.
 
-The proof is a program of its own, which imports the other library and not Tarmac, so that nothing of Tarmac
-can stand in for what the export lacks. An export that it does not find equal is never given its name.
+The proof is a separate program, which imports the other library and not Tarmac, so that nothing of Tarmac can
+hide what the export lacks. An export that is not proven equal never gets its final name.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
@@ -36,15 +36,16 @@ from tasks.runs.folder import RunFolder, find
 
 RECORD = "export.json"
 MOST_APART = 1e-5
-"""The largest difference of an answer, as a share of the largest answer, up to which two models are one."""
+"""The largest difference between answers, as a share of the largest answer, at which two models
+count as equal."""
 LAST_LINES = 4
 ANSWERS = "answers.safetensors"
-"""What the program of a proof leaves beside its question."""
+"""The file that a proof program writes beside its question."""
 
 
 class Format(NamedTuple):
-    """Where a format stands: the function that writes it, as `module:function`, the program of the proof, and
-    a file among the other library's sources, if that library is no package and its folder has to be given."""
+    """A format: the function that writes it, the program that proves it, and, for a library without a
+    package, a file that its folder of sources contains."""
 
     writer: str
     proof: str
@@ -62,7 +63,7 @@ FORMATS: Mapping[Target, Format] = {
 
 @dataclass(frozen=True)
 class Export:
-    """An export that is there: its folder, and what its record says of it."""
+    """A finished export: its folder and its record."""
 
     path: Path
     record: Mapping[str, Any]
@@ -70,7 +71,8 @@ class Export:
 
 
 def locate(checkpoint: str, runs: Path) -> tuple[RunFolder, Checkpoint]:
-    """The checkpoint in that folder, or a run's best, or else its newest; UsageError where there is none."""
+    """Find the checkpoint in that folder, or a run's best, or else its newest; UsageError where
+    there is none."""
     folder = Path(checkpoint).resolve()
     if folder.parent.name == "checkpoints" and (folder.parents[1] / "run.json").is_file():
         run, found = RunFolder(folder.parents[1]), folder
@@ -80,7 +82,7 @@ def locate(checkpoint: str, runs: Path) -> tuple[RunFolder, Checkpoint]:
         run = find(runs, checkpoint)
         newest = newest_sound(run)
         if newest is None:
-            raise UsageError(f"CHECKPOINT: {run.name} has no whole checkpoint yet")
+            raise UsageError(f"CHECKPOINT: {run.name} has no complete checkpoint yet")
         found = run.best.resolve() if run.best.exists() else newest.path
     return run, Checkpoint(int(found.name.rpartition("_")[2]), found)
 
@@ -93,10 +95,10 @@ def export(
     python: str = sys.executable,
     source: Path | None = None,
 ) -> Export:
-    """Write the checkpoint's model into a folder, `out`, that the other library loads, and prove it equal.
+    """Write the checkpoint's model into the folder `out` for the other library, and prove it equal.
 
-    UsageError for a model that the format has no place for, and where something else stands in the folder's
-    place; DataError when the other library does not load it or says something else.
+    Raises UsageError for a model that the format cannot represent, and where the folder holds something else;
+    DataError where the other library does not load it or answers differently.
     """
     kind = FORMATS[target]
     _check_source(kind, target, source)
@@ -119,8 +121,7 @@ def export(
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        module, _, function = kind.writer.partition(":")
-        written: Written = getattr(importlib.import_module(module), function)(trained, draft)
+        written: Written = resolve_name(kind.writer)(trained, draft)
         proof = _prove(kind, draft, written, python, source)
         _settle(draft, place, written)
         record = {
@@ -145,13 +146,13 @@ def _check_source(kind: Format, target: Target, source: Path | None) -> None:
     if kind.source is not None and (source is None or not (source / kind.source).is_file()):
         given = "is not given" if source is None else f"{source} holds no {kind.source}"
         raise UsageError(
-            f"--source: {given}; --to {target} is proven by the sources of a library that is no package: "
-            "git clone https://github.com/huggingface/nanoVLM, and name its folder"
+            f"--source: {given}; the proof of --to {target} needs the sources of a library that has no "
+            "package: git clone https://github.com/huggingface/nanoVLM, and name its folder"
         )
 
 
 def _same(place: Path, about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The record of the export at `place`, if it is the one that was asked for and whole."""
+    """Return the record of the export at `place`; UsageError unless it is complete and the requested one."""
     try:
         record: Mapping[str, Any] = read_json(place / RECORD)
         is_same = {name: record[name] for name in about} == about and record["files"] == {
@@ -170,7 +171,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _settle(draft: Path, place: Path, written: Written) -> None:
-    """Name the folder's final place where a file has to hold it, and have others read all files."""
+    """Write the folder's final place into the files that need it, make all files readable, and flush them."""
     for name, keys in written.moves.items():
         values = {key: str(place / inside) for key, inside in keys.items()}
         write_json(draft / name, {**read_json(draft / name), **values})
@@ -180,21 +181,15 @@ def _settle(draft: Path, place: Path, written: Written) -> None:
 
 
 def _prove(kind: Format, draft: Path, written: Written, python: str, source: Path | None) -> dict[str, Any]:
-    """What the other library says to the question, beside what Tarmac's model does."""
+    """Ask the other library the question and compare its answers with those of Tarmac's model."""
     program = Path(__file__).parent / "proofs" / kind.proof
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         put(written.question, folder)
-        command = [
-            python,
-            str(program),
-            str(draft),
-            name,
-            *([] if source is None else [str(source.resolve())]),
-        ]
+        sources = [] if source is None else [str(source.resolve())]
         try:
             done = subprocess.run(
-                command,
+                [python, str(program), str(draft), name, *sources],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -205,13 +200,13 @@ def _prove(kind: Format, draft: Path, written: Written, python: str, source: Pat
         except OSError as error:
             raise UsageError(f"--python: {python} cannot be started: {error.strerror}") from None
         if done.returncode or not (folder / ANSWERS).is_file():
-            said = " | ".join((done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:])
-            raise DataError(f"the export does not load in {Path(kind.proof).stem}: {said}")
+            last_lines = " | ".join((done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:])
+            raise DataError(f"the export does not load in {Path(kind.proof).stem}: {last_lines}")
         library, differences = compare(written.question, folder)
     apart = {name: value for name, value in differences.items() if not value <= MOST_APART}
     if apart:
         shown = ", ".join(f"{name} by {value:.1g}" for name, value in apart.items())
-        raise DataError(f"{library} says something else than Tarmac: {shown}; nothing was exported")
+        raise DataError(f"{library} differs from Tarmac: {shown}; nothing was exported")
     return {
         "library": library,
         "python": python,
@@ -223,7 +218,7 @@ def _prove(kind: Format, draft: Path, written: Written, python: str, source: Pat
 
 
 def put(question: ProofQuestion, folder: Path) -> None:
-    """Write the question into the folder, as the programs of the proofs read it."""
+    """Write the question into the folder for the proof programs."""
     names = [f"{number}.png" for number in range(len(question.pictures))]
     for name, one in zip(names, question.pictures, strict=True):
         one.save(folder / name)
@@ -234,7 +229,7 @@ def put(question: ProofQuestion, folder: Path) -> None:
 
 
 def compare(question: ProofQuestion, folder: Path) -> tuple[str, dict[str, float]]:
-    """Which library has answered there, and how far its answers are from Tarmac's, each by `difference`."""
+    """Return the library that answered, and the `difference` of each of its answers from Tarmac's."""
     answers = folder / ANSWERS
     with safe_open(answers, "pt") as file:
         library = (file.metadata() or {}).get("library", "")
@@ -243,11 +238,9 @@ def compare(question: ProofQuestion, folder: Path) -> tuple[str, dict[str, float
 
 
 def difference(mine: Tensor, other: Tensor) -> float:
-    """The largest difference of two answers, as a share of the largest number in them; of whole numbers 0
-    where they are equal, else infinite, as for another shape."""
-    if mine.shape != other.shape:
-        return float("inf")
-    if not mine.is_floating_point():
+    """Return the largest difference between two answers, as a share of the largest number; for integers 0
+    where they are equal, else infinite, which is also the difference of shapes."""
+    if mine.shape != other.shape or not mine.is_floating_point():
         return 0.0 if torch.equal(mine, other) else float("inf")
     largest = mine.abs().max().clamp(min=torch.finfo(mine.dtype).tiny)
     return float((mine - other).abs().max() / largest)

@@ -7,8 +7,8 @@ The recipe itself is made from its options and holds all that training and evalu
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import ValidationError
@@ -108,7 +108,7 @@ def module_of(train: Train) -> str:
 
 def options_type(name: str) -> type[Options]:
     """Return the options class of the recipe of this name, without importing torch."""
-    found: type[Options] = _import(RECIPES[name].options)
+    found: type[Options] = resolve_name(RECIPES[name].options)
     return found
 
 
@@ -148,7 +148,7 @@ def levers(train: Train) -> str:
 def load_recipe(train: Train) -> Recipe:
     """Return the recipe after checking `train.model`; UsageError names the key and the fix."""
     options = check_recipe(train)
-    recipe: Recipe = _import(RECIPES[train.recipe].recipe)(options)
+    recipe: Recipe = resolve_name(RECIPES[train.recipe].recipe)(options)
     return recipe
 
 
@@ -170,11 +170,6 @@ def _check_parts(train: Train, parts: Sequence[str]) -> None:
         missing = [part for part in trained if part not in given]
         if key != "freeze" and missing:
             raise UsageError(f"train.{key}: names parts of the model but lacks {', '.join(missing)}")
-
-
-def _import(reference: str) -> Any:
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def describe_mistake(

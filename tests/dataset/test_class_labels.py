@@ -82,7 +82,7 @@ evaluate: {{every: 5, tasks: [zero_shot]}}
 def test_numbers_for_classes_are_doubted_in_plan_and_report(tmp_path: Path) -> None:
     write_tables(tmp_path / "pets", None, caption="an animal, picture no.")
     config = config_of(tmp_path)
-    doubt = "evaluate.tasks: zero_shot: the classes of 'label' are numbers that no caption holds"
+    doubt = "evaluate.tasks: zero_shot: the classes of 'label' are numbers that no caption contains"
     before = training_left(config, None)
     assert before is not None and any(one.startswith(doubt) for one in before.doubts)
     version = build(config).version

@@ -167,15 +167,15 @@ def test_clip_model_has_plain_towers_alone(name: str, lacks: str | None) -> None
             "clip",
             {},
             nanovlm.write_nanovlm,
-            "--to nanovlm: a model of recipe clip is no vision-language model",
+            "--to nanovlm: a model of recipe clip is not a vision-language model",
         ),
         (
             "vlm",
             {},
             open_clip.write_open_clip,
-            "--to open_clip: a model of recipe vlm is none of open_clip's; --to hf",
+            "--to open_clip: a model of recipe vlm is not one of open_clip's; --to hf",
         ),
-        ("ct_clip", TINY_CT, hf.write_hf, "--to hf: transformers knows no part of this model"),
+        ("ct_clip", TINY_CT, hf.write_hf, "--to hf: transformers has no part of this model"),
     ],
 )
 def test_what_a_format_lacks_is_refused(

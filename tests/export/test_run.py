@@ -68,9 +68,7 @@ def test_what_does_not_load_or_is_not_equal_leaves_nothing(run: RunFolder, tmp_p
     others = {name: value.double() for name, value in answers.items()}
     save_file({**others, "temperature": torch.zeros(1)}, tmp_path / "answers", {"library": "another 1.0"})
     liar = stand_in(tmp_path, f'cp {tmp_path}/answers "$3/answers.safetensors"')
-    with pytest.raises(
-        DataError, match=r"another 1.0 says something else than Tarmac: image features by 1, "
-    ):
+    with pytest.raises(DataError, match=r"another 1.0 differs from Tarmac: image features by 1, "):
         exports.export(*given, python=liar)
     assert {path.name for path in tmp_path.iterdir()} == {"python", "answers"}
 

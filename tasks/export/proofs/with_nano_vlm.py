@@ -1,4 +1,4 @@
-"""Asks an export by nanoVLM's own sources, whose folder is given: its model and its tokenizer."""
+"""Query an export with nanoVLM's own sources, whose folder is an argument: its model and its tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main(export: str, proof: str, source: str) -> None:
-    """Answers the question in the folder `proof` and leaves `answers.safetensors` there."""
+    """Answer the question in the folder `proof` and write `answers.safetensors` there."""
     sys.path.insert(0, source)
     import torch
     from models.vision_language_model import VisionLanguageModel  # type: ignore[import-not-found]
@@ -17,7 +17,7 @@ def main(export: str, proof: str, source: str) -> None:
 
     asked = json.loads(Path(proof, "question.json").read_text(encoding="utf-8"))
     given = load_file(Path(proof, "question.safetensors"))
-    os.chdir(export)  # where config.json finds the tokenizer until the export has its place
+    os.chdir(export)  # config.json finds the tokenizer from there until the export has its final place
     model = VisionLanguageModel.from_pretrained(".").double().eval()
     tiles = given["tiles"].permute(0, 3, 1, 2).double() / 255
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Asks an export by open_clip alone: its own model, pictures' transform and tokenizer."""
+"""Query an export with open_clip alone: its model, its picture transform and its tokenizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main(export: str, proof: str) -> None:
-    """Answers the question in the folder `proof` and leaves `answers.safetensors` there."""
+    """Answer the question in the folder `proof` and write `answers.safetensors` there."""
     import open_clip
     import torch
     from PIL import Image

@@ -1,4 +1,5 @@
-"""Asks an export by transformers alone: the class that its config names, its processor and tokenizer."""
+"""Query an export with transformers alone: the class that its config names, its processor and its
+tokenizer."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 
 def main(export: str, proof: str) -> None:
-    """Answers the question in the folder `proof` and leaves `answers.safetensors` there."""
+    """Answer the question in the folder `proof` and write `answers.safetensors` there."""
     import torch
     import transformers
     from safetensors.torch import load_file, save_file
@@ -29,7 +30,7 @@ def main(export: str, proof: str) -> None:
 
 
 def clip(export: str, proof: Path, asked: Any, given: Any) -> dict[str, Any]:
-    """The features of pictures and texts, and the temperature."""
+    """Compute the features of pictures and texts, and the temperature."""
     import torch
     from PIL import Image
 
@@ -40,34 +41,34 @@ def clip(export: str, proof: Path, asked: Any, given: Any) -> dict[str, Any]:
     pixels = processor(pictures, return_tensors="pt")["pixel_values"].double()
     tokenizer = transformers.AutoTokenizer.from_pretrained(export)
     texts = tokenizer(asked["texts"], padding=True, truncation=True, return_tensors="pt")
-    said = model(**texts, pixel_values=pixels)
+    output = model(**texts, pixel_values=pixels)
     return {
-        "image features": torch.nn.functional.normalize(said.image_embeds, dim=-1),
-        "text features": torch.nn.functional.normalize(said.text_embeds, dim=-1),
+        "image features": torch.nn.functional.normalize(output.image_embeds, dim=-1),
+        "text features": torch.nn.functional.normalize(output.text_embeds, dim=-1),
         "temperature": model.logit_scale.exp().reshape(1),
     }
 
 
 def idefics3(export: str, proof: Path, asked: Any, given: Any) -> dict[str, Any]:
-    """The logits of a conversation about a picture, and the tokens of a text."""
+    """Compute the logits of a conversation about a picture, and the tokens of a text."""
     transformers: Any = importlib.import_module("transformers")
     model = transformers.AutoModelForImageTextToText.from_pretrained(export).double().eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(export)
     tiles = given["tiles"].permute(0, 3, 1, 2).double() / 255
     mean, deviation = (given[name].double().view(3, 1, 1) for name in ("mean", "deviation"))
-    said = model(input_ids=given["tokens"], pixel_values=((tiles - mean) / deviation)[None])
+    output = model(input_ids=given["tokens"], pixel_values=((tiles - mean) / deviation)[None])
     spelt = tokenizer(asked["texts"], add_special_tokens=False, return_tensors="pt").input_ids
-    return {"logits": said.logits, "tokens": spelt}
+    return {"logits": output.logits, "tokens": spelt}
 
 
 def encoder(export: str, proof: Path, asked: Any, given: Any) -> dict[str, Any]:
-    """What an encoder makes of each text's first token."""
+    """Compute an encoder's output for each text's first token."""
     transformers: Any = importlib.import_module("transformers")
     model = transformers.AutoModel.from_pretrained(export).double().eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(export)
     made = tokenizer(asked["texts"], padding=True, return_tensors="pt")
-    said = model(input_ids=made["input_ids"], attention_mask=made["attention_mask"])
-    return {"text features": said.last_hidden_state[:, 0], "tokens": made["input_ids"]}
+    output = model(input_ids=made["input_ids"], attention_mask=made["attention_mask"])
+    return {"text features": output.last_hidden_state[:, 0], "tokens": made["input_ids"]}
 
 
 if __name__ == "__main__":
