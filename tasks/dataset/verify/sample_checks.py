@@ -1,6 +1,6 @@
-"""The rules for the samples of a shard together: each key once, in one piece, with all its members.
+"""The rules for the samples of a shard as a set: each key once, in one piece, with all its members.
 
-Here each fault also gets the key that the tables have for its sample.
+Each fault also gets the key that the tables have for its sample.
 """
 
 from __future__ import annotations
@@ -9,27 +9,24 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tasks.dataset.formats.checks import is_pickle
 from tasks.dataset.modalities import Modality, missing
 from tasks.dataset.verify.findings import Fix, plain
-from tasks.dataset.verify.scan import UNSAFE, NumberedFault, ShardScan, Spans, Suffixes
-
-if TYPE_CHECKING:
-    from tasks.dataset.verify.scan import ShardTask
+from tasks.dataset.verify.scan import UNSAFE, NumberedFault, ShardScan, Suffixes
 
 MOST_NAMED = 8
-"""Members that a message names."""
+"""How many members a message names."""
 
 
 Located = tuple[int, str | None, NumberedFault]
-"""Where a sample starts, or should start, its key, and a fault of it."""
+"""Where a sample starts, or should start, with its key and its fault."""
 
 
 class Repeats:
-    """Keys that several samples of a shard have: `groups` are their numbers, key by key; `continued` those
-    that only go on with an earlier one, whose members do not stand together."""
+    """Keys that several samples of a shard have: `groups` holds the numbers of these samples for each key,
+    `continued` the samples that only go on with an earlier one, whose members do not stand together."""
 
     def __init__(self, scan: ShardScan) -> None:
         self._scan = scan
@@ -42,30 +39,24 @@ class Repeats:
         self.continued: set[int] = set()
         self.notes: list[NumberedFault] = []
         for first, *later in self.groups:
-            seen = set(scan.suffixes[first])
+            members = set(scan.suffixes[first])
             for number in later:
-                self._compare(first, number, has_shared=not seen.isdisjoint(scan.suffixes[number]))
-                seen.update(scan.suffixes[number])
-
-    def _compare(self, first: int, number: int, *, has_shared: bool) -> None:
-        starts = self._scan.starts
-        places = f"at byte {starts[first]:,} and again at byte {starts[number]:,}"
-        if has_shared:
-            self.notes.append(
-                NumberedFault(number, "sample.duplicate_key", None, {"problem": f"it stands {places}"})
-            )
-        else:
-            self.continued.add(number)
-            problem = f"its members do not stand together: they are {places}"
-            self.notes.append(NumberedFault(number, "sample.split_members", None, {"problem": problem}))
+                places = f"at byte {scan.starts[first]:,} and again at byte {scan.starts[number]:,}"
+                code, problem = "sample.duplicate_key", f"it stands {places}"
+                if members.isdisjoint(scan.suffixes[number]):
+                    self.continued.add(number)
+                    code = "sample.split_members"
+                    problem = f"its members do not stand together: they are {places}"
+                self.notes.append(NumberedFault(number, code, None, {"problem": problem}))
+                members.update(scan.suffixes[number])
 
     def united(self, numbers: list[int]) -> Suffixes:
-        """The members of all samples of a key."""
+        """The members of all these samples, which have one key."""
         return tuple(sorted({suffix for number in numbers for suffix in self._scan.suffixes[number]}))
 
 
 def faults_of_sets(scan: ShardScan, modality: Modality | None, repeats: Repeats) -> Iterator[NumberedFault]:
-    """Members that are twice in a sample, or missing, or must not be there."""
+    """Faults of samples in which a member comes twice, is missing or must not be there."""
     faults = {
         suffixes: (list(_faults_of_set(suffixes)), _lacking(suffixes, modality))
         for suffixes in set(scan.suffixes)
@@ -109,7 +100,7 @@ def _named(suffixes: list[str]) -> str:
 
 
 def sets_by_key(scan: ShardScan, repeats: Repeats) -> dict[str, Suffixes | None]:
-    """Each key with its members, those in several pieces put together; None where some may be lost."""
+    """Each key with its members, those of several pieces together; None where some may be lost."""
     unjudged = scan.torn | scan.odd
     numbered = enumerate(zip(scan.keys, scan.suffixes, strict=True))
     by_key = {key: None if number in unjudged else suffixes for number, (key, suffixes) in numbered}
@@ -119,23 +110,17 @@ def sets_by_key(scan: ShardScan, repeats: Repeats) -> dict[str, Suffixes | None]
     return by_key
 
 
-def located(
-    task: ShardTask,
-    scan: ShardScan,
-    spans: Spans,
-    notes: list[NumberedFault],
-    differing: list[int],
-    is_as_built: bool,
-) -> list[tuple[str | None, NumberedFault]]:
+def located(scan: ShardScan, notes: list[NumberedFault]) -> list[tuple[str | None, NumberedFault]]:
     """All faults of samples with their keys, in the order of the tar: one for each sample, member and code,
-    however often that is said of it."""
+    however often it was found."""
+    task = scan.task
     has_other_keys = task.compares and task.keys is not None and list(task.keys) != scan.keys
-    if not (notes or differing or has_other_keys):
+    if not (notes or scan.differing or has_other_keys):
         return []
-    rows = _IndexRows(task, scan, spans)
-    found = list(rows.of_differing(differing, is_as_built))
+    rows = _IndexRows(scan)
+    found = list(rows.of_differing())
     if has_other_keys:
-        found += rows.of_other_keys(set(differing))
+        found += rows.of_other_keys()
     found += [(scan.starts[note.number], rows.key_of(note.number), note) for note in notes]
     first: dict[tuple[Any, ...], tuple[str | None, NumberedFault]] = {}
     for start, key, note in sorted(found, key=itemgetter(0)):
@@ -146,16 +131,16 @@ def located(
 class _IndexRows:
     """Which rows of the tables the samples of the tar are."""
 
-    def __init__(self, task: ShardTask, scan: ShardScan, spans: Spans) -> None:
-        self._task, self._scan, self._spans = task, scan, spans
-        self._keys = task.keys or ()
+    def __init__(self, scan: ShardScan) -> None:
+        self._scan, self._starts = scan, scan.spans.starts
+        self._keys = scan.task.keys or ()
         self._known = frozenset(self._keys)
         self._there = frozenset(scan.keys)
-        self._by_start = {start: row for row, start in enumerate(spans.starts)}
+        self._by_start = {start: row for row, start in enumerate(self._starts)}
 
     def key_of(self, number: int) -> str:
         """The key of a sample: its own where the tables have it, else the one that belongs in its place,
-        unless that stands elsewhere in the tar."""
+        unless that one stands elsewhere in the tar."""
         key = self._scan.keys[number]
         if key in self._known:
             return key
@@ -165,23 +150,26 @@ class _IndexRows:
     def _named(self, row: int | None) -> str | None:
         return None if row is None or row >= len(self._keys) else self._keys[row]
 
-    def of_differing(self, rows: list[int], is_as_built: bool) -> Iterator[Located]:
-        """Where the tar is as it was built, the index is wrong."""
+    def of_differing(self) -> Iterator[Located]:
+        """Rows whose bytes have another CRC32C; the index is wrong where the tar is as it was built."""
+        is_as_built = self._scan.is_as_built
         code, fix = ("index.mismatch", Fix.TABLE) if is_as_built else ("member.checksum", Fix.SHARD)
-        for row in rows:
+        for row in self._scan.differing:
             evidence = {"row": row, "problem": "CRC32C differs from the index"}
             key = self._named(row) or self._found(row)
-            yield self._spans.starts[row], key, NumberedFault(row, code, None, evidence, fix)
+            yield self._starts[row], key, NumberedFault(row, code, None, evidence, fix)
 
     def _found(self, row: int) -> str | None:
         """The key of the first sample that the tar has in the row's place."""
         starts = self._scan.starts
-        number = bisect_left(starts, self._spans.starts[row])
-        is_within = number < len(starts) and starts[number] < self._spans.stops[row]
+        number = bisect_left(starts, self._starts[row])
+        is_within = number < len(starts) and starts[number] < self._scan.spans.stops[row]
         return plain(self._scan.keys[number]) if is_within else None
 
-    def of_other_keys(self, differing: set[int]) -> Iterator[Located]:
-        """Rows in whose place the tar holds a sample of another key, though the bytes are the right ones."""
+    def of_other_keys(self) -> Iterator[Located]:
+        """Rows in whose place the tar holds a sample of another key, although the bytes are the right
+        ones."""
+        differing = set(self._scan.differing)
         for key, start in zip(self._scan.keys, self._scan.starts, strict=True):
             row = self._by_start.get(start)
             named = self._named(row)

@@ -3,6 +3,7 @@ of the index."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from tasks.dataset.formats.checks import LONGEST, is_pickle, problem_of, worded
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.tar.reader import Cut, Gap, Member, StoredSample, TarReader, group_samples
 from tasks.dataset.verify.findings import Fix
-from tasks.dataset.verify.tars import open_tar
+from tasks.dataset.verify.tars import open_file, open_tar
 
 MOST_HELD = 4 << 30
 """At most this many bytes of one sample are held to be decoded."""
@@ -76,10 +77,14 @@ class ShardScan:
     """One pass over a shard: its samples as columns, which fit in memory by the million, and its damage.
 
     `torn` samples may have lost members to damage; `odd` samples hold no regular file. `error` is why the tar
-    could not be read to its end, a FileNotFoundError where it does not exist.
+    could not be read to its end, a FileNotFoundError where it does not exist. `differing` are the rows of the
+    index whose samples are not as they were built; where the tar is, they are looked for only if the task
+    compares.
     """
 
-    def __init__(self, task: ShardTask, spans: Spans) -> None:
+    def __init__(self, task: ShardTask) -> None:
+        self.task = task
+        self.spans = Spans.of(task.index)
         self.keys: list[str] = []
         self.starts: list[int] = []
         self.suffixes: list[Suffixes] = []
@@ -94,23 +99,37 @@ class ShardScan:
         self.blake3: str | None = None
         self.size_bytes = 0
         self.error: OSError | None = None
+        self.differing: Sequence[int] = ()
         self._sets: dict[Suffixes, Suffixes] = {}
         """One shared tuple for all samples with the same members."""
         self._held = ("", 0)
         try:
             with open_tar(task.folder, task.name) as file:
-                self._read(file, task, spans)
+                self._read(file)
         except StoreUnreachable:
             raise
         except OSError as error:
             self.error = error
+        if self.spans.starts and (task.compares or not self.is_as_built):
+            with contextlib.suppress(OSError), open_file(task.folder, task.name) as file:
+                self.differing = list(self.spans.differing(file, self.lost.start))
 
-    def _read(self, file: BinaryIO, task: ShardTask, spans: Spans) -> None:
-        hashed = HashedReads(file) if task.is_own or task.blake3 is not None else file
+    @property
+    def is_as_built(self) -> bool:
+        return self.task.blake3 is not None and self.blake3 == self.task.blake3
+
+    @property
+    def lost(self) -> range:
+        """The rows of the index that the tar does not hold whole."""
+        return self.spans.lost(self.cut.offset if self.cut else self.size_bytes if self.error else None)
+
+    def _read(self, file: BinaryIO) -> None:
+        is_own = self.task.is_own
+        hashed = HashedReads(file) if is_own or self.task.blake3 is not None else file
         keeps = None if self.decoder is None else self._keeps
-        reader = TarReader(hashed, keeps, is_own=task.is_own, least=spans.end)  # type: ignore[arg-type]
+        reader = TarReader(hashed, keeps, is_own=is_own, least=self.spans.end)  # type: ignore[arg-type]
         try:
-            for found in group_samples(reader, frozenset(spans.starts)):
+            for found in group_samples(reader, frozenset(self.spans.starts)):
                 if isinstance(found, StoredSample):
                     self._add(found)
                 elif isinstance(found, Gap):
