@@ -8,7 +8,7 @@ import stat
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, cycle
 from pathlib import Path
@@ -28,7 +28,30 @@ from tests.dataset.verify.places import Hit, Place
 
 SINGLE = [*faults.PICTURES, *faults.VOLUMES, *faults.CHATS]
 WORLDS: tuple[World, ...] = ("built", "forged", "foreign")
+
+
+def _shown_by(fault: Fault, world: World) -> set[tuple[str, ...]]:
+    """The pairs that one case covers: of fault and level, and of world, level and code."""
+    expected = fault.worlds[world]
+    levels = {(fault.name, level) for level in LEVELS if expected[level]}
+    codes = {(world, level, code) for level in LEVELS for code in expected[level]}
+    return {(fault.name,), (world, fault.data)} | levels | codes
+
+
+def daily(cases: Sequence[tuple[Fault, World]]) -> list[tuple[Fault, World]]:
+    """The fewest cases, chosen greedily, that find every fault at every level at which some world shows it, and
+    every code in every world and level."""
+    left = {pair for case in cases for pair in _shown_by(*case)}
+    chosen = []
+    while left:
+        chosen.append(max(cases, key=lambda case: len(left & _shown_by(*case))))
+        left -= _shown_by(*chosen[-1])
+    return chosen
+
+
 CASES = [(fault, world) for fault in SINGLE for world in fault.worlds]
+DAILY = {(fault.name, world) for fault, world in daily(CASES)}
+"""Each fault in the worlds that show most about it; the full grid of faults and worlds is a soak test."""
 
 PLACES = (
     Place("train/000001.tar", "train/000002.tar", "val/000000.tar", 3),
@@ -156,6 +179,11 @@ def missed(findings: list[Finding], expected: Iterable[str], hit: Hit) -> list[s
     ]
 
 
+def test_every_fault_is_put_in_daily() -> None:
+    assert {name for name, _ in DAILY} == {fault.name for fault in SINGLE}
+    assert {world for _, world in DAILY} == set(WORLDS)
+
+
 @pytest.mark.parametrize("data", ["pictures", "volumes", "chats"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_what_is_sound_has_no_findings(world: World, data: str, fresh: Callable[[str], Path]) -> None:
@@ -165,7 +193,17 @@ def test_what_is_sound_has_no_findings(world: World, data: str, fresh: Callable[
         assert not told(judged(version, level).findings)
 
 
-@pytest.mark.parametrize(("fault", "world"), CASES, ids=[f"{fault}, {world}" for fault, world in CASES])
+@pytest.mark.parametrize(
+    ("fault", "world"),
+    [
+        pytest.param(
+            *case,
+            id=", ".join(map(str, case)),
+            marks=() if (case[0].name, case[1]) in DAILY else pytest.mark.soak,
+        )
+        for case in CASES
+    ],
+)
 def test_a_fault_is_found_and_named_and_nothing_else_is(
     fault: Fault, world: World, fresh: Callable[[str], Path]
 ) -> None:
