@@ -1,7 +1,7 @@
 """The files beside a version's tars: which are as they were built, and what is wrong with the others.
 
-build.json seals them all, and itself. A file whose seal is wrong is at fault and is not used; so is one
-without a seal that cannot be read.
+build.json seals all of them, and itself. A file is at fault, and is not used, where its seal is wrong, or
+where it has no seal and cannot be read.
 """
 
 from __future__ import annotations
@@ -24,40 +24,47 @@ from tasks.dataset.verify.findings import DIGITS, Fault, Fix, file_fault
 from tasks.dataset.verify.tars import open_file
 
 MOST_JSON = 64_000_000
-"""Bytes of a JSON file: sizes.json takes 25 for each shard."""
+"""The most bytes of a JSON file that are read: sizes.json takes 25 bytes per shard."""
 
 Read = TypeVar("Read")
 
 
 class Misfit(ValueError):
-    """A table that is none, or one of other shards; the text says why."""
+    """The content of a file is not what it should be; the text says why."""
 
 
 class VersionFiles:
-    """The files by their names in the version: `sealed` are those that have their seal, `faults` says what is
+    """The files by their names in the version: `sealed` are those whose seal is right, `faults` holds what is
     wrong with others.
 
-    Those of this machine are used where they lie. A remote one is fetched when it is first asked for, into
-    a temporary folder that `close` removes.
+    Local files are used where they lie. A remote file is fetched at its first use, into a temporary folder
+    that `close` removes.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._copies: tempfile.TemporaryDirectory[str] | None = None
         self.root = Path(folder)
-        """The folder that holds what was asked for."""
+        """The folder that holds the files that were used."""
         if is_remote(folder):
             self._copies = tempfile.TemporaryDirectory(prefix="tarmac-verify-")
             self.root = Path(self._copies.name)
         self.faults: dict[str, Fault] = {}
-        self.sealed = self._check_seals()
+        seals = self.use(BUILD, self._read_seals) or {}
+        with ThreadPoolExecutor(available_cores()) as pool:
+            problems = dict(zip(seals, pool.map(self._difference, seals, seals.values()), strict=True))
+        for name, problem in problems.items():
+            if problem is not None:
+                self.blame(name, problem)
+        self.sealed = frozenset(name for name in seals if name not in self.faults)
 
     def close(self) -> None:
         if self._copies is not None:
             self._copies.cleanup()
 
     def _require(self, name: str) -> Path:
-        """The file, there and readable; OSError, NotRegular for a pipe or a folder in its place."""
+        """The path of a file that exists and can be read; OSError, NotRegular for a pipe or folder in its
+        place."""
         path = self.root / name
         if self._copies is None:
             if not stat.S_ISREG(path.stat().st_mode):
@@ -74,16 +81,6 @@ class VersionFiles:
                 shutil.copyfileobj(file, copy, CHUNK)
             part.replace(path)
         return path
-
-    def _check_seals(self) -> frozenset[str]:
-        """The files whose BLAKE3 is the one in build.json, which seals itself."""
-        seals = self.use(BUILD, self._read_seals) or {}
-        with ThreadPoolExecutor(available_cores()) as pool:
-            problems = dict(zip(seals, pool.map(self._difference, seals, seals.values()), strict=True))
-        for name, problem in problems.items():
-            if problem is not None:
-                self.blame(name, problem)
-        return frozenset(name for name in seals if name not in self.faults)
 
     def _read_seals(self, path: Path) -> Mapping[str, FileSeal]:
         content = read_json_bytes(path)
@@ -110,11 +107,11 @@ class VersionFiles:
         return f"its bytes are not those that were built: BLAKE3 {found[:DIGITS]}, not {seal.blake3[:DIGITS]}"
 
     def is_unsealed(self, name: str) -> bool:
-        """Whether nothing says what a file was, and nothing is known to be wrong with it."""
+        """Whether a file has no seal, and nothing is known to be wrong with it."""
         return name not in self.sealed and name not in self.faults
 
     def blame(self, name: str, problem: str | OSError, fix: Fix | str = Fix.TABLE) -> None:
-        """Say what is wrong with a file, unless something was said before."""
+        """Record what is wrong with a file, unless something was recorded before."""
         if isinstance(problem, PermissionError):
             fix = Fix.RIGHTS
         elif isinstance(problem, FileNotFoundError) and name == BUILD:
@@ -126,7 +123,7 @@ class VersionFiles:
         self.faults.setdefault(name, file_fault(name, problem, fix))
 
     def use(self, name: str, read: Callable[[Path], Read]) -> Read | None:
-        """What `read` makes of a file; None where it is at fault."""
+        """Return what `read` returns for a file, or None where the file is at fault."""
         if name in self.faults:
             return None
         try:
@@ -149,7 +146,7 @@ def read_json_bytes(path: Path) -> bytes:
 
 
 def _has_config(content: bytes) -> bool:
-    """Whether a damaged build.json still says what a repair needs."""
+    """Whether a damaged build.json still holds the config that a repair needs."""
     try:
         return isinstance(json.loads(content)["dataset"], dict)
     except (ValueError, TypeError, KeyError, RecursionError):

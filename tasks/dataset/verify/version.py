@@ -1,6 +1,6 @@
 """The judgement of a version: what its seals prove, and what is wrong with the rest.
 
-The manifest's digest and `shards.parquet` prove the tars; only those that they do not prove are examined, and
+The manifest's digest and `shards.parquet` prove the tars. Only tars that they do not prove are examined, and
 all of them at the level full.
 """
 
@@ -24,13 +24,13 @@ UNLISTED = "tars that no table names: a web server gives no list"
 
 
 def examine_version(folder: str, outcome: ShardExamination) -> Coverage:
-    """Find everything that is wrong with the version in a folder; what was looked at."""
+    """Find everything that is wrong with the version in a folder, and return what was examined."""
     with closing(VersionFiles(folder)) as files:
         return _Judgement(folder, files, outcome).run()
 
 
 class _Judgement:
-    """One version on its way: its tables, then its tars from outside, their bytes, their members."""
+    """Judges one version: its tables first, then its tars from outside, their bytes and their members."""
 
     def __init__(self, folder: str, files: VersionFiles, outcome: ShardExamination) -> None:
         self._folder, self._files, self._outcome = folder, files, outcome
@@ -55,14 +55,13 @@ class _Judgement:
         proven = tables.proven(outcome.blake3)
         readable = self._look_from_outside(proven)
         if outcome.level == "quick":
-            self._report_cut()
+            cut = {one.where["shard"] for one in outcome.faults if one.code == "shard.truncated"}
+            self._report_bad("shard.truncated", cut)
         else:
             self._examine(readable, proven)
             outcome.finish()
             proven = tables.proven(outcome.blake3)
-        for task in tables.tasks(self._absent) if outcome.wants_bad_samples else ():
-            for key in task.keys or ():
-                outcome.bad(task.name, key, "shard.missing")
+        self._report_bad("shard.missing", self._absent)
         is_proven = bool(proven) and len(proven) == len(self._expected)
         faults = sorted(self._files.faults.items())
         outcome.faults[:0] = [found for name, found in faults if not self._is_shut(name)]
@@ -85,57 +84,59 @@ class _Judgement:
                 yield fault("shard.extra", shard_place(name), remedy, bytes=size)
 
     def _look_from_outside(self, proven: Collection[str]) -> dict[str, int]:
-        """Report what is not there, and what size and end blocks show of tars that no digest proves; return
-        the sizes of the tars that can be opened."""
+        """Report which tars are missing, and what size and end blocks show of tars that no digest proves;
+        return the sizes of the tars that can be opened."""
         readable = dict(self._tars)
-        found = self._outcome.faults
+        faults = self._outcome.faults
         doubtful = [name for name in self._tars if name not in proven]
         for name, end in ends(self._folder, doubtful, len(END)):
             record = self._tables.record(name)
             size = self._tars[name]
             if isinstance(end, OSError):
-                found.append(unread(self._folder, name, end, Fix.SHARD, **self._samples(name)))
+                faults.append(unread(self._folder, name, end, Fix.SHARD, **self._samples(name)))
                 del readable[name]
-                if found[-1].code == "shard.missing":
+                if faults[-1].code == "shard.missing":
                     self._absent.add(name)
             elif record is not None and size not in (record.bytes, -1):
                 code = "shard.truncated" if size < record.bytes else "shard.checksum"
-                found.append(fault(code, shard_place(name), bytes=size, expected=record.bytes))
+                faults.append(fault(code, shard_place(name), bytes=size, expected=record.bytes))
             elif end != END:
                 problem = "it does not end in two zero blocks"
-                found.append(fault("shard.truncated", shard_place(name), problem=problem))
-        found += [
+                faults.append(fault("shard.truncated", shard_place(name), problem=problem))
+        faults += [
             missing(self._folder, name, Fix.SHARD, **self._samples(name))
             for name in self._expected
             if name in self._absent and name not in self._tars
         ]
         if self._tables.is_guess:
-            found += hole_faults(self._expected, Fix.SHARD)
+            faults += hole_faults(self._expected, Fix.SHARD)
         return readable
 
     def _samples(self, name: str) -> dict[str, int]:
         record = self._tables.record(name)
         return {} if record is None else {"samples": record.samples}
 
-    def _report_cut(self) -> None:
-        """The bad samples of tars that are too short; more is not known without reading them."""
-        outcome = self._outcome
+    def _report_bad(self, code: str, names: Collection[str]) -> None:
+        """Report the samples of these tars as bad: all of a missing tar, and those behind the end of a short
+        one, as more is not known without reading it."""
+        if not names or not self._outcome.wants_bad_samples:
+            return
         from tasks.dataset.verify.scan import Spans
 
-        short = {one.where["shard"] for one in outcome.faults if one.code == "shard.truncated"}
-        for task in self._tables.tasks(short) if outcome.wants_bad_samples and short else ():
-            lost = Spans.of(task.index).lost(self._tars[task.name])
+        for task in self._tables.tasks(names):
+            has_none = task.name in self._absent or task.index is None
+            lost = Spans.of(task.index).lost(self._tars.get(task.name))
             for row, key in enumerate(task.keys or ()):
-                if task.index is None or row in lost:
-                    outcome.bad(task.name, key, "shard.truncated")
+                if has_none or row in lost:
+                    self._outcome.bad(task.name, key, code)
 
     def _examine(self, readable: Mapping[str, int], proven: Collection[str]) -> None:
-        """Follow every tar that is in doubt, all of them at the level full."""
+        """Follow every tar that is in doubt, and at the level full every tar."""
         tables, outcome = self._tables, self._outcome
         is_full = outcome.level == "full"
         wanted = {name: size for name, size in readable.items() if is_full or name not in proven}
         again = {split for split in tables.splits if tables.is_compared(split)}
-        if wanted:  # what keys the others hold shows which of theirs they hold as well
+        if wanted:  # their keys may stand in other shards too, whose keys no table shows then
             again |= {split for split in tables.splits if samples_name(split) in self._files.faults}
         wanted |= {name: size for name, size in readable.items() if name.rpartition("/")[0] in again}
         if not wanted:

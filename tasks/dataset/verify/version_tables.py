@@ -1,8 +1,9 @@
-"""What the files beside a version's tars say, as far as they may be used.
+"""What the files beside a version's tars record, as far as these files may be used.
 
-A file whose seal is wrong is not used. Where build.json is lost, or does not name a file, what it says is
-compared with the manifest and `shards.parquet`, and then, shard by shard, with the tars. Rows are read by
-`rows`, which brings numpy and Arrow and is imported only where the manifest does not prove all tars.
+A file whose seal is wrong is not used. A file that build.json does not seal, or that has lost its build.json,
+is compared with the manifest and `shards.parquet`, and then, shard by shard, with the tars. The module `rows`
+reads the tables; it imports numpy and Arrow, so it is imported only where the manifest does not prove all
+tars.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 class VersionTables:
-    """What the files say that may be used.
+    """The content of the files that may be used.
 
-    `there` are the version's tars, which tell what splits there are where no table does.
+    `there` are the version's tars, which show its splits where no table does.
     """
 
     def __init__(self, folder: str, files: VersionFiles, there: Collection[str]) -> None:
@@ -55,16 +56,13 @@ class VersionTables:
         self._is_doubtful = False
         """Whether the manifest may be that of another dataset."""
         self.manifest = files.use(MANIFEST, self._read_manifest)
-        if any(map(files.is_unsealed, self._needed())):
+        of_splits = [of(split) for split in self.splits for of in (index_name, samples_name, sizes_name)]
+        if any(map(files.is_unsealed, (MANIFEST, SHARDS, REJECTS, *of_splits))):
             self._compare()
 
-    def _needed(self) -> Iterator[str]:
-        yield from (MANIFEST, SHARDS, REJECTS)
-        for split in self.splits:
-            yield from (index_name(split), samples_name(split), sizes_name(split))
-
     def is_compared(self, split: str) -> bool:
-        """Whether index or samples of a split have no seal, so that they are to be compared with the tars."""
+        """Whether index or samples of a split have no seal, so that they have to be compared with the
+        tars."""
         return any(map(self._files.is_unsealed, (index_name(split), samples_name(split))))
 
     def _read_manifest(self, path: Path) -> Manifest | None:
@@ -109,7 +107,7 @@ class VersionTables:
 
     @cached_property
     def counts(self) -> Mapping[str, Sequence[int]]:
-        """The samples of each shard, split by split, by `shards.parquet`, the index or the samples."""
+        """The number of samples of each shard, by split: from `shards.parquet`, the index or the samples."""
         from tasks.dataset.verify import rows
 
         if self.shards is not None:
@@ -140,7 +138,7 @@ class VersionTables:
 
     @property
     def is_guess(self) -> bool:
-        """Whether no table says which shards there should be."""
+        """Whether no table lists which shards there should be."""
         return self.manifest is None and not self.counts
 
     @cached_property
@@ -148,7 +146,7 @@ class VersionTables:
         return {shard.name: shard for split in (self.shards or {}).values() for shard in split}
 
     def record(self, name: str) -> ShardRecord | None:
-        """What `shards.parquet` says of a shard; None where it cannot be used."""
+        """The row of a shard in `shards.parquet`; None where that table cannot be used."""
         return self._records.get(name)
 
     @cached_property
@@ -156,7 +154,7 @@ class VersionTables:
         return {shard.blake3: name for name, shard in reversed(list(self._records.items()))}
 
     def copied_by(self, name: str, blake3: str | None) -> str | None:
-        """The other shard whose content a tar holds in place of its own."""
+        """The other shard whose content a tar holds instead of its own."""
         record = self.record(name)
         is_own = record is not None and record.blake3 == blake3
         return None if blake3 is None or is_own else self._names_by_blake3.get(blake3)
@@ -178,20 +176,20 @@ class VersionTables:
         return {name for name, record in recorded if record and record.blake3 == digests[name]}
 
     def _compare(self) -> None:
-        """Manifest, tables and index with each other, as far as they have no seal."""
+        """Compare manifest, tables and index with each other, as far as they have no seal."""
         from tasks.dataset.verify import rows
 
         manifest = self.manifest
-        if self.shards is not None and manifest is not None:
-            self._compare_shards(self.shards, manifest)
         if manifest is not None:
+            if self.shards is not None:
+                self._compare_shards(self.shards, manifest)
             self._compare_file(REJECTS, rows.counts_by_reason, manifest.rejects, MANIFEST)
         for split, mine in (self.shards or {}).items():
             counts = [shard.samples for shard in mine]
             sizes = {PurePath(shard.name).name: shard.samples for shard in mine}
             self._compare_file(index_name(split), rows.counts_by_index, counts)
             self._compare_file(samples_name(split), rows.counts_by_samples, counts)
-            self._compare_file(sizes_name(split), _read_json, sizes)
+            self._compare_file(sizes_name(split), lambda path: json.loads(read_json_bytes(path)), sizes)
 
     def _compare_file(
         self, name: str, read: Callable[[Path], Any], expected: Any, other: str = SHARDS
@@ -218,8 +216,8 @@ class VersionTables:
     def tasks(
         self, names: Collection[str], proven: Mapping[str, str] = EMPTY, *, decodes: bool = False
     ) -> Iterator[ShardTask]:
-        """A task for each of these shards, in order, with what the tables say of it; `proven` are the BLAKE3
-        of those that the manifest proves."""
+        """A task for each of these shards, in order, with what the tables record of it; `proven` holds the
+        BLAKE3 of those that the manifest proves."""
         from tasks.dataset.index import open_index
         from tasks.dataset.verify.scan import ShardTask
 
@@ -252,7 +250,7 @@ class VersionTables:
 
     @cached_property
     def modality(self) -> str | None:
-        """The modality whose rules are known."""
+        """The manifest's modality, or None where it cannot be trusted or this program has no rules for it."""
         from tasks.dataset.modalities import MODALITIES
 
         if self.manifest is None or self._is_doubtful:
@@ -264,7 +262,7 @@ class VersionTables:
         return None
 
     def _keys(self, split: str, ranges: Sequence[tuple[int, int]]) -> Iterator[list[str] | None]:
-        """The keys of each of these ranges of rows, which ascend; None where the table cannot be read."""
+        """The keys of each of these ascending ranges of rows; None where the table cannot be read."""
         from tasks.dataset.verify import rows
 
         name = samples_name(split)
@@ -273,16 +271,10 @@ class VersionTables:
             yield None if found is None else self._files.use(name, lambda _: next(found))
 
     def where_else(self, keys: Collection[str], but: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Other shards that have one of these keys by the tables of samples, and the key."""
+        """The other shards that have one of these keys by the tables of samples, each with the key."""
         from tasks.dataset.verify import rows
 
         for split in self.splits:
             found = self._files.use(samples_name(split), lambda path: list(rows.holders(path, keys)))
-            for number, key in found or ():
-                name = shard_name(split, number)
-                if name not in but:
-                    yield name, key
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(read_json_bytes(path))
+            named = ((shard_name(split, number), key) for number, key in found or ())
+            yield from ((name, key) for name, key in named if name not in but)
