@@ -205,16 +205,16 @@ def _set_aside(
     home = quarantine.home(version)
     listed = quarantine.of_version(version, quarantine.read_quarantine(home / quarantine.NAME))
     entries = [Quarantined(version.name, one.split, one.shard, one.key, one.reason) for one in bad]
-    still = {one.sample for one in entries}
+    still = {(one.shard, one.key) for one in entries}
     by_level = quarantine.REASONS[level]
     sound = [
         one
         for one in listed
-        if one.sample not in still
+        if (one.shard, one.key) not in still
         and one.reason in (by_level | quarantine.BY_BYTES if one.shard in repaired else by_level)
     ]
     released = quarantine.remove(home, sound) if sound else 0
-    added = quarantine.add(home, entries) if adds and still - {one.sample for one in listed} else 0
+    added = quarantine.add(home, entries) if adds and still - {(one.shard, one.key) for one in listed} else 0
     return QuarantineChange(added, released, len(listed) - released + added)
 
 

@@ -1,4 +1,4 @@
-"""The judgement of tars that nobody has a manifest of: their names, their ends, and what is in them."""
+"""The judgement of tars without a manifest: their names, their ends, and what they hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tasks.dataset.tar.format import BLOCK, END, LFS_POINTER
 from tasks.dataset.tar.gunzip import ZIPPED
 from tasks.dataset.tar.siblings import stated_samples
 from tasks.dataset.verify.examination import ShardExamination
-from tasks.dataset.verify.findings import AGAIN, Coverage, Fault, Fix, fault, plain, shard_place
+from tasks.dataset.verify.findings import AGAIN, Coverage, Fault, fault, plain, shard_place
 from tasks.dataset.verify.place import ShardLocation, dataset_of, is_current
 from tasks.dataset.verify.seals import MOST_JSON
 from tasks.dataset.verify.tars import (
@@ -32,23 +32,23 @@ from tasks.dataset.verify.tars import (
 
 SIZES = "sizes.json"
 GZIP = b"\x1f\x8b\x08"
-"""How a file in gzip begins: RFC 1952, 2.3.1."""
+"""How a gzip file begins: RFC 1952, 2.3.1."""
 NO_MANIFEST = "changed bytes: no manifest says what they were"
 FETCH = "fetch it from where the others came, or name the tars without it"
-UNKNOWN_LOSS = "nothing beside it says how many samples it held"
+UNKNOWN_LOSS = "no file beside it records how many samples it held"
 MOST_VERSIONS = 3
-"""Whose names are given."""
+"""How many versions are named."""
 
 
 def examine_foreign_tars(place: ShardLocation, outcome: ShardExamination) -> Coverage:
-    """Find everything that is wrong with the tars; what was looked at."""
-    sizes = Sizes(place, outcome.faults)
+    """Find everything that is wrong with the tars, and return what was examined."""
+    sizes = TarSizes(place, outcome.faults)
     shut = shut_splits(place.folder, place.tars) if place.is_folder else {}
     outcome.faults += [*shut.values(), *_name_faults(place, sizes)]
     readable = {}
     for name, found in _ends(place, [name for name in place.tars if name.rpartition("/")[0] not in shut]):
-        outcome.faults += found
-        if not any(one.code == "shard.missing" for one in found) and compression_unread(name) is None:
+        outcome.faults += [] if found is None else [found]
+        if compression_unread(name) is None and (found is None or found.code != "shard.missing"):
             readable[name] = place.tars[name]
     if outcome.level != "quick":
         from tasks.dataset.verify.scan import ShardTask
@@ -59,7 +59,7 @@ def examine_foreign_tars(place: ShardLocation, outcome: ShardExamination) -> Cov
         outcome.finish()
     cut = {one.where["shard"] for one in outcome.faults if one.code == "shard.truncated"}
     outcome.faults += _count_faults(outcome.counts, sizes.samples, cut)
-    outcome.faults[:] = [_with_loss(one, place, sizes, outcome) for one in outcome.faults]
+    outcome.faults[:] = [_with_loss(one, place, sizes) for one in outcome.faults]
     return Coverage(
         outcome.level,
         shards=len(place.tars),
@@ -70,15 +70,15 @@ def examine_foreign_tars(place: ShardLocation, outcome: ShardExamination) -> Cov
     )
 
 
-class Sizes:
-    """What the `sizes.json` beside the tars say: the samples of each tar; a torn one is a fault."""
+class TarSizes:
+    """The number of samples of each tar by the `sizes.json` files beside the tars; a torn file is a fault."""
 
     def __init__(self, place: ShardLocation, faults: list[Fault]) -> None:
         self.samples: dict[str, int] = {}
         self.folders: set[str] = set()
-        """Those that have one."""
+        """The folders that have a `sizes.json`."""
         self.strange: list[str] = []
-        """Files whose form nobody knows."""
+        """Files of an unknown form."""
         store, query = kept_store(place.folder), split_query(place.folder)[1]
         for folder in sorted({name.rpartition("/")[0] for name in (*place.tars, *place.absent)}):
             below = f"{folder}/" if folder else ""
@@ -86,15 +86,14 @@ class Sizes:
             try:
                 content = json.loads(store.read(below + SIZES + query, MOST_JSON))
             except (FileNotFoundError, PermissionError):
-                continue  # a bucket may refuse what is not there
+                continue  # a bucket may refuse access to what does not exist
             except StoreUnreachable:
                 raise
-            except OSError as error:
-                problem = f"unreadable: {error.strerror or error}"
+            except (OSError, ValueError, RecursionError) as error:
+                problem = "it is no JSON"
+                if isinstance(error, OSError):
+                    problem = f"unreadable: {error.strerror or error}"
                 faults.append(fault("manifest.invalid", where, AGAIN, problem=problem))
-                continue
-            except (ValueError, RecursionError):
-                faults.append(fault("manifest.invalid", where, AGAIN, problem="it is no JSON"))
                 continue
             if _is_sizes(content):
                 self.folders.add(folder)
@@ -105,17 +104,18 @@ class Sizes:
 
 def _is_sizes(content: Any) -> bool:
     """Whether it is the form that loaders of tars read: `{"000000.tar": 1000}`."""
-    if not isinstance(content, Mapping) or not content:
-        return False
-    return all(
-        name.endswith((".tar", *ZIPPED)) and "/" not in name and type(count) is int and count >= 0
-        for name, count in content.items()
+    return (
+        isinstance(content, Mapping)
+        and bool(content)
+        and all(
+            name.endswith((".tar", *ZIPPED)) and "/" not in name and type(count) is int and count >= 0
+            for name, count in content.items()
+        )
     )
 
 
-def _name_faults(place: ShardLocation, sizes: Sizes) -> Iterator[Fault]:
-    """Tars that should be there, by a pattern, by their numbers or by `sizes.json`; and those that should
-    not."""
+def _name_faults(place: ShardLocation, sizes: TarSizes) -> Iterator[Fault]:
+    """Tars that are missing by a pattern, by their numbers or by `sizes.json`, and tars that are too many."""
     absent = dict.fromkeys(place.absent, "the pattern names it")
     if place.is_folder:
         absent |= {name: f"{SIZES} names it" for name in sizes.samples if name not in place.tars}
@@ -131,48 +131,47 @@ def _name_faults(place: ShardLocation, sizes: Sizes) -> Iterator[Fault]:
             yield fault("shard.extra", shard_place(name), remedy, problem=f"{SIZES} does not name it")
 
 
-def _is_listed(name: str, sizes: Sizes) -> bool:
+def _is_listed(name: str, sizes: TarSizes) -> bool:
     """Whether the tar's folder has a file that lists its tars."""
     return name.rpartition("/")[0] in sizes.folders
 
 
-def _ends(place: ShardLocation, names: list[str]) -> Iterator[tuple[str, list[Fault]]]:
-    """Each tar, and whether it is cut by its size and last bytes; other compressions cannot be judged."""
+def _ends(place: ShardLocation, names: list[str]) -> Iterator[tuple[str, Fault | None]]:
+    """Each tar with what its size and last bytes show; tars in other compressions cannot be examined."""
     for name in names:
         kind = compression_unread(name)
         if kind is not None:
-            problem = f"it is compressed by {kind}, so nobody has looked into it"
-            remedy = "decompress it and verify again; loaders of tars read none, or gzip"
-            yield name, [fault("shard.checksum", shard_place(name), remedy, problem=problem)]
-    plain_ones = [name for name in names if compression_unread(name) is None]
-    for name, end in ends(place.folder, plain_ones, len(END)):
+            problem = f"it is compressed by {kind}, so verify cannot look into it"
+            remedy = "decompress it and verify again; loaders of tars read plain tars or gzip"
+            yield name, fault("shard.checksum", shard_place(name), remedy, problem=problem)
+    readable = [name for name in names if compression_unread(name) is None]
+    for name, end in ends(place.folder, readable, len(END)):
         if isinstance(end, OSError):
-            yield name, [unread(place.folder, name, end, FETCH)]
-        elif name.endswith(ZIPPED):
-            yield name, list(_gzip_faults(name, end))
-        elif end != END or max(place.tars[name], 0) % BLOCK:
-            problem = "it does not end in two zero blocks"
-            fix: Fix | str = Fix.SHARD
-            if b"\nsize " in end and 0 < place.tars[name] < BLOCK:
-                problem, fix = f"it is {LFS_POINTER}", "run git lfs pull where it was cloned"
-            evidence = {"problem": problem, "bytes": place.tars[name]}
-            yield name, [fault("shard.truncated", shard_place(name), fix, **evidence)]
+            yield name, unread(place.folder, name, end, FETCH)
         else:
-            yield name, []
+            yield name, _end_fault(name, end, place.tars[name])
 
 
-def _gzip_faults(name: str, start: bytes) -> Iterator[Fault]:
-    if not start:
-        yield fault("shard.truncated", shard_place(name), bytes=0)
-    elif not start.startswith(GZIP):
+def _end_fault(name: str, end: bytes, size_bytes: int) -> Fault | None:
+    """What the last bytes of a tar, or the first of a gzip file, show."""
+    at = shard_place(name)
+    if name.endswith(ZIPPED):
+        if not end:
+            return fault("shard.truncated", at, bytes=0)
         problem = "its name says gzip, but it does not begin as gzip does"
-        yield fault("shard.checksum", shard_place(name), problem=problem)
+        return None if end.startswith(GZIP) else fault("shard.checksum", at, problem=problem)
+    if end == END and max(size_bytes, 0) % BLOCK == 0:
+        return None
+    if b"\nsize " in end and 0 < size_bytes < BLOCK:
+        fix = "run git lfs pull where it was cloned"
+        return fault("shard.truncated", at, fix, problem=f"it is {LFS_POINTER}", bytes=size_bytes)
+    return fault("shard.truncated", at, problem="it does not end in two zero blocks", bytes=size_bytes)
 
 
 def _count_faults(
     counts: Mapping[str, int], stated: Mapping[str, int], cut: Collection[str]
 ) -> Iterator[Fault]:
-    """Tars without any sample, or with another number of them than `sizes.json` says; not cut ones."""
+    """Whole tars without any sample, or with another number of samples than `sizes.json` states."""
     for name, samples in counts.items():
         expected = stated.get(name)
         if name in cut:
@@ -184,8 +183,8 @@ def _count_faults(
             yield fault("shard.count", shard_place(name), samples=0, problem="it holds no sample")
 
 
-def _with_loss(one: Fault, place: ShardLocation, sizes: Sizes, outcome: ShardExamination) -> Fault:
-    """Of a cut tar how many samples it has lost, by what lies beside it."""
+def _with_loss(one: Fault, place: ShardLocation, sizes: TarSizes) -> Fault:
+    """Add to the fault of a cut tar how many samples it has lost, by the files beside it."""
     shard = str(one.where.get("shard"))
     if one.code != "shard.truncated" or shard not in place.tars:
         return one
@@ -200,7 +199,7 @@ def _with_loss(one: Fault, place: ShardLocation, sizes: Sizes, outcome: ShardExa
 
 
 def _unseen(place: ShardLocation) -> Iterator[str]:
-    """What only a manifest would show, and where there is one after all."""
+    """What only a manifest would show, and where such a manifest lies if the tars are part of a version."""
     yield NO_MANIFEST
     if is_remote(place.folder):
         return

@@ -1,8 +1,8 @@
-"""Is a dataset sound? Three levels, each holding the one before.
+"""Is a dataset sound? Verify answers at three levels, each of which includes the one before.
 
-`quick` looks at the files beside the tars, and at the tars' names, sizes and end blocks, without reading one.
-`default` reads every byte: a version's tars are compared with their BLAKE3, and what a seal proves is not
-examined any further; tars of others are followed member by member. `full` decodes every member and applies
+`quick` checks the files beside the tars, and the names, sizes and end blocks of the tars, without reading
+them. `default` reads every byte: it compares a version's tars with their BLAKE3, and does not examine what a
+seal proves any further; it follows tars of others member by member. `full` decodes every member and applies
 the modality's rules. All causes are reported, not only the first; torn files are findings, never a crash.
 """
 
@@ -34,8 +34,8 @@ def verify(
 ) -> Report:
     """Judge the dataset, the version or the tars at `path`: a path, an address or a pattern.
 
-    `on_bad` is called for every bad sample once. UsageError when there is nothing to judge, Unreachable when
-    a remote store does not answer, DataError when the disk of the temporary folder is full.
+    `on_bad` is called once for every bad sample. UsageError when there is nothing to judge, StoreUnreachable
+    when a remote store does not answer, DataError when the disk of the temporary folder is full.
     """
     place = locate(path)
     with closing(ShardExamination(level, progress, on_bad)) as outcome:
@@ -53,21 +53,21 @@ def verify(
 
 
 def verify_version(version: Path, progress: Progress = no_progress) -> Report:
-    """May a version be trained on? Verify's report on its folder, at the default level.
+    """Report whether a version may be trained on, by verifying its folder at the default level.
 
-    Findings are warnings where every bad sample is set aside in the quarantine, because training leaves those
-    out. Errors as `verify`; DataError for a torn quarantine.
+    Findings become warnings where every bad sample is set aside in the quarantine, because training leaves
+    these samples out. Errors as in `verify`; DataError for a torn quarantine.
     """
-    from tasks.dataset import quarantine  # it brings numpy and Arrow, which `verify` can do without
+    from tasks.dataset import quarantine  # it imports numpy, which `verify` can do without
 
     bad: list[BadSample] = []
     report = verify(version, "default", progress, on_bad=bad.append)
     if report.ok:
         return report
     listed = quarantine.read_quarantine(quarantine.home(version) / quarantine.NAME)
-    aside = {(one.shard, one.key) for one in quarantine.of_version(version, listed)}
-    shards = {one.shard for one in bad if (one.shard, one.key) in aside}
-    are_aside = all((one.shard, one.key) in aside for one in bad)
+    aside = {(entry.shard, entry.key) for entry in quarantine.of_version(version, listed)}
+    shards = {one.shard for one in bad}
+    are_aside = aside.issuperset((one.shard, one.key) for one in bad)
     if not are_aside or any(found.where.get("shard") not in shards for found in report.findings):
         return report
     return replace(report, findings=[replace(found, severity="warning") for found in report.findings])
