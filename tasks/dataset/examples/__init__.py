@@ -1,6 +1,6 @@
-"""Small raw datasets to start from, made of what comes with the installed packages: no download.
+"""Small raw datasets to start with, made from data in the installed packages, without a download.
 
-Each is a function that fills an empty folder and returns how many samples it has written.
+Each is a function that fills an empty folder and returns the number of samples.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ EXAMPLES: Mapping[str, Callable[[Path], int]] = {
     "phantoms": phantoms,
     "reinforced": reinforced,
 }
-"""What `tarmac example NAME` can write."""
+"""The examples of `tarmac example NAME`."""
 
 
 def home(name: str) -> Path:
-    """Where `tarmac example NAME` writes it unless told otherwise, and where its config reads it."""
+    """Return the default folder of `tarmac example NAME`, where the example's config reads it."""
     return Path("data/raw", name)
 
 
 def is_example(location: str) -> bool:
-    """Whether a source of a config reads an example."""
+    """Whether a source's location is in an example's default folder."""
     return any(f"/{home(name)}/" in f"/{location}/" for name in EXAMPLES)
 
 
 def write_example(name: str, path: Path) -> int:
-    """Fill a folder with an example, whole or not at all; how many samples, 0 where something is there
-    already."""
+    """Fill a folder with a complete example or not at all, and return the number of samples; 0 if the folder
+    is not empty."""
     if _is_taken(path):
         return 0
     with whole(path) as draft:
@@ -64,8 +64,8 @@ def _is_taken(path: Path) -> bool:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A hidden folder beside `path` to write in; at the end it takes the place of `path`, and what it holds
-    that of an empty folder. Whoever finds `path` taken by then leaves it."""
+    """Yield a hidden folder next to `path` to write in. At the end it is renamed to `path`, or its content
+    moves into `path` if that is an empty folder. If `path` holds files by then, it stays unchanged."""
     place = Path(os.path.abspath(path))
     draft = place.with_name(f".{place.name}.{uuid.uuid4().hex}.draft")
     draft.mkdir(parents=True)

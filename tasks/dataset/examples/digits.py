@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits, as image files with captions."""
+"""Scikit-learn's handwritten digits as image files with captions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ TEMPLATES = (
     "{}",
 )
 ENLARGED = 4
-"""Each of the 8 x 8 pixels is shown as 4 x 4, so that a person can see the digit; nothing is added."""
+"""Each of the 8 x 8 pixels becomes 4 x 4 pixels, so that a person can see the digit; nothing is added."""
 DARKEST = 16
 
 
 def digits(folder: Path) -> int:
-    """Write scikit-learn's 1,797 handwritten digits as PNG files beside `captions.csv`; returns how many.
+    """Write scikit-learn's 1,797 handwritten digits as PNG files next to `captions.csv`, and return their
+    number.
 
     The table's columns are file, caption and label.
     """
@@ -38,13 +39,13 @@ def digits(folder: Path) -> int:
         for number, (pixels, digit) in enumerate(zip(data.images, data.target, strict=True)):
             name = f"digit_{number:04d}.png"
             (folder / name).write_bytes(picture(pixels))
-            # the templates in turn over blocks of ten, since the digits come nearly in turn themselves
+            # the template changes after ten digits, because the digits come nearly in turn
             caption = TEMPLATES[number // 10 % len(TEMPLATES)].format(DIGITS[digit])
             table.writerow((name, caption, DIGITS[digit]))
     return len(data.target)
 
 
 def picture(pixels: Any) -> bytes:
-    """The 8 x 8 pixels as a PNG of 32 x 32, of the same bytes everywhere."""
+    """Return the 8 x 8 pixels as a PNG of 32 x 32 pixels, with the same bytes on every machine."""
     grey = (pixels * (255 / DARKEST)).round().astype("uint8")
     return png.encode(Image.fromarray(grey.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)))

@@ -11,18 +11,18 @@ from tasks.dataset.examples.digits import DIGITS, picture
 from tasks.dataset.modalities.chat import RATINGS
 
 READ, ADDED, FACTS, COMPARED = 200, 200, 50, 150
-"""Conversations of each subset."""
+"""The number of conversations in each subset."""
 OFF_TOPIC = 12
-"""Every so many conversations have a turn that is rated low, because it is not about the picture."""
+"""One conversation in this many has a turn with low ratings, because it is not about the picture."""
 
 Row = dict[str, Any]
 Turn = tuple[str, str]
 
 
 def digits_chat(folder: Path) -> int:
-    """Write 600 conversations in four subsets; returns how many.
+    """Write 600 conversations in four subsets, and return their number.
 
-    `read` and `add` are Parquet files with one and two images a row, `facts` is one without any image, and
+    `read` and `add` are Parquet files with one and two images per row, `facts` is one without images, and
     `compare` is a folder of JSON lines with image paths.
     """
     from sklearn.datasets import load_digits  # here, because it takes a second
@@ -32,7 +32,11 @@ def digits_chat(folder: Path) -> int:
     labels = [int(label) for label in data.target]
     _write_parquet(folder / "read.parquet", [_read(n, images, labels) for n in range(READ)])
     _write_parquet(folder / "add.parquet", [_added(n, images, labels) for n in range(ADDED)])
-    _write_parquet(folder / "facts.parquet", [_fact(n) for n in range(FACTS)])
+    facts = (
+        (a, b, (f"How much is {DIGITS[a]} times {DIGITS[b]}?", f"It is {a * b}."))
+        for a, b in (divmod(n, 10) for n in range(FACTS))
+    )
+    _write_parquet(folder / "facts.parquet", [_row(10 * a + b, [], [turn]) for a, b, turn in facts])
     _write_jsonl(folder / "compare", images, labels)
     return READ + ADDED + FACTS + COMPARED
 
@@ -58,11 +62,6 @@ def _added(number: int, images: Sequence[bytes], labels: Sequence[int]) -> Row:
     return _row(number, [{"bytes": image, "path": None} for image in images[first : first + 2]], turns)
 
 
-def _fact(number: int) -> Row:
-    a, b = divmod(number, 10)
-    return _row(number, [], [(f"How much is {DIGITS[a]} times {DIGITS[b]}?", f"It is {a * b}.")])
-
-
 def _compared(number: int, name: str, digit: int) -> Row:
     other = number % 10
     answer = "larger than" if digit > other else "smaller than" if digit < other else "equal to"
@@ -71,7 +70,7 @@ def _compared(number: int, name: str, digit: int) -> Row:
 
 
 def _row(number: int, images: list[Any], turns: list[Turn]) -> Row:
-    """With ratings; now and then an off-topic turn comes last, and rarely it is all there is."""
+    """Return a row with ratings. Sometimes an off-topic turn comes last, and rarely it is the only turn."""
     rated: list[Mapping[str, int | None]] = [
         {name: 4 + (number + turn + kind) % 2 for kind, name in enumerate(RATINGS)}
         for turn in range(len(turns))

@@ -1,9 +1,9 @@
 """CT-like volumes of a simple chest, with reports and labels, in the layout of CT-RATE.
 
-A body of soft tissue in air with two lungs, a heart and a spine; findings are shapes that a model can learn
-to see. Noise and shapes are drawn as whole numbers, so that every machine writes the same files. The same
-volumes are written twice: as NIfTI, half of them in another orientation, stored without their intercept as
-scanners do; and as NPZ of HU / 1000, as CT-CLIP's first release did.
+They show a body of soft tissue in air with two lungs, a heart and a spine; findings are shapes that a model
+can learn to recognise. Noise and shapes are drawn as whole numbers, so that every machine writes the same
+files. The volumes are written twice: as NIfTI, half of them in another orientation and stored without their
+intercept as by scanners; and as NPZ of HU / 1000, as in CT-CLIP's first release.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from numpy.typing import NDArray
 
 PATIENTS = 80
 SHAPE = (32, 64, 64)
-"""Depth (up), height (to the left), width (to the back), as CT-CLIP lays them out."""
+"""Depth (up), height (to the left), width (to the back), in CT-CLIP's layout."""
 AIR, LUNG, FAT, TISSUE, FLUID, NODULE, BONE = -1000, -850, -100, 40, 10, 60, 600
 INTERCEPT = -1024
 NOISE_HU = 8
 SPACINGS = ((6.0, 5.0, 5.0), (7.5, 5.0, 5.5), (6.0, 6.0, 6.0))
-"""Millimetres along depth, height and width; patients differ."""
+"""Spacings in mm along depth, height and width, which differ between patients."""
 FINDINGS: Mapping[str, tuple[str, str]] = {
     "Cardiomegaly": ("Cardiomegaly is present.", "Cardiomegaly is not present."),
     "Lung nodule": ("Lung nodule is present.", "Lung nodule is not present."),
     "Pleural effusion": ("Pleural effusion is present.", "Pleural effusion is not present."),
 }
-"""The labels, and what the report says where they are there and where not, in the words of CT-CLIP's prompts:
-a text tower that has read a hundred reports knows no others."""
+"""The labels, with the sentences of the report if they are present and if not, in the words of CT-CLIP's
+prompts: a text tower that was trained on a hundred reports knows no other words."""
 
 Volume = NDArray[np.int16]
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan, its voxels in HU."""
+    """One scan with its voxels in HU."""
 
     name: str
     spacing: tuple[float, float, float]
@@ -48,9 +48,9 @@ class Scan:
 
 
 def phantoms(folder: Path, patients: int = PATIENTS) -> int:
-    """Write `nifti/`, `npz/`, reports.csv, labels.csv and metadata.csv; returns how many scans there are.
+    """Write `nifti/`, `npz/`, reports.csv, labels.csv and metadata.csv, and return the number of scans.
 
-    Every other patient has two scans.
+    Every second patient has two scans.
     """
     scans = [scan for patient in range(patients) for scan in _scans(patient)]
     for kind in ("nifti", "npz"):
@@ -64,7 +64,7 @@ def phantoms(folder: Path, patients: int = PATIENTS) -> int:
 
 
 def _scans(patient: int) -> list[Scan]:
-    """One or two scans of a patient, whose body and findings are the same in both."""
+    """Return one or two scans of a patient, with the same body and findings in both."""
     draws = np.random.default_rng(patient)
     labels = tuple(int(draw) for draw in draws.integers(0, 2, len(FINDINGS)))
     side = ("left", "right")[int(draws.integers(2))]
@@ -79,18 +79,15 @@ def _scans(patient: int) -> list[Scan]:
 
 
 def _anatomy(draws: np.random.Generator, labels: Sequence[int], side: str) -> NDArray[np.int64]:
-    """The chest without noise, in HU; positions are shares of the volume's half sides."""
+    """Return the chest without noise, in HU; positions are shares of the volume's half sides."""
     cardiomegaly, nodule, effusion = labels
     girth = draws.integers(80, 92) / 100
     z, across, back = np.ogrid[tuple(slice(-1, 1, sides * 1j) for sides in SHAPE)]
 
     def ball(centre: tuple[float, float, float], radius: tuple[float, float, float]) -> NDArray[np.bool_]:
-        parts = (
-            (z - centre[0]) / radius[0],
-            (across - centre[1]) / radius[1],
-            (back - centre[2]) / radius[2],
-        )
-        return np.asarray(parts[0] ** 2 + parts[1] ** 2 + parts[2] ** 2 < 1)
+        sides = zip((z, across, back), centre, radius, strict=True)
+        depth, height, width = (((place - middle) / size) ** 2 for place, middle, size in sides)
+        return np.asarray(depth + height + width < 1)
 
     volume = np.full(SHAPE, AIR)
     volume[ball((0, 0, 0), (99, girth, girth * 0.72))] = FAT
@@ -110,7 +107,8 @@ def _anatomy(draws: np.random.Generator, labels: Sequence[int], side: str) -> ND
 
 
 def _write_nifti(path: Path, scan: Scan, is_flipped: bool) -> None:
-    """As stored by a scanner: numbers with an intercept, in CT-RATE's orientation (LPS) or another (RAS)."""
+    """Write the scan as from a scanner: with an intercept, in CT-RATE's orientation (LPS) or another
+    (RAS)."""
     import nibabel  # here, because it takes a fifth of a second
 
     depth, height, width = scan.spacing
@@ -126,7 +124,7 @@ def _write_nifti(path: Path, scan: Scan, is_flipped: bool) -> None:
     header.set_xyzt_units("mm")
     header.set_slope_inter(1, INTERCEPT)
     header["vox_offset"], header["magic"] = 352, b"n+1"
-    # nibabel's own writing of an image would choose slope and intercept anew
+    # nibabel would choose another slope and intercept if it wrote the image
     content = bytes(header.binaryblock) + bytes(4) + array.tobytes(order="F")
     path.write_bytes(gzip.compress(content, mtime=0))
 
@@ -149,7 +147,7 @@ def _write_tables(folder: Path, scans: Sequence[Scan]) -> None:
 
 
 def _report(scan: Scan) -> tuple[str, str]:
-    """Findings and impression."""
+    """Return findings and impression."""
     found = [name for name, label in zip(FINDINGS, scan.labels, strict=True) if label]
     sentences = [FINDINGS[name][name not in found] for name in FINDINGS]
     return " ".join(sentences), f"{', '.join(found)}." if found else "No finding."

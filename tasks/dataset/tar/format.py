@@ -1,8 +1,9 @@
-"""The tar format: headers of members, made for ustar and parsed of any kind, and the samples of our own tars.
+"""The tar format: makes ustar headers, parses headers of any kind, and parses the samples of our own tars.
 
-Parsing is lenient where tar programs differ from each other, and strict where a wrong guess would lose the
-way. Formats: POSIX.1-1988 ustar and POSIX.1-2001 pax (https://pubs.opengroup.org/onlinepubs/9699919799/
-utilities/pax.html, "ustar Interchange Format"), GNU tar's manual, "Basic Tar Format", and old V7 headers.
+Parsing is lenient where tar programs differ, and strict where a wrong guess would lose the position of the
+next header. Formats: POSIX.1-1988 ustar and POSIX.1-2001 pax
+(https://pubs.opengroup.org/onlinepubs/9699919799/ utilities/pax.html, "ustar Interchange Format"), GNU tar's
+manual, "Basic Tar Format", and old V7 headers.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Any, NamedTuple, TypeAlias
 BLOCK = 512
 END = bytes(2 * BLOCK)
 LARGEST = 8**11 - 1
-"""Bytes of content that eleven octal digits can announce."""
+"""The largest size in bytes that eleven octal digits can hold."""
 REGULAR = ("0", "\0", "7")
 ODDITIES = {"1": "a hard link", "2": "a symbolic link", "3": "a device", "4": "a device", "6": "a pipe"}
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 PAX, PAX_GLOBAL, LONG_NAME, SPARSE = "x", "g", "L", "S"
 EXTENSIONS = frozenset(PAX + PAX_GLOBAL + LONG_NAME + "KVX")
-"""Kinds of entries that describe others: also GNU's long link names and volume names, and Solaris's pax."""
+"""Kinds of entries that describe the next one, among them GNU's long link and volume names, and Solaris's
+pax."""
 
 Buffer: TypeAlias = Any
 """bytes or a numpy array of uint8; mypy knows no common type of the two before Python 3.12."""
@@ -49,13 +51,13 @@ _unpack = struct.Struct("100s24x12s12x8sc100x6s82x155s12x").unpack
 
 
 class Broken(ValueError):
-    """A block that is no tar header, or one whose size makes no sense."""
+    """A block is no tar header, or its size is invalid."""
 
 
 class TarHeader(NamedTuple):
-    """One entry: its name, the bytes of its content, and tar's letter for its kind.
+    """One entry: its name, the size of its content in bytes, and tar's letter for its kind.
 
-    `has_map` says that blocks with the map of a GNU sparse file follow.
+    With `has_map`, blocks with the map of a GNU sparse file follow.
     """
 
     name: bytes
@@ -70,7 +72,7 @@ class TarHeader(NamedTuple):
 
     @property
     def oddity(self) -> str | None:
-        """What else than a plain file the entry is."""
+        """What the entry is if it is not a plain file, such as `a symbolic link`; else None."""
         if self.kind in REGULAR:
             return None
         return "a sparse file" if self.kind == SPARSE else ODDITIES.get(self.kind, f"of kind {self.kind!r}")
@@ -85,20 +87,20 @@ class TarHeader(NamedTuple):
 
 
 def padding(size: int) -> int:
-    """Zero bytes between a member of `size` bytes and the next header."""
+    """Return the number of zero bytes between a member of `size` bytes and the next header."""
     return -size % BLOCK
 
 
 def span_bytes(sizes: list[int]) -> int:
-    """Bytes that a sample takes in a tar whose members have these sizes."""
+    """Return the bytes in a tar of a sample whose members have these sizes."""
     return sum(BLOCK + size + padding(size) for size in sizes)
 
 
 def header(name: str, size: int) -> bytes:
-    """The 512-byte ustar header of a regular file, mode 0644, owner 0, time 0.
+    """Return the 512-byte ustar header of a regular file with mode 0644, owner 0 and time 0.
 
-    ValueError beyond ustar's limits. Nothing in it depends on time, host or user, and Python's tarfile takes
-    longer for it than the rest of a small sample takes.
+    ValueError beyond ustar's limits. Nothing in it depends on time, host or user. Python's tarfile needs more
+    time for a header than writing the rest of a small sample takes.
     """
     encoded = name.encode("ascii")
     if len(encoded) > 100 or size > LARGEST:
@@ -109,15 +111,17 @@ def header(name: str, size: int) -> bytes:
 
 
 def parse_header(block: bytes) -> TarHeader | None:
-    """The entry that a 512-byte block announces; None for a block of zeros, Broken for anything else.
+    """Parse a 512-byte header; None for a block of zeros, Broken for anything else.
 
-    Its checksum must hold, over unsigned bytes or, as old programs had it, signed ones.
+    The checksum must be right, over unsigned bytes or, as in old programs, over signed ones.
     """
     if len(block) != BLOCK:
         raise Broken(f"{len(block)} bytes where a tar header of {BLOCK} belongs")
     name, size_field, sum_field, letter, magic, prefix = _unpack(block)
     stored = _octal(sum_field)
-    total = _byte_sum(block) - sum(sum_field) + 8 * 32
+    # The lower half of Adler-32 is the sum of 256 bytes, plus 1, which its modulus does not reach.
+    total = (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
+    total += 8 * ord(" ") - sum(sum_field)
     if stored != total:
         if not stored and not any(block):
             return None
@@ -131,22 +135,15 @@ def parse_header(block: bytes) -> TarHeader | None:
     return TarHeader(name, _size(size_field), kind, kind == SPARSE and block[482] != 0)
 
 
-def _byte_sum(block: bytes) -> int:
-    """The sum of the 512 bytes. Adler-32 holds the sum of 256 bytes, plus 1, without its modulus."""
-    half = BLOCK // 2
-    return (zlib.adler32(block[:half]) & 0xFFFF) + (zlib.adler32(block[half:]) & 0xFFFF) - 2
-
-
 def _size(field: bytes) -> int:
-    """Octal digits, or base 256 for what these cannot say."""
-    if not field[0] & 0x80:
+    """Parse a size in octal digits, or in base 256 if it is too large for these."""
+    if field[0] & 0x80:
+        size = None if field[0] & 0x40 else int.from_bytes(field, "big") & ((1 << 95) - 1)
+    else:
         size = _octal(field)
-        if size is None:
-            raise Broken("a header with no sound size")
-        return size
-    if field[0] & 0x40:
+    if size is None:
         raise Broken("a header with no sound size")
-    return int.from_bytes(field, "big") & ((1 << 95) - 1)
+    return size
 
 
 def _octal(field: bytes) -> int | None:
@@ -155,7 +152,8 @@ def _octal(field: bytes) -> int | None:
 
 
 def pax_records(content: bytes) -> dict[bytes, bytes]:
-    """Records `LENGTH KEY=VALUE\\n`, their lengths in decimal and of the whole record; Broken when torn."""
+    """Parse records `LENGTH KEY=VALUE\\n`, where LENGTH is the decimal length of the record; Broken if
+    torn."""
     records = {}
     at = 0
     while at < len(content) and content[at]:
@@ -170,7 +168,7 @@ def pax_records(content: bytes) -> dict[bytes, bytes]:
 
 
 def pax_size(records: Records, size: int) -> int:
-    """The size that pax records give, else `size`."""
+    """Return the size in the pax records, or `size` if they have none."""
     value = records.get(b"size", b"")
     if not value:
         return size
@@ -184,27 +182,28 @@ def is_sparse(records: Records) -> bool:
 
 
 LFS = b"version https://git-lfs.github.com/spec/"
-"""Begins what Git leaves in the place of a large file, a tar or any other, that has not been fetched."""
+"""The start of the pointer that Git LFS leaves in place of a large file that has not been fetched."""
 LFS_POINTER = "a Git LFS pointer and not the file itself (run git lfs pull where it was cloned)"
 
 
 def compression_of(start: bytes) -> str | None:
-    """The program that compressed a whole tar, known by its first bytes."""
+    """Return the program that compressed a tar, recognised by its first bytes, or None."""
     return next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Key and suffix by webdataset's rule, the suffix in lower case: `a/b.Seg.png` -> (`a/b`, `seg.png`)."""
+    """Split a name by webdataset's rule into key and lower-case suffix: `a/b.Seg.png` -> (`a/b`,
+    `seg.png`)."""
     folder, slash, last = name.removeprefix("./").rpartition("/")
     stem, _, suffix = last.partition(".")
     return folder + slash + stem, suffix.lower()
 
 
 def parse_sample(span: bytes) -> Sample:
-    """The one sample in the bytes of its span in one of our own tars; ValueError when it is none.
+    """Parse the sample in the bytes of its span from one of our own tars; ValueError if it is none.
 
-    For readers that seek by the index. They compare the span's CRC32C first, so parsing needs no check of its
-    own. Names are only ever keys of a dictionary, never paths.
+    This is for readers that seek by the index. They compare the span's CRC32C first, so parsing needs no
+    checks of its own. Names are only used as keys of a dictionary, never as paths.
     """
     key, members, offset = "", {}, 0
     while offset < len(span):

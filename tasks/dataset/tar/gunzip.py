@@ -1,4 +1,4 @@
-"""Tars in gzip, read forward in constant memory, as other loaders of tars do."""
+"""Reads gzipped tars forward in constant memory, as other loaders of tars do."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from tasks.core.files import CHUNK
 from tasks.dataset.tar.format import END
 
 ZIPPED = (".tar.gz", ".tgz")
-"""The names that are read through gzip."""
+"""Files with these suffixes are read through gzip."""
 
 
 def unzipped(file: BinaryIO, name: str) -> BinaryIO:
-    """The bytes of the tar in a file, decompressed where its name says gzip; closed with the file."""
+    """Return the tar in a file, decompressed if its name ends in a gzip suffix; closing it closes the
+    file."""
     return io.BufferedReader(_Gunzipped(file), CHUNK) if name.endswith(ZIPPED) else file
 
 
 class Bomb(OSError):
-    """Compressed data that stand for absurdly many bytes."""
+    """Compressed data expand to absurdly many bytes."""
 
 
 class _Gunzipped(io.RawIOBase):
-    """Reads forward in constant memory.
+    """Decompresses forward in constant memory.
 
-    Damage of the compression becomes what a reader of tars knows: data that end early, or an OSError. A file
-    that grows beyond all measure is refused before it has cost hours.
+    Damage to the compressed data appears as a file that ends early or as an OSError, which readers of tars
+    handle. A file that expands too much raises Bomb before it has cost hours.
     """
 
     FREE_BYTES = 1 << 30
     MOST_GROWTH = 500
-    """Times its compressed size that a file may grow to, beyond FREE_BYTES."""
+    """A file with more than FREE_BYTES may expand to this many times its compressed size."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._plain = gzip.GzipFile(fileobj=file, mode="rb")
         self._count = 0
         self._end = b""
-        """The last bytes read, which distinguish a whole tar from one that is cut."""
+        """The last bytes read, which distinguish a complete tar from one that is cut."""
 
     def readable(self) -> bool:
         return True

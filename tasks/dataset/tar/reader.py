@@ -1,10 +1,10 @@
-"""The one tolerant reader of tars: our own and those of others, sound or damaged, read forward.
+"""The one tolerant reader of tars, our own and those of others, sound or damaged. It reads forward.
 
-Python's tarfile takes a damaged header, or the lack of end blocks, for the end of the archive, so that a
-torn tar looks like a shorter whole one, and it believes what headers claim of sizes. Here damage comes as
-values among the members: a `Gap` where bytes make no sense, behind which reading goes on, and a `Cut` where
-the tar ends, or where other readers take it for ended. What is held in memory has a limit, however much a
-header claims. Understood are ustar, GNU (long names, sparse files), pax (also global records) and V7.
+Python's tarfile treats a damaged header or missing end blocks as the end of the archive, so a torn tar looks
+like a shorter complete one, and it trusts the sizes in headers. This reader yields damage among the members:
+a `Gap` where bytes make no sense, after which reading continues, and a `Cut` where the tar ends, or where
+other readers believe that it ends. Memory is limited, whatever a header claims. It supports ustar, GNU (long
+names, sparse files), pax (also global records) and V7.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from tasks.dataset.tar.format import (
     BLOCK,
@@ -36,28 +36,28 @@ from tasks.dataset.tar.format import (
 )
 
 BESIDE = frozenset({"md5", "sha1", "sha256", "sha512", "crc32c", "idx", "index", "tar.idx", "tar.md5"})
-"""Suffixes of what tools put beside samples; where a key has nothing else, it is no sample."""
+"""Suffixes of files that tools put next to samples; a key with only such members is not a sample."""
 BUFFER = 1 << 18
-"""Small, because every tar gets one and most of some sets are small."""
+"""The buffer is small, because every tar gets one, and some datasets consist of small tars."""
 LONGEST_READ = 1 << 24
-"""Bytes of memory taken at once for what a header claims."""
+"""Bytes of memory that are allocated at once for a size that a header claims."""
 RECORD = 20 * BLOCK
-"""tar programs fill the last record with zeros; more than that is damage."""
+"""tar programs fill the last record with zeros; more zeros are damage."""
 LONGEST_EXTENSION = 1 << 20
-"""Bytes of the pax headers and long names before one member, together."""
+"""The most bytes of all pax headers and long names before one member."""
 LONGEST_NAME = 4096
-"""Bytes; no file system takes more."""
+"""The most bytes of a name; no file system accepts more."""
 LARGEST_CONTENT = 4 << 30
-"""Bytes of a member that are kept at most."""
+"""The most bytes of a member's content that are kept."""
 _OCTAL = b"01234567 \0"
 
 
 class Member(NamedTuple):
-    """One entry that is no folder.
+    """One entry that is not a folder.
 
-    `oddity` says why it is none of a plain file's below a folder, such as "a symbolic link". `start` is the
-    place in the file of its header, or of the first record about it, `offset` that of its content.
-    `content` is None unless `keeps` asked for it.
+    `oddity` states why it is not a plain file below the tar's folder, such as "a symbolic link". `start` is
+    the offset in the file of its header, or of the first record about it, `offset` that of its content.
+    `content` is None unless `keeps` requested it.
     """
 
     name: str
@@ -82,10 +82,10 @@ class Gap(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The tar ends at `offset`, or readers take it for ended there.
+    """The tar ends at `offset`, or readers believe that it ends there.
 
-    `is_between` where end blocks show that the sample before is whole. `member` is the one that lacks its
-    end, if its header is there.
+    `is_between` means that end blocks prove the sample before to be complete. `member` is the one whose end
+    is missing, if its header is present.
     """
 
     problem: str
@@ -99,7 +99,7 @@ class Cut(NamedTuple):
 
 @dataclass(slots=True)
 class StoredSample:
-    """Adjacent members of one key; `is_torn` when some may be lost to damage."""
+    """Adjacent members of one key; `is_torn` if damage may have removed some of them."""
 
     key: str
     start: int
@@ -109,12 +109,12 @@ class StoredSample:
 
 
 class TarReader:
-    """Iterates over the members of a tar and its damage; a Cut comes last. OSError as the file raises it.
+    """Iterates over the members of a tar and its damage; a Cut comes last. Raises the file's OSErrors.
 
-    `keeps` says of which members the content is kept; contents of others are read over, or with `seeks`
-    jumped over. Folders are passed over, and so is what webdataset passes over, unless the tar `is_own`,
-    which then holds no such thing. `least` is where the data end at the earliest: zeros before that are no
-    end but a gap; with `past_zeros` they are a gap wherever anything else follows.
+    `keeps` selects the members whose content is kept; other contents are read and dropped, or skipped by
+    seeking with `seeks`. Folders are ignored, and so are members that webdataset ignores, unless the tar
+    `is_own`, where these are odd. The data end at `least` or later: zeros before that are a gap and not the
+    end; with `past_zeros`, zeros are a gap if anything else follows.
     """
 
     def __init__(
@@ -133,25 +133,22 @@ class TarReader:
         self._least = least
         self._past_zeros = past_zeros
         self._of_all: dict[bytes, bytes] = {}
-        """What global pax records say of all further members."""
+        """Global pax records, which apply to all further members."""
 
     @property
     def offset(self) -> int:
-        """How far the file has been read."""
+        """The offset up to which the file has been read."""
         return self._window.offset
 
     def __iter__(self) -> Iterator[Member | Gap | Cut]:
-        while True:
-            found = self._next()
-            if found is None:
-                return
-            if isinstance(found, Member | Gap | Cut):
+        while (found := self._next()) is not None:
+            if found is not True:
                 yield found
-                if isinstance(found, Cut):
-                    return
+            if isinstance(found, Cut):
+                return
 
-    def _next(self) -> Member | Gap | Cut | bool | None:
-        """The next member or damage; None after a sound end, True for an entry that is passed over."""
+    def _next(self) -> Member | Gap | Cut | Literal[True] | None:
+        """Return the next member or damage; None after a sound end, True for an entry that is ignored."""
         window = self._window
         start = window.offset
         records = dict(self._of_all)
@@ -181,7 +178,10 @@ class TarReader:
             except Broken as error:
                 return Gap(str(error), start, window.offset)
 
-    def _entry(self, header: TarHeader, records: dict[bytes, bytes], start: int) -> Member | Cut | bool:
+    def _entry(
+        self, header: TarHeader, records: dict[bytes, bytes], start: int
+    ) -> Member | Cut | Literal[True]:
+        """Read the entry that the header and the records before it announce."""
         window = self._window
         size = pax_size(records, header.size) if header.has_content else 0
         name = records.get(b"GNU.sparse.name") or records.get(b"path") or header.name
@@ -207,25 +207,28 @@ class TarReader:
         return member if content is None else member._replace(content=content)
 
     def _member(self, name: bytes, oddity: str | None, size: int, start: int) -> Member | None:
-        """None for what webdataset passes over."""
+        """Return the member, or None if webdataset ignores it."""
         offset = self._window.offset
         if len(name) > LONGEST_NAME:
             oddity = f"of a name of {len(name):,} bytes"
             name = name[:LONGEST_NAME]
         text = name.decode("utf-8", "surrogateescape")
         key, suffix = split_name(text)
+        is_meta = text.startswith("__") and text.endswith("__")  # such as webdataset's own `__meta__`
+        is_ignored = is_meta or not suffix or not key or key.endswith("/")
         if oddity is None and text.startswith("/"):
             oddity = "an absolute path"
         elif oddity is None and ".." in text and ".." in text.split("/"):
             oddity = "a path that leaves its folder"
-        elif oddity is None and _is_passed_over(text, key, suffix):
+        elif oddity is None and is_ignored:
             if not self.is_own:
                 return None
             oddity = "a name without key or suffix"
         return Member(text, key, suffix, oddity, size, start, offset)
 
     def _extend(self, header: TarHeader, extended: int, records: dict[bytes, bytes]) -> Cut | None:
-        """Add what the records say of the next entry; Broken where there is too much of it, all passed."""
+        """Read the records and add them to those of the next entry; Broken, after skipping them, if they are
+        too long."""
         window = self._window
         is_read = extended <= LONGEST_EXTENSION and header.kind in (PAX, PAX_GLOBAL, LONG_NAME)
         content = window.take(header.size) if is_read else b""
@@ -244,7 +247,7 @@ class TarReader:
         return None
 
     def _search(self, problem: str, start: int) -> Gap:
-        """Go on to the next sound header; where there is none, to the end blocks or behind everything."""
+        """Skip to the next sound header or, if there is none, to the end blocks or the end of the file."""
         window = self._window
         while not window.find_header():
             window.skip(max(0, window.left - len(END)) // BLOCK * BLOCK)
@@ -255,7 +258,7 @@ class TarReader:
         return Gap(problem, start, window.offset)
 
     def _zeros(self, start: int) -> Gap | Cut | None:
-        """What zeros where a header belongs mean: the end, too much of it, or a hole."""
+        """Return what zeros in place of a header mean: the end, an excess of zeros, or a gap."""
         at = self._window.offset
         count, is_end = self._window.pass_zeros()
         if at < self._least or (self._past_zeros and not is_end):
@@ -271,26 +274,27 @@ class TarReader:
         return None
 
 
-def _is_passed_over(name: str, key: str, suffix: str) -> bool:
-    """Whether webdataset, too, passes the member over: hidden, without a suffix, or its own `__meta__`."""
-    return not suffix or not key or key.endswith("/") or (name.startswith("__") and name.endswith("__"))
-
-
 def group_samples(
     reader: TarReader, starts: Container[int] = (), *, splits_repeats: bool = False
 ) -> Iterator[StoredSample | Gap | Cut]:
-    """The samples of a tar by webdataset's rule, adjacent members of one key, and its damage.
+    """Yield the samples of a tar by webdataset's rule, adjacent members of one key, and its damage.
 
-    A member that comes again belongs to the same sample, unless an index has a sample of its own start there
-    (`starts`), or it `splits_repeats`, as open_clip's loader does. Samples beside damage are torn, but for
-    those that `starts` prove to be whole. What tools put beside samples is none, unless the tar is our own.
+    A repeated member belongs to the same sample, unless a sample begins there according to the index
+    (`starts`), or unless `splits_repeats`, as in open_clip's loader. Samples next to damage are torn, unless
+    `starts` prove them to be complete. Keys with only BESIDE members are not samples, unless the tar is our
+    own.
     """
     current: StoredSample | None = None
     is_torn = False
     for found in reader:
         member = found.member if isinstance(found, Cut) else found if isinstance(found, Member) else None
         if member is not None:
-            if current is None or _starts_sample(member, current, starts, splits_repeats):
+            may_split = splits_repeats or member.start in starts
+            if (
+                current is None
+                or member.key != current.key
+                or (may_split and member.suffix in current.suffixes)
+            ):
                 if current is not None and _is_sample(current, reader.is_own):
                     yield current
                 current = StoredSample(member.key, member.start, is_torn)
@@ -316,18 +320,10 @@ def group_samples(
 
 
 def parse_foreign(span: bytes) -> Sample:
-    """The one sample in the bytes of its span, whatever kind of tar it lies in."""
+    """Parse the sample in the bytes of its span from any kind of tar."""
     reader = TarReader(io.BytesIO(span + END), keeps=lambda member: True)
     members = [found for found in reader if isinstance(found, Member)]
     return Sample(members[0].key, {member.suffix: member.content or b"" for member in members})
-
-
-def _starts_sample(
-    member: Member, current: StoredSample, starts: Container[int], splits_repeats: bool
-) -> bool:
-    if member.key != current.key:
-        return True
-    return (splits_repeats or member.start in starts) and member.suffix in current.suffixes
 
 
 def _is_sample(sample: StoredSample, is_own: bool) -> bool:
@@ -335,7 +331,7 @@ def _is_sample(sample: StoredSample, is_own: bool) -> bool:
 
 
 class _Window:
-    """A buffer that moves over the file: `view[at:end]` has been read and not yet passed.
+    """A buffer that moves over the file: `view[at:end]` has been read but not passed yet.
 
     Positions move in whole blocks until the file ends.
     """
@@ -355,11 +351,11 @@ class _Window:
 
     @property
     def left(self) -> int:
-        """Bytes in the buffer that have not been passed."""
+        """The number of bytes in the buffer that have not been passed."""
         return self.end - self.at
 
     def fill(self) -> bool:
-        """Read on until the buffer is full; whether there was anything more."""
+        """Fill the buffer, and return whether there was anything more to read."""
         left = self.left
         if self.at and left < BUFFER:
             self.view[:left] = self.view[self.at : self.end]
@@ -373,13 +369,13 @@ class _Window:
         return self.end > before
 
     def block(self) -> bytes:
-        """The next block, not passed; shorter where the file ends."""
+        """Return the next block without passing it; it is shorter at the end of the file."""
         if self.left < BLOCK:
             self.fill()
         return bytes(self.view[self.at : min(self.at + BLOCK, self.end)])
 
     def skip(self, count: int) -> int:
-        """Pass `count` bytes; how many there were."""
+        """Pass `count` bytes, and return how many there were."""
         if self.at + count <= self.end:
             self.at += count
             return count
@@ -388,7 +384,7 @@ class _Window:
         if self._seeks and count - passed > BUFFER:
             self._file.seek(count - passed - BLOCK, 1)
             self._base += count - passed - BLOCK
-            passed = count - BLOCK  # the last block is read, so that an end before it shows
+            passed = count - BLOCK  # the last block is read, to notice an end before it
         while passed < count and self.fill():
             step = min(count - passed, self.left)
             self.at += step
@@ -396,7 +392,7 @@ class _Window:
         return passed
 
     def take(self, count: int) -> bytes:
-        """Pass `count` bytes and return them; fewer where the file ends."""
+        """Pass `count` bytes and return them; fewer if the file ends."""
         stop = self.at + count
         if stop <= self.end:
             content = bytes(self.view[self.at : stop])
@@ -406,7 +402,7 @@ class _Window:
         left = count - len(parts[0])
         self._base += self.end
         self.at = self.end = 0
-        while left and not self._is_at_end:  # past the buffer, which would copy a long member once more
+        while left and not self._is_at_end:  # without the buffer, which would cost one more copy
             part = memoryview(bytearray(min(left, LONGEST_READ)))
             size = self._file.readinto(part)  # type: ignore[attr-defined]
             self._is_at_end = not size
@@ -416,7 +412,8 @@ class _Window:
         return b"".join(parts)
 
     def find_header(self) -> bool:
-        """Go to the next block in the buffer that is a sound header by its checksum; False without one."""
+        """Go to the next block in the buffer that is a sound header by its checksum; return False without
+        one."""
         for start in range(self.at, self.end // BLOCK * BLOCK, BLOCK):
             digits = self._buffer[start + 148 : start + 156]
             if digits.translate(None, _OCTAL) or not digits.strip(b" \0"):
@@ -430,7 +427,7 @@ class _Window:
         return False
 
     def pass_zeros(self) -> tuple[int, bool]:
-        """How many zeros stand here, and whether nothing else does; whole blocks of them are passed."""
+        """Pass whole blocks of zeros; return the number of zeros here, and whether only zeros follow."""
         count = 0
         while self.left or self.fill():
             rest = len(bytes(self.view[self.at : self.end]).lstrip(b"\0"))

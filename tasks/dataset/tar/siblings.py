@@ -1,6 +1,7 @@
-"""How many samples a tar should hold by the files that img2dataset puts beside it.
+"""Finds how many samples a tar should hold from the files that img2dataset writes next to it.
 
-A tar that was cut does not show how much is gone; `00012_stats.json` or the statuses in `00012.parquet` do.
+A tar that was cut does not show how much is missing; `00012_stats.json` or the statuses in `00012.parquet`
+do.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from tasks.core.stores import Store, StoreUnreachable
 
 LARGEST_STATS = 1 << 20
 LARGEST_TABLE = 256 << 20
-"""Bytes of a file that is read."""
+"""The most bytes that are read of such a file."""
 
 
 def stated_samples(store: Store, tar: str, query: str = "") -> tuple[int, str] | None:
-    """The number of samples that were written into a tar of the store, and the file that says so.
+    """Return the number of samples that were written into a tar of the store, and the file that states it.
 
-    None where no file does. `query` belongs to each address on a web server. Unreachable.
+    None if no file does. `query` is appended to each address on a web server. StoreUnreachable if the store
+    does not answer.
     """
     stem = tar.partition(".tar")[0].removesuffix(".tgz")
     for name, read in ((f"{stem}_stats.json", _successes), (f"{stem}.parquet", _statuses)):
@@ -26,7 +28,7 @@ def stated_samples(store: Store, tar: str, query: str = "") -> tuple[int, str] |
             count = read(store, name + query)
         except StoreUnreachable:
             raise
-        except Exception:  # noqa: BLE001 - a file of another form, or a torn one, states nothing
+        except Exception:  # noqa: BLE001 - a torn file or one of another format states nothing
             continue
         if count is not None:
             return count, name

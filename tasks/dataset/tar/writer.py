@@ -1,7 +1,7 @@
-"""Writes shards: ustar archives, with the seal of the file and the span of every sample learnt on the way.
+"""Writes shards: ustar archives, and computes the seal of the file and the span of every sample on the way.
 
-BLAKE3 runs in the caller's thread: a build keeps every core busy with a process of its own, so a second
-thread would only add the cost of handing over.
+BLAKE3 runs in the caller's thread: a build keeps every core busy with its own process, so a second thread
+would only add the cost of the handover.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from blake3 import blake3
 from tasks.dataset.tar.format import BLOCK, END, Buffer, Members, header, padding
 
 GATHERED = 1 << 19
-"""Samples up to this many bytes are gathered to as many before they are hashed and written: few large writes
-cost less. Larger samples are not copied."""
+"""Samples are gathered up to this many bytes before they are hashed and written, because few large writes
+cost less. Larger samples are written without a copy."""
 _ZEROS = bytes(BLOCK)
 
 
 class Span(NamedTuple):
-    """Where a sample lies in its tar: first header to last padding, and the CRC32C of all of it."""
+    """The bytes of a sample in its tar, from the first header to the last padding, and their CRC32C."""
 
     offset: int
     length: int
@@ -30,7 +30,7 @@ class Span(NamedTuple):
 
 
 class ShardWriter:
-    """Writes one tar. OSError as of any file; nothing is flushed to disk."""
+    """Writes one tar; raises OSError like any file. Nothing is flushed to disk."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
@@ -41,7 +41,7 @@ class ShardWriter:
         self.size_bytes = 0
 
     def add(self, key: str, members: Members) -> Span:
-        """Append a sample; its members go in sorted order as `<key>.<suffix>`."""
+        """Append a sample with its members in sorted order as `<key>.<suffix>`."""
         parts: list[Buffer] = []
         length = 0
         for suffix in sorted(members):
@@ -50,7 +50,14 @@ class ShardWriter:
             gap = padding(size)
             parts += [header(f"{key}.{suffix}", size), content, _ZEROS[:gap]]
             length += BLOCK + size + gap
-        crc32c = self._gather(b"".join(parts)) if length <= GATHERED else self._write_large(parts)
+        if length <= GATHERED:
+            crc32c = self._gather(b"".join(parts))
+        else:
+            self._flush()
+            crc32c = 0
+            for part in parts:
+                crc32c = google_crc32c.extend(crc32c, part)
+                self._write(part)
         self.size_bytes += length
         return Span(self.size_bytes - length, length, crc32c)
 
@@ -67,13 +74,13 @@ class ShardWriter:
         self._is_ended = True
 
     def finish(self) -> str:
-        """The file's BLAKE3 in hexadecimal, after its end blocks, which are written unless they are there."""
+        """Write the end blocks unless they are written, and return the file's BLAKE3 in hexadecimal."""
         if not self._is_ended:
             self.end()
         return self._digest.hexdigest()
 
     def _gather(self, sample: bytes) -> int:
-        """Put a sample behind those gathered; its CRC32C."""
+        """Append a sample to the gathered ones, and return its CRC32C."""
         stop = self._gathered_bytes + len(sample)
         if stop > GATHERED:
             self._flush()
@@ -81,15 +88,6 @@ class ShardWriter:
         self._gathered[self._gathered_bytes : stop] = sample
         self._gathered_bytes = stop
         return int(google_crc32c.value(sample))
-
-    def _write_large(self, parts: list[Buffer]) -> int:
-        """Write a sample behind those gathered, without a copy; its CRC32C."""
-        self._flush()
-        crc32c = 0
-        for part in parts:
-            crc32c = google_crc32c.extend(crc32c, part)
-            self._write(part)
-        return crc32c
 
     def _flush(self) -> None:
         self._write(self._gathered[: self._gathered_bytes])
