@@ -326,14 +326,9 @@ def _teachers(case: OwnCase) -> Iterator[Finding]:
         of_data = f"{samples} of {case.samples:,} with embeddings {widths} wide"
         problem = f"{of_data}, and train.model.teachers has {wanted}"
         of_each = "the width of each teacher that the data was made with, in their order"
+        remedy = f"name by train.model.teachers {of_each}"
         where = {"file": samples_name(TRAIN)}
-        yield Finding(
-            "reinforcement.teachers",
-            "error",
-            f"name by train.model.teachers {of_each}",
-            where=where,
-            evidence={"problem": problem},
-        )
+        yield Finding("reinforcement.teachers", "error", remedy, where=where, evidence={"problem": problem})
 
 
 def _widths(version: Path) -> dict[int, int]:

@@ -56,7 +56,7 @@ def judge(seen: Observation) -> Verdict:
     ruled_out = [
         {"code": cause.code, "evidence": why}
         for cause in CAUSES
-        if cause.code not in found and (why := cause.refutes(signs)) is not None
+        if cause.code not in found and (why := cause.refuted_by(signs)) is not None
     ]
     state = _state(signs, findings)
     if state == "works" and not findings:

@@ -1,4 +1,4 @@
-"""One cause: what has to be seen to support it, what of it refutes it, and what mends it."""
+"""A cause: what must be observed to support it, which facts refute it, and the remedy."""
 
 from __future__ import annotations
 
@@ -9,39 +9,46 @@ from typing import Any
 from tasks.core.findings import Finding, Severity
 from tasks.diagnosis.causes.signs import Signs
 
+Refutation = Callable[[Signs], str | None]
+"""Returns the fact that speaks against a cause, or None."""
+
 
 @dataclass(frozen=True)
 class Support:
-    """All that supports a cause, for people: `what` is the verdict's sentence, `remedy` what mends it."""
+    """The support for a cause: `what` is the sentence of the verdict. Evidence that is None is not shown."""
 
     what: str
     remedy: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     where: Mapping[str, Any] = field(default_factory=dict)
     severity: Severity | None = None
-    """Where it differs from the cause's own."""
+    """The severity where it differs from the cause's own."""
     command: str | None = None
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A row of the table. `supports` is None unless everything that the cause needs was seen.
+    """A row of the table. `supports` returns None unless everything that the cause needs was observed.
 
-    `refutes` gives the fact that speaks against it, None where nothing does. A cause that is neither
-    supported nor refuted stays open, and is mentioned nowhere.
+    A cause that is neither supported nor refuted stays open, and no report mentions it.
     """
 
     code: str
     severity: Severity
     supports: Callable[[Signs], Support | None]
-    refutes: Callable[[Signs], str | None]
+    refutations: tuple[Refutation, ...] = ()
+
+    def refuted_by(self, signs: Signs) -> str | None:
+        """Return the first fact that refutes the cause."""
+        return next((why for refutes in self.refutations if (why := refutes(signs)) is not None), None)
 
     def finding(self, support: Support) -> Finding:
+        evidence = {name: value for name, value in support.evidence.items() if value is not None}
         return Finding(
             self.code,
             support.severity or self.severity,
             support.remedy,
             where=support.where,
-            evidence={"what": support.what, **support.evidence},
+            evidence={"what": support.what, **evidence},
             command=support.command,
         )

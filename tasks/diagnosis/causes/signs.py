@@ -1,7 +1,7 @@
-"""What an Observation means for the training as a whole: who waits for whom, what was read and delivered.
+"""Draws statements about a training from an Observation: who waits for whom, what was read and delivered.
 
-Each property is a plain statement about what was seen, drawn once and asked by every cause. Thresholds stand
-here, with their reasons. A statement that could not be drawn is None or False, whichever supports nothing.
+Each property is one plain statement, computed once and used by all causes. The thresholds stand here with
+their reasons. A statement that cannot be drawn is None or False, whichever supports no cause.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DISKS = (
 SOCKETS = ("wait_woken", "sk_wait_data", "sk_stream_wait", "inet_", "tcp_", "unix_stream", "unix_wait")
 PIPES = ("pipe_read", "anon_pipe_read", "pipe_write", "anon_pipe_write", "wait_for_partner", "fifo_open")
 DELIVERED_BYTES = 256
-"""The smallest batch that a worker hands over takes more, even where its tensors go by shared memory."""
+"""The smallest batch that a worker hands over has more bytes, even where its tensors go by shared memory."""
 MOVED_BYTES = 1 << 16
 STEADY = 0.8
 """The share of glances that counts as "all the time": a process wakes for moments even while it waits."""
@@ -44,7 +44,7 @@ COLLECTIVE_CALLS = ("distributed_c10d.py", "all_reduce", "barrier", "monitored_b
 
 @dataclass(frozen=True)
 class Filtered:
-    """What the trainer's filter makes of the samples that the readers have just passed."""
+    """The result of the trainer's filter on the samples that the readers have just passed."""
 
     samples: int
     refused: int
@@ -52,9 +52,13 @@ class Filtered:
     members: Sequence[str]
     shard: str
 
+    @property
+    def drops_all(self) -> bool:
+        return self.refused == self.samples
+
 
 class Signs:
-    """The statements about one Observation. `main` is the rank that they are about."""
+    """The statements about one Observation. They are about the rank `main`."""
 
     def __init__(self, seen: Observation) -> None:
         self.seen = seen
@@ -67,7 +71,7 @@ class Signs:
 
     @cached_property
     def main(self) -> ObservedProcess | None:
-        """The rank that waits for data, where one does, as all others then wait for it; else the first."""
+        """The rank that waits for data, if any, as all others then wait for it; else the first rank."""
         return next((one for one in self.ranks if self.waits_for_data(one)), next(iter(self.ranks), None))
 
     @property
@@ -80,12 +84,12 @@ class Signs:
 
     @property
     def stopped_workers(self) -> list[ObservedProcess]:
-        """Those that a signal has stopped, while the rank and others go on."""
+        """The workers that a signal has stopped, while the rank and others go on."""
         return [one for one in self.living_workers if _is_stopped(one)]
 
     @property
     def readers(self) -> list[ObservedProcess]:
-        """Who reads the data: the workers, or the rank itself where it has none."""
+        """The processes that read the data: the workers, or the rank itself where it has none."""
         return self.living_workers or ([self.main] if self.main is not None and self.main.last else [])
 
     @cached_property
@@ -98,23 +102,25 @@ class Signs:
 
     @property
     def is_paused(self) -> bool:
-        """Stopped by a signal, or by a debugger, over both looks."""
+        """Whether a signal or a debugger had stopped it at both looks."""
         if self.main is None:
             return False
         return _is_stopped(self.main) or (bool(self.workers) and all(map(_is_stopped, self.workers)))
 
     def runs(self, process: ObservedProcess) -> bool:
-        """Whether it computes a good part of the time, also where it gets little of the cores."""
+        """Return whether a process computes a good part of the time, also where it gets little of the
+        cores."""
         return process.share("runs") >= 0.3 or process.cpu >= 0.3
 
     def sleeps(self, process: ObservedProcess) -> bool:
-        """Whether it waits all the time."""
+        """Return whether a process waits all the time."""
         return process.last is not None and process.share("runs") < 0.1 and process.cpu < 0.05
 
     def waits_for_data(self, rank: ObservedProcess) -> bool:
-        """Whether the rank sits in its DataLoader's queue: by its stack, else by how such a wait looks.
+        """Return whether the rank waits at its DataLoader's queue, by its stack or else by the form of such a
+        wait.
 
-        The queue is a pipe that is polled, by the main thread or by the one that pins memory.
+        The queue is a pipe, which the main thread or the thread that pins memory polls.
         """
         if rank.last is None:
             return False
@@ -131,7 +137,8 @@ class Signs:
 
     @cached_property
     def delivered_bytes(self) -> int | None:
-        """What came to the rank between the looks, tensors in shared memory aside; None unseen."""
+        """The bytes that the rank received between the looks, without tensors in shared memory; None if not
+        observed."""
         return self.main.grown("read_bytes") if self.main is not None and self.living_workers else None
 
     @property
@@ -141,87 +148,80 @@ class Signs:
     @property
     def is_starved(self) -> bool:
         """Whether the rank waits for data and none came."""
-        if not self.living_workers:
-            return False
         return self.is_waiting_for_data and self.delivered_bytes is not None and not self.is_delivered
 
     @cached_property
     def read_bytes(self) -> int | None:
-        """By all readers together between the looks; None unseen."""
+        """The bytes that all readers together read between the looks; None if not observed."""
         grown = [one.grown("read_bytes") for one in self.readers]
         return None if not grown or None in grown else sum(one for one in grown if one is not None)
 
     @property
     def read_rate(self) -> float | None:
-        """Bytes per second, of all readers."""
+        """The bytes per second of all readers together."""
         seconds = max((one.seconds for one in self.readers), default=0.0)
         return self.read_bytes / seconds if self.read_bytes is not None and seconds else None
 
     @property
     def advances(self) -> bool:
         """Whether every reader reads on."""
-        return bool(self.readers) and all(self.moves(one) for one in self.readers)
+        return bool(self.readers) and all(map(self.moves, self.readers))
 
     def moves(self, process: ObservedProcess) -> bool:
         return len(set(process.places)) > 1 or (process.grown("read_bytes") or 0) >= MOVED_BYTES
 
     @cached_property
     def kinds(self) -> list[tuple[str, SampleKind]]:
-        """The kinds of samples that the readers passed, each with its tar."""
+        """The kinds of samples that the readers have passed, each with its tar."""
         return [(tar.path, kind) for one in self.readers for tar in one.passed for kind in tar.kinds]
 
     @property
     def pixels(self) -> int:
-        """Of the largest image seen among the samples just passed, else at the start of the first shard."""
+        """The pixels of the largest image among the samples just passed, else at the start of the first
+        shard."""
         first = self.seen.shard.kinds if self.seen.shard is not None else ()
         kinds = [kind for _, kind in self.kinds] or first
         return max((kind.pixels or 0 for kind in kinds), default=0)
 
     @cached_property
     def filtered(self) -> Filtered | None:
-        """What the trainer's filter says of the passed samples; None without samples or without a filter."""
+        """The result of the trainer's filter on the passed samples; None without samples or without a
+        filter."""
         if not self.kinds or not self.trainer.rules(self.command):
             return None
-        refused = [
-            (path, kind, why)
-            for path, kind in self.kinds
-            if (why := self.trainer.refusal(self.command, kind.members)) is not None
-        ]
-        total = sum(kind.samples for _, kind in self.kinds)
-        if not refused:
-            path, kind = max(self.kinds, key=lambda one: one[1].samples)
-            return Filtered(total, 0, None, kind.members, path)
-        path, kind, why = max(refused, key=lambda one: one[1].samples)
-        return Filtered(total, sum(one.samples for _, one, _ in refused), why, kind.members, path)
+        judged = [(kind, path, self.trainer.refusal(self.command, kind.members)) for path, kind in self.kinds]
+        refused = [one for one in judged if one[2] is not None]
+        kind, path, why = max(refused or judged, key=lambda one: one[0].samples)
+        total, dropped = (sum(one.samples for one, _, _ in some) for some in (judged, refused))
+        return Filtered(total, dropped, why, kind.members, path)
 
     @cached_property
     def sample_bytes(self) -> float | None:
-        """What a sample takes in the tars, headers and padding included, by those just passed."""
+        """The bytes of a sample in the tars, with headers and padding, by the samples just passed."""
         tars = [tar for one in self.readers for tar in one.passed if tar.samples]
         samples = sum(tar.samples for tar in tars)
         return sum(tar.stop - tar.start for tar in tars) / samples if samples else None
 
     def samples_read_by(self, worker: ObservedProcess) -> int | None:
-        """Since it was started, told by its bytes; None unseen."""
+        """Return the samples that a worker has read since its start, by its bytes; None if not observed."""
         total = worker.last.read_bytes if worker.last is not None else None
         return int(total / self.sample_bytes) if total is not None and self.sample_bytes else None
 
     @cached_property
     def samples_read(self) -> int | None:
-        """By the worker that has read least; None where one was not seen."""
+        """The samples of the worker that has read least; None unless all were observed."""
         counts = [self.samples_read_by(one) for one in self.living_workers]
-        known = [count for count in counts if count is not None]
-        return min(known) if known and len(known) == len(counts) else None
+        return None if None in counts else min((one for one in counts if one is not None), default=None)
 
     @property
     def has_never_delivered(self) -> bool:
-        """Whether no worker has written anything since it was started, so that no batch ever came."""
+        """Whether no worker has written anything since its start, so that no batch ever came."""
         written = [one.last.written_bytes for one in self.living_workers if one.last is not None]
         return bool(written) and all(total is not None and total < DELIVERED_BYTES for total in written)
 
     @property
     def idle_workers(self) -> list[ObservedProcess]:
-        """Those that wait to be asked for more: they have delivered all that they were to."""
+        """The workers that wait to be asked for more, as they have delivered all that was asked for."""
         return [one for one in self.living_workers if one.share(*POLLS) >= STEADY and not self.moves(one)]
 
     @property
@@ -235,16 +235,16 @@ class Signs:
 
     @cached_property
     def progress(self) -> list[Progress]:
-        """What the log's last lines say of the training, in order."""
+        """The progress in the log's last lines, in order."""
         lines = self.seen.log.lines if self.seen.log is not None else ()
         return [found for line in lines if (found := self.trainer.progress(line)) is not None]
 
     def calls(self, process: ObservedProcess, *names: str) -> str | None:
-        """The innermost call of its stack that has one of these names in it; None unseen."""
+        """Return the innermost call of the stack that contains one of these names, or None."""
         return next((call for call in process.stack or () if any(name in call for name in names)), None)
 
     def sleeping_ranks(self) -> Iterator[ObservedProcess]:
-        """Those that wait, and not for data."""
+        """Yield the ranks that wait, and not for data."""
         return (one for one in self.ranks if self.sleeps(one) and not self.waits_for_data(one))
 
     def in_collective(self, rank: ObservedProcess) -> bool:

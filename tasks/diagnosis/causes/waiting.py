@@ -1,17 +1,18 @@
-"""Causes outside the data's way: a tracker, a checkpoint, a download, another rank that does not come."""
+"""Causes outside the way of the data: a tracker, a checkpoint, a download, another rank that does not
+come."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from tasks.diagnosis.causes.cause import Cause, Support
 from tasks.diagnosis.causes.signs import DISKS, MOVED_BYTES, PIPES, POLLS, SOCKETS, STEADY, Signs
-from tasks.diagnosis.observation.procfs import Connection, OpenFile
+from tasks.diagnosis.observation.procfs import OpenFile
 from tasks.diagnosis.observation.record import ObservedProcess
 
 SOME_CPU_S = 0.03
-"""Of a rank between the looks: who waits for an answer uses none, who gets one piece by piece does."""
+"""CPU time of a rank between the looks: a rank that waits for an answer uses none, one that gets the answer
+piece by piece does."""
 TRACKER_CALLS = ("wandb/", "mlflow/", "comet_ml/", "trackio/")
 SAVING_CALLS = (
     "torch/serialization.py",
@@ -30,28 +31,30 @@ DOWNLOAD_CALLS = (
     "http/client.py",
     "fsspec/",
 )
-NETWORK_CALLS = ("socket.py", "ssl.py", "httpcore/", "http/client.py", "socket.create_connection", "select")
+TORCH_CALLS = ("torch/", "threading.py", "multiprocessing/", "contextlib.py")
+
+
+def _waits_for_data(signs: Signs) -> str | None:
+    return "the training waits for data" if signs.is_waiting_for_data else None
 
 
 def _tracker(signs: Signs) -> Support | None:
+    lines = signs.seen.log.lines if signs.seen.log is not None else ()
+    ends_in_wandb = bool(lines) and lines[-1].lstrip().startswith("wandb:")
     for rank in signs.sleeping_ranks():
         call = signs.calls(rank, *TRACKER_CALLS)
         trackers = [one for one in signs.seen.of("tracker") if one.rank == rank.rank]
-        silent = [
-            link
-            for one in trackers
-            for link in one.connections
-            if link.state == "syn_sent" or link.waits_bytes
-        ]
-        if call is None and not (silent and _says_wandb(signs) and not _saves(signs, rank)):
+        links = [link for one in trackers for link in one.connections]
+        silent = [link for link in links if link.state == "syn_sent" or link.waits_bytes]
+        if call is None and not (silent and ends_in_wandb and not _saves(signs, rank)):
             continue
-        links = silent or [link for one in (*trackers, rank) for link in one.connections]
+        link = next(iter(silent or [*links, *rank.connections]), None)
         return Support(
             f"rank {rank.rank} waits for its tracker, which waits for its server",
             "WANDB_MODE=offline and wandb sync later; Tarmac's own runs never wait for wandb",
             {
-                **({"stack": call} if call else {}),
-                **({"connection": f"{links[0].remote}, {links[0].state}"} if links else {}),
+                "stack": call,
+                "connection": f"{link.remote}, {link.state}" if link is not None else None,
                 "workers": "served" if signs.is_served else f"{len(signs.living_workers)} living",
             },
             {"rank": rank.rank},
@@ -59,19 +62,10 @@ def _tracker(signs: Signs) -> Support | None:
     return None
 
 
-def _says_wandb(signs: Signs) -> bool:
-    lines = signs.seen.log.lines if signs.seen.log is not None else ()
-    return bool(lines) and lines[-1].lstrip().startswith("wandb:")
-
-
-def _not_tracker(signs: Signs) -> str | None:
-    if not signs.ranks:
-        return None
-    if signs.is_waiting_for_data:
-        return "the training waits for data"
-    if not signs.seen.of("tracker") and all(rank.stack for rank in signs.ranks) and _tracker(signs) is None:
-        return "no tracker runs"
-    return None
+def _no_tracker_runs(signs: Signs) -> str | None:
+    is_traced = signs.ranks and all(rank.stack for rank in signs.ranks)
+    is_absent = is_traced and not signs.seen.of("tracker") and _tracker(signs) is None
+    return "no tracker runs" if is_absent else None
 
 
 def _checkpoint(signs: Signs) -> Support | None:
@@ -81,33 +75,23 @@ def _checkpoint(signs: Signs) -> Support | None:
         call, file = signs.calls(rank, *SAVING_CALLS), _saves(signs, rank)
         if call is None and file is None:
             continue
-        where = {} if file is None else {"file": os.path.basename(file.path)}
+        written = f"{file.offset or 0:,} bytes, no more in {rank.seconds:.0f} s" if file else None
         return Support(
             f"rank {rank.rank} writes a checkpoint to a file system that does not answer",
             f"look at the file system of {os.path.dirname(file.path) if file else 'the checkpoints'} "
             "(df, mount, its server); training goes on when the write returns",
-            {
-                "waits in": next(iter(rank.waits or {}), ""),
-                **(
-                    {"written": f"{file.offset or 0:,} bytes, no more in {rank.seconds:.0f} s"}
-                    if file
-                    else {}
-                ),
-                **({"stack": call} if call else {}),
-            },
-            {"rank": rank.rank, **where},
+            {"waits in": next(iter(rank.waits or {}), ""), "written": written, "stack": call},
+            {"rank": rank.rank, **({"file": os.path.basename(file.path)} if file else {})},
         )
     return None
 
 
 def _saves(signs: Signs, rank: ObservedProcess) -> OpenFile | None:
-    """A file of weights that the rank has open for writing, and has not written to between the looks."""
-    if (
-        rank.first is None
-        or rank.last is None
-        or rank.share(*DISKS, *PIPES) < STEADY
-        or not signs.sleeps(rank)
-    ):
+    """Return a file of weights that the rank has open for writing, and has not written to between the
+    looks."""
+    if rank.first is None or rank.last is None or not signs.sleeps(rank):
+        return None
+    if rank.share(*DISKS, *PIPES) < STEADY:
         return None
     before = {(file.fd, file.path): file.offset for file in rank.first.files or ()}
     resting = [
@@ -125,9 +109,7 @@ def _is_of_weights(file: OpenFile) -> bool:
     return not is_log and (file.path.endswith(WEIGHTS) or in_checkpoints)
 
 
-def _not_checkpoint(signs: Signs) -> str | None:
-    if signs.is_waiting_for_data:
-        return "the training waits for data"
+def _no_weights_are_open(signs: Signs) -> str | None:
     opened = [file for rank in signs.ranks for file in (rank.last.files if rank.last else None) or ()]
     if not opened or not all(rank.stack for rank in signs.ranks) or _checkpoint(signs) is not None:
         return None
@@ -138,25 +120,22 @@ def _not_checkpoint(signs: Signs) -> str | None:
 def _download(signs: Signs) -> Support | None:
     for rank in signs.sleeping_ranks():
         links = [link for link in rank.connections if link.state in ("established", "syn_sent", "close_wait")]
+        is_silent = rank.share(*SOCKETS, *POLLS) >= STEADY and not _receives(rank)
+        if not links or not is_silent or signs.in_collective(rank) or signs.calls(rank, *TRACKER_CALLS):
+            continue
         call = signs.calls(rank, *DOWNLOAD_CALLS)
-        in_network = rank.share(*SOCKETS, *POLLS) >= STEADY
-        partial = [
-            file for file in (rank.last.files if rank.last else None) or () if ".incomplete" in file.path
-        ]
-        read = rank.grown("read_bytes")
-        if not links or not in_network or _receives(rank) or signs.in_collective(rank):
+        files = (rank.last.files if rank.last is not None else None) or ()
+        partial = next((file for file in files if ".incomplete" in file.path), None)
+        if call is None and partial is None and not _is_before_training(signs, rank):
             continue
-        if signs.calls(rank, *TRACKER_CALLS) or (
-            call is None and not (partial or _is_before_training(signs, rank))
-        ):
-            continue
+        read = rank.grown("read_bytes") or 0
         return Support(
             f"rank {rank.rank} waits for an answer from {links[0].remote}",
             "download ahead: tarmac fetch CONFIG, or huggingface-cli download; then HF_HUB_OFFLINE=1",
             {
-                "connection": f"{links[0].remote}, {links[0].state}, {read or 0} B in {rank.seconds:.0f} s",
-                **({"file": os.path.basename(partial[0].path)} if partial else {}),
-                **({"stack": call} if call else {}),
+                "connection": f"{links[0].remote}, {links[0].state}, {read} B in {rank.seconds:.0f} s",
+                "file": os.path.basename(partial.path) if partial is not None else None,
+                "stack": call,
             },
             {"rank": rank.rank},
         )
@@ -164,7 +143,8 @@ def _download(signs: Signs) -> Support | None:
 
 
 def _receives(rank: ObservedProcess) -> bool:
-    """Whether something comes: recv(2) is in no counter, but what comes is written, kept or worked on."""
+    """Return whether data arrives. No counter counts recv(2), but what arrives is written, kept or worked
+    on."""
     if rank.first is None or rank.last is None:
         return False
     moved = max(rank.grown("read_bytes") or 0, rank.grown("written_bytes") or 0)
@@ -173,36 +153,31 @@ def _receives(rank: ObservedProcess) -> bool:
 
 
 def _is_before_training(signs: Signs, rank: ObservedProcess) -> bool:
-    """Whether nothing shows that the training has begun: no worker, no other rank, no line of progress."""
+    """Return whether nothing shows that the training has begun: no worker, no other rank, no line of
+    progress."""
     return not signs.seen.workers_of(rank) and len(signs.ranks) == 1 and not signs.progress
 
 
-def _not_download(signs: Signs) -> str | None:
-    if signs.is_waiting_for_data:
-        return "the training waits for data"
-    if signs.ranks and all(rank.last is not None and rank.last.files is not None for rank in signs.ranks):
-        return None if any(_remote(rank.connections) for rank in signs.ranks) else "no connection is open"
-    return None
-
-
-def _remote(links: Sequence[Connection]) -> bool:
-    return any(link.state != "close_wait" for link in links)
+def _no_connection_is_open(signs: Signs) -> str | None:
+    is_seen = all(rank.last is not None and rank.last.files is not None for rank in signs.ranks)
+    links = [link for rank in signs.ranks for link in rank.connections if link.state != "close_wait"]
+    return "no connection is open" if signs.ranks and is_seen and not links else None
 
 
 def _desync(signs: Signs) -> Support | None:
     if len(signs.ranks) < 2 or _goes_on(signs):
         return None
     gone = [rank for rank in signs.ranks if rank.last is None]
-    waiting = [rank for rank in signs.ranks if rank.last is not None and not signs.waits_for_data(rank)]
+    waiting = [rank for rank in signs.ranks if rank.last is not None]
     inside = [rank for rank in waiting if signs.in_collective(rank)]
-    if not waiting or any(signs.waits_for_data(rank) for rank in signs.ranks):
+    if not inside or any(map(signs.waits_for_data, signs.ranks)):
         return None
     if any(cause(signs) for cause in (_tracker, _checkpoint, _download)):
         return None
     places = {signs.calls(rank, "distributed_c10d.py") or "elsewhere" for rank in waiting}
     callers = {_caller(rank) for rank in inside}
     is_apart = len(places) > 1 or len(callers) > 1 or bool(gone)
-    if not inside or not is_apart or not all(signs.sleeps(rank) or rank in inside for rank in waiting):
+    if not is_apart or not all(signs.sleeps(rank) or rank in inside for rank in waiting):
         return None
     shown = {f"rank {rank.rank}": _caller(rank) for rank in waiting}
     return Support(
@@ -214,28 +189,32 @@ def _desync(signs: Signs) -> Support | None:
 
 
 def _caller(rank: ObservedProcess) -> str:
-    """The innermost call of a rank that is not torch's."""
-    own = ("torch/", "threading.py", "multiprocessing/", "contextlib.py")
-    calls = rank.stack or ()
-    return next((call for call in calls if not any(one in call for one in own)), "unseen")
+    """Return the innermost call of a rank that is not torch's."""
+    own = (call for call in rank.stack or () if not any(one in call for one in TORCH_CALLS))
+    return next(own, "unseen")
 
 
-def _not_desync(signs: Signs) -> str | None:
-    if _goes_on(signs):
-        return "the log tells of progress meanwhile"
-    return "there is one rank" if len(signs.ranks) == 1 and signs.main is not None else None
+def _log_goes_on(signs: Signs) -> str | None:
+    return "the log tells of progress meanwhile" if _goes_on(signs) else None
+
+
+def _only_one_rank(signs: Signs) -> str | None:
+    return "there is one rank" if len(signs.ranks) == 1 else None
 
 
 def _goes_on(signs: Signs) -> bool:
-    """Whether the log, which tells of progress, was written while it was looked at. One look at the stacks of
-    ranks that train finds them apart as well: one in the exchange of a step, another just before it."""
+    """Return whether the log, which shows progress, was written during the observation.
+
+    One look at the stacks of ranks that train finds them apart as well: one in the exchange of a step,
+    another just before it.
+    """
     log = signs.seen.log
     return log is not None and log.quiet_s < signs.seen.seconds and bool(signs.progress)
 
 
 WAITING = (
-    Cause("tracker.blocked", "error", _tracker, _not_tracker),
-    Cause("checkpoint.stalled", "error", _checkpoint, _not_checkpoint),
-    Cause("download.blocked", "error", _download, _not_download),
-    Cause("collective.desync", "error", _desync, _not_desync),
+    Cause("tracker.blocked", "error", _tracker, (_waits_for_data, _no_tracker_runs)),
+    Cause("checkpoint.stalled", "error", _checkpoint, (_waits_for_data, _no_weights_are_open)),
+    Cause("download.blocked", "error", _download, (_waits_for_data, _no_connection_is_open)),
+    Cause("collective.desync", "error", _desync, (_log_goes_on, _only_one_rank)),
 )
