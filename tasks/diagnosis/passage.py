@@ -1,8 +1,9 @@
-"""The way of a command's output to where this process's own goes: unchanged, at once, and overheard.
+"""Passes a command's output to where this process's own goes, unchanged and at once, with a copy for a
+listener.
 
-Where this is a terminal, the command gets a terminal as well, so that bars are drawn and lines come one by
-one; elsewhere standard output and standard error stay two pipes. A relay, this file run in a session of its
-own, carries the output. It ends when the command closes its output and not before: where this process is
+Where this process has a terminal, the command gets one as well, so that bars are drawn and lines arrive one
+by one; elsewhere standard output and standard error stay two pipes. A relay, which is this file run in a
+session of its own, carries the output. It ends only when the command closes its output: where this process is
 killed, the command goes on and its output still arrives.
 """
 
@@ -17,16 +18,17 @@ import sys
 import termios
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 RELAY = os.path.join("tasks", "diagnosis", "passage.py")
 PART = 1 << 16
 PATIENCE_S = 1.0
-"""For a listener that does not listen: longer, and what it has not heard is lost to it alone."""
+"""How long the relay waits for a listener that does not read; after that only the listener loses output."""
 
 
 class Passage:
-    """`out` and `err` are for the command. What it writes there goes on to descriptor `target` and to 2,
-    and then to `hear`, which a thread of this process calls."""
+    """The command writes to `out` and `err`. Its output goes to descriptor `target` and to 2, and a thread of
+    this process passes a copy to `hear`."""
 
     def __init__(self, hear: Callable[[bytes], None], target: int = 1) -> None:
         self._hear = hear
@@ -42,27 +44,28 @@ class Passage:
         else:
             (out, self.out), (err, self.err) = os.pipe(), os.pipe()
             ways = [(out, target), (err, 2)]
-        self._heard, told = os.pipe()
+        self._heard, copy = os.pipe()
         sources = [source for source, _ in ways]
         self._relay = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(told), *(f"{a}:{b}" for a, b in ways)],
+            [sys.executable, "-I", "-S", __file__, str(copy), *(f"{a}:{b}" for a, b in ways)],
             stdin=subprocess.DEVNULL,
-            pass_fds=(told, *sources),
+            pass_fds=(copy, *sources),
             start_new_session=True,
         )
-        for descriptor in (told, *sources):
+        for descriptor in (copy, *sources):
             if descriptor != self._inner:
                 os.close(descriptor)
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
     def start(self) -> None:
-        """Close the command's ends here, and listen to what comes."""
+        """Close the command's ends in this process, and listen to the output."""
         for descriptor in {self.out, self.err}:
             os.close(descriptor)
         self._thread.start()
 
     def finish(self, timeout_s: float = 5.0) -> None:
-        """Wait for the last of it; not for long where a process that the command left holds its end."""
+        """Wait for the rest of the output, but not for long where a process that the command left behind
+        holds its end."""
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             self._relay.wait()
@@ -77,24 +80,25 @@ class Passage:
 
     def _fit(self) -> None:
         """Give the command's terminal the size of this one."""
-        try:
+        with suppress(OSError):
             size = fcntl.ioctl(2, termios.TIOCGWINSZ, b"\0" * 8)
             if self._inner is not None:
                 fcntl.ioctl(self._inner, termios.TIOCSWINSZ, size)
-        except OSError:
-            return
 
 
 def _leave_lines_alone(descriptor: int) -> None:
-    """The outer terminal turns \\n into \\r\\n; done twice it would not be the command's own output."""
+    """Leave \\n as it is: the outer terminal turns it into \\r\\n, and twice would change the command's
+    output."""
     settings = termios.tcgetattr(descriptor)
     settings[1] &= ~termios.OPOST
     termios.tcsetattr(descriptor, termios.TCSANOW, settings)
 
 
 def watched_command(pid: int) -> int | None:
-    """The command whose output a process passes on, by the relay beside it; None where it passes on none."""
-    from tasks.diagnosis.observation import procfs  # late, as the relay runs this file without any library
+    """Return the command whose output a process passes on, found by the relay beside it, or None."""
+    from tasks.diagnosis.observation import (
+        procfs,  # a late import, as the relay runs this file without any library
+    )
 
     children = [one for one in procfs.family(pid)[1:] if (seen := procfs.stat(one)) and seen.parent == pid]
     relays = [one for one in children if any(word.endswith(RELAY) for word in procfs.argv(one))]
@@ -102,7 +106,7 @@ def watched_command(pid: int) -> int | None:
 
 
 class _PassageListener:
-    """Who hears a copy, at the other end of a pipe: it may be killed, or stop to listen."""
+    """The reader of the copy, at the other end of a pipe. It may be killed, or stop reading."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
@@ -110,7 +114,7 @@ class _PassageListener:
         self._patience_s = PATIENCE_S
         self._lock = threading.Lock()
 
-    def tell(self, part: bytes) -> None:
+    def send(self, part: bytes) -> None:
         left = memoryview(part)
         with self._lock:
             while left and select.select([], [self._descriptor], [], self._patience_s)[1]:
@@ -124,7 +128,7 @@ class _PassageListener:
 
 
 def _carry(source: int, target: int, listener: _PassageListener) -> None:
-    """From `source` to `target` until the command has closed its end."""
+    """Copy from `source` to `target` until the command has closed its end."""
     while True:
         try:
             part = os.read(source, PART)
@@ -132,18 +136,16 @@ def _carry(source: int, target: int, listener: _PassageListener) -> None:
             return
         if not part:
             return
-        try:
+        with suppress(OSError):  # nobody reads any more; the training goes on
             left = memoryview(part)
             while left:
                 left = left[os.write(target, left) :]
-        except OSError:  # nobody reads any more; the training goes on
-            pass
-        listener.tell(part)
+        listener.send(part)
 
 
-def _relay(told: str, *ways: str) -> None:
-    """The relay: `told` is the listener's descriptor, a way is SOURCE:TARGET."""
-    listener = _PassageListener(int(told))
+def _relay(copy: str, *ways: str) -> None:
+    """Run the relay: `copy` is the listener's descriptor, a way is SOURCE:TARGET."""
+    listener = _PassageListener(int(copy))
     threads = [threading.Thread(target=_carry, args=(*map(int, way.split(":")), listener)) for way in ways]
     for thread in threads:
         thread.start()

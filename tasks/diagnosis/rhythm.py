@@ -1,9 +1,9 @@
-"""When a training has been silent for longer than is normal for it: asked of the lines that it writes.
+"""Finds by the lines of a training when it has been silent for longer than is normal.
 
 Each phase has its own measure: the start, the wait for the first batch, a step, a validation, a checkpoint.
-What is normal is learnt from the run itself, and until there is anything to learn from, a patience per phase
-stands in. Silence is a suspicion and no verdict: whoever hears of it examines the process, and where that
-finds the training at work, the patience of the phase doubles.
+The run itself shows what is normal; until there are enough lines, each phase has a fixed patience. Silence is
+a suspicion and no verdict: it makes the caller examine the process, and where that finds the training at
+work, the patience of the phase doubles.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ PATIENCE_S: dict[Phase, float] = {
     "checkpoint": 60.0,
     "end": 60.0,
 }
-"""Silence that is examined at the earliest. An examination costs seconds of one core."""
+"""The shortest silence that is examined. An examination costs seconds of one core."""
 TIMES_LONGEST = 5.0
 REMEMBERED = 200
-"""Intervals of each phase that are learnt from, so that a run that becomes slower is learnt anew."""
+"""The last intervals of each phase that count, so that a run that becomes slower gets a new normal."""
 
 
 @dataclass
 class Rhythm:
-    """The phase that a training is in since `since`, and what was normal so far. Times are in seconds."""
+    """The phase of a training, which began at `since`, and the intervals so far. Times are in seconds."""
 
     since: float
     phase: Phase = "start"
     patience: dict[Phase, float] = field(default_factory=lambda: dict(PATIENCE_S))
     steps: int = 0
-    """Lines that showed a step."""
+    """The number of lines that showed a step."""
     last: Progress | None = None
     intervals: dict[Phase, deque[float]] = field(default_factory=dict)
 
     def note(self, progress: Progress, now: float) -> None:
-        """A line has shown progress. What lies between two lines belongs to the phase that ends with it."""
+        """Note a line that shows progress. The time between two lines belongs to the phase that ends with the
+        second."""
         if self._is_nothing_new(progress):
             return
         self.intervals.setdefault(self.phase, deque(maxlen=REMEMBERED)).append(now - self.since)
@@ -50,11 +51,10 @@ class Rhythm:
         is_through = (
             progress.phase == "step" and progress.done is not None and progress.done == progress.total
         )
-        self.phase = "end" if is_through else progress.phase
-        self.since = now
+        self.phase, self.since = "end" if is_through else progress.phase, now
 
     def _is_nothing_new(self, progress: Progress) -> bool:
-        """Whether the line repeats the last one, as a bar does that is drawn again."""
+        """Return whether the line repeats the last one, as a bar does that is redrawn."""
         last = self.last
         return (
             progress.phase == "step" == self.phase
@@ -64,7 +64,7 @@ class Rhythm:
         )
 
     def limit(self) -> float:
-        """How long the phase may last without a line before somebody looks."""
+        """Return how long the phase may last without a line before it is examined."""
         longest = max(self.intervals.get(self.phase, ()), default=0.0)
         return max(self.patience[self.phase], TIMES_LONGEST * longest)
 
@@ -75,5 +75,5 @@ class Rhythm:
         return self.silence(now) > self.limit()
 
     def was_at_work(self, now: float) -> None:
-        """An examination found nothing wrong: the next is due when the silence has doubled."""
+        """Note that an examination found nothing wrong: the next one is due when the silence has doubled."""
         self.patience[self.phase] = 2 * max(self.silence(now), self.limit())

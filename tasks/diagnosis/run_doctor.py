@@ -19,7 +19,7 @@ from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.observe import SECONDS, observe
 from tasks.diagnosis.observation.record import KeptState, Observation
-from tasks.diagnosis.verdicts import Verdict, judge
+from tasks.diagnosis.verdicts import Verdict, judge, sentence_of
 from tasks.loader import worker_state
 from tasks.models.recipes import options_type
 from tasks.runs import phases, record
@@ -94,7 +94,7 @@ def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -
     if state.is_abandoned(is_at_work):
         gone = _gone(run, state, number)
         findings.append(gone)
-        sentence = f"{gone.code}: {gone.evidence['what']}"
+        sentence = sentence_of(gone)
     elif is_under_way and not state.reason:
         sentence = (
             f"{state.state}: its agent is at work{'' if unseen else ', and no rank of it lives here now'}"

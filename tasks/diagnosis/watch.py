@@ -1,13 +1,21 @@
-"""Runs somebody's training command and watches it: the verdict of a stall while it lasts, the outcome after.
+"""Runs a user's training command and watches it: it shows the cause of a stall while it lasts, and the
+outcome after.
 
-The command's output passes through byte by byte, on a terminal where this is one, so that bars look as they
-would without. Signals reach it once, its exit code becomes ours. Its lines show how far it is; where none
-does, the work of its processes has to do. It needs no change, does not know that it is watched, and goes on
-where we are killed.
+The command's output passes through byte by byte, on a terminal where this process has one, so that progress
+bars look as usual. Each signal reaches the command once, and its exit code becomes ours. The lines of its
+output show its progress; where they do not, the activity of its processes replaces them. The command needs no
+change, does not notice that it is watched, and goes on where this process is killed.
+
+The outcome is judged by evidence, because an exit code proves nothing: open_clip's trainer ends with 0 where
+the experiment exists already, and a loader that yields no batch ends with 0 and a checkpoint of an untrained
+model.
 """
 
 from __future__ import annotations
 
+import glob
+import math
+import os
 import re
 import signal
 import subprocess
@@ -16,16 +24,18 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
 from tasks.core.errors import UsageError
-from tasks.core.findings import Report
-from tasks.diagnosis import examination, outcome
+from tasks.core.findings import Finding, Report
+from tasks.diagnosis import examination
 from tasks.diagnosis.examination import Examination
+from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.passage import Passage
 from tasks.diagnosis.rhythm import Rhythm
 from tasks.trainers import recognise
@@ -40,16 +50,17 @@ ACTIVE_CORES = 0.02
 """Processes that use less of a core, and read and write nothing, are idle."""
 IDLE_S = 60.0
 GRACE_S = (20.0, 10.0)
-"""Between the signals that stop a training: SIGINT, SIGTERM, SIGKILL."""
+"""The time between the signals that stop a training: SIGINT, SIGTERM, SIGKILL."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SI_KERNEL = 0x80
-"""A signal of the terminal (sigaction(2)), which its whole foreground group has got already."""
+"""The origin of a signal of the terminal (sigaction(2)), which its whole foreground group has received
+already."""
 
 
 @dataclass(frozen=True)
 class WatchResult:
-    """How the command ended. `exit_code` is what this process should end with: the command's own, but 1 where
-    a finding says that it failed, or it was stopped."""
+    """The end of the command. `exit_code` is for this process: the command's own, but 1 where a finding
+    proves that it failed, or where it was stopped because of the last of the stalls."""
 
     report: Report
     exit_code: int
@@ -59,12 +70,11 @@ class WatchResult:
     stalls: Sequence[Examination] = ()
     checkpoint: str | None = None
     was_stopped: bool = False
-    """Whether it was ended for the last of the stalls."""
 
 
 @dataclass
 class _OutputListener:
-    """What the command's lines have shown so far; fed by the thread that passes the output on."""
+    """The state of the command by its output so far. The thread that passes the output on calls `hear`."""
 
     trainer: Trainer
     log: Path
@@ -72,47 +82,46 @@ class _OutputListener:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     failures: list[str] = field(default_factory=list)
     _rest: bytes = b""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hear(self, part: bytes) -> None:
-        """Bytes of the output; a carriage return ends a line as well, as a bar draws itself anew."""
-        with self._lock:
-            self._keep(part)
-            *whole, rest = re.split(rb"[\r\n]", self._rest + part)
-            self._rest = rest[-LONGEST_LINE:]
-            for raw in whole:
-                line = raw.decode(errors="replace")[:LONGEST_LINE]
-                if not line.strip():
-                    continue
-                self.lines.append(line)
-                progress = self.trainer.progress(line)
-                if progress is not None:
-                    self.rhythm.note(progress, time.monotonic())
-                elif any(one.search(line) for one in self.trainer.failures):
-                    self.failures.append(line)
-
-    def _keep(self, part: bytes) -> None:
-        """The log that an examination reads: the last of the output."""
+        """Take bytes of the output; a carriage return ends a line as well, as bars are redrawn by it."""
         is_long = self.log.exists() and self.log.stat().st_size > KEPT_LOG_BYTES
         kept = self.log.read_bytes()[-KEPT_LOG_BYTES // 4 :] if is_long else b""
         with self.log.open("wb" if is_long else "ab") as file:
             file.write(kept + part)
+        *whole, rest = re.split(rb"[\r\n]", self._rest + part)
+        self._rest = rest[-LONGEST_LINE:]
+        for raw in whole:
+            line = raw.decode(errors="replace")[:LONGEST_LINE]
+            if not line.strip():
+                continue
+            self.lines.append(line)
+            progress = self.trainer.progress(line)
+            if progress is not None:
+                self.rhythm.note(progress, time.monotonic())
+            elif self.trainer.failed(line):
+                self.failures.append(line)
 
 
 def watch(
     words: Sequence[str],
     folder: Path,
-    say: Callable[[str], None],
+    show: Callable[[str], None],
     *,
     pattern: str | None = None,
     stops: bool = False,
     output_to_stderr: bool = False,
 ) -> WatchResult:
-    """Run the command until it ends. `say` shows lines about it; `pattern` is a regular expression of lines
-    that show progress; `stops` ends the command when a verdict names an error. UsageError where it cannot be
-    started."""
+    """Run the command until it ends, and `show` lines about it. `pattern` is a regular expression of lines
+    that show progress; with `stops` a stall ends the command. UsageError where it cannot be started."""
     command = Command.of(words, folder)
-    trainer = _with_pattern(recognise(command), pattern)
+    trainer = recognise(command)
+    if pattern is not None:
+        try:
+            line = LogLine("step", re.compile(pattern))
+        except re.error as error:
+            raise UsageError(f"--progress: {pattern!r} is no regular expression: {error}") from None
+        trainer = replace(trainer, lines=(line, *trainer.lines))
     began, began_at = time.monotonic(), time.time()
     with tempfile.TemporaryDirectory(prefix="tarmac-watch-") as kept:
         listener = _OutputListener(trainer, Path(kept, "output.log"), Rhythm(began))
@@ -127,135 +136,133 @@ def watch(
             finally:
                 passage.start()
             signals.forward_to(process)
-            examinations = _attend(process, listener, say, stops)
+            stalls = _attend(process, listener, show, stops)
             passage.finish()
-    code = process.returncode
-    findings = []
-    if code == 0:
-        findings = list(outcome.judge_outcome(trainer, command, listener.rhythm, _heard(listener), began_at))
-    saved = outcome.checkpoints_since(trainer, command, began_at)
-    report = Report([*findings, *(one for each in examinations for one in each.verdict.report.findings)])
-    was_stopped = stops and bool(examinations)
-    failed = was_stopped or any(one.severity == "error" for one in findings)
+    code, was_stopped = process.returncode, stops and bool(stalls)
+    saved = _checkpoints_since(trainer, command, began_at)
+    findings = [] if code else list(_judge_outcome(trainer, command, listener, bool(saved)))
+    if was_stopped or code == 0:
+        code = int(was_stopped or any(one.severity == "error" for one in findings))
+    causes = [finding for one in stalls for finding in one.verdict.report.findings]
     return WatchResult(
-        Report(findings) if not examinations else report,
-        int(failed) if was_stopped or code == 0 else 128 - code if code < 0 else code,
+        Report([*findings, *causes]),
+        128 - code if code < 0 else code,
         trainer.name,
         listener.rhythm.steps,
         time.monotonic() - began,
-        examinations,
+        stalls,
         saved[-1] if saved else None,
         was_stopped,
     )
 
 
-def _heard(listener: _OutputListener) -> list[str]:
-    return [*listener.failures, *listener.lines]
-
-
-def _with_pattern(trainer: Trainer, pattern: str | None) -> Trainer:
-    if pattern is None:
-        return trainer
-    try:
-        line = LogLine("step", re.compile(pattern))
-    except re.error as error:
-        raise UsageError(f"--progress: {pattern!r} is no regular expression: {error}") from None
-    return replace(trainer, lines=(line, *trainer.lines))
-
-
 def _attend(
-    process: subprocess.Popen[bytes], listener: _OutputListener, say: Callable[[str], None], stops: bool
+    process: subprocess.Popen[bytes], listener: _OutputListener, show: Callable[[str], None], stops: bool
 ) -> list[Examination]:
-    """Wait for the end; examine the process where it is silent for too long, and show each verdict once."""
+    """Wait for the end; examine the process where it is silent for too long, and show each stall once."""
     found: list[Examination] = []
-    work = _TreeActivity(process.pid)
-    told: tuple[str, float] | None = None
+    activity = _TreeActivity(process.pid)
+    stalled: tuple[str, float] | None = None
     while True:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(POLL_S)
             return found
-        except subprocess.TimeoutExpired:
-            pass
         rhythm, now = listener.rhythm, time.monotonic()
-        if told is not None and rhythm.since > told[1]:
-            say(f"✓ goes on after {rhythm.since - told[1]:.0f} s ({told[0]})")
-            told = None
+        if stalled is not None and rhythm.since > stalled[1]:
+            show(f"✓ goes on after {rhythm.since - stalled[1]:.0f} s ({stalled[0]})")
+            stalled = None
         is_silent = rhythm.is_suspicious(now) and (rhythm.steps > 0 or listener.trainer.must_log_steps)
-        if told is not None or not (is_silent or work.idle_s(now) > IDLE_S):
+        if stalled is not None or not (is_silent or activity.idle_s(now) > IDLE_S):
             continue
         examined = examination.examine_process(process.pid, listener.log)
         if process.poll() is not None:
             return found
         if examined.verdict.state != "stalled":
             rhythm.was_at_work(time.monotonic())
-            work.looked_at(time.monotonic())
+            activity.since = time.monotonic()
             continue
         found.append(examined)
-        told = examined.verdict.report.findings[0].code, rhythm.since
-        say("\n".join([f"! no progress for {rhythm.silence(now):.0f} s", *examination.text_of(examined)]))
+        stalled = examined.verdict.report.findings[0].code, rhythm.since
+        show("\n".join([f"! no progress for {rhythm.silence(now):.0f} s", *examination.text_of(examined)]))
         if stops:
-            _stop(process, say)
+            _stop(process, show)
             return found
 
 
-def _stop(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
-    """End the command and what it has started, politely first."""
-    say(f"! stops it: --stop (pid {process.pid})")
+def _stop(process: subprocess.Popen[bytes], show: Callable[[str], None]) -> None:
+    """End the command and its descendants, politely first."""
+    show(f"! stops it: --stop (pid {process.pid})")
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for sign, grace in zip((signal.SIGINT, signal.SIGTERM), GRACE_S, strict=True):
         process.send_signal(sign)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(grace)
             break
-        except subprocess.TimeoutExpired:
-            continue
     for one in family:
-        try:
+        with suppress(psutil.NoSuchProcess):
             one.kill()
-        except psutil.NoSuchProcess:
-            continue
     process.wait()
 
 
+def _checkpoints_since(trainer: Trainer, command: Command, began: float) -> list[str]:
+    """Return the files of checkpoints that were written since a time in Unix seconds."""
+    found = []
+    for file in (file for pattern in trainer.checkpoints(command) for file in glob.glob(pattern)):
+        with suppress(OSError):  # removed meanwhile
+            if os.path.getmtime(file) >= began - 1:
+                found.append(file)
+    return sorted(found)
+
+
+def _judge_outcome(
+    trainer: Trainer, command: Command, listener: _OutputListener, has_saved: bool
+) -> Iterator[Finding]:
+    """Find evidence that a training did not do its work, although its exit code is 0."""
+    rhythm, lines = listener.rhythm, [*listener.failures, *listener.lines]
+    failure = next(filter(trainer.failed, lines), None)
+    if failure is not None:
+        evidence = {"what": f"it ended with exit code 0 and said: {failure.strip()[:160]}"}
+        remedy = "give another --name, or --resume latest"
+        yield Finding("run.no_batches", "error", remedy, evidence=evidence)
+        return
+    if trainer.must_log_steps and not rhythm.steps:
+        evidence = {"what": "it ended with exit code 0 without a single step"}
+        remedy = "tarmac preflight -- COMMAND says why no batch came"
+        yield Finding("run.no_batches", "error", remedy, evidence=evidence)
+        return
+    loss = rhythm.last.loss if rhythm.last is not None else None
+    if loss is not None and not math.isfinite(loss):
+        remedy = "lower the learning rate, or take bf16 or fp32; resume from before it"
+        yield Finding("loss.nonfinite", "error", remedy, evidence={"what": f"its last loss is {loss}"})
+    patterns = trainer.checkpoints(command)
+    if rhythm.steps and patterns and not has_saved:
+        evidence = {"what": f"it wrote no checkpoint: {patterns[0]}"}
+        yield Finding("checkpoint.stalled", "warning", "see its log about saving", evidence=evidence)
+
+
 class _TreeActivity:
-    """The CPU time and I/O of a process and its descendants, to see when they do nothing at all."""
+    """The CPU time and I/O of a process and its descendants, to find when they do nothing at all."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._since = self._at = time.monotonic()
+        self.since = self._at = time.monotonic()
         self._cpu_s, self._bytes = 0.0, 0
 
     def idle_s(self, now: float) -> float:
-        """For how long they have been idle."""
-        cpu_s, size = self._read()
-        elapsed = max(now - self._at, 1e-3)
-        if abs(cpu_s - self._cpu_s) / elapsed > ACTIVE_CORES or size != self._bytes:
-            self._since = now
+        """Return for how long they have been idle."""
+        family = procfs.family(self._pid)
+        cpu_s = sum(found.cpu_s for one in family if (found := procfs.stat(one)) is not None)
+        counters = [procfs.numbers(one, "io") for one in family]
+        size = sum(one.get("rchar", 0) + one.get("wchar", 0) for one in counters)
+        if abs(cpu_s - self._cpu_s) / max(now - self._at, 1e-3) > ACTIVE_CORES or size != self._bytes:
+            self.since = now
         self._at, self._cpu_s, self._bytes = now, cpu_s, size
-        return now - self._since
-
-    def looked_at(self, now: float) -> None:
-        self._since = now
-
-    def _read(self) -> tuple[float, int]:
-        cpu_s, size = 0.0, 0
-        try:
-            family = [psutil.Process(self._pid), *psutil.Process(self._pid).children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return 0.0, 0
-        for one in family:
-            try:
-                times, moved = one.cpu_times(), one.io_counters()
-                cpu_s += times.user + times.system
-                size += moved.read_chars + moved.write_chars
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return cpu_s, size
+        return now - self.since
 
 
 class _Signals:
-    """Passes signals on to the command. They are blocked here and fetched one by one, with their sender: what
-    the terminal sends reaches the command by itself."""
+    """Passes signals on to the command. They are blocked here and fetched one by one with their sender,
+    because signals of the terminal reach the command by themselves."""
 
     def __enter__(self) -> _Signals:
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
@@ -263,7 +270,7 @@ class _Signals:
         return self
 
     def give_back(self) -> None:
-        """In the child: the signals as they were."""
+        """Restore the signals; the child calls this."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
     def forward_to(self, process: subprocess.Popen[bytes]) -> None:

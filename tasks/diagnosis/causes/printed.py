@@ -1,4 +1,4 @@
-"""Causes that a log states in so many words, and what it only suggests.
+"""Finds the causes that a log states, and those that it only suggests.
 
 Foreign programs report by text alone, so here, and nowhere else, patterns of messages decide. A pattern is as
 long as the message that a library really prints, and each row names the library that prints it.
@@ -13,54 +13,51 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.core.findings import Finding
-from tasks.trainers.contract import Trainer
+from tasks.core.findings import Finding, Severity
+from tasks.trainers.contract import Phase, Trainer
 
 MOST_QUOTED = 200
 REPEATED = 5
-"""So many equal complaints among the last lines are a loop, not a mishap."""
+"""So many equal complaints among the last lines are a loop, not an accident."""
 
 
 @dataclass(frozen=True)
 class PrintedMessage:
-    """What a library prints when a cause has struck. `by` is the library."""
+    """The text that the library `by` prints when a cause has occurred."""
 
     code: str
-    pattern: re.Pattern[str]
+    pattern: str
     by: str
     remedy: str
     proof: Literal["proves", "suggests"] = "proves"
 
-
-def _row(
-    code: str, pattern: str, by: str, remedy: str, proof: Literal["proves", "suggests"] = "proves"
-) -> PrintedMessage:
-    return PrintedMessage(code, re.compile(pattern), by, remedy, proof)
+    def is_in(self, line: str) -> bool:
+        return re.search(self.pattern, line) is not None
 
 
-MEMORY = "fewer workers or a smaller prefetch; tarmac preflight gives the largest settings that fit"
 MESSAGES = (
-    _row(
+    PrintedMessage(
         "shm.too_small",
         r"insufficient shared memory \(shm\)|unable to (?:mmap|write|resize) .*(?:/torch_|shared memory)|"
         r"unable to allocate shared memory\(shm\)|workers are out of shared memory",
         "torch",
         "give the container more of /dev/shm (docker --shm-size=8g), or fewer workers and a smaller batch",
     ),
-    _row(
+    PrintedMessage(
         "fds.too_few",
         r"OSError: \[Errno 24\]|Too many open files|received 0 items of ancdata",
         "Python, torch",
         "ulimit -n 65536, or torch.multiprocessing.set_sharing_strategy('file_system')",
     ),
-    _row(
+    PrintedMessage(
         "worker.killed",
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: (?:Killed|Terminated)|"
         r"loader worker \(pid \d+\) of .* was killed by SIG(?:KILL|TERM)",
         "torch",
-        f"look for an out-of-memory kill (dmesg); {MEMORY}",
+        "look for an out-of-memory kill (dmesg); fewer workers or a smaller prefetch; tarmac preflight gives "
+        "the largest settings that fit",
     ),
-    _row(
+    PrintedMessage(
         "worker.crashed",
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: (?!Killed|Terminated)|"
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|"
@@ -69,25 +66,25 @@ MESSAGES = (
         "torch",
         "set PYTHONFAULTHANDLER=1 and start it again: the log then names the line that crashes",
     ),
-    _row(
+    PrintedMessage(
         "shard.truncated",
         r"tarfile\.ReadError: \(?[\"']?(?:unexpected end of data|missing or bad subsequent header)",
         "Python",
         "tarmac verify 'SHARDS' names every tar that was cut; fetch or build those again",
     ),
-    _row(
+    PrintedMessage(
         "sample.poison",
         r"Caught \w+ in DataLoader worker process|^error: .*\.tar(?: row \d+[,:]|, key )",
         "torch",
         "tarmac verify 'SHARDS' --full names every sample that does not decode",
     ),
-    _row(
+    PrintedMessage(
         "cuda.oom",
         r"CUDA out of memory|torch\.OutOfMemoryError|torch\.cuda\.OutOfMemoryError",
         "torch",
         "a smaller batch size, precision bf16, or gradient checkpointing",
     ),
-    _row(
+    PrintedMessage(
         "collective.desync",
         r"Watchdog caught collective operation timeout|Detected mismatch between collectives on ranks|"
         r"Monitored ?[Bb]arrier.*(?:timed out|timeout)|Connection closed by peer.*gloo|"
@@ -95,7 +92,7 @@ MESSAGES = (
         "torch.distributed",
         "give every rank as many batches: tarmac preflight counts them per rank and worker",
     ),
-    _row(
+    PrintedMessage(
         "tracker.blocked",
         r"wandb: (?:ERROR|WARNING|Network error|.*(?:[Rr]etry|[Tt]imed out|timeout))|"
         r"wandb\.errors?\.\w*(?:CommError|UsageError)|Run initialization has timed out",
@@ -103,131 +100,106 @@ MESSAGES = (
         "WANDB_MODE=offline and wandb sync later; Tarmac's own runs never wait for wandb",
         "suggests",
     ),
-    _row(
+    PrintedMessage(
         "download.blocked",
         r"(?:ReadTimeout|ConnectTimeout|ConnectionError|LocalEntryNotFoundError|MaxRetryError).*(?:huggingface|http)|"
         r"We couldn't connect to '?https?://",
         "huggingface_hub",
         "download ahead: tarmac fetch CONFIG, or huggingface-cli download; then HF_HUB_OFFLINE=1",
     ),
-    _row(
+    PrintedMessage(
         "disk.too_small", r"\[Errno (?:28|122)\]|No space left on device", "Python", "make room on the disk"
     ),
-    _row(
+    PrintedMessage(
         "shards.too_few",
         r"number of shards must be >= total workers",
         "open_clip",
         "fewer workers, or more and smaller shards: there must be one for each worker of each rank",
     ),
-    _row(
+    PrintedMessage(
         "version.webdataset",
-        # A tar's entries are called otherwise since 1.0, and open_clip's own grouping asks for the old names.
+        # Since 1.0 the entries of a tar have other names, and open_clip's own grouping asks for the old ones.
         r"KeyError: 'fname'$|ValueError: you need to add an explicit nodesplitter|"
         r"cannot import name '(?:_shuffle|base_plus_ext|url_opener|valid_sample)' from 'webdataset",
         "webdataset",
         "pip install 'webdataset<1' for open_clip 3.3.0",
     ),
 )
-"""In the order of their weight: what a library says of itself stands before what others say after it."""
+"""In the order of weight: the message of a library about itself precedes the consequences that others
+report."""
 GENERAL = ("sample.poison", "worker.crashed", "disk.too_small")
-"""What only says that something failed in a worker or a write, where another message says what."""
+"""Messages that a worker or a write failed; they are left out where a more precise message states why."""
 PRECISE = ("shm.too_small", "fds.too_few", "shard.truncated", "json.conflict", "version.webdataset")
 HANDLED = re.compile(r"Handling webdataset error \((?P<what>.*)\)\. Ignoring\.")
-OVER = re.compile(r"\| Start epoch (\d+)")
 
 
 def findings_in(lines: Sequence[str], trainer: Trainer, *, is_over: bool) -> Iterator[Finding]:
-    """Every cause that the lines state, once each. `is_over` where the training has ended."""
-    stated = {message.code for message in MESSAGES if any(map(message.pattern.search, lines))}
+    """Yield every cause that the lines state, once each; `is_over` states that the training has ended."""
+    stating = {message.code: [line for line in lines if message.is_in(line)] for message in MESSAGES}
+    is_precise = any(stating.get(code) for code in PRECISE)
     for message in MESSAGES:
-        if message.code in GENERAL and stated.intersection(PRECISE):
-            continue
-        told = [line for line in lines if message.pattern.search(line)]
-        if told:
-            severity: Literal["error", "warning"] = "error" if message.proof == "proves" else "warning"
-            evidence = {
-                "what": _quoted(told[-1]),
-                "log": f"{message.proof} it, by {message.by}",
-                "lines": len(told),
-            }
+        stated = stating[message.code]
+        if stated and not (is_precise and message.code in GENERAL):
+            severity: Severity = "error" if message.proof == "proves" else "warning"
+            log = f"{message.proof} it, by {message.by}"
+            evidence = {"what": _quoted(stated[-1]), "log": log, "lines": len(stated)}
             yield Finding(message.code, severity, message.remedy, evidence=evidence)
-    yield from _nonfinite(lines, trainer)
+    shown = [(line, found) for line in lines if (found := trainer.progress(line)) is not None]
+    yield from _nonfinite([(line, found.loss) for line, found in shown if found.loss is not None])
     yield from _poison(lines, trainer)
-    yield from _no_batches(lines, trainer, is_over)
+    if is_over and trainer.must_log_steps:
+        is_explained = any(stating.values()) or any("Traceback" in line for line in lines)
+        yield from _no_batches(lines, trainer, [found.phase for _, found in shown], is_explained)
 
 
-def _nonfinite(lines: Sequence[str], trainer: Trainer) -> Iterator[Finding]:
-    said = [
-        (line, found.loss) for line in lines if (found := trainer.progress(line)) and found.loss is not None
-    ]
-    if said and not math.isfinite(said[-1][1]):
-        lost = [line for line, loss in said if not math.isfinite(loss)]
-        yield Finding(
-            "loss.nonfinite",
-            "error",
+def _nonfinite(losses: Sequence[tuple[str, float]]) -> Iterator[Finding]:
+    """Report a loss that is no number any more, by the lines with a loss."""
+    if losses and not math.isfinite(losses[-1][1]):
+        lost = [line for line, loss in losses if not math.isfinite(loss)]
+        remedy = (
             "the weights are lost; go back to the last checkpoint before, with a lower learning rate,"
-            " a longer warm-up or gradient clipping; with fp16 try bf16 or fp32",
-            evidence={
-                "what": "the loss is no number any more",
-                "since": _quoted(lost[0]),
-                "lines": len(lost),
-            },
+            " a longer warm-up or gradient clipping; with fp16 try bf16 or fp32"
         )
+        what = "the loss is no number any more"
+        evidence = {"what": what, "since": _quoted(lost[0]), "lines": len(lost)}
+        yield Finding("loss.nonfinite", "error", remedy, evidence=evidence)
 
 
 def _poison(lines: Sequence[str], trainer: Trainer) -> Iterator[Finding]:
-    """The same complaint again and again, with no progress since the first of them."""
-    said = [handled["what"] for line in lines if (handled := HANDLED.search(line))]
-    shapes = Counter(re.sub(r"\d+|0x[0-9a-f]+", "#", what) for what in said)
-    if not shapes or (top := shapes.most_common(1)[0])[1] < REPEATED:
+    """Report the same complaint again and again, with no step since the first of them."""
+    handled = [(place, found["what"]) for place, one in enumerate(lines) if (found := HANDLED.search(one))]
+    shapes = [re.sub(r"\d+|0x[0-9a-f]+", "#", what) for _, what in handled]
+    shape, times = next(iter(Counter(shapes).most_common(1)), ("", 0))
+    if times < REPEATED:
         return
-    first = next(place for place, line in enumerate(lines) if HANDLED.search(line))
-    steps = [line for line in lines[first:] if (found := trainer.progress(line)) and found.phase == "step"]
-    if not steps:
-        what = next(one for one in said if re.sub(r"\d+|0x[0-9a-f]+", "#", one) == top[0])
-        is_json = what.startswith("JSONDecodeError")
-        yield Finding(
-            "json.conflict" if is_json else "sample.poison",
-            "error",
+    since = (trainer.progress(line) for line in lines[handled[0][0] :])
+    if any(found is not None and found.phase == "step" for found in since):
+        return
+    error = handled[shapes.index(shape)][1]
+    code, remedy = "sample.poison", "tarmac verify 'SHARDS' --full names every sample that does not decode"
+    if error.startswith("JSONDecodeError"):
+        code = "json.conflict"
+        remedy = (
             "make every member whose name ends in json valid JSON, or leave it out: the trainer decodes all"
-            if is_json
-            else "tarmac verify 'SHARDS' --full names every sample that does not decode",
-            evidence={
-                "what": "samples fail, one after the other, and are left out",
-                "error": _quoted(what),
-                "lines": top[1],
-            },
         )
+    what = "samples fail, one after the other, and are left out"
+    yield Finding(code, "error", remedy, evidence={"what": what, "error": _quoted(error), "lines": times})
 
 
-def _no_batches(lines: Sequence[str], trainer: Trainer, is_over: bool) -> Iterator[Finding]:
-    """An epoch that began and ended without a step between."""
-    if not is_over or not trainer.must_log_steps:
-        return
-    told = [line for line in lines if any(failure.search(line) for failure in trainer.failures)]
-    if told:
-        evidence = {"what": _quoted(told[-1]), "log": "it ended without training, whatever its exit code"}
-        yield Finding(
-            "run.no_batches", "error", "give it another --name, or --resume latest", evidence=evidence
-        )
-        return
-    began = [
-        place
-        for place, line in enumerate(lines)
-        if (found := trainer.progress(line)) and found.phase == "first_batch"
-    ]
-    steps = [line for line in lines if (found := trainer.progress(line)) and found.phase == "step"]
-    failed = any(message.pattern.search(line) for message in MESSAGES for line in lines)
-    if began and not steps and not failed and not any("Traceback" in line for line in lines):
-        yield Finding(
-            "run.no_batches",
-            "error",
-            "tarmac preflight -- COMMAND counts the samples in and out of every stage",
-            evidence={
-                "what": f"{len(began)} epochs began, no step was logged",
-                "last line": _quoted(lines[-1]),
-            },
-        )
+def _no_batches(
+    lines: Sequence[str], trainer: Trainer, phases: Sequence[Phase], is_explained: bool
+) -> Iterator[Finding]:
+    """Report an epoch that began and ended without a step, unless the log explains it."""
+    failed = [line for line in lines if trainer.failed(line)]
+    if failed:
+        evidence = {"what": _quoted(failed[-1]), "log": "it ended without training, whatever its exit code"}
+        remedy = "give it another --name, or --resume latest"
+        yield Finding("run.no_batches", "error", remedy, evidence=evidence)
+    elif "first_batch" in phases and "step" not in phases and not is_explained:
+        what = f"{phases.count('first_batch')} epochs began, no step was logged"
+        remedy = "tarmac preflight -- COMMAND counts the samples in and out of every stage"
+        evidence = {"what": what, "last line": _quoted(lines[-1])}
+        yield Finding("run.no_batches", "error", remedy, evidence=evidence)
 
 
 def _quoted(line: str) -> str:

@@ -1,8 +1,9 @@
-"""Looks at a training twice, some seconds apart, and writes down what it saw; it judges nothing.
+"""Looks at a training twice, some seconds apart, and records the facts without judging them.
 
 It needs no permission to trace: /proc gives states, counters, wait channels and descriptors with their
-offsets to the same user. Between the looks it glances at the processes some times a second, because a process
-that is found asleep twice may have worked in between. It costs a few per cent of a core for those seconds.
+offsets to the same user. Between the looks it glances at the processes several times per second, because a
+process that sleeps at both looks may have worked in between. It costs a few percent of a core during those
+seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from braceexpand import braceexpand
 from tasks.diagnosis.observation import machine, procfs
 from tasks.diagnosis.observation.passed import Range, ReplayReader
 from tasks.diagnosis.observation.procfs import Look
-from tasks.diagnosis.observation.record import Log, Observation, ObservedProcess, Passed, Role
+from tasks.diagnosis.observation.record import Log, Observation, ObservedProcess, Role
 from tasks.diagnosis.observation.redaction import redacted, redacted_words
 from tasks.diagnosis.observation.stacks import stacks_of
 from tasks.loader import forkserver
@@ -28,15 +29,16 @@ from tasks.trainers import recognise
 from tasks.trainers.command import Command
 
 SECONDS = 5.0
-"""Between the looks: as long as a DataLoader sleeps before it asks whether its workers live."""
+"""The time between the looks: as long as a DataLoader sleeps before it checks whether its workers live."""
 GLANCE_S = 0.05
 SELDOM = 9
-"""Times as long as a glance takes is the pause behind it: a tenth of a core at most."""
+"""The pause after a glance is this many times as long as the glance, which costs a tenth of a core at
+most."""
 SAMPLES_TIMEOUT_S = 10.0
 MOST_TARS = 3
-"""Of each reader, the newest."""
+"""The newest tars of each reader are read again."""
 FIRST_SHARD = 0
-"""Stands for a process where a shard is read that none may have open."""
+"""Stands for the process where a shard is read that no process may have open."""
 FIRST_BYTES = 4 << 20
 LOG_LINES = 60
 LOG_BYTES = 1 << 16
@@ -44,7 +46,7 @@ MOST_STACKS = 8
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 TRACKERS = ("wandb-core", "wandb-service", "wandb-xpu", "gpu_stats")
 WORKER_NAME = "pt_data_worker"
-"""What PyTorch 2.6 and later call the main thread of a DataLoader worker."""
+"""The name that PyTorch 2.6 and later give to the main thread of a DataLoader worker."""
 
 
 @dataclass
@@ -68,14 +70,13 @@ def observe(
     others: Sequence[int] = (),
     trainer: str | None = None,
 ) -> Observation:
-    """Look at the process `pid` and its descendants for some seconds, and at those of `others`, its ranks.
+    """Observe the process `pid`, the other ranks `others` and all their descendants for some seconds.
 
-    `log` is the file that the training prints to; without it, the file of its standard output or error.
-    `trainer` names the trainer where the command does not show it.
-    A process that is not there gives an Observation without processes.
+    `log` is the file that the training prints to, by default that of its standard output or error. `trainer`
+    names the trainer where the command does not show it. A missing process gives an Observation without
+    processes.
     """
-    at = time.time()
-    began = time.monotonic()
+    at, began = time.time(), time.monotonic()
     command = procfs.argv(pid)
     samples = ReplayReader()
     watched = _roles(pid, [member for root in (pid, *others) for member in procfs.family(root)])
@@ -84,19 +85,21 @@ def observe(
         _glance(watched, began + seconds)
         found = gpus.result()
     processes = [_finished(one) for one in watched]
-    samples.ask(_ranges(processes, _first_shard(pid, command, trainer)))
+    shard = _first_shard(pid, command, trainer) if processes else None
+    first = [] if shard is None else [(FIRST_SHARD, str(shard), 0, FIRST_BYTES, 0)]
+    samples.ask([*(one for process in processes for one in ranges_of(process)), *first])
     processes, no_stacks = _with_stacks(processes)
-    processes, shard, no_samples = _with_passed_samples(processes, samples)
-    memory = machine.memory_of(pid) if processes else None
+    passed, is_whole = samples.answer(SAMPLES_TIMEOUT_S)
+    processes = [replace(one, passed=passed.get(one.pid, [])) for one in processes]
     shm = machine.shared_memory(pid)
     records = machine.kernel_records([one.pid for one in processes])
-    not_seen = [
-        *no_stacks,
-        *no_samples,
-        *(["I/O and open files (they belong to another user)"] if _is_foreign(processes) else []),
-        *(["the kernel's log (no permission)"] if records is None else []),
-        *(["GPU use (no nvidia-smi)"] if found is None else []),
-    ]
+    not_seen = {
+        no_stacks: bool(no_stacks),
+        "some of the samples just read (their files did not answer in time)": not is_whole,
+        "I/O and open files (they belong to another user)": _is_foreign(processes),
+        "the kernel's log (no permission)": records is None,
+        "GPU use (no nvidia-smi)": found is None,
+    }
     return Observation(
         pid=pid,
         at=at,
@@ -104,20 +107,20 @@ def observe(
         command=redacted_words(command),
         folder=_folder(pid),
         processes=processes,
-        memory=memory,
+        memory=machine.memory_of(pid) if processes else None,
         shm_free_bytes=shm[0] if shm else None,
         shm_bytes=shm[1] if shm else None,
         kernel=[redacted(one) for one in records or []],
         gpus=found,
         log=read_log(log) if log is not None else _own_log(processes),
-        shard=shard,
-        not_seen=not_seen,
+        shard=next(iter(passed.get(FIRST_SHARD, [])), None),
+        not_seen=[what for what, is_unseen in not_seen.items() if is_unseen],
         trainer=trainer,
     )
 
 
 def read_log(path: Path) -> Log | None:
-    """The last lines of a log; None where it cannot be read or is no regular file."""
+    """Return the last lines of a log, or None where it cannot be read or is no regular file."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -132,23 +135,16 @@ def read_log(path: Path) -> Log | None:
 
 
 def _roles(pid: int, members: Sequence[int]) -> list[_TrackedProcess]:
-    """What each process of the family is to the training. A rank is the first Python below the launchers."""
+    """Find the role of each process of the family. A rank is the first Python process below the launchers."""
     words = {member: procfs.argv(member) for member in members}
-    stats = {member: procfs.stat(member) for member in members}
+    stats = {member: stat for member in members if (stat := procfs.stat(member)) is not None}
     ranks = _ranks(pid, members, words)
     roles: dict[int, tuple[Role, int]] = {}
-    watched = []
-    now = time.monotonic()
-    for member in members:
-        stat = stats[member]
-        if stat is None:
-            continue
-        role, rank = _role(member, stat, words, ranks, roles)
-        roles[member] = (role, rank)
-        one = _TrackedProcess(
-            member, stat.parent, role, rank, procfs.look_at_process(member, now), exit_code=stat.exit_code
-        )
-        watched.append(one)
+    watched, now = [], time.monotonic()
+    for member, stat in stats.items():
+        role, rank = roles[member] = _role(member, stat, words, ranks, roles)
+        look = procfs.look_at_process(member, now)
+        watched.append(_TrackedProcess(member, stat.parent, role, rank, look, exit_code=stat.exit_code))
     return watched
 
 
@@ -162,16 +158,14 @@ def _role(
     if member in ranks:
         return "rank", ranks[member]
     above, rank = roles.get(stat.parent, ("launcher", 0))
-    own = " ".join(words[member])
-    if stat.name.startswith(TRACKERS) or any(
-        os.path.basename(word) in TRACKERS for word in words[member][:2]
-    ):
+    own, programs = " ".join(words[member]), {os.path.basename(word) for word in words[member][:2]}
+    if stat.name.startswith(TRACKERS) or programs & {*TRACKERS}:
         return "tracker", rank
     if stat.name == WORKER_NAME:
         return "worker", rank
     if stat.name == forkserver.NAME or any(helper in own for helper in HELPERS):
         return "other", rank
-    if above == "worker" or above == "helper":
+    if above in ("worker", "helper"):
         return "helper", rank
     is_fork = above == "rank" and words[member] == words.get(stat.parent)
     was_worker = above == "rank" and stat.state == "Z" and "python" in stat.name
@@ -181,20 +175,16 @@ def _role(
 
 
 def _ranks(pid: int, members: Sequence[int], words: dict[int, list[str]]) -> dict[int, int]:
-    """The training processes and their numbers, by the RANK that launchers give them."""
-    if not members:
-        return {}
-    numbers: dict[int, int] = {}
-    for member in members:
-        given = (procfs.environment(member) or {}).get("RANK", "")
-        parent = procfs.stat(member)
-        if given.isdigit() and int(given) not in numbers.values() and _is_python(words[member]):
-            above = parent is not None and parent.parent in numbers
-            if not above:
-                numbers[member] = int(given)
-    if numbers:
-        return numbers
+    """Return the training processes and their numbers, by the RANK that launchers give them."""
     python = [member for member in members if _is_python(words[member])]
+    numbers: dict[int, int] = {}
+    for member in python:
+        given, stat = (procfs.environment(member) or {}).get("RANK", ""), procfs.stat(member)
+        is_below_rank = stat is not None and stat.parent in numbers
+        if given.isdigit() and int(given) not in numbers.values() and not is_below_rank:
+            numbers[member] = int(given)
+    if numbers or not members:
+        return numbers
     return {(pid if pid in python or not python else python[0]): 0}
 
 
@@ -203,7 +193,7 @@ def _is_python(words: Sequence[str]) -> bool:
 
 
 def _glance(watched: Sequence[_TrackedProcess], until: float) -> None:
-    """Count what the processes do until then, and where in their files they read."""
+    """Count what the processes do until a moment, and note where in their files they read."""
     while (left := until - (began := time.monotonic())) > 0:
         for one in watched:
             if one.role in ("rank", "worker", "helper"):
@@ -220,19 +210,17 @@ def _glance_at(one: _TrackedProcess) -> None:
     wait = procfs.wait_of(one.pid) or ""
     doing = "runs" if seen.state == "R" else f"D:{wait}" if seen.state == "D" else wait or seen.state
     one.waits[doing] += 1
-    if one.role in ("worker", "helper", "rank"):
-        for file in procfs.open_files(one.pid) or ():
-            if file.is_regular and not file.is_writable and file.offset:
-                place = (file.path, file.offset)
-                if place not in one.places[-8:]:
-                    one.places.append(place)
+    for file in procfs.open_files(one.pid) or ():
+        if file.is_regular and not file.is_writable and file.offset:
+            place = (file.path, file.offset)
+            if place not in one.places[-8:]:
+                one.places.append(place)
 
 
 def _finished(one: _TrackedProcess) -> ObservedProcess:
-    """The second look at a process, and all that is known of it."""
+    """Look at a process for the second time, and return all that is known of it."""
     last = procfs.look_at_process(one.pid, time.monotonic()) if one.first is not None else None
-    stat = procfs.stat(one.pid)
-    files = (last or one.first).files if (last or one.first) is not None else None  # type: ignore[union-attr]
+    stat, look = procfs.stat(one.pid), last or one.first
     return ObservedProcess(
         pid=one.pid,
         parent=one.parent,
@@ -246,36 +234,13 @@ def _finished(one: _TrackedProcess) -> ObservedProcess:
         exit_code=stat.exit_code if stat is not None else one.exit_code,
         waits=dict(one.waits),
         places=one.places,
-        connections=procfs.connections(one.pid, files or ()),
+        connections=procfs.connections(one.pid, (look.files if look is not None else None) or ()),
         descriptor_limit=procfs.descriptor_limit(one.pid),
     )
 
 
-def _ranges(processes: Sequence[ObservedProcess], shard: Path | None) -> list[Range]:
-    """What the processes have read between the looks, and the first samples of `shard`."""
-    ranges = [one for process in processes for one in ranges_of(process)]
-    return [
-        *ranges,
-        *([(FIRST_SHARD, str(shard), 0, FIRST_BYTES, 0)] if shard is not None and processes else []),
-    ]
-
-
-def _with_passed_samples(
-    processes: list[ObservedProcess], reader: ReplayReader
-) -> tuple[list[ObservedProcess], Passed | None, list[str]]:
-    """The samples that each process has passed between the looks, the first ones of the first shard, and what
-    was not seen."""
-    answer, is_whole = reader.answer(SAMPLES_TIMEOUT_S)
-    found: dict[int, list[Passed]] = {}
-    for pid, passed in answer:
-        found.setdefault(pid, []).append(passed)
-    seen = [replace(one, passed=found.get(one.pid, [])) for one in processes]
-    unseen = [] if is_whole else ["some of the samples just read (their files did not answer in time)"]
-    return seen, next(iter(found.get(FIRST_SHARD, [])), None), unseen
-
-
 def _first_shard(pid: int, words: Sequence[str], trainer: str | None) -> Path | None:
-    """The first tar that the command names, where it is a local one."""
+    """Return the first tar that the command names, if it is a local one."""
     try:
         folder = Path(os.readlink(f"/proc/{pid}/cwd"))
     except OSError:
@@ -288,7 +253,7 @@ def _first_shard(pid: int, words: Sequence[str], trainer: str | None) -> Path | 
 
 
 def ranges_of(process: ObservedProcess) -> list[Range]:
-    """For each tar that the process was seen in: from which offset to which it read there, at least."""
+    """Return, for each tar that the process was reading, the offsets between which it read at least."""
     seen: dict[str, list[int]] = {}
     for path, offset in process.places:
         if ".tar" in os.path.basename(path):
@@ -303,16 +268,16 @@ def ranges_of(process: ObservedProcess) -> list[Range]:
     return ranges
 
 
-def _with_stacks(processes: list[ObservedProcess]) -> tuple[list[ObservedProcess], list[str]]:
-    """Stacks of the ranks and of the first workers, and what was not seen."""
+def _with_stacks(processes: list[ObservedProcess]) -> tuple[list[ObservedProcess], str]:
+    """Add the stacks of the ranks and of the first workers; return also why stacks are missing, "" if none
+    is."""
     asked = [one for role in ("rank", "worker") for one in processes if one.role == role and one.last]
     stacks, why = stacks_of([one.pid for one in asked[:MOST_STACKS]])
-    seen = [replace(one, stack=stacks.get(one.pid)) for one in processes]
-    return seen, [why] if why else []
+    return [replace(one, stack=stacks.get(one.pid)) for one in processes], why or ""
 
 
 def _own_log(processes: Sequence[ObservedProcess]) -> Log | None:
-    """The newest of the files that the ranks print to."""
+    """Return the newest of the files that the ranks print to."""
     logs: list[Log] = []
     for process in processes:
         files = process.first.files if process.first is not None and process.role == "rank" else None

@@ -1,8 +1,8 @@
-"""The samples that a process has just passed in a tar, read again: their members and sizes.
+"""Reads again the samples that a process has just passed in a tar, for their members and sizes.
 
-It runs in a process of its own, because reading from a disk that hangs
-would hang the examination too, and such a read cannot be interrupted. Only headers are read, but for the
-first image's, whose size in pixels decides whether decoding is what takes so long.
+It runs in a process of its own, because reading from a disk that hangs would hang the examination too, and
+such a read cannot be interrupted. Only the headers of the tar are read, and that of the first image, whose
+size in pixels decides whether decoding takes so long.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from tasks.dataset.tar.reader import Cut, Gap, StoredSample, TarReader, group_sa
 from tasks.diagnosis.observation.record import Passed, SampleKind
 
 MOST_SAMPLES = 1_000
-"""Of one range: enough for a verdict, and soon read."""
+"""The most samples of one range: enough for a verdict, and quickly read."""
 IMAGES = frozenset({"jpg", "jpeg", "png", "webp"})
 HEAD_BYTES = 1 << 18
-"""Of an image, which hold its header unless a large preview stands before it."""
+"""The first bytes of an image, which hold its header unless a large preview precedes it."""
 Range = tuple[int, str, int, int, int]
-"""Process, path, from which byte to which it has read, and how much it has read of all files together."""
+"""A process, a path, the first and the last byte that it has read, and the bytes that it has read of all
+files."""
 ALL_PASSED = 4
-"""Whoever has read so many times a tar's size, and was seen in it, goes round in it."""
+"""A process that has read this many times the size of a tar that it has open reads the tar in circles."""
 
 
 class ReplayReader:
-    """The process that reads samples again; started early, as that takes about as long as its work."""
+    """The process that reads samples again. It starts early, because its start takes about as long as its
+    work."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -46,30 +48,30 @@ class ReplayReader:
         )
 
     def ask(self, ranges: Sequence[Range]) -> None:
-        """Have these ranges read; the answer comes later, the first range's first."""
+        """Request these ranges; the answers come later, in the same order."""
         stdin, self._process.stdin = self._process.stdin, None
         assert stdin is not None
         with suppress(BrokenPipeError), stdin:
             stdin.write(json.dumps(ranges).encode())
 
-    def answer(self, timeout_s: float) -> tuple[list[tuple[int, Passed]], bool]:
-        """What lies in the ranges, each with its process, and whether all of them answered in time."""
+    def answer(self, timeout_s: float) -> tuple[dict[int, list[Passed]], bool]:
+        """Return the samples in the ranges by process, and whether all ranges were read in time."""
         try:
             output, _ = self._process.communicate(timeout=timeout_s)
             is_whole = self._process.returncode == 0
         except subprocess.TimeoutExpired as late:
             self._process.kill()  # not waited for: in an uninterruptible read it ends when the disk answers
             output, is_whole = late.output or b"", False
-        found = []
+        found: dict[int, list[Passed]] = {}
         for line in output.split(b"\n")[:-1]:
             pid, one = json.loads(line)
             kinds = [SampleKind(**kind) for kind in one.pop("kinds")]
-            found.append((pid, Passed(kinds=kinds, **one)))
+            found.setdefault(pid, []).append(Passed(kinds=kinds, **one))
         return found, is_whole
 
 
 class _UpTo(io.RawIOBase):
-    """A file that ends where the observed process has read to: what lies behind may take a slow disk long."""
+    """A file that ends where the observed process has read to: the rest may take long on a slow disk."""
 
     def __init__(self, path: Path, stop: int) -> None:
         self._file = path.open("rb", buffering=0)
@@ -100,9 +102,9 @@ class _UpTo(io.RawIOBase):
 
 
 def passed_in(path: Path, name: str, start: int, stop: int) -> Passed | None:
-    """The samples of the tar at `path` that end between two offsets, MOST_SAMPLES of them at most.
+    """Return the samples of the tar at `path` that end between two offsets, MOST_SAMPLES at most.
 
-    None where it is no tar. OSError.
+    None where the file is no tar. OSError where it cannot be read.
     """
     before, reached = 0, start
     kinds: dict[tuple[str, ...], SampleKind] = {}
@@ -134,8 +136,8 @@ def _count(sample: StoredSample, descriptor: int, kinds: dict[tuple[str, ...], S
 
 
 def _pixels(sample: StoredSample, descriptor: int) -> int | None:
-    """Of the sample's image by its header; None without an image, or where the header is not understood."""
-    from PIL import Image  # here, because most ranges are empty
+    """Return the pixels of the sample's image by its header; None without an image or a readable header."""
+    from PIL import Image  # a late import, because most ranges are empty
 
     image = next((member for member in sample.members if member.suffix in IMAGES), None)
     if image is None:

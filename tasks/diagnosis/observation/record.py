@@ -1,41 +1,42 @@
-"""One examination of a training, written down: what two looks some seconds apart saw of its processes.
+"""The record of one examination of a training: the facts about its processes from two looks some seconds
+apart.
 
 An Observation holds facts only, no judgement. It is one JSON object, so that it can be attached to a report,
-kept as evidence of a run that has been restarted since, and judged again by better rules. It names no sample
-and no secret. What could not be seen is None, and `not_seen` says why.
+kept as evidence of a run that has been restarted since, and judged again by better rules. It holds the name
+of no sample and no secret. A fact that could not be observed is None, and `not_seen` gives the reason.
 """
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from tasks.diagnosis.observation.procfs import Connection, Look
 
 Role = Literal["rank", "worker", "helper", "tracker", "launcher", "other"]
-"""A rank trains; its workers load data, by helpers such as `curl`; a tracker is wandb's own process."""
+"""A rank trains; its workers load data, with helpers such as `curl`; a tracker is wandb's own process."""
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class SampleKind:
-    """Samples with the same members, of those that a worker has just passed."""
+    """Samples with the same members, among those that a worker has just passed."""
 
     members: Sequence[str]
     samples: int
     bytes: int
-    """Of all of them together."""
+    """The bytes of all of them together."""
     pixels: int | None = None
-    """Of the first one's image, by its header."""
+    """The pixels of the first sample's image, by its header."""
 
 
 @dataclass(frozen=True)
 class Passed:
-    """What lies in a tar before the place that a process has read to, read again from the file itself.
+    """The samples in a tar before the offset that a process has read to, read again from the file itself.
 
     `samples_before` counts from the start of the tar to `start`, `kinds` from there to `stop`.
     """
@@ -53,11 +54,12 @@ class Passed:
 
 @dataclass(frozen=True)
 class ObservedProcess:
-    """One process of the training. `last` is None where it was gone by then; `exit_code` as wait(2) gives it.
+    """One process of the training. `last` is None if it was gone by then; `exit_code` is in the form of
+    wait(2).
 
     `waits` counts, over all glances between the looks, what its main thread did: `runs`, or the kernel
-    function that it slept in, such as `futex_do_wait`; a disk's wait begins with `D:`. `places` are the
-    (path, offset) at which it was seen to read, in order. `stack` has the innermost call first.
+    function that it slept in, such as `futex_do_wait`; a wait for a disk begins with `D:`. `places` are the
+    (path, offset) at which it was reading, in order. `stack` has the innermost call first.
     """
 
     pid: int
@@ -79,30 +81,31 @@ class ObservedProcess:
 
     @property
     def signal(self) -> int:
-        """What ended it, 0 for none."""
+        """The signal that ended it, 0 for none."""
         return self.exit_code & 0x7F
 
     @cached_property
     def seconds(self) -> float:
-        """Between the looks; 0 where there are not two."""
+        """The time between the looks; 0 where there are not two."""
         return self.last.at - self.first.at if self.first is not None and self.last is not None else 0.0
 
     @property
     def cpu(self) -> float:
-        """Cores in use between the looks."""
+        """The cores in use between the looks."""
         if self.first is None or self.last is None or not self.seconds:
             return 0.0
         return (self.last.cpu_s - self.first.cpu_s) / self.seconds
 
     def grown(self, counter: Literal["read_bytes", "disk_bytes", "written_bytes"]) -> int | None:
-        """By how much a counter grew between the looks; None where it was not seen twice."""
+        """Return the growth of a counter between the looks, or None where it was not read twice."""
         if self.first is None or self.last is None:
             return None
         first, last = getattr(self.first, counter), getattr(self.last, counter)
         return None if first is None or last is None else last - first
 
     def share(self, *waits: str) -> float:
-        """The share of glances that found it in one of these waits, named by how they begin."""
+        """Return the share of glances at which it was in one of these waits, given by the start of their
+        names."""
         total = sum((self.waits or {}).values())
         found = sum(count for wait, count in (self.waits or {}).items() if wait.startswith(waits))
         return found / total if total else 0.0
@@ -110,17 +113,18 @@ class ObservedProcess:
 
 @dataclass(frozen=True)
 class Memory:
-    """The limit that the process lives under, by its cgroup, else the machine's memory."""
+    """The memory limit of the process, by its cgroup, else the machine's memory."""
 
     limit_bytes: int | None
     used_bytes: int | None
     kills: int | None
-    """By the kernel since the cgroup was made, or since the machine started."""
+    """The processes that the kernel has killed since the cgroup was made, or since the machine started."""
 
 
 @dataclass(frozen=True)
 class Log:
-    """The last lines of what the training prints, without secrets; `quiet_s` since it was last written."""
+    """The last lines of the training's output, without secrets; `quiet_s` is the time since it was last
+    written."""
 
     path: str
     quiet_s: float
@@ -137,7 +141,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class KeptState:
-    """What a loader worker of Tarmac's own says of itself, in its file; `since_s` it is in this stage."""
+    """The state that a loader worker of Tarmac's own keeps in its file; `since_s` is the time in this
+    stage."""
 
     rank: int
     worker: int
@@ -152,7 +157,7 @@ class KeptState:
 
 @dataclass(frozen=True)
 class Observation:
-    """All that was seen. `pid` is the process that was asked about, `at` Unix seconds of the first look."""
+    """All facts. `pid` is the process that was asked about, `at` the first look in Unix seconds."""
 
     pid: int
     at: float
@@ -168,11 +173,11 @@ class Observation:
     gpus: Sequence[Gpu] | None = None
     log: Log | None = None
     shard: Passed | None = None
-    """The first samples of the first shard that the command names, whether or not anybody has it open."""
+    """The first samples of the first shard that the command names, whether or not a process has it open."""
     states: Sequence[KeptState] = ()
     not_seen: Sequence[str] = ()
     trainer: str | None = None
-    """Whose training it is, as a config names it; None where the command has to show it."""
+    """The trainer in the words of a config; None where it follows from the command."""
     format: int = FORMAT
 
     def of(self, *roles: Role) -> list[ObservedProcess]:
@@ -189,24 +194,4 @@ class Observation:
         """ValueError for an object of another format."""
         if value.get("format") != FORMAT:
             raise ValueError(f"an observation of format {value.get('format')}; this Tarmac reads {FORMAT}")
-        made = _made(cls, value)
-        assert isinstance(made, cls)
-        return made
-
-
-def _made(kind: Any, value: Any) -> Any:
-    """The value that JSON holds of a dataclass of this module, or of what its fields consist of."""
-    if is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        known = {field.name for field in fields(kind)}
-        return kind(**{name: _made(hints[name], its) for name, its in value.items() if name in known})  # type: ignore[operator]
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if value is None or origin is None:
-        return value
-    if origin in (types.UnionType, typing.Union):
-        return _made(next(one for one in inner if one is not types.NoneType), value)
-    if origin is tuple:
-        return tuple(value)
-    if isinstance(value, list):
-        return [_made(inner[0], one) for one in value]
-    return value
+        return TypeAdapter(cls).validate_python(value)

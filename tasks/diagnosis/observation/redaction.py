@@ -1,7 +1,8 @@
-"""What a report must not carry: secrets in command lines and log lines, and the name of a home folder.
+"""Removes what a report must not carry: secrets in command lines and log lines, and the name of a home
+folder.
 
 A secret is recognised by the name before it (`--wandb-key`, `HF_TOKEN=`, `Authorization:`), by an address
-with a user in it, or by the form of a known provider's tokens. It errs on the side of taking out too much.
+with a user in it, or by the form of a known provider's tokens. In doubt, too much is removed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 TAKEN_OUT = "[redacted]"
 _NAME = r"[\w-]*(?:key|token|secret|passw(?:or)?d|credential|authorization)[\w-]*"
 _ERROR = r"\w*(?:Error|Exception|Warning)\b"
-"""Such as KeyError, behind whose name its message stands and no secret."""
+"""The name of an error, such as KeyError, is followed by a message and no secret."""
 _NAMED = re.compile(
     rf"(?i)(?<![\w-])(?!{_ERROR})(-{{0,2}}{_NAME}['\"]?\s*[=:]\s*['\"]?)(?:bearer\s+)?[^\s'\",;&]+"
 )
@@ -26,7 +27,7 @@ _DATA_NAMES = re.compile(r"(?i)--?(?:csv-)?(?:[\w-]+-)?(?:img|image|caption|text
 
 
 def redacted(text: str) -> str:
-    """A line without secrets, the home folder written as `~`."""
+    """Return a line without secrets, with the home folder written as `~`."""
     for pattern, instead in (
         (_NAMED, rf"\1{TAKEN_OUT}"),
         (_USER, f"{TAKEN_OUT}@"),
@@ -38,13 +39,13 @@ def redacted(text: str) -> str:
 
 
 def without_home(text: str) -> str:
-    """The text with the home folder written as `~`."""
+    """Return the text with the home folder written as `~`."""
     home = str(Path.home())
     return re.sub(rf"{re.escape(home)}(?=/|\b)", "~", text) if len(home) > 1 else text
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:
-    """A command line without secrets; the value of an option that names one may be the word behind it."""
+    """Return a command line without secrets, which may also be the word behind an option that names one."""
     shown: list[str] = []
     for place, word in enumerate(words):
         before = words[place - 1] if place else ""

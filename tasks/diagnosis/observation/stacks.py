@@ -1,9 +1,9 @@
-"""The Python stacks of a process, by py-spy where it is installed and the system lets it look.
+"""Reads the Python stacks of processes by py-spy, where it is installed and the system permits it.
 
-A stack is the best evidence there is, and the first that is refused: whoever reads another process's memory
-has to be its ancestor, the same user on a machine without Yama's restriction, or root. So stacks support
-verdicts, and few depend on them. py-spy would suspend the process for some milliseconds; here it is asked not
-to.
+A stack is the best evidence, and the first that is denied: a process may read another one's memory only as
+its ancestor, as the same user on a machine without Yama's restriction, or as root. So stacks support
+verdicts, and few depend on them. py-spy would suspend the process for some milliseconds; here it runs in the
+mode that does not.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ AT_ONCE = 4
 
 
 def find_py_spy() -> str | None:
-    """The program beside this interpreter, else on the PATH; None where it is not installed."""
+    """Return the program beside this interpreter, else the one on the PATH; None where it is not
+    installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
 def stacks_of(pids: Sequence[int]) -> tuple[dict[int, list[str]], str | None]:
-    """The main thread's calls of each process, innermost first, and why some were not seen, if so.
+    """Return the main thread's calls of each process, innermost first, and the reason where all are missing.
 
-    A call reads `function (file:line)`.
+    A call has the form `function (file:line)`.
     """
     py_spy = find_py_spy()
     if py_spy is None:
@@ -48,15 +49,14 @@ def _stack(py_spy: str, pid: int) -> list[str] | None:
         threads = json.loads(done.stdout) if done.returncode == 0 else []
     except (subprocess.TimeoutExpired, OSError, ValueError):
         return None
-    main = next((one for one in threads if one.get("thread_name") == "MainThread"), None)
-    main = main or next(iter(threads), None)
+    main = max(threads, key=lambda one: one.get("thread_name") == "MainThread", default=None)
     if main is None:
         return None
     return [f"{call['name']} ({_short(call)}:{call['line']})" for call in main["frames"][:DEEPEST]]
 
 
 def _short(call: dict[str, str | None]) -> str:
-    """The file as the package has it, without the folder that the package is installed in."""
+    """Return the file relative to the folder that its package is installed in."""
     path = call.get("filename") or ""
     for mark in ("/site-packages/", "/dist-packages/", "/lib/python3"):
         if mark in path:
