@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tasks.core.errors import UsageError
 from tasks.core.process import available_cores
-from tasks.core.schema import Config, Train
+from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import counted, number
 from tasks.dataset.layout import index_name
@@ -75,7 +75,8 @@ def tune(
     progress(0, 0, "what the training takes")
     limits, ranks = memory.limits(), config.engine.train.processes
     feed = feed_of(config, version, recipe, quarantine, lengths, prefetch=prefetch)
-    bench, unit = Bench(feed, config.train.threads), unit_of(config.train)
+    bench = Bench(feed, config.train.threads)
+    unit: Literal["samples", "rows"] = "samples" if config.train.pack is None else "rows"
     share = config.train.batch_size // ranks
     size = min(share, bench.samples_within(BATCH_S))  # volumes go in small batches
     part = min(config.train.micro_batch or share, share)
@@ -95,11 +96,6 @@ def tune(
         measurements=tuple(measurements),
         taken_per_s=round(taken, 1),
     )
-
-
-def unit_of(train: Train) -> Literal["samples", "rows"]:
-    """Return what a batch of the training counts."""
-    return "samples" if train.pack is None else "rows"
 
 
 def space_of(config: Config, version: Path, bench: Bench, is_free: bool) -> Space:

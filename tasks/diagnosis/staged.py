@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.core import child, pages
 from tasks.core.charts import Chart, Series
@@ -27,6 +27,9 @@ from tasks.diagnosis.examination import write_page
 from tasks.loader import worker_state
 from tasks.loader.settings import LoaderSettings, Measurement, Reader
 from tasks.loader.worker_state import WorkerStage
+
+if TYPE_CHECKING:
+    from tasks.diagnosis.measure import Bench
 
 ONE_SAMPLE_S, ONE_WORKER_S, SEARCH_S, SUSTAINED_S = 180.0, 180.0, 900.0, 180.0
 """The deadlines of the tests, including start and imports."""
@@ -132,15 +135,10 @@ def one_worker(config: Config, version: Path, states: Path) -> float:
     One worker with one batch at a time is never ahead, so the time that it does not spend on the batch is the
     way.
     """
-    from tasks.diagnosis.measure import Bench, feed_of
     from tasks.loader.batches import TRAIN
-    from tasks.models.recipes import load_recipe
 
-    assert config.train is not None
-    lengths = states / LENGTHS
-    feed = feed_of(config, version, load_recipe(config.train), lengths=lengths, prefetch=1, states=states)
-    bench = Bench(feed, config.train.threads)
-    size = min(feed.batch_size, bench.samples_within(BATCH_S))
+    bench = _bench_of(config, version, states, prefetch=1)
+    size = min(bench.feed.batch_size, bench.samples_within(BATCH_S))
     with bench.batches(workers=1, batch_size=size) as batches:
         path = worker_state.WorkerStates(states, 0, TRAIN).path(0)
         next(batches)
@@ -157,16 +155,9 @@ def sustained(
     config: Config, version: Path, states: Path, workers: int, prefetch: int, reader: Reader
 ) -> list[float]:
     """Return the samples in each of WINDOWS seconds, after as many batches as the queues hold."""
-    from tasks.diagnosis.measure import Bench, feed_of
-    from tasks.models.recipes import load_recipe
-
+    loader, rates = config.loader.model_copy(update={"reader": reader}), []
+    bench = _bench_of(config, version, states, prefetch=prefetch)
     assert config.train is not None
-    lengths = states / LENGTHS
-    loader = config.loader.model_copy(update={"reader": reader})
-    feed = feed_of(
-        config, version, load_recipe(config.train), lengths=lengths, prefetch=prefetch, states=states
-    )
-    bench, rates = Bench(feed, config.train.threads), []
     with bench.batches(workers, config.train.batch_size, loader=loader) as batches:
         for _ in range(1 + workers * prefetch):
             next(batches)
@@ -176,6 +167,17 @@ def sustained(
                 samples += len(next(batches)["key"])
             rates.append(samples / elapsed)
     return rates
+
+
+def _bench_of(config: Config, version: Path, states: Path, **others: Any) -> Bench:
+    """Return a bench of the training's feed, whose workers keep their states in a folder."""
+    from tasks.diagnosis.measure import Bench, feed_of
+    from tasks.models.recipes import load_recipe
+
+    assert config.train is not None
+    recipe, lengths = load_recipe(config.train), states / LENGTHS
+    feed = feed_of(config, version, recipe, lengths=lengths, states=states, **others)
+    return Bench(feed, config.train.threads)
 
 
 def limit_of(settings: LoaderSettings, steady: Mapping[str, float], sustained: float) -> Finding:
@@ -192,16 +194,10 @@ def limit_of(settings: LoaderSettings, steady: Mapping[str, float], sustained: f
 
 
 REMEDIES = {
-    "hand-over": (
-        "loader.bound",
-        "give smaller samples: fewer pixels, or uint8 until they are on the device",
-    ),
+    "hand-over": ("loader.bound", "give smaller samples: fewer pixels, or uint8 until on the device"),
     "open": ("disk.slow", "larger shards (dataset.shard.bytes), or a disk that is nearer"),
     "read": ("disk.slow", "put the dataset on a faster disk, or near the training"),
-    "decode": (
-        "decode.slow",
-        "build smaller pictures (dataset.image.max_side), or give the loader more cores",
-    ),
+    "decode": ("decode.slow", "build smaller pictures (dataset.image.max_side), or add loader cores"),
 }
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tasks.core.schema import Train
 from tasks.trainers.command import Command
 
 Phase = Literal["start", "first_batch", "step", "validate", "checkpoint", "end"]
@@ -115,7 +116,7 @@ class Assignment:
 
     `tars` are brace patterns. `samples` is per epoch, and the trainer saves after each epoch. `model` is the
     name of one of the trainer's models, or the folder of a description, which `model_options` modify. `betas`
-    and `eps` are Adam's. `batch_size` is over all `ranks`.
+    and `eps` are Adam's.
     """
 
     tars: str
@@ -123,22 +124,14 @@ class Assignment:
     held_out: str | None
     held_out_samples: int
     epochs: int
-    batch_size: int
     ranks: int
     accumulation: int
     workers: int
     model: str
     model_options: Mapping[str, str]
-    learning_rate: float
-    warmup_steps: int
-    schedule: str
-    weight_decay: float
-    grad_clip: float | None
+    train: Train
     betas: tuple[float, float]
     eps: float
-    precision: str
-    seed: int
-    log_every: int
     folder: Path
     """The folder that the trainer writes to."""
 

@@ -69,33 +69,34 @@ def _data(command: Command) -> DataArguments | None:
 def _options(given: Assignment) -> dict[str, str]:
     """Return the options under the names of open_clip_train/params.py. The training resumes from its newest
     checkpoint, if it has any."""
+    train = given.train
     options = {
         "--train-data": given.tars,
         "--dataset-type": "webdataset",
         "--train-num-samples": str(given.samples),
         "--epochs": str(given.epochs),
-        "--batch-size": str(given.batch_size // given.ranks // given.accumulation),
+        "--batch-size": str(train.batch_size // given.ranks // given.accumulation),
         "--accum-freq": str(given.accumulation),
         "--workers": str(given.workers),
         "--model": given.model,
         **given.model_options,
-        "--lr": f"{given.learning_rate:g}",
-        "--warmup": str(given.warmup_steps),
-        "--lr-scheduler": {"cosine": "cosine", "constant": "const"}[given.schedule],
-        "--wd": f"{given.weight_decay:g}",
+        "--lr": f"{train.peak('model'):g}",
+        "--warmup": str(train.warmup_steps),
+        "--lr-scheduler": {"cosine": "cosine", "constant": "const"}[train.schedule],
+        "--wd": f"{train.weight_decay:g}",
         "--beta1": f"{given.betas[0]:g}",
         "--beta2": f"{given.betas[1]:g}",
         "--eps": f"{given.eps:g}",
-        "--precision": {"fp32": "fp32", "bf16": "amp_bf16", "fp16": "amp"}[given.precision],
-        "--seed": str(given.seed),
-        "--log-every-n-steps": str(given.log_every),
+        "--precision": {"fp32": "fp32", "bf16": "amp_bf16", "fp16": "amp"}[train.precision],
+        "--seed": str(train.seed),
+        "--log-every-n-steps": str(train.log_every),
         "--save-frequency": "1",
         "--logs": str(given.folder.parent),
         "--name": given.folder.name,
         "--resume": "latest",
     }
-    if given.grad_clip is not None:
-        options["--grad-clip-norm"] = f"{given.grad_clip:g}"
+    if train.grad_clip is not None:
+        options["--grad-clip-norm"] = f"{train.grad_clip:g}"
     if given.held_out is not None:
         options |= {"--val-data": given.held_out, "--val-num-samples": str(given.held_out_samples)}
     return options

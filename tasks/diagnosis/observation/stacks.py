@@ -21,19 +21,13 @@ DEEPEST = 40
 AT_ONCE = 4
 
 
-def find_py_spy() -> str | None:
-    """Return the program beside this interpreter, else the one on the PATH; None where it is not
-    installed."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.is_file() else shutil.which("py-spy")
-
-
 def stacks_of(pids: Sequence[int]) -> tuple[dict[int, list[str]], str | None]:
     """Return the main thread's calls of each process, innermost first, and the reason where all are missing.
 
     A call has the form `function (file:line)`.
     """
-    py_spy = find_py_spy()
+    beside = Path(sys.executable).with_name("py-spy")
+    py_spy = str(beside) if beside.is_file() else shutil.which("py-spy")
     if py_spy is None:
         return {}, "Python stacks (py-spy is not installed: pip install 'tarmac[doctor]')"
     with ThreadPoolExecutor(AT_ONCE) as pool:
