@@ -2,7 +2,6 @@
 
 import importlib
 import io
-import json
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -103,15 +102,6 @@ def test_every_fault_is_counted_by_its_reason(kind: str, tmp_path: Path) -> None
     assert verify(result.version, "full").ok
     details = pq.read_table(result.version / "rejects.parquet").column("detail").to_pylist()
     assert all(details) and str(tmp_path) not in "".join(details)
-
-
-def test_the_same_input_gives_the_same_tars_anywhere(tmp_path: Path) -> None:
-    digests = set()
-    for place, workers in (("here", 1), ("there", 2)):
-        config = made("nifti", tmp_path / place / "raw", workers=workers)
-        version = build(config).version
-        digests.add(json.loads((version / "manifest.json").read_text())["digest"])
-    assert len(digests) == 1
 
 
 def test_a_mended_report_in_one_of_several_tables_is_taken_over_and_nothing_else_is_done(

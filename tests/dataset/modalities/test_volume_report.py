@@ -1,8 +1,6 @@
 import io
 import json
-import os
 import pickle
-import threading
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
@@ -390,21 +388,3 @@ def test_what_a_header_claims_does_not_stop_the_planning(folder: Path, member: b
     npz = source(folder)
     item = next(items(npz))
     assert 0 < npz.stored_bytes(item.file, 1000, item.content) < 10_000
-
-
-def test_a_pipe_is_refused_and_not_waited_for(folder: Path) -> None:
-    path = folder / "p0_scan_0.npz"
-    path.unlink()
-    os.mkfifo(path)
-    npz = source(folder)
-    item = next(items(npz))
-    ended = threading.Event()
-
-    def read() -> None:
-        assert npz.stored_bytes(item.file, 0, item.content) > 0
-        with pytest.raises(Reject, match="not a regular file"):
-            npz.read(item.file, item.content)
-        ended.set()
-
-    threading.Thread(target=read, daemon=True).start()
-    assert ended.wait(10)

@@ -23,7 +23,7 @@ def make_of_bytes(folder: Path) -> Config:
     """Two Parquet files of three rows."""
     for number in range(2):
         write_parquet(folder / f"{number}.parquet", rows(3, 3 * number))
-    return config(folder)
+    return config(folder, folder.with_name("out"))
 
 
 def config(path: Path | str, output: Path | None = None, **source: Any) -> Config:

@@ -19,7 +19,6 @@ from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Absent, RawSample, Source, open_sources
 from tasks.dataset.verify.verifier import verify
 from tasks.dataset.versions import publish
-from tests.dataset import raw
 from tests.dataset.raw import chat, png
 from tests.dataset.raw.chat import row, turn, write_jsonl, write_parquet
 from tests.web import web_server
@@ -406,14 +405,6 @@ def test_images_may_be_named_by_their_address(tmp_path: Path) -> None:
         assert (found["vqa.jsonl:2"].fault or ("",))[0] == "member.missing"
 
 
-def test_a_source_that_is_gone_ends_the_build_instead_of_rejecting_its_images(tmp_path: Path) -> None:
-    config = chat.make_paths(tmp_path / "raw")
-    item = items_of(config)[0]
-    (tmp_path / "raw").rename(tmp_path / "unmounted")
-    with pytest.raises(DataError, match="not there any more"):
-        source_of(config).read(item.file, item.content)
-
-
 @pytest.mark.parametrize("depth", [90, 200, 495, 900, 985, 20_000])
 def test_json_nested_too_deeply_is_a_reject_wherever_it_stands(tmp_path: Path, depth: int) -> None:
     nested = "[" * depth + "]" * depth
@@ -552,13 +543,6 @@ def test_a_build_accounts_for_every_row_and_is_sound(tmp_path: Path) -> None:
     assert (result.read, result.accepted, result.filtered, result.rejected) == (12, 9, 1, 2)
     assert result.rejects == {"chat.turns": 1, "source.unreadable": 1}
     assert verify(result.version, "full").findings == []
-
-
-@pytest.mark.parametrize("make", [chat.make, chat.make_paths])
-def test_the_same_rows_are_the_same_version_wherever_they_lie(tmp_path: Path, make: Any) -> None:
-    first, second = (built(make(tmp_path / name)) for name in ("here", "elsewhere"))
-    assert first.version.name == second.version.name and first.accepted == 6
-    assert raw.contents(first.version) == raw.contents(second.version)
 
 
 def test_a_row_put_first_rewrites_few_shards(write: Any) -> None:

@@ -1,8 +1,10 @@
-"""What every source does; a new one adds `tests/dataset/raw/<kind>.py` and meets the same demands."""
+"""The contract of every source; a new one adds `tests/dataset/raw/<kind>.py` and meets the same demands."""
 
 import importlib
 import os
-from collections.abc import Iterator
+import shutil
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,13 +23,31 @@ from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 
 SAMPLES = 6
+FORMS = {
+    **{kind: (kind, "make") for kind in SOURCES},
+    "captions in json": ("image_folder", "make_of_json"),
+    "classes": ("image_folder", "make_of_classes"),
+    "images in Parquet": ("table", "make_of_bytes"),
+    "chat with paths": ("chat", "make_paths"),
+}
+"""Raw data of every kind of source, some of it in several forms, by the function that writes it."""
 
 
-@pytest.fixture(params=sorted(SOURCES))
-def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
-    made: Config = importlib.import_module(f"tests.dataset.raw.{request.param}").make(tmp_path / "raw")
-    assert [source.kind for source in made.dataset.all_sources] == [request.param]
-    return made
+def made(form: str, folder: Path) -> Config:
+    kind, make = FORMS[form]
+    config: Config = getattr(importlib.import_module(f"tests.dataset.raw.{kind}"), make)(folder)
+    assert [source.kind for source in config.dataset.all_sources] == [kind]
+    return config
+
+
+@pytest.fixture(params=sorted(FORMS))
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def config(form: str, tmp_path: Path) -> Config:
+    return made(form, tmp_path / "raw")
 
 
 @pytest.fixture
@@ -42,6 +62,11 @@ def listed(source: Source) -> Iterator[RawSample]:
 
 def members_of(source: Source, item: RawSample) -> Members:
     return of_files(source).read(item.file, item.content) if item.members is None else item.members
+
+
+def path_of(config: Config, item: RawSample) -> Path:
+    path = Path(config.dataset.all_sources[0].path)
+    return (path if path.is_dir() else path.parent) / item.file
 
 
 def plain(item: RawSample) -> RawSample:
@@ -87,8 +112,7 @@ def test_reads_what_its_modality_takes(config: Config, source: Source, tmp_path:
 )
 def test_a_bad_file_is_a_reject_and_nothing_else(config: Config, source: Source, content: bytes) -> None:
     item = next(listed(source))
-    path = Path(config.dataset.all_sources[0].path)
-    (path if path.is_dir() else path.parent).joinpath(item.file).write_bytes(content)
+    path_of(config, item).write_bytes(content)
     if source.is_sequential:
         with suppress(DataError, UsageError):
             again = list(listed(open_sources(config.dataset)[0]))
@@ -101,7 +125,53 @@ def test_a_bad_file_is_a_reject_and_nothing_else(config: Config, source: Source,
     assert of_files(source).stored_bytes(item.file, len(content), item.content) > 0
 
 
-def test_a_missing_source_names_the_key(config: Config, tmp_path: Path) -> None:
+def test_a_pipe_is_rejected_and_not_waited_for(config: Config, source: Source) -> None:
+    item = next(listed(source))
+    if source.is_sequential:
+        return
+    path_of(config, item).unlink()
+    os.mkfifo(path_of(config, item))
+    ended = threading.Event()
+
+    def attempt() -> None:
+        assert of_files(source).stored_bytes(item.file, 0, item.content) > 0
+        with pytest.raises(Reject, match="not a regular file"):
+            of_files(source).read(item.file, item.content)
+        ended.set()
+
+    threading.Thread(target=attempt, daemon=True).start()
+    assert ended.wait(10)
+
+
+def _vanish(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _unmount(folder: Path) -> None:
+    """Leave the empty folder that it was mounted on."""
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize("lose", [_vanish, _unmount])
+def test_a_source_that_is_gone_from_one_machine_is_no_bad_sample(
+    config: Config, source: Source, tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
+    gone, other, *_ = listed(source)
+    if source.is_sequential:
+        return
+    path_of(config, gone).unlink()
+    with pytest.raises(Reject, match=r"member\.missing"):
+        of_files(source).read(gone.file, gone.content)
+    lose(tmp_path / "raw")
+    with pytest.raises(DataError, match="not there any more"):
+        of_files(open_sources(config.dataset)[0]).read(other.file, other.content)
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_missing_source_names_the_key(config: Config, tmp_path: Path, is_file: bool) -> None:
+    if is_file:  # where the folder should be
+        (tmp_path / "nowhere").touch()
     block = config.dataset.model_dump(mode="json")
     block["source"]["path"] = block["source"]["path"].replace("raw", "nowhere")
     elsewhere = config.model_copy(update={"dataset": type(config.dataset).model_validate(block)})
@@ -109,14 +179,19 @@ def test_a_missing_source_names_the_key(config: Config, tmp_path: Path) -> None:
         open_sources(elsewhere.dataset)[0].columns()
 
 
-def test_is_built_verified_and_built_no_more(config: Config) -> None:
+def test_is_built_verified_and_built_alike_anywhere(form: str, config: Config, tmp_path: Path) -> None:
     result = build(config)
     assert (result.read, result.accepted, result.rejected) == (SAMPLES, SAMPLES, 0)
     report = verify(result.version, "full")
     assert report.ok, report.findings
     os.symlink(f"versions/{result.version.name}", config.dataset.output / "current")
     assert is_up_to_date(config) == result.version
-    other = config.model_copy(
-        update={"dataset": config.dataset.model_copy(update={"output": config.dataset.output / "again"})}
+    elsewhere = made(form, tmp_path / "elsewhere" / "raw")
+    output = tmp_path / "again"
+    other = elsewhere.model_copy(
+        update={
+            "dataset": elsewhere.dataset.model_copy(update={"output": output}),
+            "engine": elsewhere.engine.model_copy(update={"workers": 2}),
+        }
     )
     assert raw.contents(build(other).version) == raw.contents(result.version)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError
 from tasks.core.folders import LocalStore
 from tasks.core.schema import Config
 from tasks.dataset.rejects import Reject
@@ -201,18 +201,6 @@ def _unmount(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("lose", [_vanish, _unmount])
-def test_a_source_that_is_gone_is_no_bad_sample(tmp_path: Path, lose: Callable[[Path], None]) -> None:
-    config = image_folder.make(tmp_path / "raw")
-    item, other, *_ = listed(source(config))
-    (tmp_path / "raw" / item.file).unlink()
-    with pytest.raises(Reject, match=r"member\.missing"):
-        source(config).read(item.file, item.content)
-    lose(tmp_path / "raw")
-    with pytest.raises(DataError, match="not there any more"):
-        source(config).read(other.file, other.content)
-
-
-@pytest.mark.parametrize("lose", [_vanish, _unmount])
 def test_a_source_that_goes_while_it_is_listed_is_an_error(
     tmp_path: Path, lose: Callable[[Path], None]
 ) -> None:
@@ -223,13 +211,6 @@ def test_a_source_that_goes_while_it_is_listed_is_an_error(
     lose(tmp_path / "raw")
     with pytest.raises(DataError, match="could not be listed to its end"):
         list(items)
-
-
-def test_a_folder_that_is_not_there_names_the_key(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    for name in ("nowhere", "file"):
-        with pytest.raises(UsageError, match=r"^dataset\.source\.path: there is no folder"):
-            source(image_folder.config(tmp_path / name)).columns()
 
 
 def test_a_folder_that_may_not_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
 import gzip
 import json
-import os
 import struct
-import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -295,28 +293,8 @@ def test_other_files_beside_are_no_samples(folder: Path) -> None:
     ]
 
 
-def test_an_empty_or_absent_folder_names_the_key(folder: Path) -> None:
+def test_an_empty_folder_names_the_key(folder: Path) -> None:
     (folder / f"{NAME}.nii.gz").unlink()
     nifti = source(folder)
     with pytest.raises(DataError, match=r"dataset\.source\.path.*holds no \.nii\.gz or \.nii file"):
         list(nifti.items(next(nifti.containers())))
-    with pytest.raises(UsageError, match=r"dataset\.source\.path: there is no folder"):
-        source(folder, path=str(folder / "none")).columns()
-
-
-def test_a_pipe_is_refused_and_not_waited_for(folder: Path) -> None:
-    path = folder / f"{NAME}.nii.gz"
-    path.unlink()
-    os.mkfifo(path)
-    nifti = source(folder)
-    item = next(nifti.items(next(nifti.containers())))
-    ended = threading.Event()
-
-    def attempt() -> None:
-        assert nifti.stored_bytes(item.file, 0, item.content) > 0
-        with pytest.raises(Reject, match="not a regular file"):
-            nifti.read(item.file, item.content)
-        ended.set()
-
-    threading.Thread(target=attempt, daemon=True).start()
-    assert ended.wait(10)

@@ -380,18 +380,6 @@ def test_texts_and_bytes_with_dictionaries_are_read_as_they_are(tmp_path: Path) 
     ]
 
 
-def test_a_table_that_is_gone_is_no_bad_sample(tmp_path: Path) -> None:
-    raw.pictures(tmp_path, 3)
-    items = listed(source(tmp_path / "captions.csv"))
-    (tmp_path / items[0].file).unlink()
-    with pytest.raises(Reject, match=r"member\.missing"):
-        source(tmp_path / "captions.csv").read(items[0].file, items[0].content)
-    for path in tmp_path.iterdir():
-        path.unlink()
-    with pytest.raises(DataError, match="not there any more"):
-        source(tmp_path / "captions.csv").read(items[1].file, items[1].content)
-
-
 @pytest.mark.parametrize("change", ["removed", "cut"])
 def test_a_table_that_changes_while_it_is_read_is_an_error(tmp_path: Path, change: str) -> None:
     raw.pictures(tmp_path, 1000, side=1)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.core.errors import DataError
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import RawSample, Source, open_sources
 from tests.dataset import raw
-from tests.dataset.raw import chat, nifti, npz, table
+from tests.dataset.raw import nifti
 
 
 def source(folder: Path, **keys: Any) -> Source:
@@ -155,29 +153,3 @@ def test_a_column_that_nobody_asked_for_changes_no_sample(folder: Path) -> None:
     assert listed(folder, metadata=nifti.METADATA) == before
     path.write_text(path.read_text().replace(",1.5,", ",2.5,"))
     assert listed(folder, metadata=nifti.METADATA) != before
-
-
-def _vanish(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def _unmount(folder: Path) -> None:
-    """What is left is the empty folder that it was mounted on."""
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-@pytest.mark.parametrize("lose", [_vanish, _unmount])
-@pytest.mark.parametrize("make", [npz.make, nifti.make, table.make, chat.make_paths])
-def test_a_source_that_is_gone_from_one_machine_is_no_bad_sample(
-    tmp_path: Path, make: Callable[[Path], Any], lose: Callable[[Path], None]
-) -> None:
-    config = make(tmp_path / "raw")
-    first = open_sources(config.dataset)[0]
-    items = [item for container in first.containers() for item in first.items(container)]
-    (tmp_path / "raw" / items[0].file).unlink()
-    with pytest.raises(Reject, match=r"member\.missing"):
-        first.read(items[0].file, items[0].content)
-    lose(tmp_path / "raw")
-    with pytest.raises(DataError, match="not there any more"):
-        open_sources(config.dataset)[0].read(items[1].file, items[1].content)
