@@ -267,7 +267,9 @@ def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int
             run=run.id,
             folder=str(run.path),
             report=str(run.report),
-            metrics={} if first is None else {full_name(first.task, first.metric): finite(first.value)},
+            metrics={}
+            if first is None
+            else {full_name(first.result.task, first.metric): finite(first.value)},
             stages=[stage.to_json() for stage in stages],
             seconds=round(time.monotonic() - began, 2),
         )

@@ -1,6 +1,7 @@
-"""What became of every raw sample of a run's datasets: the counts of the manifest, and the rejects by reason.
+"""Account for every raw sample of a run's datasets: the counts of the manifest, and the rejects by reason.
 
-A version may have been pruned or moved since the run; then the account says so instead of failing.
+A version may have been pruned or moved since the run; then the account contains the reason instead of
+failing.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from tasks.runs.identity import DataRef
 
 @dataclass(frozen=True)
 class Account:
-    """One dataset of a run. `manifest` is None when the version cannot be read; `why_none` says why.
+    """One dataset of a run. `manifest` is None when the version cannot be read; `why_none` is the reason.
 
-    `left_out` says which of its samples the run did without from its start, empty where there are none.
+    `left_out` describes the samples that the run left out from its start; it is empty where there are none.
     """
 
     name: str
@@ -36,13 +37,13 @@ class Account:
 
     @property
     def held_out(self) -> str | None:
-        """The split that is not trained on; None where there is none, or no telling which."""
+        """The split that is not trained on; None where there is none, or several."""
         return held_out(self.manifest.splits) if self.manifest else None
 
 
 def read_account(ref: DataRef, private: bool, quarantined: Iterable[Quarantined] = ()) -> Account:
-    """The account of one dataset of a run that left those in quarantine out; examples of rejects only where
-    it is not private."""
+    """Read the account of one dataset of a run that left out the `quarantined` samples, with examples of
+    rejects unless it is private."""
     path = version_path(ref)
     mine = [entry for entry in quarantined if entry.version == ref.version]
     name = Path(ref.dataset).name
@@ -56,13 +57,6 @@ def read_account(ref: DataRef, private: bool, quarantined: Iterable[Quarantined]
         try:
             rejects = read_groups(path, manifest.rejects, private)
         except DataError as error:
-            why_no_examples = str(error).replace(f"{path}/", "")  # a page is passed on
-    return Account(
-        name,
-        ref.version,
-        path,
-        manifest,
-        rejects,
-        left_out=left_out_text(manifest.splits, mine),
-        why_no_examples=why_no_examples,
-    )
+            why_no_examples = str(error).replace(f"{path}/", "")  # pages are shared
+    left_out = left_out_text(manifest.splits, mine)
+    return Account(name, ref.version, path, manifest, rejects, left_out, why_no_examples=why_no_examples)

@@ -1,12 +1,11 @@
-"""All that a run's folder says, read once for the report. What is missing or torn is noted, never raised.
+"""Read the content of a run's folder once for the report. Missing or torn files are recorded, never raised.
 
-A report is most wanted when something went wrong, so every file is read for itself: a broken one costs the
-part of the page that stands on it, and its reason is kept for the reader.
+A report is needed most when something went wrong, so every file is read on its own: a broken one costs only
+the part of the page that depends on it, and the reason is shown to the reader.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class RunContents:
-    """The content of a run's folder. A part that is not there is None or empty; `unreadable` says why."""
+    """The content of a run's folder. A missing part is None or empty; `unreadable` has the reason."""
 
     run: RunFolder
     record: RunRecord | None = None
@@ -41,14 +40,14 @@ class RunContents:
     ledger: Mapping[ledger.Key, ledger.LedgerEntry] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
     replaced: list[dict[str, Any]] = field(default_factory=list)
-    """The lines of every rank on the bad samples that it trained without."""
+    """The lines of every rank on bad samples that it replaced."""
     quarantined: list[quarantine_file.Quarantined] = field(default_factory=list)
     """The samples that the run left out from its start."""
     best: BestCheckpoint | None = None
-    """What `checkpoints/best` points at."""
+    """The checkpoint that `checkpoints/best` points at."""
     last_checkpoint: int = 0
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """File, relative to the run's folder, and why it could not be read."""
+    """The reason by file, relative to the run's folder, why it could not be read."""
 
     @property
     def best_step(self) -> int | None:
@@ -56,17 +55,18 @@ class RunContents:
 
     @property
     def private(self) -> bool:
-        """Whether samples stay off the page; a config that cannot be read might have said so."""
+        """Whether the page shows no samples; a config that cannot be read might have required that."""
         return self.config is None or self.config.dataset.private
 
 
 def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
-    """Everything the report needs from the folder of `run`; the metrics, which may be long, only if asked."""
+    """Read everything that the report needs from the folder; the metrics, which may be long, only
+    on request."""
     unreadable: dict[str, str] = {}
 
     def attempt(path: Path, read: Callable[[Path], Value]) -> Value | None:
         if not path.exists():
-            return None  # what must be there is missed by name in tasks.reporting.notes
+            return None  # tasks.reporting.notes reports required files by name
         try:
             return read(path)
         except (TarmacError, OSError, ValueError) as error:
@@ -75,7 +75,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
 
     settings = attempt(run.config, config.reload)
     read_results = [attempt(path, _read_result) for path in results.files_of(run)]
-    steps = [_step_of(path.name) for path in run.checkpoints.glob("step_*")]
+    names = [path.name.removeprefix("step_") for path in run.checkpoints.glob("step_*")]
     return RunContents(
         run=run,
         record=attempt(run.record, lambda _: record.load_record(run)),
@@ -89,13 +89,13 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
         replaced=[line for path in run.all_replaced() for line in attempt(path, _lines) or []],
         quarantined=attempt(run.quarantine, quarantine_file.read_quarantine) or [],
         best=attempt(run.best, lambda _: standing(run, settings)) if settings is not None else None,
-        last_checkpoint=max((step for step in steps if step is not None), default=0),
+        last_checkpoint=max((int(name) for name in names if name.isdecimal()), default=0),
         unreadable=unreadable,
     )
 
 
 def inputs_digest(run: RunFolder) -> str:
-    """BLAKE3 over the content of all that a report is made from; cheap next to making one."""
+    """Hash all files that a report is made from, with BLAKE3; this is cheap beside making one."""
     files = [run.record, run.config, run.loader, run.metrics, run.ledger, run.findings]
     files += [run.quarantine, *run.all_replaced(), *sorted(run.evaluations.glob("step_*/*.json"))]
     contents = {str(path.relative_to(run.path)): blake3_file(path) for path in files if path.is_file()}
@@ -112,8 +112,3 @@ def _read_result(path: Path) -> EvaluationResult:
     if isinstance(result, str):
         raise ValueError(result)
     return result
-
-
-def _step_of(name: str) -> int | None:
-    match = re.fullmatch(r"step_(\d+)", name)
-    return int(match.group(1)) if match else None

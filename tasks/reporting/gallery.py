@@ -1,7 +1,7 @@
-"""The first held-out samples with what the model makes of them, for a reader who wants to look.
+"""The first held-out samples with the model's predictions, for a reader to look at.
 
-Pictures are always encoded anew, small: that bounds the page, and leaves metadata such as a camera's position
-behind. Nothing here is called for a private dataset.
+Pictures are always encoded again at a small size: this bounds the page and removes metadata such as a
+camera's position. Nothing here is called for a private dataset.
 """
 
 from __future__ import annotations
@@ -28,30 +28,34 @@ from tasks.loader.indexed import IndexedReader
 
 MOST = 24
 MOST_PICTURES = 4
-"""Of one conversation."""
+"""How many pictures of one conversation are shown."""
 PLANES_SHOWN = 3
-"""Axial, coronal and sagittal; the same in a second window would follow."""
+"""Axial, coronal and sagittal; the preview's further slices repeat them in a second window."""
 TINY = 64
-"""Images below this many pixels on both sides are shown as they are, pixel by pixel."""
+"""Images below this many pixels on both sides are shown at full resolution."""
 LONGEST = 240
 """Other images are scaled down to this many pixels, twice their size on the page."""
 
 
+EncodedPicture = tuple[str, int, int]
+"""A data URI, and the width and height of the picture."""
+
+
 @dataclass(frozen=True)
 class GallerySample:
-    """One sample as the page shows it; `image` is a data URI or None, `right` None without predictions."""
+    """One sample for the page; `image` is a data URI or None, and `right` is None without predictions."""
 
     caption: str
     alt: str
     image: str | None = None
     width: int = 0
     height: int = 0
-    said: Sequence[Prediction] = ()
-    """What the model says of it: one figure, or an answer to each of its questions."""
+    predictions: Sequence[Prediction] = ()
+    """The model's prediction, or its answer to each question."""
     others: Sequence[str] = ()
-    """The data URIs of further pictures: of a conversation, or slices of a scan."""
+    """The data URIs of further pictures of a conversation, or slices of a scan."""
     is_bad: bool = False
-    """Whether it cannot be read as it was written; the caption says why."""
+    """Whether it cannot be read; the caption is the reason."""
 
     @property
     def tiny(self) -> bool:
@@ -59,24 +63,24 @@ class GallerySample:
 
     @property
     def is_conversation(self) -> bool:
-        return any(one.question and one.score is None for one in self.said)
+        return any(one.question and one.score is None for one in self.predictions)
 
     @property
     def verdicts(self) -> list[bool]:
         """Whether each prediction is right."""
-        return [is_right(one) for one in self.said]
+        return [is_right(one) for one in self.predictions]
 
     @property
     def right(self) -> bool | None:
-        return all(self.verdicts) if self.said else None
+        return all(self.verdicts) if self.predictions else None
 
 
 def read_items(
     version: Path, split: str, predictions: Mapping[str, Sequence[Prediction]]
 ) -> list[GallerySample]:
-    """The first samples of a split in storage order; DataError or OSError when the split cannot be read.
+    """Read the first samples of a split in storage order; DataError or OSError when the split cannot be read.
 
-    A sample that cannot be read or decoded is shown without its image, and its caption says why.
+    A sample that cannot be read or decoded has no image, and its caption contains the reason.
     """
     reader = IndexedReader(version, split)
     items = []
@@ -90,41 +94,35 @@ def read_items(
     return items
 
 
-def _item(members: Mapping[str, bytes], number: int, said: Sequence[Prediction]) -> GallerySample:
-    alt = f"Held-out image {number}"
-    caption = _caption(members)
-    if stored.member_of(members) is not None:
-        return _scan(members, caption, number, said)
-    pictures = [name for name in sorted(members) if name.rpartition(".")[2] in IMAGE_MEMBERS]
-    if not pictures:
-        return GallerySample(caption, alt, said=said)
+def _item(members: Mapping[str, bytes], number: int, predictions: Sequence[Prediction]) -> GallerySample:
+    is_scan = stored.member_of(members) is not None
+    alt, caption = f"Held-out {'scan' if is_scan else 'image'} {number}", _caption(members)
     try:
-        encoded = [_encode(decode_image(members[name])) for name in pictures[:MOST_PICTURES]]
-    except DataError as error:
-        return GallerySample(f"{caption} ({error})", alt, said=said)
-    uri, width, height = encoded[0]
-    return GallerySample(caption, alt, uri, width, height, said, [other for other, _, _ in encoded[1:]])
-
-
-def _scan(
-    members: Mapping[str, bytes], caption: str, number: int, said: Sequence[Prediction]
-) -> GallerySample:
-    """A CT volume by three slices through its middle, in the window of the lungs."""
-    alt = f"Held-out scan {number}"
-    try:
-        facts = decode_json(members.get("json", b"{}"))
-        axes = axes_of(facts.get("axes")) or ZYX
-        spacing = spacing_of(facts.get("spacing_mm"), axes)
-        first, *others = slices(volume_of(members), axes, spacing, alt)[:PLANES_SHOWN]
+        pictures = _slices(members, alt) if is_scan else _pictures(members)
     except (DataError, Reject, AttributeError) as error:
-        return GallerySample(f"{caption} ({error})", alt, said=said)
-    return GallerySample(
-        caption, alt, first.uri, first.width, first.height, said, [one.uri for one in others]
-    )
+        return GallerySample(f"{caption} ({error})", alt, predictions=predictions)
+    if not pictures:
+        return GallerySample(caption, alt, predictions=predictions)
+    (uri, width, height), *others = pictures
+    return GallerySample(caption, alt, uri, width, height, predictions, [other for other, _, _ in others])
+
+
+def _pictures(members: Mapping[str, bytes]) -> list[EncodedPicture]:
+    names = [name for name in sorted(members) if name.rpartition(".")[2] in IMAGE_MEMBERS]
+    return [_encode(decode_image(members[name])) for name in names[:MOST_PICTURES]]
+
+
+def _slices(members: Mapping[str, bytes], alt: str) -> list[EncodedPicture]:
+    """Show a CT volume by three slices through its middle, in the window of the lungs."""
+    facts = decode_json(members.get("json", b"{}"))
+    axes = axes_of(facts.get("axes")) or ZYX
+    spacing = spacing_of(facts.get("spacing_mm"), axes)
+    shown = slices(volume_of(members), axes, spacing, alt)[:PLANES_SHOWN]
+    return [(one.uri, one.width, one.height) for one in shown]
 
 
 def _caption(members: Mapping[str, bytes]) -> str:
-    """What the sample says of itself; of a conversation how it begins."""
+    """Return the sample's text; of a conversation, its first question."""
     try:
         if "txt" in members:
             return shorten(decode_text(members["txt"]))
@@ -135,8 +133,8 @@ def _caption(members: Mapping[str, bytes]) -> str:
     return shorten(turns[0]["user"]) if turns else "no caption"
 
 
-def _encode(picture: Image.Image) -> tuple[str, int, int]:
-    """A data URI of the picture with its width and height: lossless while tiny, a small JPEG otherwise."""
+def _encode(picture: Image.Image) -> EncodedPicture:
+    """Encode the picture: lossless while it is tiny, as a small JPEG otherwise."""
     content = io.BytesIO()
     clean = Image.new("RGB", picture.size)
     clean.paste(picture)

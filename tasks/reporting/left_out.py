@@ -1,4 +1,4 @@
-"""What a run leaves out of its data, in a line for the screen."""
+"""One line for the screen on the samples that a run leaves out of its data."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tasks.runs.folder import RunFolder
 
 
 def left_out(run: RunFolder) -> str | None:
-    """None for a run that leaves nothing out. Errors as `left_out_by` and `notice`."""
+    """Return the line; None for a run that leaves nothing out. Raises as `left_out_by` and `notice` do."""
     return notice(version_path(record.load_record(run).data[0]), left_out_by(run))

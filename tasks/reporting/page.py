@@ -1,7 +1,7 @@
-"""What the page of a run shows: every section's values, or the sentence that stands in its place.
+"""The content of a run's page: the values of every section, or the sentence that replaces it.
 
-Apart from `tasks.reporting.report`, because whoever only asks whether a page still holds should not have to
-load what draws one (pyarrow, Pillow, Jinja).
+It is separate from `tasks.reporting.report`, because checking whether a page is current should not load the
+libraries that draw one (pyarrow, Pillow, Jinja).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tasks.core.errors import TarmacError, first_line
 from tasks.core.pages import render
 from tasks.core.quarantine_file import NAME
+from tasks.core.schema import Config
 from tasks.core.units import count, counted
 from tasks.evaluation import results
 from tasks.evaluation.fit import doubtful_classes
@@ -28,12 +28,12 @@ from tasks.runs.data import version_path
 from tasks.runs.identity import DataRef
 
 CAPTIONS: Mapping[str, str] = {"volume_report": "reports", "chat": "questions"}
-"""What the texts of a modality's samples are called."""
+"""The name of a modality's texts."""
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Held-out samples with a sentence about them, or the reason that there are none."""
+    """Held-out samples with a sentence about them, or the reason why there are none."""
 
     text: str
     items: Sequence[GallerySample] = ()
@@ -41,83 +41,83 @@ class Gallery:
 
 
 def compose(evidence: RunContents, inputs: str, written: float) -> str:
-    """The page of a run; `inputs` is the digest of what it is made from, `written` in Unix seconds."""
-    return render("reporting/report.html", inputs=inputs, written=written, **_values(evidence))
-
-
-def _values(evidence: RunContents) -> dict[str, Any]:
-    """Everything the template shows."""
+    """Render the page of a run; `inputs` is the digest of its inputs, `written` the time in Unix seconds."""
     record = evidence.record
     data = record.data if record is not None else []
     accounts = [read_account(ref, evidence.private, evidence.quarantined) for ref in data]
     manifests = [account.manifest for account in accounts if account.manifest is not None]
     first = headline_of(evidence.results, evidence.config, evidence.best_step)
-    gallery = _gallery(evidence, accounts, first)
-    return {
-        "run": portrait(evidence.run, record),
-        "private": evidence.private,
-        "headline": first,
-        "training": summarize(evidence.rows),
-        "charts": training_charts(evidence.rows),
-        "notes": notes(
-            evidence,
-            [
-                *_left_out(evidence, accounts),
-                *_broken_data(accounts),
-                *_broken_samples(gallery),
-                *_doubtful_classes(evidence, data),
-            ],
-        ),
-        "tasks": task_views(evidence.results, evidence.best_step),
-        "best": evidence.best,
-        "best_step": evidence.best_step,
-        "is_chosen_by_headline": _is_chosen_by(first, evidence),
-        "tuning": evidence.loader,
-        "datasets": accounts,
-        "reject_budget": evidence.config.dataset.reject_budget if evidence.config is not None else None,
-        "read": sum(manifest.read for manifest in manifests) if manifests else None,
-        "accepted": sum(manifest.accepted for manifest in manifests) if manifests else None,
-        "gallery": gallery,
-        "reasons": _reasons(evidence),
-        "config_text": evidence.config_text,
-        "gather": f"tarmac gather {evidence.run.handle} --sync" if _is_tracked(evidence) else None,
-    }
+    gallery, config = _gallery(evidence, accounts, first), evidence.config
+    is_tracked = config is None or config.track.mode != "disabled"
+    return render(
+        "reporting/report.html",
+        inputs=inputs,
+        written=written,
+        run=portrait(evidence.run, record),
+        private=evidence.private,
+        headline=first,
+        training=summarize(evidence.rows),
+        charts=training_charts(evidence.rows),
+        notes=notes(evidence, list(_more_notes(evidence, accounts, gallery, data))),
+        tasks=task_views(evidence.results, evidence.best_step),
+        best=evidence.best,
+        best_step=evidence.best_step,
+        is_chosen_by_headline=_is_chosen_by(first, evidence),
+        tuning=evidence.loader,
+        datasets=accounts,
+        reject_budget=config.dataset.reject_budget if config is not None else None,
+        read=sum(manifest.read for manifest in manifests) if manifests else None,
+        accepted=sum(manifest.accepted for manifest in manifests) if manifests else None,
+        gallery=gallery,
+        reasons=_reasons(config),
+        config_text=evidence.config_text,
+        gather=f"tarmac gather {evidence.run.handle} --sync" if is_tracked else None,
+    )
 
 
-def _doubtful_classes(evidence: RunContents, data: Sequence[DataRef]) -> Iterator[Note]:
-    config = evidence.config
-    if config is not None and data and version_path(data[0]).is_dir() and not evidence.private:
-        for sentence in doubtful_classes(config, version_path(data[0])):
+def _more_notes(
+    evidence: RunContents, accounts: Sequence[Account], gallery: Gallery, data: Sequence[DataRef]
+) -> Iterator[Note]:
+    """Notes on the data: samples in quarantine when the run began, and data that cannot be read now."""
+    counts = Counter(f"{entry.shard} ({entry.reason})" for entry in evidence.quarantined)
+    lines = [f"{place}: {counted(samples, 'sample')}" for place, samples in sorted(counts.items())]
+    for account in accounts:
+        if account.left_out:
+            command = f"tarmac repair {account.path}"
+            yield Note("warn", account.left_out, first_of(lines, NAME), command)
+    for account in accounts:
+        if account.why_none:
+            yield Note("warn", f"The data of {account.name} cannot be read", (account.why_none,))
+    if gallery.is_broken:
+        yield Note("warn", "Not all samples can be shown", (gallery.text,))
+    if evidence.config is not None and data and version_path(data[0]).is_dir() and not evidence.private:
+        for sentence in doubtful_classes(evidence.config, version_path(data[0])):
             yield Note("warn", "The classes are numbers", (sentence,))
 
 
 def _is_chosen_by(first: Headline | None, evidence: RunContents) -> bool:
-    """Whether the best checkpoint was chosen by the very figure that stands first, which flatters it."""
+    """Whether the headline's own figure chose the best checkpoint, which biases it upwards."""
     if first is None or evidence.best is None:
         return False
-    return evidence.best.metric == results.full_name(first.task, first.metric)
-
-
-def _is_tracked(evidence: RunContents) -> bool:
-    return evidence.config is None or evidence.config.track.mode != "disabled"
+    return evidence.best.metric == results.full_name(first.result.task, first.metric)
 
 
 def _gallery(evidence: RunContents, accounts: Sequence[Account], first: Headline | None) -> Gallery:
-    """The first held-out samples with the predictions of the headline's evaluation."""
+    """Read the first held-out samples with the predictions of the headline's evaluation."""
     if evidence.private:
-        return Gallery("The dataset is private, or nobody knows that it is not: counts only.")
+        return Gallery("The dataset is private, or may be: this page has counts only.")
     account = next((account for account in accounts if account.held_out is not None), None)
     if account is None or account.held_out is None:
         return Gallery("There is no version of the data with a held-out split to show.")
-    split = first.split if first is not None else account.held_out
-    modality = account.manifest.modality if account.manifest is not None else ""
-    said = results.read_predictions(evidence.run, first.step, first.task) if first is not None else {}
+    split, predictions = account.held_out, {}
+    if first is not None:
+        split = first.result.split
+        predictions = results.read_predictions(evidence.run, first.result.step, first.result.task)
     try:
-        items = read_items(account.path, split, said)
+        items = read_items(account.path, split, predictions)
     except (TarmacError, OSError, ValueError) as error:
-        why = f"The held-out samples cannot be read: {first_line(error)}"
-        return Gallery(why, is_broken=True)
-    texts = CAPTIONS.get(modality, "captions")
+        return Gallery(f"The held-out samples cannot be read: {first_line(error)}", is_broken=True)
+    texts = CAPTIONS.get(account.manifest.modality if account.manifest is not None else "", "captions")
     shown = f"The first {counted(len(items), 'sample')} of the split {split} with their {texts}"
     bad = [item.caption for item in items if item.is_bad]
     if bad:
@@ -126,36 +126,13 @@ def _gallery(evidence: RunContents, accounts: Sequence[Account], first: Headline
     if first is None or not judged:
         return Gallery(f"{shown}. No predictions were kept for them.", items, bool(bad))
     verdict = f"{count(judged[True])} right, {count(judged[False])} wrong"
-    judge = f"what the checkpoint of step {count(first.step)} makes of them"
+    judge = f"the predictions of the checkpoint of step {count(first.result.step)}"
     return Gallery(f"{shown}, and {judge}: {verdict}.", items, bool(bad))
 
 
-def _left_out(evidence: RunContents, accounts: Sequence[Account]) -> list[Note]:
-    """A note for each version of which samples were in quarantine when the run began."""
-    counts = Counter(f"{entry.shard} ({entry.reason})" for entry in evidence.quarantined)
-    lines = [f"{place}: {counted(samples, 'sample')}" for place, samples in sorted(counts.items())]
-    return [
-        Note("warn", account.left_out, first_of(lines, NAME), f"tarmac repair {account.path}")
-        for account in accounts
-        if account.left_out
-    ]
-
-
-def _broken_data(accounts: Sequence[Account]) -> list[Note]:
-    """A note for each version that is gone or damaged since."""
-    broken = [account for account in accounts if account.why_none]
-    return [
-        Note("warn", f"The data of {account.name} cannot be read", (account.why_none,)) for account in broken
-    ]
-
-
-def _broken_samples(gallery: Gallery) -> list[Note]:
-    return [Note("warn", "Not all samples can be shown", (gallery.text,))] if gallery.is_broken else []
-
-
-def _reasons(evidence: RunContents) -> Mapping[str, str]:
-    """Why a section is empty, for those that are."""
-    asked = evidence.config is None or evidence.config.evaluate is not None
+def _reasons(config: Config | None) -> Mapping[str, str]:
+    """The sentences that replace empty sections."""
+    asked = config is None or config.evaluate is not None
     return {
         "evaluation": "No evaluation has a result yet." if asked else "The config asks for no evaluation.",
         "training": "No training metrics have been recorded.",

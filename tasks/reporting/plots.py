@@ -1,7 +1,7 @@
-"""From rows of metrics and results of evaluations to charts and to the figures that stand beside them.
+"""Turn rows of metrics and results of evaluations into charts and the figures beside them.
 
-Pure: values in, values out. A long run is drawn as the mean of neighbouring rows with an area from their
-lowest to their highest value, so that a spike of one step stays visible among 10^5.
+All functions are pure. A long run is drawn as the mean of neighbouring rows with an area from their lowest to
+their highest value, so that a spike of one step stays visible among 10^5.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from tasks.core.charts import Chart, Interval, Point, Series
 from tasks.core.units import count, number, percent
 
 MOST_POINTS = 150
-"""Points a line may have; more cannot be told apart at the width of a chart."""
+"""The most points of a line; more cannot be distinguished at the width of a chart."""
 MOST_MARKS = 12
-"""Points that get a mark each: few, so that one alone can be seen and validation differs from training."""
+"""Lines with at most so many points have a mark at each, so that a single point is visible and validation
+differs from training."""
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a run's metrics say in a few figures; None where no row says it."""
+    """A summary of a run's metrics; a figure is None where no row has it."""
 
     first_step: int
     last_step: int
@@ -33,11 +34,11 @@ class Training:
     last_loss: float | None
     val_loss: float | None
     samples_per_s: float | None
-    """The median over the rows."""
+    """The median over all rows."""
     waiting: float | None
-    """Share of the training time spent waiting for data."""
+    """The share of the training time spent waiting for data."""
     not_finite: int
-    """Rows whose loss was not a finite number."""
+    """The number of rows whose loss is not finite."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,14 @@ class Score:
 
 
 def summarize(rows: Sequence[Row]) -> Training | None:
-    """The figures of a run; None when no row has a training step."""
+    """Summarize a run; None when no row has a training step."""
     steps = [row["train/step"] for row in rows if _has(row, "train/step")]
     if not steps:
         return None
-    losses = [y for _, y in _column(rows, "train/loss") if y is not None]
-    val_losses = [y for _, y in _column(rows, "val/loss") if y is not None]
-    speeds = [y for _, y in _column(rows, "train/samples_per_s") if y is not None]
+    losses, val_losses, speeds = (
+        [y for _, y in _column(rows, key) if y is not None]
+        for key in ("train/loss", "val/loss", "train/samples_per_s")
+    )
     return Training(
         first_step=min(steps),
         last_step=max(steps),
@@ -97,33 +99,33 @@ PANELS = (
 
 
 def training_charts(rows: Sequence[Row]) -> list[Chart]:
-    """One chart a panel; a panel without any value is left out."""
-    charts = [_chart(panel, rows) for panel in PANELS]
-    return [chart for chart in charts if chart is not None]
+    """Draw one chart per panel; a panel without any value is left out."""
+    return [chart for panel in PANELS if (chart := _chart(panel, rows)) is not None]
 
 
 def loss_chart(rows: Sequence[Row]) -> Chart | None:
-    """The first of them; None when no row has a loss."""
+    """Draw the first panel; None when no row has a loss."""
     return _chart(PANELS[0], rows)
 
 
 LOW_SHARE = 0.2
-"""Shares up to this one, of which an axis up to 1 would show nothing, have an axis of their own height."""
+"""Charts of shares up to this one have an axis of their own height, because an axis up to 1 would
+show nothing."""
 
 
 def evaluation_chart(title: str, scores: Sequence[Score], chance: float | None) -> Chart:
-    """A metric over the steps at which it was measured, with its intervals and the level of guessing."""
+    """Draw a metric over the steps at which it was measured, with its intervals and the level of guessing."""
     scores = sorted(scores, key=lambda score: score.step)
     intervals = [(s.step, s.low, s.high) for s in scores if s.low is not None and s.high is not None]
     last = scores[-1]
     shares = all(0 <= s.value <= 1 for s in scores)
     highest = max(s.value if s.high is None else s.high for s in scores)
-    spoken = f"{title}: {number(scores[0].value)} at step {count(scores[0].step)}"
+    description = f"{title}: {number(scores[0].value)} at step {count(scores[0].step)}"
     if len(scores) > 1:
-        spoken += f", {number(last.value)} at step {count(last.step)}"
+        description += f", {number(last.value)} at step {count(last.step)}"
     return Chart(
         title=title,
-        description=spoken + (f"; guessing gives {number(chance, 2)}." if chance is not None else "."),
+        description=description + (f"; guessing gives {number(chance, 2)}." if chance is not None else "."),
         x_label="step",
         y_label=title[:1].lower() + title[1:],
         series=[Series(title, [(s.step, s.value) for s in scores], intervals, marked=True)],
@@ -134,15 +136,15 @@ def evaluation_chart(title: str, scores: Sequence[Score], chance: float | None) 
 
 
 def _chart(panel: Panel, rows: Sequence[Row]) -> Chart | None:
-    say = percent if panel.unit == "share" else number
-    series, spoken, merged = [], [], 1
+    form = percent if panel.unit == "share" else number
+    series, described, merged = [], [], 1
     for key, label in panel.columns.items():
         points = _column(rows, key)
         values = [(x, y) for x, y in points if y is not None]
         if not values:
             continue
         (first, start), (last, end) = values[0], values[-1]
-        spoken.append(f"{label} {say(start)} at step {count(first)}, {say(end)} at step {count(last)}")
+        described.append(f"{label} {form(start)} at step {count(first)}, {form(end)} at step {count(last)}")
         means, intervals, chunk = thin(points)
         merged = max(merged, chunk)
         series.append(Series(label, means, intervals, marked=len(means) <= MOST_MARKS))
@@ -150,7 +152,7 @@ def _chart(panel: Panel, rows: Sequence[Row]) -> Chart | None:
         return None
     return Chart(
         title=panel.title,
-        description=f"{panel.title}: {'; '.join(spoken)}.",
+        description=f"{panel.title}: {'; '.join(described)}.",
         x_label="step",
         y_label=panel.y_label,
         series=series,
@@ -161,12 +163,12 @@ def _chart(panel: Panel, rows: Sequence[Row]) -> Chart | None:
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[list[Point], list[Interval], int]:
-    """At most `most` points, each a mean of neighbours, with their lowest and highest, and of how many."""
+    """Return at most `most` points, each the mean of a chunk of neighbours, the lowest and highest value of
+    each chunk, and the size of a chunk."""
     if len(points) <= most:
         return list(points), [], 1
     chunk = math.ceil(len(points) / most)
-    means: list[Point] = []
-    intervals: list[Interval] = []
+    means, intervals = list[Point](), list[Interval]()
     for start in range(0, len(points), chunk):
         part = points[start : start + chunk]
         middle = (part[0][0] + part[-1][0]) / 2
@@ -178,7 +180,7 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[list[Point],
 
 
 def _column(rows: Sequence[Row], key: str) -> list[Point]:
-    """The values of a key by training step; None where a row has the key without a finite value."""
+    """Return the values of a key by training step; None where a row has the key without a finite value."""
     points = [
         (row["train/step"], row[key] if _has(row, key) else None)
         for row in rows
@@ -188,7 +190,7 @@ def _column(rows: Sequence[Row], key: str) -> list[Point]:
 
 
 def _waiting(rows: Sequence[Row]) -> float | None:
-    """The share over the whole run: each row's share weighs as much as its step took."""
+    """Return the share over the whole run, in which each row is weighted by the time of its step."""
     timed = [
         (row["train/data_wait"], row["train/step_s"] if _has(row, "train/step_s") else 1.0)
         for row in rows

@@ -1,7 +1,7 @@
-"""Who a run is, in the words of its report: what made its weights, when and where it was started.
+"""The description of a run in its report: what determined its weights, when and where it was started.
 
-Pure. The facts come from `identity` in run.json, which is what the weights hang on; a field that it does not
-have is left out.
+All functions are pure. The facts come from `identity` in run.json, on which the weights depend; a missing
+field is left out.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MARKS: Mapping[str, tuple[str, str]] = {
     "stalled": ("bad", "✗"),
     "cancelled": ("warn", "!"),
 }
-"""Tone and sign of a state; any other is still going on."""
+"""Tone and sign by state; a run in any other state is still going on."""
 Pairs = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class AttemptLine:
-    """A line of the table of attempts; `lasted` is in seconds, None while it lives."""
+    """A line of the table of attempts; `lasted` is in seconds, None while the attempt runs."""
 
     number: int
     started: float
@@ -42,7 +42,7 @@ class AttemptLine:
 
 @dataclass(frozen=True)
 class Portrait:
-    """What the page says of the run itself."""
+    """The part of the page about the run itself."""
 
     id: str
     name: str
@@ -64,7 +64,7 @@ class Portrait:
 
 
 def portrait(run: RunFolder, record: RunRecord | None) -> Portrait:
-    """The portrait of a run; without its record only what the folder's name says."""
+    """Describe a run; without its record only its folder's name is known."""
     if record is None:
         return Portrait(run.id, run.name, run.name)
     last = record.attempts[-1] if record.attempts else None
@@ -110,7 +110,7 @@ def _facts(record: RunRecord) -> Pairs:
         ("Data", "; ".join(data)),
         ("Seed", _text(fields, "seed")),
         ("Steps", _text(fields, "steps")),
-        ("Batch", _text(fields, "batch_size", "{} samples a step")),
+        ("Batch", _text(fields, "batch_size", "{} samples per step")),
         ("Learning rate", _learning_rate(fields)),
         ("Weight decay", _text(fields, "weight_decay")),
         ("Precision", _text(fields, "precision")),
@@ -132,7 +132,7 @@ def _model(fields: Mapping[str, Any]) -> str:
 
 
 def _flow(value: Any) -> str:
-    """A value of the config as a person writes it on one line: words as a command, others as in YAML."""
+    """Format a value of the config on one line: words as a command, other values as in YAML."""
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         return shlex.join(value)
     if not isinstance(value, list | dict):

@@ -1,8 +1,8 @@
-"""`report.html`: what came of a run, on one page, for a newcomer and for an expert.
+"""`report.html`: the results of a run on one page, for a newcomer and for an expert.
 
 It is made from the run's folder and its dataset's version alone, by any process, at any time, also halfway
 through or after a failure: a missing part is named and costs only its own section. The page records the
-digest of what it was made from, so that nobody has to guess whether it still holds.
+digest of its inputs, so that any process can check whether it is current.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tasks.runs.folder import RunFolder
 
 INPUTS = re.compile(rb'<meta name="tarmac-inputs" content="([0-9a-f]{64})">')
 HEAD_BYTES = 4096
-"""How far into the page its digest stands at most."""
+"""How much of the page is read to find its digest."""
 
 
 def write_report(run: RunFolder, progress: Progress = no_progress) -> Path:
     """Write `report.html` of a run and return its path; OSError when the folder cannot be written."""
-    # Imported here, because what draws a page loads in a second and `is_current` must answer at once.
+    # Imported here, because drawing a page loads libraries for a second, and `is_current` is quick without.
     from tasks.reporting.page import compose
 
-    # Before anything is read: what changes from here on makes the page out of date, not silently wrong.
+    # Computed before anything is read: a later change makes the page out of date, not silently wrong.
     inputs = inputs_digest(run)
     progress(0, 2, "steps")
     evidence = collect(run)
@@ -38,7 +38,7 @@ def write_report(run: RunFolder, progress: Progress = no_progress) -> Path:
 
 
 def is_current(run: RunFolder) -> bool:
-    """Whether the page was made from what the run's folder holds now; reads the head of the page only."""
+    """Whether the page was made from the current content of the run's folder; reads only the page's head."""
     try:
         with run.report.open("rb") as file:
             found = INPUTS.search(file.read(HEAD_BYTES))
@@ -48,6 +48,6 @@ def is_current(run: RunFolder) -> bool:
 
 
 def read_headline(run: RunFolder) -> Headline | None:
-    """The figure that stands first on the page, for whoever wants just that; None before an evaluation."""
+    """Return the first figure of the page alone; None before an evaluation."""
     evidence = collect(run, metrics_too=False)
     return headline_of(evidence.results, evidence.config, evidence.best_step)

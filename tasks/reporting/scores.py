@@ -1,8 +1,8 @@
-"""What the evaluations of a run say: the figure that stands first, and each task over the steps.
+"""The results of a run's evaluations: the headline figure, and each task over the steps.
 
-Pure. The headline is the first task's first metric of the checkpoint that `checkpoints/best` names, because
-that is the model a person takes along; without a result for it, of the last evaluated checkpoint. The choice
-never looks at the headline's own metric, so that it is no maximum over noise.
+All functions are pure. The headline is the first metric of the first task for the checkpoint that
+`checkpoints/best` names, because users take that model; without a result for it, for the last evaluated
+checkpoint. The choice never depends on the headline's own metric, so that it is no maximum over noise.
 """
 
 from __future__ import annotations
@@ -41,58 +41,72 @@ TITLES = {
     "text_to_image_R@10": "Text to image, R@10",
     "text_to_image_median_rank": "Text to image, median rank",
 }
-"""Words for names that a newcomer cannot know; any other name speaks for itself."""
+"""Titles for names that a newcomer cannot know; any other name is shown as it is."""
 
 TRAIN = "train"
 MOST_BESIDE = 3
-"""Metrics of a table that finds room beside a chart."""
+"""The most metrics of a table beside a chart."""
 
 
 @dataclass(frozen=True)
 class Headline:
-    """One metric of one checkpoint: what the whole run comes to."""
+    """The first metric of one result, as the figure for the whole run."""
 
-    title: str
-    task: str
-    metric: str
-    value: float
-    low: float | None
-    high: float | None
-    chance: float | None
-    split: str
-    samples: int
-    step: int
+    result: EvaluationResult
     is_best: bool
-    """Whether the checkpoint is the one `checkpoints/best` names."""
+    """Whether the checkpoint is the one that `checkpoints/best` names."""
 
     def __str__(self) -> str:
-        """`Zero-shot accuracy 0.957 (0.926 to 0.975 at 95 %; 270 held-out samples; chance 0.10)`."""
+        """Format it like `Zero-shot accuracy 0.957 (0.926 to 0.975 at 95 %; 270 held-out samples;
+        chance 0.10)`."""
         around = "" if self.interval is None else f"{self.interval} at 95 %; "
         chance = f"; chance {number(self.chance, 2)}" if self.chance is not None else ""
-        samples = f"{count(self.samples)} {self.sort_of_samples}"
+        samples = f"{count(self.result.samples)} {self.sort_of_samples}"
         return f"{self.title} {number(self.value)} ({around}{samples}{chance})"
 
     @property
+    def metric(self) -> str:
+        return next(iter(self.result.metrics))
+
+    @property
+    def value(self) -> float:
+        return self.result.metrics[self.metric]
+
+    @property
+    def chance(self) -> float | None:
+        return self.result.chance.get(self.metric)
+
+    @property
+    def title(self) -> str:
+        if self._is_accuracy:
+            return "Zero-shot accuracy"
+        return f"{title_of(self.result.task)}: {title_of(self.metric)}"
+
+    @property
     def is_of_training(self) -> bool:
-        """Whether the training saw the samples."""
-        return self.split == TRAIN
+        """Whether the training used the samples."""
+        return self.result.split == TRAIN
 
     @property
     def sort_of_samples(self) -> str:
-        if not self.split:
-            return "samples"  # of data that another program brought
+        if not self.result.split:
+            return "samples"  # data of another program
         return "samples that it was trained on" if self.is_of_training else "held-out samples"
 
     @property
     def names(self) -> int | None:
         """How many names a classifier chose from; None for a metric that is no share of right choices."""
-        is_accuracy = self.task == "zero_shot" and self.metric == "top1"
-        return round(1 / self.chance) if is_accuracy and self.chance else None
+        return round(1 / self.chance) if self._is_accuracy and self.chance else None
 
     @property
     def interval(self) -> str | None:
         """The 95 % interval as the page's tables show it."""
-        return None if self.low is None or self.high is None else interval(self.low, self.high)
+        low, high = _interval(self.result, self.metric)
+        return None if low is None or high is None else interval(low, high)
+
+    @property
+    def _is_accuracy(self) -> bool:
+        return self.result.task == "zero_shot" and self.metric == "top1"
 
 
 Cell = tuple[float | None, tuple[float | None, float | None]]
@@ -102,12 +116,12 @@ BY_LABEL = (("auroc", "AUROC"), ("f1", "F1"), ("accuracy", "Accuracy"), ("precis
 
 @dataclass(frozen=True)
 class LabelTable:
-    """One result of a task that judges several labels, label by label."""
+    """One result of a task with several labels, label by label."""
 
     step: int
     titles: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell]]]
-    """Each label with a cell for every title."""
+    """One row per label, with a cell for every title."""
     notes: Sequence[str]
 
 
@@ -118,7 +132,7 @@ class TaskView:
     task: str
     title: str
     metrics: Sequence[tuple[str, str]]
-    """Name and title of each metric."""
+    """The name and title of each metric."""
     chart: Chart | None
     """None where no value is a finite number."""
     results: Sequence[EvaluationResult]
@@ -127,38 +141,38 @@ class TaskView:
 
     @property
     def is_wide(self) -> bool:
-        """Whether the table of all metrics takes the page's whole width."""
+        """Whether the table of all metrics takes the full width of the page."""
         return len(self.metrics) > MOST_BESIDE
 
     @property
     def samples(self) -> int | None:
-        """How many samples each result judged; None when they differ."""
+        """The number of samples of each result; None when they differ."""
         numbers = {result.samples for result in self.results}
         return numbers.pop() if len(numbers) == 1 else None
 
     @property
     def is_of_training(self) -> bool:
-        """Whether the training saw the samples."""
+        """Whether the training used the samples."""
         return any(result.split == TRAIN for result in self.results)
 
 
 def headline_of(
     results: Sequence[EvaluationResult], config: Config | None, best_step: int | None
 ) -> Headline | None:
-    """The result a reader came for; None when no evaluation has one. Tasks in the order of the config."""
+    """Choose the headline, by the order of tasks in the config; None when no evaluation has a result."""
     asked = config.evaluate if config is not None else None
     tasks = [task.name for task in asked.tasks] if asked is not None else []
     for task in (*tasks, *sorted({result.task for result in results} - set(tasks))):
         found = _by_step(results, task)
         if found:
             chosen = next((result for result in found if result.step == best_step), found[-1])
-            return _headline(chosen, chosen.step == best_step)
+            return Headline(chosen, chosen.step == best_step)
     return None
 
 
 def task_views(results: Sequence[EvaluationResult], best_step: int | None = None) -> list[TaskView]:
-    """A view a task that has at least one metric, in order of their names; labels as of the checkpoint of
-    `best_step`, or else of the last."""
+    """Return one view per task with at least one metric, ordered by name; labels are those of the checkpoint
+    of `best_step`, or else of the last."""
     views = []
     for task in sorted({result.task for result in results}):
         found = _by_step(results, task)
@@ -168,7 +182,8 @@ def task_views(results: Sequence[EvaluationResult], best_step: int | None = None
         first = metrics[0]
         measured = [result for result in found if math.isfinite(result.metrics.get(first, math.nan))]
         scores = [Score(result.step, result.metrics[first], *_interval(result, first)) for result in measured]
-        chart = evaluation_chart(title_of(first), scores, _chance(found[-1], first)) if scores else None
+        chance = found[-1].chance.get(first)
+        chart = evaluation_chart(title_of(first), scores, chance) if scores else None
         chosen = next((result for result in found if result.step == best_step), found[-1])
         labels = _label_table(chosen)
         shown = [name for name in metrics if labels is None or name.endswith("_mean")]
@@ -178,57 +193,30 @@ def task_views(results: Sequence[EvaluationResult], best_step: int | None = None
 
 
 def _label_table(result: EvaluationResult) -> LabelTable | None:
-    """Of a result with a figure for each label beside the mean of all."""
+    """Return the table of a result that has a figure for each label beside the mean of all."""
     first = f"{BY_LABEL[0][0]}_"
     labels = [name.removeprefix(first) for name in result.metrics if name.startswith(first)]
     if "mean" not in labels:
         return None
-    rows = [
-        (label, [_cell(result, f"{metric}_{label}") for metric, _ in BY_LABEL])
-        for label in labels
-        if label != "mean"
-    ]
+    rows: list[tuple[str, list[Cell]]] = []
+    for label in labels:
+        names = [f"{metric}_{label}" for metric, _ in BY_LABEL]
+        cells = [(result.metrics.get(name), _interval(result, name)) for name in names]
+        rows += [(label, cells)] if label != "mean" else []
     return LabelTable(result.step, [title for _, title in BY_LABEL], rows, result.notes)
 
 
-def _cell(result: EvaluationResult, name: str) -> Cell:
-    return result.metrics.get(name), _interval(result, name)
-
-
 def title_of(name: str) -> str:
-    """A task's or metric's name in words: `mean_per_class` -> `Mean accuracy per class`."""
+    """Return a task's or metric's name in words: `mean_per_class` becomes `Mean accuracy per class`."""
     return TITLES.get(name) or name.replace("_", " ")
 
 
 def _by_step(results: Sequence[EvaluationResult], task: str) -> list[EvaluationResult]:
-    """The results of a task that hold a metric."""
+    """Return the results of a task that have a metric, by step."""
     found = [result for result in results if result.task == task and result.metrics]
     return sorted(found, key=lambda result: result.step)
-
-
-def _headline(result: EvaluationResult, is_best: bool) -> Headline:
-    metric, value = next(iter(result.metrics.items()))
-    low, high = _interval(result, metric)
-    is_zero_shot = result.task == "zero_shot" and metric == "top1"
-    return Headline(
-        title="Zero-shot accuracy" if is_zero_shot else f"{title_of(result.task)}: {title_of(metric)}",
-        task=result.task,
-        metric=metric,
-        value=value,
-        low=low,
-        high=high,
-        chance=_chance(result, metric),
-        split=result.split,
-        samples=result.samples,
-        step=result.step,
-        is_best=is_best,
-    )
 
 
 def _interval(result: EvaluationResult, metric: str) -> tuple[float | None, float | None]:
     low, high = result.intervals.get(metric, (math.nan, math.nan))
     return (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)
-
-
-def _chance(result: EvaluationResult, metric: str) -> float | None:
-    return result.chance.get(metric)

@@ -1,18 +1,17 @@
-"""What came of a flow run, in Markdown for Prefect's page: the shorter sister of `report.html`.
+"""A short form of `report.html` in Markdown, for the page of a flow run in Prefect.
 
-It is made of what lies in the run's folder, also of a run that failed, and of what the build of this very
-flow run has changed, which no file says. Of a private dataset it has counts only.
+It is made from the run's folder, also after a failure, and from the changes of this flow run's build, which
+no file records. For a private dataset it has counts only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from textwrap import wrap
 
 from tasks.core.pages import image_uri, render
 from tasks.core.schema import Config
-from tasks.core.units import count, counted, number
+from tasks.core.units import count, counted, near, number
 from tasks.dataset.building.result import BuildResult
 from tasks.dataset.preview import page_path
 from tasks.dataset.rejects import reject_lines
@@ -28,12 +27,12 @@ from tasks.runs.folder import RunFolder
 
 MOST_REASONS = 8
 WIDTH = 100
-"""Characters that a line of a quotation may have on Prefect's page."""
+"""The most characters in a line of a quotation on Prefect's page."""
 
 
 def of_run(run: RunFolder, built: BuildResult | None, failure: str | None, wandb: str | None) -> str:
-    """The page of a run; `built` is what this flow run's build did, `failure` why the flow run failed,
-    `wandb` the URL of the wandb run."""
+    """Write the page of a run; `built` is the result of this flow run's build, `failure` the reason why the
+    flow run failed, `wandb` the URL of the wandb run."""
     evidence = collect(run)
     data = evidence.record.data if evidence.record is not None else []
     accounts = [read_account(ref, evidence.private, evidence.quarantined) for ref in data]
@@ -53,7 +52,7 @@ def of_run(run: RunFolder, built: BuildResult | None, failure: str | None, wandb
 
 
 def of_dataset(config: Config, built: BuildResult | None, failure: str | None) -> str:
-    """The page of a flow run that only builds."""
+    """Write the page of a flow run that only builds."""
     lines = [f"# {config.name}", "", *_failure(failure)]
     if built is not None:
         lines += [*_change(built), *_counts(built.read, built.accepted, built.filtered, built.rejected)]
@@ -119,7 +118,7 @@ def _counts(read: int, accepted: int, filtered: int, rejected: int) -> list[str]
 
 
 def quoted(lines: Sequence[str]) -> list[str]:
-    """The lines as they are, but for their length, as the page does not wrap them; none is Markdown."""
+    """Quote the lines so that none is read as Markdown, and wrap them, which the page does not do."""
     plain = [line.replace("```", "'''") for line in lines]
     parts = [part for line in plain for part in wrap(line, WIDTH, subsequent_indent="    ") or [""]]
     return ["```", *parts, "```", ""] if lines else []
@@ -149,23 +148,18 @@ def _links(evidence: RunContents, accounts: Sequence[Account], wandb: str | None
     if run.report.exists():
         yield f"- report: {link(run.report)}"
     for account in accounts:
-        page = page_path(account.path) if account.manifest is not None else None
-        if page is not None and page.exists():
+        page = page_path(account.path)
+        if account.manifest is not None and page.exists():
             yield f"- dataset {account.name}: {link(page)}"
     if run.best.exists():
-        yield f"- model: `{_near(run.best)}`"
+        yield f"- model: `{near(run.best)}`"
     if evidence.config is not None and evidence.config.track.mode != "disabled":
         command = f"tarmac gather {run.handle} --sync"
         yield f"- wandb: [{wandb}]({wandb})" if wandb else f"- wandb: offline; `{command}` uploads it"
 
 
-def _near(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table; nothing without rows."""
+    """Format a Markdown table; without rows there is none."""
     if not rows:
         return []
     return [_row(head), _row(["---"] * len(head)), *(_row(row) for row in rows), ""]

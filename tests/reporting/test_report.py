@@ -128,7 +128,7 @@ def test_a_torn_quarantine_is_told(run: RunFolder) -> None:
 def test_the_figure_of_the_page_is_there_for_others(run: RunFolder) -> None:
     found = read_headline(run)
     assert found is not None
-    assert (found.value, found.step, found.chance, found.is_best) == (0.957, 600, 0.1, True)
+    assert (found.value, found.result.step, found.chance, found.is_best) == (0.957, 600, 0.1, True)
 
 
 def test_every_chart_is_labelled_and_every_table_has_a_caption(run: RunFolder) -> None:
@@ -294,7 +294,7 @@ def test_the_page_says_by_what_the_best_checkpoint_was_chosen(run: RunFolder) ->
     assert "by validation loss 0.400, until zero_shot_top1 has a result." in text_of(run)
     write_json(run.eval_result(600), {"global_step": 600, "results": {"zero_shot_top1": 0.957}})
     text = text_of(run)
-    assert "the best by zero_shot_top1, which being chosen by this very figure flatters a little." in text
+    assert "the best by zero_shot_top1, which this figure itself chose, so it is slightly too good." in text
     assert "Best: step 600 by zero_shot_top1 0.957." in text
 
 

@@ -25,7 +25,7 @@ def config(tmp_path: Path) -> Config:
 
 def test_the_headline_is_of_the_best_checkpoint_not_of_the_best_figure(config: Config) -> None:
     found = headline_of([result(200, 0.99), result(400, 0.95), result(600, 0.97)], config, best_step=400)
-    assert found is not None and (found.step, found.value, found.is_best) == (400, 0.95, True)
+    assert found is not None and (found.result.step, found.value, found.is_best) == (400, 0.95, True)
     assert (
         str(found) == "Zero-shot accuracy 0.950 (0.920 to 0.970 at 95 %; 270 held-out samples; chance 0.10)"
     )
@@ -47,13 +47,13 @@ def test_samples_of_the_training_are_called_that(config: Config) -> None:
 
 def test_without_a_result_for_the_best_checkpoint_the_last_one_speaks(config: Config) -> None:
     found = headline_of([result(400, 0.95), result(200, 0.99)], config, best_step=600)
-    assert found is not None and (found.step, found.is_best) == (400, False)
+    assert found is not None and (found.result.step, found.is_best) == (400, False)
 
 
 def test_the_first_task_of_the_config_that_has_a_result_comes_first(config: Config) -> None:
     other = result(600, 0.5, task="a_retrieval", metrics={"recall_at_1": 0.5}, intervals={}, chance={})
     found = headline_of([other, result(600, 0.95)], config, None)
-    assert found is not None and found.task == "zero_shot"
+    assert found is not None and found.result.task == "zero_shot"
     alone = headline_of([other], config, None)
     assert alone is not None and alone.names is None
     assert str(alone) == "a retrieval: recall at 1 0.500 (270 held-out samples)"
