@@ -79,7 +79,7 @@ def init(
     """
     from tasks.dataset.init import config_text, survey
     from tasks.dataset.init.evidence import shown
-    from tasks.runs.jobs import gpus_here
+    from tasks.runs.gpus import gpus_here
 
     found = survey(path)
     config = out or Path(f"configs/{found.name}.yaml")
@@ -295,7 +295,7 @@ def training_left(settings: Config, version: str | None, most: int | None = None
 
 def _place(settings: Config) -> str:
     """Return where it trains: in a Slurm job, or on one of several GPUs; an empty text otherwise."""
-    from tasks.runs.jobs import gpus_here
+    from tasks.runs.gpus import gpus_here
 
     train = settings.engine.train
     if train.kind == "slurm":

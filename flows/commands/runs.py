@@ -225,7 +225,7 @@ def gather(
       tarmac gather 2e94 --sync
     """
     from tasks.runs.folder import find
-    from tasks.runs.job import agent_is_alive
+    from tasks.runs.jobs import agent_is_alive
     from tasks.supervision.tracking import gathering
 
     folder = find(runs, run)

@@ -37,7 +37,7 @@ from tasks.core import screen
 from tasks.core.errors import TarmacError
 from tasks.events import TAG
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import agent_is_alive
+from tasks.runs.jobs import agent_is_alive
 
 WORKER_LABEL = "prefect.worker.name"
 """The flow run's label, by Prefect, with the name of the worker that has started it."""

@@ -75,7 +75,7 @@ def _watched(call: Callable[[], Any], runs: Path) -> Stages:
 def _report_what_goes_on(runs: Path) -> None:
     """Ctrl-C ends the watching only: name each training that goes on without it."""
     from tasks.runs import record
-    from tasks.runs.job import agent_is_alive
+    from tasks.runs.jobs import agent_is_alive
 
     for run in list_runs(runs):
         with contextlib.suppress(TarmacError):  # `tarmac status` reports a damaged one

@@ -24,7 +24,7 @@ from tasks.loader import worker_state
 from tasks.models.recipes import options_type
 from tasks.runs import phases, record
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import agent_is_alive
+from tasks.runs.jobs import agent_is_alive
 from tasks.runs.plan import command_to_resume
 from tasks.runs.record import RunRecord
 

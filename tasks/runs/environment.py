@@ -1,36 +1,46 @@
-"""The environment a training process gets: its threads pinned, nothing that reaches a tracker or other ranks.
+"""What the processes of one training share: their environment, where its ranks meet, and the right to write.
 
-The thread count decides the order of floating-point sums, so it belongs to the run and not to the machine.
+**Environment.** Threads are pinned, because their number decides the order of floating-point sums: it belongs
+to the run and not to the machine. Nothing in the environment reaches a tracker or the ranks of another
+training, and it names the agent.
+
+**Meeting.** Ranks find each other by a file store, not by a port: ports are taken by others between their
+choice and their use, and the folder shows which attempt it belongs to. It needs the locks of its file system,
+as the run's lease does.
+
+**Fence.** A training may write into its run as long as its agent holds the lease. An agent that is suspended
+for longer cannot end its training, whose ranks then go on beside those of the run's next agent. So each rank
+checks the lease itself, before it reports what it does and before it writes a checkpoint.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+from tasks.core.lock import holder_of, is_lost
 from tasks.core.process import Identity
 from tasks.core.schema import Train
-from tasks.runs import meeting
+from tasks.runs.folder import RunFolder
 
 HIDDEN_PREFIXES = ("WANDB_", "PREFECT_")
 """A training process talks to no server, so it gets neither their addresses nor their keys."""
 AGENT = "TARMAC_AGENT"
 """Names the agent of a training to all that the training starts, in whatever session or group."""
-RANKS = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    meeting.VARIABLE,
-)
-"""Of whatever starts Tarmac as one of several processes; a rank is told by its agent."""
+MEETING = "TARMAC_MEETING"
+RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", MEETING)
+"""They may describe whatever starts Tarmac as one of several processes; a rank gets them from its agent."""
 
 
 def rank_environment(train: Train, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`base` (this process's environment) with `train.threads` pinned and trackers hidden."""
+    """Return `base` (this process's environment) with `train.threads` pinned and trackers hidden."""
     inherited = os.environ if base is None else base
     kept = {
         name: value
@@ -51,14 +61,91 @@ def rank_environment(train: Train, base: Mapping[str, str] | None = None) -> dic
 
 
 def naming(agent: Identity) -> dict[str, str]:
-    """The variable that says which agent holds a training."""
+    """Return the variable that names the agent of a training."""
     return {AGENT: json.dumps(agent.to_json())}
 
 
 def agent_of(environment: Mapping[str, str]) -> Identity | None:
-    """The agent that holds the training to which a process of this environment belongs; None where none
-    does, or what stands there is of no agent."""
+    """Return the agent of the training that a process of this environment belongs to.
+
+    None where the process belongs to no training, or the variable holds no agent.
+    """
     try:
         return Identity.from_json(json.loads(environment[AGENT]))
     except (KeyError, ValueError, TypeError):
         return None
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The folder in which the ranks of one start of a training find each other, and leave notes for the
+    agent."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Meeting | None:
+        """Return the meeting of a rank; None for a rank that is alone, or was started by torchrun."""
+        path = environment.get(MEETING)
+        return None if path is None else cls(Path(path))
+
+    def prepare(self) -> None:
+        """Make the folder anew: files that an earlier start left in it would be taken for this one's."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True)
+
+    @property
+    def store(self) -> Path:
+        """torch.distributed's file, by which the ranks exchange their addresses."""
+        return self.path / "store"
+
+    def environment(self, rank: int, count: int) -> dict[str, str]:
+        """Return torchrun's variables for one of `count` ranks on this machine.
+
+        They bind the ranks to the loopback interface: by its own name a host is often found at no address.
+        """
+        return {
+            MEETING: str(self.path),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
+        }
+
+    def has_failed(self, rank: int) -> None:
+        """Leave the rank's number, unless another has failed before: the others fail because of it."""
+        with suppress(OSError), self._failed.open("x", encoding="ascii") as file:
+            file.write(str(rank))
+
+    @property
+    def first_failed(self) -> int | None:
+        """The rank that failed first; None where none had the time to report it."""
+        try:
+            return int(self._failed.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def _failed(self) -> Path:
+        return self.path / "failed"
+
+
+def leave_if_taken_over(run: RunFolder, last_act: Callable[[], None] = lambda: None) -> None:
+    """End this process at once, after `last_act`, where its agent has lost the run's lease.
+
+    Nothing more is written then. The call is harmless in a process that no agent holds.
+    """
+    agent = _own_agent()
+    if agent is None or not is_lost(run.lease, agent):
+        return
+    sys.stderr.write(f"error: the run was taken over by {holder_of(run.lease) or 'another start'}\n")
+    sys.stderr.flush()
+    last_act()
+    os._exit(1)
+
+
+@cache
+def _own_agent() -> Identity | None:
+    return agent_of(os.environ)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.core.files import read_json
-from tasks.runs import fence
+from tasks.runs.environment import leave_if_taken_over
 from tasks.runs.folder import RunFolder
 
 PhaseName = Literal["start", "first_batch", "step", "validate", "checkpoint", "end"]
@@ -55,7 +55,7 @@ class PhaseWriter:
         changed = last is None or last.phase != phase
         if last is not None and not changed and now - last.at < INTERVAL_S:
             return
-        fence.leave_if_taken_over(self._folder)
+        leave_if_taken_over(self._folder)
         since = now if last is None or changed else last.since
         self._last = Phase(phase, step, since, now, os.getpid(), list(workers))
         try:

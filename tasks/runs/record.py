@@ -59,7 +59,7 @@ class Attempt(BaseModel):
 class RunRecord(BaseModel):
     """The content of `run.json`.
 
-    `job` is the agent's job as `tasks.runs.job.Job` writes itself; `goal` tells an agent whether to train or
+    `job` is the agent's job as `tasks.runs.jobs.Job` writes itself; `goal` tells an agent whether to train or
     only to evaluate the checkpoints that are there.
     """
 

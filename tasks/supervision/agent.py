@@ -30,11 +30,11 @@ from tasks.core.lock import Lease, holder_of
 from tasks.diagnosis.observation.machine import oom_kills
 from tasks.evaluation import best
 from tasks.models import hub, recipes
-from tasks.runs import jobs, metrics, stop
+from tasks.runs import gpus, metrics, stop
 from tasks.runs.checkpoints import newest_sound
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import Job
-from tasks.supervision import gpus, trainer, tuning
+from tasks.runs.jobs import Job
+from tasks.supervision import trainer, tuning
 from tasks.supervision.allocation import END, WARNING, Allocation
 from tasks.supervision.chores import Chores
 from tasks.supervision.ends import RankEnd, causes_of, stood_still, tail_of
@@ -201,12 +201,12 @@ class Agent:
         """Hold a GPU a rank, if there are any, while the block runs: their locks' descriptors, which the
         training has to inherit. Waits for them as long as it takes; None when the run was stopped meanwhile.
         TarmacError when there are fewer than the config asks for."""
-        visible, engine = jobs.visible_gpus(), self._config.engine.train
+        visible, engine = gpus.visible_gpus(), self._config.engine.train
         if engine.ranks is not None or (engine.gpus is None and not visible):
             yield ()
             return
         count = engine.gpus or 1
-        while isinstance(found := gpus.take_gpus(visible, count, self._run.name), gpus.Busy):
+        while isinstance(found := gpus.take_gpus(visible, count, self._run.name), gpus.GpusInUse):
             if (reason := self._stop_reason()) is not None:
                 self._stopped_before_training(reason)
                 yield None
@@ -216,7 +216,7 @@ class Agent:
                 self._journal.say("queued", str(found))
             time.sleep(POLL_S)
         logger.info("training on GPU %s", ", ".join(found.names))
-        jobs.restrict(found.names)
+        gpus.restrict(found.names)
         self._journal.say("running")
         try:
             yield found.descriptors

@@ -23,7 +23,8 @@ from tasks.evaluation.results import EvaluationResult
 from tasks.runs import jobs, ledger, metrics
 from tasks.runs.checkpoints import SETTLED_NS, CheckpointListing
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import Job
+from tasks.runs.gpus import gpus_here
+from tasks.runs.jobs import Job
 from tasks.runs.ledger import Key, LedgerEntry
 from tasks.supervision.evaluations import (
     JobFailure,
@@ -279,7 +280,7 @@ class Evaluations:
         logs, name = self._run.logs(self._number), f"{want.task}_{want.step}_{attempt}"
         if self._engine.kind == "slurm":
             return jobs.submit_to_slurm(JOB, arguments, logs, self._engine, key="engine.evaluate", name=name)
-        gpus, limit_s = min(jobs.gpus_here(), 1), self._engine.time
+        gpus, limit_s = min(gpus_here(), 1), self._engine.time
         return jobs.submit(JOB, arguments, logs, time_limit_s=limit_s, gpus=gpus, name=name)
 
     def _record(self, entry: LedgerEntry) -> None:

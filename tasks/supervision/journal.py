@@ -16,7 +16,7 @@ from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.runs import jobs, ledger, phases, provenance, record
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import Job
+from tasks.runs.jobs import Job
 from tasks.runs.record import ASIDE, UNDER_WAY, Attempt, RunRecord, State
 
 

@@ -20,7 +20,8 @@ from tasks.core.lock import HEARTBEAT_S, STALE_S, Held, Holder, Lease
 from tasks.evaluation.best import is_due
 from tasks.runs import jobs, provenance, record, stop
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import Job
+from tasks.runs.gpus import gpus_here
+from tasks.runs.jobs import Job
 from tasks.runs.plan import command_to_resume
 from tasks.runs.record import RunRecord
 from tasks.supervision.ends import tail_of
@@ -187,7 +188,7 @@ def _submit(run: RunFolder, number: int, trains: bool) -> Job:
         arguments,
         place,
         time_limit_s=train.time if train.kind == "local" else None,
-        gpus=jobs.gpus_here(),
+        gpus=gpus_here(),
         name="agent",
         code=code,
     )

@@ -21,7 +21,7 @@ from tasks.evaluation.best import BestCheckpoint, is_due, standing
 from tasks.runs import ledger, metrics, phases, record
 from tasks.runs.checkpoints import CheckpointListing
 from tasks.runs.folder import RunFolder, list_runs
-from tasks.runs.job import Job, agent_is_alive
+from tasks.runs.jobs import Job, agent_is_alive
 from tasks.runs.ledger import Key, LedgerEntry
 from tasks.runs.phases import Phase
 from tasks.runs.record import OVER, RunRecord, State

@@ -24,7 +24,7 @@ from tasks.core.process import Identity, kill_tree
 from tasks.loader import worker_state
 from tasks.runs import ledger, record, stop
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import Job, agent_is_alive
+from tasks.runs.jobs import Job, agent_is_alive
 from tasks.runs.record import OVER, UNDER_WAY, RunRecord
 from tasks.runs.stop import Who
 from tasks.supervision import trainer

@@ -19,7 +19,7 @@ from tasks.core.errors import TarmacError
 from tasks.core.schema import Config
 from tasks.runs import jobs, record
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import Job
+from tasks.runs.jobs import Job
 
 MAIN = "tasks.supervision.agent:main"
 PATIENCE_S = 60.0

@@ -30,9 +30,8 @@ from tasks.core.process import Identity
 from tasks.core.schema import Config
 from tasks.models.recipes import options_type
 from tasks.runs import record
-from tasks.runs.environment import agent_of, naming, rank_environment
+from tasks.runs.environment import Meeting, agent_of, naming, rank_environment
 from tasks.runs.folder import RunFolder
-from tasks.runs.meeting import Meeting
 from tasks.supervision.ends import RankEnd
 
 GATE = "import os, sys\nif os.read(0, 1): os.execv(sys.argv[1], sys.argv[1:])"

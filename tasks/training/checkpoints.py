@@ -25,7 +25,6 @@ from torch import nn
 
 from tasks.core.errors import DataError, TarmacError, first_line
 from tasks.core.files import blake3_file, fsync_path, link_atomic, write_json
-from tasks.runs import fence
 from tasks.runs.checkpoints import (
     META,
     MODEL,
@@ -35,6 +34,7 @@ from tasks.runs.checkpoints import (
     list_checkpoints,
     read_meta,
 )
+from tasks.runs.environment import leave_if_taken_over
 from tasks.runs.folder import RunFolder
 
 STATE = "state.pt"
@@ -98,7 +98,7 @@ def write_copied(run: RunFolder, step: int, content: Copied) -> None:
         files = {name: _settle(draft / name) for name in (MODEL, STATE)}
         meta = CheckpointMeta(step=step, files=files, time=time.time())
         write_json(draft / META, meta.model_dump())
-        fence.leave_if_taken_over(run)
+        leave_if_taken_over(run)
         _replace(draft, final)
         link_atomic(run.latest, final.name)
     except (OSError, RuntimeError, SafetensorError, MemoryError) as error:
@@ -144,7 +144,7 @@ def add_val_loss(run: RunFolder, step: int, val_loss: float) -> None:
     """Write the validation loss into the `meta.json` of the checkpoint of `step`, which is there."""
     checkpoint = Checkpoint(step, run.checkpoint(step))
     meta = read_meta(checkpoint)
-    fence.leave_if_taken_over(run)
+    leave_if_taken_over(run)
     if meta is None:
         raise DataError(f"{checkpoint.path / META}: is gone; resume the run and it is written again")
     write_json(checkpoint.path / META, meta.model_copy(update={"val_loss": val_loss}).model_dump())

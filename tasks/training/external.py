@@ -32,10 +32,10 @@ from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.files import read_lines
 from tasks.core.process import Identity, kill_tree, signal_at_starters_end
 from tasks.loader.settings import read_settings
-from tasks.runs import fence, record
+from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.data import version_path
-from tasks.runs.environment import agent_of
+from tasks.runs.environment import agent_of, leave_if_taken_over
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
@@ -101,7 +101,7 @@ class Following:
             *lines, rest = re.split(rb"[\r\n]", rest + chunk)
             for line in lines:
                 self._hear(line.decode(errors="replace"))
-            fence.leave_if_taken_over(self.run, self._kill)
+            leave_if_taken_over(self.run, self._kill)
             self._look(is_over=False)
             if self.run.stop.exists() and not stopped:
                 stopped = True

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from tasks.core.errors import TarmacError, first_line
 from tasks.core.files import blake3_file, fsync_path, link_atomic, write_json
-from tasks.runs import fence
 from tasks.runs.checkpoints import META, MODEL, CheckpointMeta
+from tasks.runs.environment import leave_if_taken_over
 from tasks.runs.folder import RunFolder
 
 WRAPPERS = ("module.", "_orig_mod.")
@@ -59,7 +59,7 @@ def write_checkpoint(run: RunFolder, step: int, source: Path, val_loss: float | 
     meta = CheckpointMeta(step=step, files=files, val_loss=val_loss, time=time.time())
     write_json(draft / META, meta.model_dump())
     fsync_path(draft)
-    fence.leave_if_taken_over(run)
+    leave_if_taken_over(run)
     if final.exists():
         shutil.rmtree(final)
     os.rename(draft, final)

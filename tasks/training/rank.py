@@ -29,9 +29,8 @@ from tasks.loader.settings import read_settings
 from tasks.models import recipes
 from tasks.runs import record
 from tasks.runs.data import version_path
-from tasks.runs.environment import agent_of
+from tasks.runs.environment import Meeting, agent_of
 from tasks.runs.folder import RunFolder
-from tasks.runs.meeting import Meeting
 from tasks.runs.phases import PhaseWriter
 
 logger = logging.getLogger(__name__)

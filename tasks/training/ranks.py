@@ -24,7 +24,7 @@ from torch import Tensor, distributed, nn
 
 from tasks.core.errors import OtherRankError, first_line
 from tasks.models.task import Contrastive, Features, Loss, Task
-from tasks.runs.meeting import Meeting
+from tasks.runs.environment import Meeting
 
 PATIENCE_S = 600.0
 """How long a rank waits for the others in one exchange; the longest that one may save or read alone. One that

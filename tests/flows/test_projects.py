@@ -13,7 +13,7 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import quarantine, versions
 from tasks.dataset.quarantine import Quarantined
-from tasks.runs import jobs
+from tasks.runs import gpus
 from tasks.runs.plan import plan
 from tasks.supervision.status import RunStatus
 from tests.conftest import digits_config
@@ -124,12 +124,12 @@ def test_a_plan_names_the_one_gpu_of_several(
 ) -> None:
     config = make_config(digits_dataset, tmp_path)
     version = versions.resolve(digits_dataset).name
-    for gpus, says in ((8, ", on one of 8 GPUs and its evaluations on another"), (1, ""), (0, "")):
-        monkeypatch.setattr(jobs, "gpus_here", lambda gpus=gpus: gpus)
+    for count, says in ((8, ", on one of 8 GPUs and its evaluations on another"), (1, ""), (0, "")):
+        monkeypatch.setattr(gpus, "gpus_here", lambda count=count: count)
         assert training_left(config, None) == TrainingLeft(f"clip, after the build{says}")
         new = training_left(config, version)
         assert new is not None and new.summary.startswith("a new run, digits-clip-")
-        assert new.summary.endswith(says) and ("GPU" in new.summary) == (gpus > 1)
+        assert new.summary.endswith(says) and ("GPU" in new.summary) == (count > 1)
 
 
 def test_a_run_is_up_to_date_with_the_evaluations_asked_for(

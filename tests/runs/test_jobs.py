@@ -18,7 +18,8 @@ from tasks.core.engines.slurm_queue import SlurmJob
 from tasks.core.errors import TarmacError
 from tasks.core.process import Identity
 from tasks.runs import jobs
-from tasks.runs.job import Job
+from tasks.runs.gpus import SPARE_GPUS, VISIBLE_GPUS, gpu_environment, gpus_here
+from tasks.runs.jobs import Job
 
 TELL = "tests.runs.jobs_of_tests:tell"
 SUBMITTER = """
@@ -111,17 +112,17 @@ def test_gpus_are_counted_without_cuda(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert jobs.gpus_here(tmp_path) == 2
+    assert gpus_here(tmp_path) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert jobs.gpus_here(tmp_path) == 1
+    assert gpus_here(tmp_path) == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert jobs.gpus_here(tmp_path) == 0
+    assert gpus_here(tmp_path) == 0
 
 
 def test_gpus_are_taken_from_those_visible(tmp_path: Path) -> None:
     def given(gpus: int, visible: str) -> tuple[str | None, str | None]:
-        told = jobs.gpu_environment(gpus, {jobs.VISIBLE_GPUS: visible}, tmp_path)
-        return told[jobs.VISIBLE_GPUS], told[jobs.SPARE_GPUS]
+        told = gpu_environment(gpus, {VISIBLE_GPUS: visible}, tmp_path)
+        return told[VISIBLE_GPUS], told[SPARE_GPUS]
 
     assert given(2, "5,3,1") == ("5,3", "1")
     assert given(1, "MIG-0a1b, GPU-2c3d") == ("MIG-0a1b", "GPU-2c3d")
@@ -133,13 +134,13 @@ def test_gpus_are_taken_from_those_visible(tmp_path: Path) -> None:
 def test_the_job_of_a_job_gets_a_gpu_that_the_first_left(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1"):
         (tmp_path / name).touch()
-    first = jobs.gpu_environment(1, {}, tmp_path)
-    assert first == {jobs.VISIBLE_GPUS: "0", jobs.SPARE_GPUS: "1"}
-    second = jobs.gpu_environment(1, {name: value or "" for name, value in first.items()}, tmp_path)
-    assert second == {jobs.VISIBLE_GPUS: "1", jobs.SPARE_GPUS: ""}
+    first = gpu_environment(1, {}, tmp_path)
+    assert first == {VISIBLE_GPUS: "0", SPARE_GPUS: "1"}
+    second = gpu_environment(1, {name: value or "" for name, value in first.items()}, tmp_path)
+    assert second == {VISIBLE_GPUS: "1", SPARE_GPUS: ""}
     (tmp_path / "nvidia1").unlink()
-    only = {name: value or "" for name, value in jobs.gpu_environment(1, {}, tmp_path).items()}
-    assert jobs.gpu_environment(1, only, tmp_path)[jobs.VISIBLE_GPUS] == "0", "the only one is shared"
+    only = {name: value or "" for name, value in gpu_environment(1, {}, tmp_path).items()}
+    assert gpu_environment(1, only, tmp_path)[VISIBLE_GPUS] == "0", "the only one is shared"
 
 
 def test_a_job_finds_out_by_itself_where_nothing_tells_of_gpus(
@@ -147,7 +148,7 @@ def test_a_job_finds_out_by_itself_where_nothing_tells_of_gpus(
 ) -> None:
     """As under WSL, ROCm or on a Jetson."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if jobs.gpus_here():
+    if gpus_here():
         pytest.skip("this machine has device files")
     note = tmp_path / "note"
     jobs.submit(TELL, [str(note), "0.2"], tmp_path, time_limit_s=60, name="told")
@@ -157,7 +158,7 @@ def test_a_job_finds_out_by_itself_where_nothing_tells_of_gpus(
 def test_a_slurm_job_sees_the_gpus_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What its submitter saw says nothing of its node; what Slurm says there does."""
     monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
-    monkeypatch.setenv(jobs.SPARE_GPUS, "3")
+    monkeypatch.setenv(SPARE_GPUS, "3")
 
     def seen(gpus: int, given: str | None) -> str:
         monkeypatch.delenv("SLURM_JOB_GPUS", raising=False)
@@ -165,7 +166,7 @@ def test_a_slurm_job_sees_the_gpus_that_it_was_given(tmp_path: Path, monkeypatch
         if given is not None:
             monkeypatch.setenv("SLURM_JOB_GPUS", given)
         jobs.enter_in_slurm(TELL, [str(tmp_path / "note"), "0"], gpus)
-        assert jobs.SPARE_GPUS not in os.environ
+        assert SPARE_GPUS not in os.environ
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
     assert (seen(2, "0,1"), seen(0, "2"), seen(0, None)) == ("0,1", "2", "")

@@ -28,8 +28,8 @@ from tasks.core.schema import Config
 from tasks.loader.settings import LoaderSettings, write_settings
 from tasks.runs import checkpoints, metrics, phases
 from tasks.runs.data import data_of
+from tasks.runs.environment import Meeting
 from tasks.runs.folder import RunFolder
-from tasks.runs.meeting import Meeting
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.plan import plan
 from tasks.supervision import agent, evaluation_jobs, evaluations, standstill, succession, trainer, tuning

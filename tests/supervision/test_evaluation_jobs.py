@@ -22,7 +22,7 @@ from tasks.core.files import read_json
 from tasks.core.process import Identity
 from tasks.runs import jobs, ledger
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import Job
+from tasks.runs.jobs import Job
 from tasks.supervision import evaluation_jobs, evaluations
 from tasks.supervision.evaluation_jobs import Evaluations, _last_words, has_requests, request
 from tasks.supervision.evaluations import JobFailure

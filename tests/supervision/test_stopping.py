@@ -19,19 +19,19 @@ from flows import cli
 from tasks.core.errors import DataError, TarmacError, Withdrawn
 from tasks.core.files import read_json, write_json
 from tasks.core.lock import HEARTBEAT_S, STALE_S
-from tasks.runs import record
+from tasks.runs import gpus, record
 from tasks.runs.folder import RunFolder
-from tasks.supervision import gpus, launch, stopping
+from tasks.supervision import launch, stopping
 from tasks.supervision.status import look_at_run
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, processes_of, rank_of, rows, wait_for
 from tests.supervision.test_launch import WAITER
 
-TAKE = "import sys; from tasks.supervision import gpus; print(gpus.take([sys.argv[1]], 1, 'other'))"
+TAKE = "import sys; from tasks.runs import gpus; print(gpus.take_gpus([sys.argv[1]], 1, 'other'))"
 
 
-def told_to_another(name: str) -> str:
-    """What another process is told that wants this GPU."""
+def found_by_another(name: str) -> str:
+    """What another process gets that wants this GPU."""
     done = subprocess.run([sys.executable, "-c", TAKE, name], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
@@ -48,13 +48,13 @@ def test_a_gpu_is_one_trainings_until_all_that_inherited_it_have_ended(gpu: str)
     taken = gpus.take_gpus([gpu], 1, "first")
     assert isinstance(taken, gpus.HeldGpus)
     says = f"waiting for a GPU: {gpu} is used by first (process {os.getpid()})"
-    assert told_to_another(gpu) == says
+    assert found_by_another(gpu) == says
     heir = subprocess.Popen(["sleep", "60"], pass_fds=taken.descriptors)
     taken.release()
-    assert told_to_another(gpu) == says
+    assert found_by_another(gpu) == says
     heir.kill()
     heir.wait()
-    assert told_to_another(gpu).startswith("Taken")
+    assert found_by_another(gpu).startswith("HeldGpus")
 
 
 def test_the_first_free_gpus_are_taken_all_or_none(gpu: str) -> None:
@@ -66,8 +66,8 @@ def test_the_first_free_gpus_are_taken_all_or_none(gpu: str) -> None:
     others.release()
     second.release()
     third = gpus.take_gpus(names[2:], 1, "third")
-    assert isinstance(gpus.take_gpus(names[1:], 2, "both"), gpus.Busy)
-    assert told_to_another(names[1]).startswith("Taken"), "one of two was kept"
+    assert isinstance(gpus.take_gpus(names[1:], 2, "both"), gpus.GpusInUse)
+    assert found_by_another(names[1]).startswith("HeldGpus"), "one of two was kept"
     assert isinstance(third, gpus.HeldGpus)
     third.release()
     with pytest.raises(TarmacError, match="2 GPUs are asked for, but there are 1"):

@@ -19,7 +19,7 @@ from tasks.core.engines import slurm_queue
 from tasks.core.errors import TarmacError
 from tasks.runs import ledger, record
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import Job
+from tasks.runs.jobs import Job
 from tasks.supervision import launch, stopping
 from tasks.supervision.status import look_at_run
 from tests.services import until

@@ -18,9 +18,8 @@ from tasks.loader.settings import LoaderSettings, read_settings, write_settings
 from tasks.runs import metrics, phases, record
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.data import version_path
-from tasks.runs.environment import naming
+from tasks.runs.environment import MEETING, Meeting, naming
 from tasks.runs.folder import RunFolder
-from tasks.runs.meeting import VARIABLE, Meeting
 from tasks.runs.plan import plan
 from tasks.training import devices
 from tasks.training.loop import train
@@ -116,7 +115,7 @@ def start_ranks(run: RunFolder, count: int) -> list[subprocess.Popen[bytes]]:
             "RANK": str(rank),
             "WORLD_SIZE": str(count),
             "OMP_NUM_THREADS": "1",
-            VARIABLE: str(meeting.path),
+            MEETING: str(meeting.path),
         }
         with (run.path / f"rank_{rank}.log").open("ab") as log:
             process = subprocess.Popen(

@@ -16,8 +16,8 @@ from tasks.core.files import read_json
 from tasks.dataset import versions
 from tasks.runs import phases
 from tasks.runs.checkpoints import list_checkpoints
+from tasks.runs.environment import Meeting
 from tasks.runs.folder import RunFolder
-from tasks.runs.meeting import Meeting
 from tests.training.helpers import (
     exit_codes,
     is_beyond_checkpoint,

@@ -22,7 +22,7 @@ from tasks.core.lock import Held, Lease
 from tasks.runs import metrics, record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
-from tasks.runs.job import agent_is_alive
+from tasks.runs.jobs import agent_is_alive
 from tasks.supervision.status import config_of, pause_after
 from tasks.supervision.tracking import gathering, wandb_file
 from tasks.supervision.tracking.tracker import Mode, Tracker, TrackerUnreachable, end_old_core

@@ -1,0 +1,158 @@
+"""The GPUs of this machine: which ones a process sees, which ones a job gets, and which training holds them.
+
+Nothing here imports CUDA, which would start it. Names are those of CUDA_VISIBLE_DEVICES.
+
+A lock per device keeps two trainings off one GPU. It is the kernel's (flock) on a file named after the
+device, and the training process inherits it from its agent. So it lives exactly as long as one of them does,
+however they end, and nobody has to tidy it up. The file's text names the holder; a text without a lock means
+nothing. The CPU is shared, and evaluations are not counted: they may run beside a training. One device under
+two names, a number and a UUID, counts as two; so do the same numbers in two Slurm allocations, where they are
+two devices.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.core.errors import TarmacError
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+SPARE_GPUS = "TARMAC_SPARE_GPUS"
+"""The GPUs that a job was not given, for the jobs that it submits itself."""
+DEVICES = Path("/dev")
+LOCKS = Path("/tmp")
+"""Not TMPDIR or XDG_RUNTIME_DIR, which differ between a terminal, a service and a job of the same user."""
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Return the names of the GPUs that this process sees."""
+    return _visible(os.environ, DEVICES)
+
+
+def gpus_here(devices: Path = DEVICES) -> int:
+    """Return how many GPUs a job of this machine may be given.
+
+    It is 0 also where GPUs have no device files of NVIDIA's (WSL, ROCm, Jetson).
+    """
+    return len(_visible(os.environ, devices))
+
+
+def restrict(names: Sequence[str]) -> None:
+    """Show these GPUs to what this process starts from now on; its jobs take the others that it saw."""
+    spare = [name for name in visible_gpus() if name not in names]
+    os.environ[VISIBLE_GPUS] = ",".join(names)
+    os.environ[SPARE_GPUS] = ",".join(spare)
+
+
+def gpu_environment(
+    gpus: int, environment: Mapping[str, str], devices: Path = DEVICES
+) -> dict[str, str | None]:
+    """Return the variables for a job that asks for `gpus` of the GPUs that its submitter sees.
+
+    The job gets the first spare ones, else the first of all. None marks a variable to unset. TarmacError when
+    there are fewer.
+    """
+    here = _names(environment.get(SPARE_GPUS, "")) or _visible(environment, devices)
+    if len(here) < gpus:
+        raise TarmacError(f"{gpus} GPUs are asked for, but there are {len(here)}; see {VISIBLE_GPUS}")
+    is_known = bool(here) or VISIBLE_GPUS in environment
+    return {
+        VISIBLE_GPUS: ",".join(here[:gpus]) if is_known else None,
+        SPARE_GPUS: ",".join(here[gpus:]),
+    }
+
+
+def _visible(environment: Mapping[str, str], devices: Path) -> tuple[str, ...]:
+    """The GPUs in CUDA_VISIBLE_DEVICES, else the numbers of as many GPUs as have a device file."""
+    visible = environment.get(VISIBLE_GPUS)
+    if visible is not None:
+        return _names(visible)
+    count = sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*"))
+    return tuple(map(str, range(count)))
+
+
+def _names(visible: str) -> tuple[str, ...]:
+    """The devices in CUDA_VISIBLE_DEVICES: numbers, or names such as GPU-… and MIG-…; -1 ends the list."""
+    names = [part.strip() for part in visible.split(",") if part.strip()]
+    return tuple(names[: names.index("-1")] if "-1" in names else names)
+
+
+@dataclass(frozen=True)
+class HeldGpus:
+    """GPUs that are held until this process and all that inherited `descriptors` release them or end."""
+
+    names: tuple[str, ...]
+    descriptors: tuple[int, ...]
+
+    def release(self) -> None:
+        """Let go of them; a child that inherited the descriptors holds them as long as it lives."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class GpusInUse:
+    """Too few GPUs are free; `holders` names for each device that is in use who uses it."""
+
+    holders: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"waiting for a GPU: {'; '.join(self.holders)}"
+
+
+def take_gpus(visible: Sequence[str], count: int, run: str) -> HeldGpus | GpusInUse:
+    """Take the first `count` free ones of `visible` for `run`, all or none.
+
+    TarmacError when so many are not even visible, OSError where no lock can be written.
+    """
+    if count > len(visible):
+        raise TarmacError(f"{count} GPUs are asked for, but there are {len(visible)}: {VISIBLE_GPUS}")
+    folder = _lock_folder()
+    got: dict[str, int] = {}
+    holders = []
+    for name in visible:
+        if len(got) == count:
+            break
+        path = folder / f"gpu-{name.replace('/', '_')}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holders.append(f"{name} is used by {_holder(descriptor)}")
+            os.close(descriptor)
+            continue
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"run": run, "pid": os.getpid()}).encode(), 0)
+        got[name] = descriptor
+    taken = HeldGpus(tuple(got), tuple(got.values()))
+    if len(got) == count:
+        return taken
+    taken.release()
+    return GpusInUse(tuple(holders))
+
+
+def _lock_folder() -> Path:
+    """This user's folder of locks; TarmacError where somebody else has made it."""
+    folder = LOCKS / f"tarmac-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat(follow_symlinks=False).st_uid != os.getuid():
+        raise TarmacError(
+            f"{folder}: belongs to another user, so it cannot hold the locks of GPUs; remove it"
+        )
+    folder = folder / os.environ.get("SLURM_JOB_ID", "devices")
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        text = json.loads(os.pread(descriptor, 1 << 12, 0))
+        return f"{text['run']} (process {text['pid']})"
+    except (ValueError, KeyError, TypeError):
+        return "a training that is just starting"
