@@ -106,13 +106,18 @@ class Job:
         return cls(value["id"], identity, home / value["folder"])
 
 
+def job_in(run: RunFolder, recorded: dict[str, Any] | None) -> Job | None:
+    """Return the job that a record or a ledger entry of the run holds; None where it holds none."""
+    return None if recorded is None else Job.from_json(recorded, run.path)
+
+
 def agent_is_alive(run: RunFolder) -> bool:
     """Whether somebody holds the run's lease, or its submitted agent is still on its way to it."""
     holder = holder_of(run.lease)
     if holder is not None and holder.is_alive():
         return True
-    job = record.load_record(run).job
-    return job is not None and Job.from_json(job).is_alive()
+    job = job_in(run, record.load_record(run).job)
+    return job is not None and job.is_alive()
 
 
 def submit(

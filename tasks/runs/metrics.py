@@ -1,9 +1,9 @@
-"""`metrics.jsonl`: what a training measured, one JSON line a row, appended by its only writer.
+"""`metrics.jsonl`: what a training measured, one JSON line per row, appended by its only writer.
 
-A row survives SIGKILL because it is one `write`. The unique id `uid` of a row tells axis, step and kind but
+A row survives SIGKILL because it is one `write`. The unique id `uid` of a row names axis, step and kind but
 no attempt: when steps are done again after a resume, the row that is already there stands and the new one
-is dropped. Only a row with a null in it, of a number that was not finite, gives way to one without, so every
-reader of the whole file sees each step once, at its best.
+is dropped. Only a row with a null in it, for a number that was not finite, gives way to one without, so every
+reader of the whole file gets each step once, at its best.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ UID = re.compile(r"([^:]+):(\d+):.+")
 
 
 def uid(axis: str, step: int, kind: str) -> str:
-    """The id of the one row of `kind` (such as `train`, `val`, `eval/zero_shot`) at a step of an axis."""
+    """Return the id of the one row of `kind` (such as `train`, `val`, `eval/zero_shot`) at a step of an axis."""
     return f"{axis}:{step}:{kind}"
 
 
 def make_row(axis: str, step: int, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with its uid, the time (Unix seconds) and its place on the axis."""
+    """Return a row with its uid, the time (Unix seconds) and its place on the axis."""
     return {"uid": uid(axis, step, kind), "t": round(time.time(), 3), axis: step, **values}
 
 
 def finite(value: Any) -> Any:
-    """The value with every NaN and infinity in it replaced by None, which JSON can say."""
+    """Return the value with every NaN and infinity in it replaced by None, which JSON can hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -57,16 +57,16 @@ class MetricsWriter:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         _close_torn_line(path)
-        self._seen = {row["uid"] for row in read_metrics(path)[0] if None not in row.values()}
+        self._recorded = {row["uid"] for row in read_metrics(path)[0] if None not in row.values()}
 
     def append(self, row: Mapping[str, Any]) -> bool:
         """Append the row and return True, or False when a row of its uid is recorded already."""
-        if row["uid"] in self._seen:
+        if row["uid"] in self._recorded:
             return False
-        said = finite(row)
-        append_line(self.path, json.dumps(said, ensure_ascii=False))
-        if None not in said.values():
-            self._seen.add(row["uid"])
+        written = finite(row)
+        append_line(self.path, json.dumps(written, ensure_ascii=False))
+        if None not in written.values():
+            self._recorded.add(row["uid"])
         return True
 
     def settle(self) -> None:
@@ -89,28 +89,26 @@ def _close_torn_line(path: Path) -> None:
 
 
 def read_metrics(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The whole rows from byte `offset` on, one a uid, and the offset to go on from.
+    """Return the whole rows from byte `offset` on, one per uid, and the offset to go on from.
 
-    A row with a fault, which only a foreign writer leaves, is skipped; `faults` names it.
+    A row with a fault, which only a foreign writer leaves, is skipped; `faults` names it. Of several rows of a
+    uid the first counts, or the first without a null; JSON's own NaN counts as null as well.
     """
-    rows, end = read_lines(path, offset)
-    return _one_a_uid(row for row in rows if fault_of(row) is None), end
-
-
-def _one_a_uid(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first row of each uid, or the first without a null; what JSON's own NaN says is null as well."""
+    lines, end = read_lines(path, offset)
     kept: dict[str, dict[str, Any]] = {}
-    for row in rows:
+    for row in lines:
+        if fault_of(row) is not None:
+            continue
         if not all(value is None or isinstance(value, str) or math.isfinite(value) for value in row.values()):
             row = finite(row)
         known = kept.get(row["uid"])
         if known is None or (None in known.values() and None not in row.values()):
             kept[row["uid"]] = row
-    return list(kept.values())
+    return list(kept.values()), end
 
 
 def fault_of(row: Mapping[str, Any]) -> str | None:
-    """What makes a row unusable, in words; None for a sound one."""
+    """Explain what makes a row unusable; None for a sound one."""
     uid = row.get("uid")
     if not isinstance(uid, str) or not uid:
         return f"its uid is {_brief(uid)}, which is no text" if "uid" in row else "it has no uid"
@@ -128,28 +126,28 @@ def _brief(value: Any) -> str:
 
 
 def faults(path: Path) -> list[str]:
-    """A line for each row that no reader takes: its number in the file, and why."""
+    """Return a line for each row that no reader takes: its number in the file, and why."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]  # a last line without an end is still being written
     except FileNotFoundError:
         return []
     found = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            row = json.loads(line) if line.strip() else None
+            row = json.loads(line)
         except ValueError:
             fault: str | None = "it is torn"
         else:
-            fault = (
-                fault_of(row) if isinstance(row, dict) else None if row is None else "it is no JSON object"
-            )
+            fault = fault_of(row) if isinstance(row, dict) else "it is no JSON object"
         if fault is not None:
             found.append(f"{path.name} line {number}: {fault}")
     return found
 
 
 def tail(path: Path, size_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """The rows in the last `size_bytes` of the file, oldest first; a row cut by that border is left out."""
+    """Return the rows in the last `size_bytes` of the file, oldest first; a row cut by that border is left out."""
     try:
         start = max(path.stat().st_size - size_bytes, 0)
     except FileNotFoundError:
@@ -157,11 +155,24 @@ def tail(path: Path, size_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
     return read_metrics(path, start)[0]
 
 
-def rows_of(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """The rows of one kind on the axis of the training, in the order they came."""
+def rows_of(rows: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the rows of one kind on the axis of the training, in the order they came."""
     return [row for row in rows if row["uid"] == f"{TRAIN_AXIS}:{row.get(TRAIN_AXIS)}:{kind}"]
 
 
-def last_step(path: Path, kind: str = "train") -> int:
-    """The highest step that has a row of `kind`; 0 when there is none."""
-    return max((int(row[TRAIN_AXIS]) for row in rows_of(read_metrics(path)[0], kind)), default=0)
+def last_step(path: Path, kind: str = "train", offset: int = 0) -> int:
+    """Return the highest step that has a row of `kind` from byte `offset` on; 0 when there is none."""
+    return max((int(row[TRAIN_AXIS]) for row in rows_of(read_metrics(path, offset)[0], kind)), default=0)
+
+
+def loss_at(path: Path, step: int) -> float | None:
+    """Return the training loss of the newest row up to `step`.
+
+    NaN where it was not finite; None without a row.
+    """
+    rows = rows_of(read_metrics(path)[0], "train")
+    losses = {int(row[TRAIN_AXIS]): row.get("train/loss") for row in rows if int(row[TRAIN_AXIS]) <= step}
+    if not losses:
+        return None
+    loss = losses[max(losses)]
+    return float(loss) if isinstance(loss, int | float) else math.nan

@@ -10,51 +10,58 @@ kills its training and ends at once without writing. It is light: no torch, no P
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError, Withdrawn
-from tasks.core.files import disk_full_as_error
+from tasks.core.files import disk_full_as_error, is_disk_full
 from tasks.core.lock import Lease, holder_of
+from tasks.core.schema import Train
 from tasks.diagnosis.observation.machine import oom_kills
 from tasks.evaluation import best
 from tasks.models import hub, recipes
-from tasks.runs import gpus, metrics, stop
+from tasks.runs import gpus, metrics, phases, stop
 from tasks.runs.checkpoints import newest_sound
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import Job
 from tasks.supervision import trainer, tuning
-from tasks.supervision.allocation import END, WARNING, Allocation
-from tasks.supervision.chores import Chores
-from tasks.supervision.ends import RankEnd, causes_of, stood_still, tail_of
+from tasks.supervision.allocation import END, WARNING, Allocation, Succession
 from tasks.supervision.evaluation_jobs import Evaluations
 from tasks.supervision.evaluations import Training
 from tasks.supervision.journal import AttemptJournal
-from tasks.supervision.progress import last_step, loss_at
 from tasks.supervision.standstill import GoesOn, Stalled, Standstill
 from tasks.supervision.status import look_at_run, pause_after
-from tasks.supervision.success import TrainingEnd, exit_of, judge_end
-from tasks.supervision.succession import Succession
+from tasks.supervision.success import (
+    RankEnd,
+    TrainingEnd,
+    causes_of,
+    exit_of,
+    judge_end,
+    stood_still,
+    tail_of,
+)
 from tasks.supervision.tracking import gathering
 
 POLL_S = 0.25
 ON_PROGRESS_S = 2.0
-"""Between two lines of how far the measuring before a training is."""
+"""The pause between two progress lines of the measurements before a training."""
 STOP_GRACE_S = 45.0
 """A training that has not obeyed `stop` by then is ended; below submitit's warning before the time limit."""
 RESTARTS = 3
 """How often an attempt restarts a training that stands still."""
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+GIVE_UP_S = 1800.0
+Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
@@ -81,16 +88,14 @@ class Agent:
         self._signal: str | None = None
         self._restarts = 0
         self._oom_kills = 0
-        """Of the machine, when the training was started."""
+        """The machine's count when the training was started."""
         self._is_forced = False
         """Whether the training did not obey in time."""
         self._obeyed: str | None = None
         """The signal that has become the sentinel; None where somebody else wrote that."""
-        self._began_at = 0
-        """The step that this attempt began at."""
 
     def work(self) -> None:
-        """The whole attempt. DataError when the disk is full, which the record says if there is room to."""
+        """Do the whole attempt. DataError when the disk is full, which the record names if there is room."""
         for identity in trainer.end_survivors(self._run):
             logger.warning("ended the training process %d that a dead agent left behind", identity.pid)
         if (order := stop.read_stop_order(self._run)) is not None and order.who in ("signal", "agent"):
@@ -138,7 +143,9 @@ class Agent:
         )
         self._chores.do("checkpoints/best", lambda: self._best.follow(evaluations.summaries_written), None)
         self._chores.do("the gatherer", self._gatherer.keep, None)
-        self._chores.do("findings.jsonl", lambda: self._journal.find(evaluations.unusable.take()), None)
+        self._chores.do(
+            "findings.jsonl", lambda: self._journal.add_findings(evaluations.unusable.take()), None
+        )
         return is_to_come
 
     def _hands_over(self, evaluations: Evaluations) -> bool:
@@ -149,7 +156,7 @@ class Agent:
         self._successor = self._succession.submit(self._journal.number)
         if self._successor is None:
             held = f"its job is held for its evaluations: {self._succession.refusal}"
-            self._journal.say(self._journal.record.state, self._journal.record.reason or held)
+            self._journal.set_state(self._journal.record.state, self._journal.record.reason or held)
             return False
         logger.info("handing the evaluations over to %s", self._successor.slurm)
         return True
@@ -160,18 +167,16 @@ class Agent:
     def _leave(self, evaluations: Evaluations, training: Training, reason: str) -> None:
         """End the evaluations, because whoever stops a run wants nothing of it to go on."""
         evaluations.end_jobs(here_only=self._is_ended_by_slurm)
-        if training == "complete" and not self._is_evaluated():
-            self._journal.evaluations_stopped(reason)
-            self._allocation.why_again(self._obeyed)
+        if training == "complete":
+            status = look_at_run(self._run)
+            if status.evaluations_done < len(status.evaluations):
+                self._journal.evaluations_stopped(reason)
+                self._allocation.why_again(self._obeyed)
 
     @property
     def _is_ended_by_slurm(self) -> bool:
         """Whether what stops the run is its job's end alone: a time limit, a preemption, or scancel."""
         return self._obeyed == WARNING or (self._obeyed == END and self._allocation.job is not None)
-
-    def _is_evaluated(self) -> bool:
-        status = look_at_run(self._run)
-        return status.evaluations_done == len(status.evaluations)
 
     def leave_at_once(self) -> NoReturn:
         """End the training and this process: every file of the run belongs to the lease's new holder."""
@@ -196,28 +201,42 @@ class Agent:
             reason = f"the agent was sent {self._signal}"
         self._asked_to_stop = reason
 
+    def _stop_reason(self) -> str | None:
+        """Why the run is to stop, which a signal to this process also writes; None where it may go on."""
+        order = self._chores.do("the order to stop", self._stop_order, None)
+        return None if order is None else order.reason
+
+    def _stop_order(self) -> stop.Stop | None:
+        if self._asked_to_stop is not None and not self._run.stop.exists():
+            self._lease.require()  # the order would reach the ranks of whoever took the run over
+            stop.order_stop(self._run, "signal", self._asked_to_stop)
+            self._obeyed = self._signal
+        return stop.read_stop_order(self._run)
+
     @contextmanager
     def _gpus(self) -> Iterator[Sequence[int] | None]:
-        """Hold a GPU a rank, if there are any, while the block runs: their locks' descriptors, which the
-        training has to inherit. Waits for them as long as it takes; None when the run was stopped meanwhile.
-        TarmacError when there are fewer than the config asks for."""
+        """Hold a GPU per rank, if there are any, while the block runs, and yield the descriptors of their locks,
+        which the training has to inherit.
+
+        Waits for GPUs as long as it takes; yields None when the run was stopped meanwhile. TarmacError when
+        there are fewer than the config asks for.
+        """
         visible, engine = gpus.visible_gpus(), self._config.engine.train
         if engine.ranks is not None or (engine.gpus is None and not visible):
             yield ()
             return
-        count = engine.gpus or 1
-        while isinstance(found := gpus.take_gpus(visible, count, self._run.name), gpus.GpusInUse):
+        while isinstance(found := gpus.take_gpus(visible, engine.gpus or 1, self._run.name), gpus.GpusInUse):
             if (reason := self._stop_reason()) is not None:
                 self._stopped_before_training(reason)
                 yield None
                 return
             if self._journal.record.reason != str(found):
                 logger.info("%s", found)
-                self._journal.say("queued", str(found))
+                self._journal.set_state("queued", str(found))
             time.sleep(POLL_S)
         logger.info("training on GPU %s", ", ".join(found.names))
         gpus.restrict(found.names)
-        self._journal.say("running")
+        self._journal.set_state("running")
         try:
             yield found.descriptors
         finally:
@@ -225,28 +244,27 @@ class Agent:
 
     def _is_tuned(self) -> bool:
         """Have loader settings, measured here if need be; False where the run was stopped meanwhile."""
+        shown_at = -ON_PROGRESS_S
 
         def check() -> None:
             if (reason := self._stop_reason()) is not None:
                 raise Withdrawn("cancelled", reason)
 
-        told = -ON_PROGRESS_S
-
         def progress(done: int, total: int, note: str) -> None:
-            nonlocal told
-            if time.monotonic() - told > ON_PROGRESS_S:
-                told = time.monotonic()
-                self._journal.say("running", f"{note}: {done:,} of {total:,}")
+            nonlocal shown_at
+            if time.monotonic() - shown_at > ON_PROGRESS_S:
+                shown_at = time.monotonic()
+                self._journal.set_state("running", f"{note}: {done:,} of {total:,}")
 
         try:
             tuning.tune(self._run, self._config, check, progress)
         except TarmacError:
-            # What ends its Slurm job ends also the process that measures.
+            # Whatever ends its Slurm job also ends the process that measures.
             if (reason := self._stop_reason()) is None:
                 raise
             self._stopped_before_training(reason)
             return False
-        self._journal.say("running")
+        self._journal.set_state("running")
         return True
 
     def _stopped_before_training(self, reason: str) -> None:
@@ -254,29 +272,33 @@ class Agent:
         queued_again = None if again is None else f"{again} before it trained"
         self._journal.stopped_before_training(reason, self._obeyed, queued_again)
 
+    @property
+    def _train(self) -> Train:
+        assert self._config.train is not None  # a run is planned only with a train block
+        return self._config.train
+
     def _train_to_the_end(self, evaluations: Evaluations, held: Sequence[int]) -> Training:
-        """Run the training's ranks beside its evaluations, again where they stand still and the config says
-        so; judge it when they have ended."""
-        started = time.time()
-        found = newest_sound(self._run)
-        self._began_at = 0 if found is None else found.step
+        """Run the training's ranks beside its evaluations, and judge how they ended.
+
+        They are started again where they stand still and the config asks for restarts.
+        """
+        started, newest = time.time(), newest_sound(self._run)
         _, earlier_bytes = metrics.read_metrics(self._run.metrics)
-        ranks = self._start_ranks(held)
-        ends, stalled = self._attend_ranks(ranks, evaluations)
-        while stalled is not None and self._on_stall == "restart" and self._restarts < RESTARTS:
+        while True:
+            ranks = self._start_ranks(held)
+            ends, stalled = self._attend_ranks(ranks, evaluations)
+            if stalled is None or self._train.on_stall != "restart" or self._restarts >= RESTARTS:
+                break
             self._restarts += 1
             reason = f"restarted ({self._restarts} of {RESTARTS}): {stalled}"
             logger.warning("%s", reason)
             trainer.set_logs_aside(self._run, self._journal.number, self._restarts)
-            self._journal.say("running", reason)
-            ranks = self._start_ranks(held)
-            ends, stalled = self._attend_ranks(ranks, evaluations)
-        said = last_step(self._run, ranks.identities[0].pid, earlier_bytes)
-        return self._judge(ends, causes_of(ends, ranks.first_failed), started, said, stalled)
-
-    @property
-    def _on_stall(self) -> str:
-        return "report" if self._config.train is None else self._config.train.on_stall
+            self._journal.set_state("running", reason)
+        phase = phases.read_phase(self._run.phase())
+        reported = phase.step if phase is not None and phase.pid == ranks.identities[0].pid else 0
+        logged = metrics.last_step(self._run.metrics, offset=earlier_bytes)
+        ended = self._observe_end(ends, ranks.first_failed, max(reported, logged), stalled)
+        return self._judge(ended, started, began_at=0 if newest is None else newest.step)
 
     def _start_ranks(self, held: Sequence[int]) -> trainer.RunningRanks:
         self._lease.require()
@@ -291,7 +313,7 @@ class Agent:
     def _attend_ranks(
         self, ranks: trainer.RunningRanks, evaluations: Evaluations
     ) -> tuple[Sequence[RankEnd], str | None]:
-        """How the ranks ended, and the verdict on the standstill that they were ended for, if they were."""
+        """Return how the ranks ended, and the verdict on the standstill for which they were ended, if any."""
         watch = Standstill(self._run, self._journal.number)
         pids = [identity.pid for identity in ranks.identities]
         deadline: float | None = None
@@ -305,55 +327,37 @@ class Agent:
             if deadline is not None and time.monotonic() > deadline:
                 self._is_forced = True
                 ranks.end()
-            news = self._chores.do("the watch", lambda: watch.look(pids, len(pids)), None)
-            self._chores.do("the news of the watch", functools.partial(self._tell, news), None)
-            acts = reason is None and self._on_stall != "report"
+            news = self._chores.do("the watch", lambda: watch.look(pids), None)
+            self._chores.do("the news of the watch", lambda news=news: self._record_news(news), None)
+            acts = reason is None and self._train.on_stall != "report"
             if acts and isinstance(news, Stalled) and not news.is_paused:
                 stalled = news.reason
                 ranks.end()
             self._keep(evaluations, "going", submitting=reason is None)
         return ends, stalled if any(end.was_ended for end in ends) else None
 
-    def _tell(self, news: Stalled | GoesOn | None) -> None:
-        """Write down that the training stands still, and why, or that it goes on."""
+    def _record_news(self, news: Stalled | GoesOn | None) -> None:
+        """Record that the training stands still, and why, or that it goes on."""
         if isinstance(news, Stalled):
             logger.warning("%s", news.reason)
-            self._journal.find(news.findings)
-            self._journal.say("stalled", news.reason)
+            self._journal.add_findings(news.findings)
+            self._journal.set_state("stalled", news.reason)
         elif isinstance(news, GoesOn):
             logger.info("the training goes on")
-            self._journal.say("running")
+            self._journal.set_state("running")
 
-    def _stop_reason(self) -> str | None:
-        """Why the run is to stop, which a signal to this process also writes; None where it may go on."""
-        asked = self._chores.do("the order to stop", self._order, None)
-        return None if asked is None else asked.reason
-
-    def _order(self) -> stop.Stop | None:
-        if self._asked_to_stop is not None and not self._run.stop.exists():
-            self._lease.require()  # the order would reach the ranks of whoever took the run over
-            stop.order_stop(self._run, "signal", self._asked_to_stop)
-            self._obeyed = self._signal
-        return stop.read_stop_order(self._run)
-
-    def _judge(
-        self,
-        ends: Sequence[RankEnd],
-        causes: Sequence[RankEnd],
-        started: float,
-        said: int,
-        stalled: str | None,
-    ) -> Training:
-        """Write down how the training, which came to step `said`, ended: findings, `exit.json`, state."""
+    def _observe_end(
+        self, ends: Sequence[RankEnd], first_failed: int | None, reached: int, stalled: str | None
+    ) -> TrainingEnd:
+        """Gather what is known of a training that came to step `reached`: the end of each rank that caused it."""
         newest = newest_sound(self._run)
-        step = max(said, 0 if newest is None else newest.step)
-        assert self._config.train is not None
-        all_seen = [
+        step = max(reached, 0 if newest is None else newest.step)
+        first, *further = [
             TrainingEnd(
                 exit_code=end.exit_code,
                 step=step,
                 last_step=int(self._journal.record.identity["steps"]),
-                loss=loss_at(self._run, step),
+                loss=metrics.loss_at(self._run.metrics, step),
                 checkpoint=None if newest is None else newest.step,
                 stop=stop.read_stop_order(self._run),
                 is_forced=self._is_forced and end.was_ended,
@@ -364,32 +368,79 @@ class Agent:
                 stalled=stalled,
                 restarts=self._restarts,
                 oom_kills=oom_kills() - self._oom_kills,
-                levers=recipes.levers(self._config.train),
+                levers=recipes.levers(self._train),
             )
-            for end in causes
+            for end in causes_of(ends, first_failed)
         ]
-        seen = replace(all_seen[0], further=all_seen[1:])
-        verdict = judge_end(seen)
+        return replace(first, further=further)
+
+    def _judge(self, ended: TrainingEnd, started: float, began_at: int) -> Training:
+        """Record how the training, which began at step `began_at`, ended: findings, `exit.json`, state."""
+        verdict = judge_end(ended)
         logger.info("training ended: %s %s", verdict.state, verdict.reason)
-        self._journal.find(verdict.findings)
+        self._journal.add_findings(verdict.findings)
         queued_again = None
         if verdict.state != "succeeded":
-            came_further = newest is not None and newest.step > self._began_at
             has_failed = verdict.state == "failed"
             queued_again = self._allocation.why_again(
-                self._obeyed, came_further=came_further, has_failed=has_failed
+                self._obeyed, came_further=(ended.checkpoint or 0) > began_at, has_failed=has_failed
             )
-        if queued_again is not None:
-            failure = f", where it had failed: {verdict.reason}" if has_failed else ""
-            queued_again += f" at step {step:,} of {seen.last_step:,}{failure}"
-        told = exit_of(seen, verdict, started, time.time())
-        self._journal.training_ended(told, verdict.state, self._obeyed, queued_again)
+            if queued_again is not None:
+                failure = f", where it had failed: {verdict.reason}" if has_failed else ""
+                queued_again += f" at step {ended.step:,} of {ended.last_step:,}{failure}"
+        content = exit_of(ended, verdict, started, time.time())
+        self._journal.training_ended(content, verdict.state, self._obeyed, queued_again)
         return "complete" if verdict.state == "succeeded" else "broken"
 
 
+@dataclass(frozen=True)
+class Trouble:
+    """A chore that fails: since when, and when it is tried again, by the clock that only runs forward."""
+
+    since: float
+    next_try: float
+    pause_s: float
+
+
+class Chores:
+    """What an agent does beside its training, so that a failure of it never ends a training that is sound.
+
+    A shared file system answers with an error now and then, and anybody may leave a file that nobody expects.
+    So a failure is logged, and the chore is tried again after pauses that double. Only where nothing trains any
+    more does an error that lasts for GIVE_UP_S, or a full disk, end the attempt, which then records the reason.
+    """
+
+    def __init__(self) -> None:
+        self.trains = False
+        """Whether a training is going on, which no chore may end."""
+        self._troubles: dict[str, Trouble] = {}
+
+    def do(self, what: str, work: Callable[[], Result], otherwise: Result) -> Result:
+        """Return the result of `work`; `otherwise` where it fails, or is not due again after a failure."""
+        trouble = self._troubles.get(what)
+        if trouble is not None and time.monotonic() < trouble.next_try:
+            return otherwise
+        try:
+            result = work()
+        except Exception as error:
+            now = time.monotonic()
+            since = now if trouble is None else trouble.since
+            if not self.trains and (is_disk_full(error) or now - since >= GIVE_UP_S):
+                raise
+            pause_s = PAUSE_S if trouble is None else min(2 * trouble.pause_s, LONGEST_PAUSE_S)
+            self._troubles[what] = Trouble(since, now + pause_s, pause_s)
+            sentence = f"{what}: {type(error).__name__}: {error}; trying again in {pause_s:.0f} s"
+            logger.warning(sentence, exc_info=trouble is None)
+            return otherwise
+        self._troubles.pop(what, None)
+        return result
+
+
 def main(run_folder: str, aside_s: str | None = None, predecessor: str | None = None) -> None:
-    """The agent's job; with `aside_s` that of a successor, which follows the job `predecessor`. It leaves
-    with one line where another agent has the run, or the run wants no job."""
+    """The agent's job; with `aside_s` that of a successor, which follows the job `predecessor`.
+
+    It leaves with one line where another agent has the run, or the run wants no job.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     run = RunFolder(Path(run_folder).resolve())
     lease, allocation = Lease(run.lease), Allocation(follows=predecessor)

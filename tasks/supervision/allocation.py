@@ -1,40 +1,59 @@
-"""The Slurm job that an agent is: whether the run waits for it, whether it comes again after a signal, and
-how it goes back to the queue.
+"""The Slurm job that an agent is: whether the run waits for it, whether it comes again, and who follows it.
 
-Slurm ends a job by a signal to all of its processes, whatever the cause: a time limit, a preemption,
-somebody's requeue or scancel. Only Slurm knows whether the job comes again, so it is asked, once the training
-has written its checkpoint. Outside Slurm no job comes again.
+**Coming again.** Slurm ends a job by a signal to all of its processes, whatever the cause: a time limit, a
+preemption, somebody's requeue or scancel. Only Slurm knows whether the job comes again, so the agent asks it
+once the training has written its checkpoint. Outside Slurm no job comes again.
+
+**Succession.** Evaluations that are Slurm jobs wait for nodes, and the training's job, whose agent submits them,
+must not hold these nodes meanwhile. So the agent of a training that has ended submits a successor, an agent in
+a job of one core and without GPUs, and leaves. Where evaluations wait even for that core, as on a cluster of
+one node, the successor steps aside: it submits the next one for later and leaves too; an evaluation that ends
+wakes that one. So no job waits for itself, and nothing lives on the submitting host. The price is that the run
+queues once more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from tasks.core.engines.slurm_queue import SlurmJob, fate_of_own_job, own_job
+from tasks.core.errors import TarmacError
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Held, Lease
-from tasks.runs import record
+from tasks.core.schema import Config
+from tasks.runs import jobs, record
 from tasks.runs.folder import RunFolder
+from tasks.runs.jobs import Job, job_in
 from tasks.runs.record import UNDER_WAY, RunRecord
 
+AGENT = "tasks.supervision.agent:main"
+CODE = Path(__file__).resolve().parents[2]
 LEASE_WAIT_S = 30.0
 SLURM_LEASE_WAIT_S = STALE_S + 3 * HEARTBEAT_S
-"""The same of a job that Slurm has queued again after the loss of its node, whose lease goes stale first."""
+"""The same for a job that Slurm has queued again after the loss of its node, whose lease goes stale first."""
 ENDED_BY_SLURM_S = 300.0
 """How long Slurm may take to end a job that it has agreed to queue again."""
 WARNING, END = "SIGUSR2", "SIGTERM"
 """Before the time limit, or a preemption with a grace time; and when the job ends."""
+PATIENCE_S = 60.0
+"""How long evaluations may wait in the queue before the job that waits for them steps aside."""
+ASIDE_S, LONGEST_ASIDE_S = 60, 600
+"""For how long it does that, at first and at most."""
+RETRY_S, LONGEST_RETRY_S = 60.0, 600.0
+"""The pause before a successor that Slurm did not accept is submitted again, at first and at most."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Allocation:
-    """`job` is None outside Slurm. `returns` says whether the job comes again: `if asked` when Slurm is asked
-    to queue it again, `anyway` when Slurm has done so."""
+    """`job` is None outside Slurm. `returns` records whether the job comes again: `if asked` when Slurm has to
+    be asked to queue it again, `anyway` when Slurm has done so."""
 
     job: SlurmJob | None = field(default_factory=own_job)
     follows: str | None = None
@@ -42,7 +61,7 @@ class Allocation:
     returns: Literal["no", "if asked", "anyway"] = "no"
 
     def take(self, lease: Lease, run: RunFolder) -> str | None:
-        """Take the run's lease, waiting for whoever starts or leaves the run; None, or why it cannot be had.
+        """Take the run's lease, waiting for whoever starts or leaves the run; None, or why it was not taken.
 
         A Slurm job that the record does not name is not wanted: it is one that Slurm queued again after the
         run was cancelled or started anew.
@@ -72,7 +91,7 @@ class Allocation:
     def why_again(
         self, sent: str | None, *, came_further: bool = False, has_failed: bool = False
     ) -> str | None:
-        """Why the job comes again after the signal that was `sent` to it; None where it does not.
+        """Explain why the job comes again after the signal that was `sent` to it; None where it does not.
 
         At its time limit it does only where the training `came_further` in it, or it would do so for ever.
         Slurm is not asked to queue again what `has_failed`.
@@ -91,10 +110,10 @@ class Allocation:
         return "its time limit came" if sent == WARNING else "its job was sent SIGTERM"
 
     def return_to_the_queue(self, run: RunFolder) -> NoReturn:
-        """End this process so that the job comes again; where Slurm refuses that, the next start resumes.
+        """End this process so that the job comes again; where Slurm does not allow that, the next start resumes.
 
-        An end of its own would leave a result, by which a job is taken to have said goodbye that begins
-        again.
+        An end of its own would leave a result, and a job that begins again would be taken for one that has
+        ended by itself.
         """
         assert self.job is not None
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -119,3 +138,65 @@ class Allocation:
             record.save_record(run, state.having(**changes))
         finally:
             lease.release()
+
+
+class Succession:
+    """Decides when an agent hands over to a successor, and submits that."""
+
+    def __init__(self, run: RunFolder, config: Config, aside_s: int | None) -> None:
+        """`aside_s` is for how long this agent is to step aside, None where it is no successor itself."""
+        self._run = run
+        self._engines = config.engine
+        self._aside_s = aside_s
+        self._retry_s = RETRY_S
+        self._next_try = 0.0
+        self.is_time_over = False
+        """Whether this job, which is a successor's, has come to its time limit."""
+        self.refusal = ""
+        """Why Slurm did not accept a successor, so that the training's job is held for its evaluations."""
+
+    @property
+    def is_successor(self) -> bool:
+        return self._aside_s is not None
+
+    def is_due(self, longest_wait_s: float) -> bool:
+        """Whether to hand over now: a training's job at once, a successor's where it may be in the way.
+
+        Only where the evaluations go on without this job, which is Slurm's as they are.
+        """
+        in_slurm = (self._engines.train.kind, self._engines.evaluate.kind) == ("slurm", "slurm")
+        if not in_slurm or own_job() is None or time.monotonic() < self._next_try:
+            return False
+        return not self.is_successor or self.is_time_over or longest_wait_s >= PATIENCE_S
+
+    def submit(self, number: int) -> Job | None:
+        """Return the successor's job, whose log lies in the attempt `number`; None where Slurm refuses it."""
+        aside_s = ASIDE_S if self._aside_s is None else min(2 * self._aside_s, LONGEST_ASIDE_S)
+        begin_s = 0 if self._aside_s is None or self.is_time_over else self._aside_s
+        mine = own_job()
+        arguments = [str(self._run.path), str(aside_s), *([] if mine is None else [mine.id])]
+        place = self._run.logs(number)
+        refusals: list[str] = []
+        for engine in self._engines.for_successor():
+            extra = {**(engine.extra or {}), **({"begin": f"now+{begin_s}"} if begin_s else {})}
+            wanted = engine.model_copy(update={"extra": extra or None})
+            try:
+                return jobs.submit_to_slurm(
+                    AGENT, arguments, place, wanted, key="engine.slurm", name="successor", code=CODE
+                )
+            except TarmacError as error:
+                refusals.append(str(error))
+        self.refusal = refusals[0]
+        logger.warning("no successor: %s; trying again in %.0f s", "; ".join(refusals), self._retry_s)
+        self._next_try = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+        return None
+
+
+def wake(run: RunFolder) -> None:
+    """Begin a successor that has stepped aside, as an evaluation has ended; on an error it begins later."""
+    with contextlib.suppress(TarmacError, OSError):
+        state = record.load_record(run)
+        job = None if state.goal == "train" else job_in(run, state.job)
+        if job is not None and job.slurm is not None and job.slurm.waiting:
+            job.slurm.begin_now()

@@ -1,22 +1,23 @@
-"""What would end a training at its start, asked before anything is built or started for it.
+"""Checks before anything is built or started for a training: errors that would end it, and likely mistakes.
 
-`plan`, `run`, `train` and the flows ask the same, so that they agree. Each answer costs milliseconds, or one
-question to the hub; found later it costs a build, a server and the measuring of a loader.
+`plan`, `run`, `train` and the flows run the same checks, so that they agree. Each costs milliseconds, or one
+question to the hub; found later, the error costs a build, a server and the measuring of a loader.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.core.errors import UsageError
-from tasks.core.schema import Config
+from tasks.core.schema import Config, TableSource
 from tasks.evaluation.fit import require_fit
 from tasks.models import hub
 from tasks.models.fetch import require_offered
 from tasks.models.hub import Lack
 from tasks.models.recipes import check_recipe
 from tasks.runs.checkpoints import list_checkpoints
-from tasks.runs.data import overfull, overfull_of
+from tasks.runs.data import missing_shares, overfull, overfull_of
 from tasks.runs.plan import locate
 
 
@@ -28,11 +29,11 @@ def require_startable(
     fresh: bool = False,
     asks_hub: bool = True,
 ) -> None:
-    """UsageError and DataError for evaluations or a batch that `version` does not serve, and for weights that
-    the training starts from and cannot have. Where the version is yet to be built, it has `most` samples at
-    most, if that is known.
+    """Raise UsageError or DataError for evaluations or a batch that `version` does not serve, and for weights
+    that the training starts from and cannot have.
 
-    The hub is asked for those that would be downloaded, unless the training runs elsewhere.
+    Where the version is yet to be built, it has `most` samples at most, if that is known. The hub is asked for
+    weights that would be downloaded, unless the training runs elsewhere.
     """
     batch = None
     if version is not None:
@@ -51,7 +52,7 @@ def require_startable(
 
 
 def lacking_weights(config: Config, version: Path | None) -> list[str]:
-    """What a training of the config has to download first, in a sentence each that begins with the key."""
+    """Return what a training of the config has to download first, in a sentence each that begins with the key."""
     return [_in_words(lack) for lack in _missing(config, version, fresh=False) if not lack.is_certain]
 
 
@@ -66,3 +67,33 @@ def _missing(config: Config, version: Path | None, fresh: bool) -> list[Lack]:
 
 def _in_words(lack: Lack) -> str:
     return f"{lack.problem}; {lack.finding().remedy}"
+
+
+def doubts(config: Config, version: Path) -> Iterator[str]:
+    """Yield a sentence, which begins with the key, for each likely mistake; the training is done all the same.
+
+    `config` is a resolved one. DataError for a version that has nothing to train on.
+    """
+    yield from doubts_of(config)
+    if (batch := overfull(config, version)) is not None and not batch.is_wrong:  # else it is an error
+        yield f"train.batch_size: {batch.problem}"
+
+
+def doubts_of(config: Config) -> Iterator[str]:
+    """Yield the doubts that show without any data; the one about the warm-up where the steps are known."""
+    splits = config.dataset.splits
+    tables = [source for source in config.dataset.all_sources if isinstance(source, TableSource)]
+    shared = [table.image for table in tables if isinstance(table.key, list) and table.image in table.key]
+    if shared and splits.shares and splits.group_by is None:
+        yield (
+            "dataset.splits: rows that share an image may come into different splits, and the model is "
+            f"judged on what it was trained on; add group_by: {shared[0]}"
+        )
+    train = config.train
+    if train is not None and train.steps is not None and train.warmup_steps >= train.steps:
+        yield (
+            f"train.warmup: all {train.steps:,} steps are among the {train.warmup_steps:,} of the warm-up, "
+            "so the learning rate only rises"
+        )
+    for dataset in missing_shares(config):
+        yield f"train.data: {dataset} holds no version of a dataset yet; build it before the training"

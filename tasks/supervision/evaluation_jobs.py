@@ -1,6 +1,6 @@
-"""A run's evaluations as its agent drives them: looks, asks `evaluations.next_actions`, does what it says.
+"""A run's evaluations as its agent drives them: observes, asks `evaluations.next_actions`, and does the answer.
 
-Also the job's own side, which takes a lease on the result it will write: however many jobs a crash has left
+The job's own side is here too. It takes a lease on the result it will write: however many jobs a crash has left
 behind for one evaluation, one of them writes.
 """
 
@@ -19,18 +19,18 @@ from tasks.core.files import read_json, write_atomic, write_json
 from tasks.core.lock import Lease, holder_of
 from tasks.core.schema import Config
 from tasks.evaluation import results
-from tasks.evaluation.results import EvaluationResult
 from tasks.runs import jobs, ledger, metrics
 from tasks.runs.checkpoints import SETTLED_NS, CheckpointListing
 from tasks.runs.folder import RunFolder
 from tasks.runs.gpus import gpus_here
-from tasks.runs.jobs import Job
+from tasks.runs.jobs import Job, job_in
 from tasks.runs.ledger import Key, LedgerEntry
+from tasks.supervision.allocation import wake
 from tasks.supervision.evaluations import (
+    EvaluationEvidence,
     JobFailure,
     Mark,
     Pause,
-    Seen,
     Submit,
     Training,
     WantedEvaluation,
@@ -39,8 +39,7 @@ from tasks.supervision.evaluations import (
     unfinished,
     wanted_of,
 )
-from tasks.supervision.succession import wake
-from tasks.supervision.unusable import UnusableResults
+from tasks.supervision.result_files import UnusableResults, result_of
 
 JOB = "tasks.supervision.evaluation_jobs:run_job"
 FULL_LOOK_S = 30.0
@@ -49,7 +48,6 @@ STUCK_S = 300.0
 ENDED = "its job was ended with the run"
 SUBMITIT = re.compile(r"([A-Z]+:)?submitit[ :]")
 """How a line of submitit's own begins, by its logger or by the root's."""
-
 OURS = re.compile(r"^tasks\.core\.errors\.\w+: ")
 """How Python names an error whose text is a sentence for people."""
 logger = logging.getLogger(__name__)
@@ -87,7 +85,6 @@ class Evaluations:
         self._stuck_since: dict[Key, float] = {}
         self._waiting_since: dict[Key, float] = {}
         self._answered = {entry.key: entry.uid for entry in history if entry.state == "done"}
-        self._parsed: dict[Path, tuple[tuple[int, int], EvaluationResult | None]] = {}
         self.unusable = UnusableResults(run)
         self._stale_summaries = True
         self.summaries_written = 0
@@ -101,15 +98,13 @@ class Evaluations:
     def advance(self, training: Training, *, submitting: bool = True) -> bool:
         """Do what is to be done now; True while evaluations are still to come.
 
-        Looks at what is open only; at all of it every FULL_LOOK_S, when somebody asked, and before the end.
+        Looks only at what is open; at everything every FULL_LOOK_S, when somebody asked, and before the end.
         """
-        is_full = self._is_time_for_all()
-        is_going = self._do(training, is_full, submitting)
-        return is_going or (not is_full and self._do(training, True, submitting))
-
-    def _is_time_for_all(self) -> bool:
-        is_changed = self._changed() != self._changed_ns
-        return is_changed or time.monotonic() - self._looked >= FULL_LOOK_S
+        is_full = (
+            self._changed() != self._changed_ns or time.monotonic() - self._looked >= FULL_LOOK_S
+        )
+        is_going = self._advance(training, is_full, submitting)
+        return is_going or (not is_full and self._advance(training, True, submitting))
 
     def _changed(self) -> int:
         """When the folder of the evaluations changed; 0 without one."""
@@ -118,36 +113,43 @@ class Evaluations:
         except FileNotFoundError:
             return 0
 
-    def _do(self, training: Training, is_full: bool, submitting: bool) -> bool:
-        """One look, at everything where `is_full`, and what follows from it; whether anything is to come."""
+    def _advance(self, training: Training, is_full: bool, submitting: bool) -> bool:
+        """Look once, at everything where `is_full`, and act on it; return whether anything is to come."""
         if is_full:
             self.unusable.look()
             self._take_up_requests()
-        seen = self._look(training, is_full)
-        for action in next_actions(self._wanted, self._entries, seen, self._engine.jobs):
-            if isinstance(action, Mark):
-                self._mark(action)
-            elif isinstance(action, Pause):
-                entry = self._entries[action.wanted.key]
-                tried = (*entry.tried, action.cause)
-                self._record(entry.having(state="submitted", job=None, reason=action.reason, tried=tried))
-            elif submitting:
-                self._submit(action)
+        evidence = self._observe(training, is_full)
+        for action in next_actions(self._wanted, self._entries, evidence, self._engine.jobs):
+            match action:
+                case Mark():
+                    self._mark(action)
+                case Pause():
+                    entry = self._entries[action.wanted.key]
+                    tried = (*entry.tried, action.cause)
+                    self._record(entry.having(state="submitted", job=None, reason=action.reason, tried=tried))
+                case Submit() if submitting:
+                    self._submit(action)
         if self._stale_summaries:
             self._write_summaries()
             self._stale_summaries = False
-        return bool(unfinished(self._wanted, self._entries, seen))
+        return bool(unfinished(self._wanted, self._entries, evidence))
 
     def end_jobs(self, *, here_only: bool = False) -> None:
-        """End the jobs that live, or those on this machine; the run's next agent takes up the others. The
-        questions of those that are ended stay open for it."""
+        """End the jobs that live, or only those on this machine; the run's next agent takes up the others.
+
+        The questions of jobs that are ended stay open for it.
+        """
         for entry in list(self._entries.values()):
-            job = self._job_of(entry)
+            job = job_in(self._run, entry.job)
             if job is not None and not entry.is_final and not (here_only and job.slurm is not None):
                 job.end()
                 self._record(
                     entry.having(state="submitted", job=None, attempt=len(entry.tried), reason=ENDED)
                 )
+
+    def longest_wait_s(self) -> float:
+        """Return how long this agent has observed an evaluation wait in Slurm's queue for room."""
+        return max((time.monotonic() - since for since in self._waiting_since.values()), default=0.0)
 
     def _take_up_requests(self) -> None:
         """Ask anew for an evaluation that somebody wants again, unless its job is still at it.
@@ -168,19 +170,19 @@ class Evaluations:
                 self._record(_first_entry(want))
             asked.unlink()
 
-    def _look(self, training: Training, is_full: bool) -> Seen:
-        """What is done stays so, and nothing but this agent starts a job: neither is looked at every time."""
+    def _observe(self, training: Training, is_full: bool) -> EvaluationEvidence:
+        """Observe what may have changed: what is done stays so, and nobody but this agent starts a job, so
+        neither is looked at every time."""
         open_ones = {key for key, entry in self._entries.items() if not entry.is_final}
         watched = {want.key for want in self._wanted} if is_full else open_ones | self._running
-        running = {key for key in watched if self._is_leased(key)}
-        self._running = running
+        running = self._running = {key for key in watched if self._is_leased(key)}
         alive = running | {key for key in open_ones if self._job_lives(self._entries[key])}
         self._known_alive |= alive
         checkpoints = {checkpoint.step for checkpoint in self._checkpoints()}
-        looked_at = self._entries.keys() if is_full else open_ones
-        kept = self._results - looked_at
-        self._results = kept | {key for key in looked_at if self._answers(self._entries[key])}
-        return Seen(
+        examined = self._entries.keys() if is_full else open_ones
+        answered = {key for key in examined if self._answers(self._entries[key])}
+        self._results = (self._results - examined) | answered
+        return EvaluationEvidence(
             checkpoints=checkpoints,
             alive=alive,
             running=running,
@@ -191,97 +193,79 @@ class Evaluations:
             now=time.time(),
         )
 
-    def _failure(self, entry: LedgerEntry) -> JobFailure:
-        job, result = self._job_of(entry), self._run.evaluation(*entry.key)
-        if job is not None and job.said_goodbye and result.exists():
-            found = results.examine_result(result)
-            if isinstance(found, str):
-                return JobFailure("failed", f"{result.relative_to(self._run.path)}: {found} (log: {job.log})")
-        return _last_words(entry, job, entry.key in self._known_alive)
-
-    def _stuck(self, waiting: Collection[Key]) -> dict[Key, str]:
-        """Why Slurm does not start jobs of these, where that has been so for STUCK_S; notes which wait."""
-        found: dict[Key, str] = {}
-        since: dict[Key, float] = {}
-        waited, self._waiting_since = self._waiting_since, {}
-        for key in waiting:
-            job = self._job_of(self._entries[key])
-            slurm = None if job is None else job.slurm
-            words = "" if slurm is None else slurm.never_starts
-            if slurm is not None and slurm.waiting and not words:
-                self._waiting_since[key] = waited.get(key, time.monotonic())
-            if words:
-                since[key] = self._stuck_since.get(key, time.monotonic())
-                if time.monotonic() - since[key] >= STUCK_S:
-                    found[key] = f"Slurm does not start its job: {words}; the job was cancelled"
-        self._stuck_since = since
-        return found
-
-    def longest_wait_s(self) -> float:
-        """How long this agent has seen an evaluation wait in Slurm's queue for room."""
-        return max((time.monotonic() - since for since in self._waiting_since.values()), default=0.0)
-
     def _is_leased(self, key: Key) -> bool:
         holder = holder_of(self._run.evaluation_lease(*key))
         return holder is not None and holder.is_alive()
 
-    def _job_of(self, entry: LedgerEntry) -> Job | None:
-        return None if entry.job is None else Job.from_json(entry.job, self._run.path)
-
     def _job_lives(self, entry: LedgerEntry) -> bool:
-        job = self._job_of(entry)
+        job = job_in(self._run, entry.job)
         return not entry.is_final and job is not None and job.is_alive()
 
     def _answers(self, entry: LedgerEntry) -> bool:
         """Whether the result file parses and, while the question is open, answers it and no earlier one."""
-        result = self._result(entry.key)
+        result = result_of(self._run.evaluation(*entry.key))
         return result is not None and (entry.is_final or result.question == _question(entry))
 
-    def _result(self, key: Key) -> EvaluationResult | None:
-        """The result file, parsed once a version of it; None when it does not parse."""
-        path = self._run.evaluation(*key)
-        try:
-            stat = path.stat()
-        except FileNotFoundError:
-            return None
-        version = (stat.st_mtime_ns, stat.st_ino)
-        if self._parsed.get(path, (None, None))[0] != version:
-            self._parsed[path] = (version, results.read_result(path))
-        return self._parsed[path][1]
+    def _failure(self, entry: LedgerEntry) -> JobFailure:
+        job, result = job_in(self._run, entry.job), self._run.evaluation(*entry.key)
+        if job is not None and job.said_goodbye and result.exists():
+            found = results.examine_result(result)
+            if isinstance(found, str):
+                return JobFailure("failed", f"{result.relative_to(self._run.path)}: {found} (log: {job.log})")
+        return failure_of(entry, job, entry.key in self._known_alive)
+
+    def _stuck(self, waiting: Collection[Key]) -> dict[Key, str]:
+        """Return why Slurm does not start jobs of these, where that has lasted for STUCK_S; note which wait."""
+        found: dict[Key, str] = {}
+        stuck_since, self._stuck_since = self._stuck_since, {}
+        waiting_since, self._waiting_since = self._waiting_since, {}
+        now = time.monotonic()
+        for key in waiting:
+            job = job_in(self._run, self._entries[key].job)
+            if job is None or job.slurm is None:
+                continue
+            if words := job.slurm.never_starts:
+                self._stuck_since[key] = stuck_since.get(key, now)
+                if now - self._stuck_since[key] >= STUCK_S:
+                    found[key] = f"Slurm does not start its job: {words}; the job was cancelled"
+            elif job.slurm.waiting:
+                self._waiting_since[key] = waiting_since.get(key, now)
+        return found
 
     def _mark(self, mark: Mark) -> None:
-        entry = self._entries.get(mark.wanted.key)
-        if entry is None or entry.uid != mark.wanted.uid:
-            entry = _first_entry(mark.wanted)
-        job = self._job_of(entry)
+        entry = self._entry_of(mark.wanted)
+        job = job_in(self._run, entry.job)
         if mark.state == "failed" and job is not None and job.slurm is not None and job.is_alive():
             job.end()
         self._record(entry.having(state=mark.state, reason=mark.reason))
         self._stale_summaries |= mark.state != "running"
 
+    def _entry_of(self, want: WantedEvaluation) -> LedgerEntry:
+        """The entry about this very question, or a new one."""
+        entry = self._entries.get(want.key)
+        return entry if entry is not None and entry.uid == want.uid else _first_entry(want)
+
     def _submit(self, action: Submit) -> None:
-        """Write down the intent, start the job, write down which it is: a crash between leaves a trace."""
-        want = action.wanted
-        before = self._entries.get(want.key)
-        known = before is not None and before.uid == want.uid and not before.is_final
-        entry = before if known and before is not None else _first_entry(want)
+        """Record the intent, start the job, record which it is: a crash between leaves a trace."""
+        want, entry = action.wanted, self._entry_of(action.wanted)
+        entry = _first_entry(want) if entry.is_final else entry
         entry = entry.having(state="submitted", job=None, attempt=action.attempt, reason="")
         self._record(entry)
+        arguments = [str(self._run.path), str(want.step), want.task, _question(entry)]
+        logs, name = self._run.logs(self._number), f"{want.task}_{want.step}_{action.attempt}"
         try:
-            job = self._start_job(want, action.attempt, _question(entry))
+            if self._engine.kind == "slurm":
+                job = jobs.submit_to_slurm(
+                    JOB, arguments, logs, self._engine, key="engine.evaluate", name=name
+                )
+            else:
+                gpus, limit_s = min(gpus_here(), 1), self._engine.time
+                job = jobs.submit(JOB, arguments, logs, time_limit_s=limit_s, gpus=gpus, name=name)
         except TarmacError as error:
             logger.warning("%s of step %d: %s", want.task, want.step, error)
             self._record(entry.having_been_refused(str(error)))
         else:
             self._record(entry.having(job=job.to_json(self._run.path), refusals=0))
-
-    def _start_job(self, want: WantedEvaluation, attempt: int, question: str) -> Job:
-        arguments = [str(self._run.path), str(want.step), want.task, question]
-        logs, name = self._run.logs(self._number), f"{want.task}_{want.step}_{attempt}"
-        if self._engine.kind == "slurm":
-            return jobs.submit_to_slurm(JOB, arguments, logs, self._engine, key="engine.evaluate", name=name)
-        gpus, limit_s = min(gpus_here(), 1), self._engine.time
-        return jobs.submit(JOB, arguments, logs, time_limit_s=limit_s, gpus=gpus, name=name)
 
     def _record(self, entry: LedgerEntry) -> None:
         entry = entry.having(at=time.time())
@@ -291,7 +275,7 @@ class Evaluations:
             self._answered[entry.key] = entry.uid
 
     def _write_summaries(self) -> None:
-        """`eval_results/step_N.json` of every step whose tasks are all final.
+        """Write `eval_results/step_N.json` of every step whose tasks are all final.
 
         A task that was asked for again in vain keeps the values it had.
         """
@@ -301,8 +285,8 @@ class Evaluations:
                 continue
             values: dict[str, float] = {}
             for want in wanted:
-                result = self._result(want.key) if self._answered.get(want.key) == want.uid else None
-                if result is not None:
+                result = result_of(self._run.evaluation(*want.key))
+                if result is not None and self._answered.get(want.key) == want.uid:
                     values |= {
                         results.full_name(want.task, name): value for name, value in result.metrics.items()
                     }
@@ -313,7 +297,7 @@ class Evaluations:
                 self.summaries_written += 1
 
     def _is_settled(self, want: WantedEvaluation) -> bool:
-        """Final, with its result there if it is done: a deleted one is made again."""
+        """Whether it is final, with its result there if it is done: a deleted one is made again."""
         entry = self._entries.get(want.key)
         if entry is None or entry.uid != want.uid or not entry.is_final:
             return False
@@ -326,13 +310,16 @@ def _first_entry(want: WantedEvaluation) -> LedgerEntry:
 
 
 def _question(entry: LedgerEntry) -> str:
-    """What a result repeats: clocks, which may differ, do not tell whether it is older than the question."""
+    """The text that a result repeats: clocks may differ, so they do not show whether it is older than that."""
     return f"{entry.uid[:12]}-{entry.since}"
 
 
-def _last_words(entry: LedgerEntry, job: Job | None, was_alive: bool) -> JobFailure:
-    """How a dead job ended: it failed with an error, or it is gone without one. One that `was_alive` for this
-    agent or its predecessor and that Slurm calls cancelled was cancelled by a person."""
+def failure_of(entry: LedgerEntry, job: Job | None, was_alive: bool) -> JobFailure:
+    """Return how a dead job ended: it failed with an error, or it is gone without one.
+
+    A job that `was_alive` for this agent or its predecessor and that Slurm calls cancelled was cancelled by a
+    person.
+    """
     if job is None:
         return JobFailure("failed", entry.reason or "its job was not submitted")
     lines = job.log.read_text(errors="replace").splitlines() if job.log.exists() else []

@@ -1,9 +1,9 @@
-"""What to do next about a run's evaluations: pure, from what is wanted and what is seen to a list of actions.
+"""What to do next about a run's evaluations: pure, from what is wanted and observed to a list of actions.
 
-An evaluation is done when its result file parses, whatever its job said. A job that is gone without a result
+An evaluation is done when its result file parses, whatever its job reported. A job that is gone without a result
 is submitted again after a pause that grows, TRIES times in all; then it is final, with each try's reason.
-What a person has cancelled in Slurm, and what Slurm does not start, is final at once. A submission that was
-refused is no try: it is repeated after pauses that double, for REFUSED_S in all.
+An evaluation that a person has cancelled in Slurm, or that Slurm does not start, is final at once. A submission
+that was refused is no try: it is repeated after pauses that double, for REFUSED_S in all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRIES = 3
 RETRY_S, TIMES = 30.0, 4.0
 """The pause after the first try that failed, and how much longer it is after each further one."""
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
-"""Before a refused submission is repeated, at first and at most."""
+"""The pause before a refused submission is repeated, at first and at most."""
 REFUSED_S = 1800.0
 LOG = re.compile(r" \(log: \S+\)$")
 """The end of a reason, which names the log of one try."""
@@ -54,13 +54,13 @@ class JobFailure:
 
 
 @dataclass(frozen=True)
-class Seen:
+class EvaluationEvidence:
     """What the disk and the process table show.
 
-    `alive` holds the evaluations whose job lives, seen before the `results` that parse, so that a job which
-    ends in between is not taken for a lost one; a result counts when it is of the question in the ledger.
-    `failures` says how dead jobs ended, and `stuck` why Slurm does not start one that waits. `now` is in Unix
-    seconds.
+    `alive` holds the evaluations whose job lives. It is observed before the `results` that parse, so that a job
+    which ends in between is not taken for a lost one; a result counts when it answers the question in the
+    ledger. `failures` explains how dead jobs ended, and `stuck` why Slurm does not start one that waits. `now`
+    is in Unix seconds.
     """
 
     checkpoints: Collection[int]
@@ -83,7 +83,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class Mark:
-    """Write its new state into the ledger; a job of it that waits is cancelled where that is final."""
+    """Write its new state into the ledger; a waiting job of it is cancelled where that state is final."""
 
     wanted: WantedEvaluation
     state: EvaluationState
@@ -92,7 +92,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Pause:
-    """Write down why a try gave no result, and that there will be another one."""
+    """Record why a try gave no result, and that there will be another one."""
 
     wanted: WantedEvaluation
     cause: str
@@ -100,7 +100,7 @@ class Pause:
 
 
 def wanted_of(run_id: str, config: Config) -> list[WantedEvaluation]:
-    """Every evaluation the config asks for. A step of a run names one checkpoint, as runs are exact."""
+    """Return every evaluation the config asks for. A step of a run names one checkpoint, as runs are exact."""
     if config.evaluate is None:
         return []
     tasks = {task.name: task for task in config.evaluate.tasks}
@@ -113,13 +113,16 @@ def wanted_of(run_id: str, config: Config) -> list[WantedEvaluation]:
 
 
 def next_actions(
-    wanted: Sequence[WantedEvaluation], entries: Mapping[Key, LedgerEntry], seen: Seen, jobs: int
+    wanted: Sequence[WantedEvaluation],
+    entries: Mapping[Key, LedgerEntry],
+    evidence: EvaluationEvidence,
+    jobs: int,
 ) -> list[Submit | Mark | Pause]:
-    """What to do now, with at most `jobs` jobs alive at once; empty when there is only waiting left to do."""
+    """Decide what to do now, with at most `jobs` jobs alive at once; empty when only waiting is left to do."""
     actions: list[Submit | Mark | Pause] = []
-    free = jobs - len(set(seen.alive))
+    free = jobs - len(set(evidence.alive))
     for want in wanted:
-        action = _next(want, _current(want, entries, seen), seen)
+        action = _next(want, _current(want, entries, evidence), evidence)
         if isinstance(action, Submit):
             if free < 1:
                 continue
@@ -130,21 +133,22 @@ def next_actions(
 
 
 def unfinished(
-    wanted: Sequence[WantedEvaluation], entries: Mapping[Key, LedgerEntry], seen: Seen
+    wanted: Sequence[WantedEvaluation], entries: Mapping[Key, LedgerEntry], evidence: EvaluationEvidence
 ) -> list[WantedEvaluation]:
-    """What is still to come: neither final nor of a checkpoint that will not appear."""
-    left = []
-    for want in wanted:
-        entry = _current(want, entries, seen)
-        impossible = seen.training == "broken" and want.step not in seen.checkpoints
-        if not impossible and (entry is None or not entry.is_final):
-            left.append(want)
-    return left
+    """Return what is still to come: neither final nor of a checkpoint that will not appear."""
+    return [
+        want
+        for want in wanted
+        if evidence.training != "broken" or want.step in evidence.checkpoints
+        if (entry := _current(want, entries, evidence)) is None or not entry.is_final
+    ]
 
 
 def reopened(entries: Mapping[Key, LedgerEntry], alive: Collection[Key]) -> dict[Key, LedgerEntry]:
-    """The ledger as an agent takes it up that a person has started: what has no result is tried anew. Tries
-    that are spent on an open question stay spent, but for one that ended with the agent before."""
+    """Return the ledger as an agent takes it up that a person has started: what has no result is tried anew.
+
+    Tries that are spent on an open question stay spent, but for one that ended with the agent before.
+    """
     return {
         key: entry if entry.is_final or key in alive else entry.having(attempt=len(entry.tried))
         for key, entry in entries.items()
@@ -152,39 +156,45 @@ def reopened(entries: Mapping[Key, LedgerEntry], alive: Collection[Key]) -> dict
     }
 
 
-def _current(want: WantedEvaluation, entries: Mapping[Key, LedgerEntry], seen: Seen) -> LedgerEntry | None:
-    """The entry about just this question: not about other arguments, not done with its result gone since."""
+def _current(
+    want: WantedEvaluation, entries: Mapping[Key, LedgerEntry], evidence: EvaluationEvidence
+) -> LedgerEntry | None:
+    """The entry about this very question: not about other arguments, not done with its result gone since."""
     entry = entries.get(want.key)
     if entry is None or entry.uid != want.uid:
         return None
-    return None if entry.state == "done" and want.key not in seen.results else entry
+    return None if entry.state == "done" and want.key not in evidence.results else entry
 
 
-def _next(want: WantedEvaluation, entry: LedgerEntry | None, seen: Seen) -> Submit | Mark | Pause | None:
+def _next(
+    want: WantedEvaluation, entry: LedgerEntry | None, evidence: EvaluationEvidence
+) -> Submit | Mark | Pause | None:
     if entry is not None and entry.is_final:
         return None
-    if want.key in seen.alive:
-        if want.key in seen.stuck:
-            return Mark(want, "failed", seen.stuck[want.key])
-        begun = entry is not None and entry.state == "submitted" and want.key in seen.running
+    if want.key in evidence.alive:
+        if want.key in evidence.stuck:
+            return Mark(want, "failed", evidence.stuck[want.key])
+        begun = entry is not None and entry.state == "submitted" and want.key in evidence.running
         return Mark(want, "running") if begun else None
-    if entry is not None and want.key in seen.results:
+    if entry is not None and want.key in evidence.results:
         return Mark(want, "done")
-    if want.step not in seen.checkpoints:
+    if want.step not in evidence.checkpoints:
         missing = f"there is no checkpoint of step {want.step}"
-        return Mark(want, "lost", missing) if seen.training == "complete" else None
+        return Mark(want, "lost", missing) if evidence.training == "complete" else None
     if entry is not None and entry.refusals > 0:
-        return _after_refusal(want, entry, seen.now)
+        return _after_refusal(want, entry, evidence.now)
     if entry is None or entry.attempt == 0:
         return Submit(want, 1)
     if entry.waits_to_be_tried_again:
-        is_due = _is_over(_pause_s(entry.attempt), entry.at, seen.now)
+        is_due = _is_over(_pause_s(entry.attempt), entry.at, evidence.now)
         return Submit(want, entry.attempt + 1) if is_due else None
-    return _after_failure(want, entry, seen)
+    return _after_failure(want, entry, evidence.failures)
 
 
-def _after_failure(want: WantedEvaluation, entry: LedgerEntry, seen: Seen) -> Mark | Pause:
-    failure = seen.failures.get(want.key, JobFailure("lost", "its job left no trace"))
+def _after_failure(
+    want: WantedEvaluation, entry: LedgerEntry, failures: Mapping[Key, JobFailure]
+) -> Mark | Pause:
+    failure = failures.get(want.key, JobFailure("lost", "its job left no trace"))
     if failure.is_final:
         return Mark(want, failure.state, failure.reason)
     if entry.attempt < TRIES:
@@ -195,6 +205,13 @@ def _after_failure(want: WantedEvaluation, entry: LedgerEntry, seen: Seen) -> Ma
     return Mark(want, failure.state, "; before: ".join([reason, *earlier]))
 
 
+def _after_refusal(want: WantedEvaluation, entry: LedgerEntry, now: float) -> Submit | Mark | None:
+    if now - entry.refused_since >= REFUSED_S:
+        return Mark(want, "failed", f"no job could be submitted for {REFUSED_S / 60:.0f} min; {entry.reason}")
+    pause_s = min(PAUSE_S * 2.0 ** (entry.refusals - 1), LONGEST_PAUSE_S)
+    return Submit(want, entry.attempt + 1) if _is_over(pause_s, entry.at, now) else None
+
+
 def _pause_s(attempt: int) -> float:
     return min(RETRY_S * TIMES ** (attempt - 1), LONGEST_PAUSE_S)
 
@@ -202,10 +219,3 @@ def _pause_s(attempt: int) -> float:
 def _is_over(pause_s: float, since: float, now: float) -> bool:
     """Whether a pause is over; one that lies ahead was written by a clock that differs from ours."""
     return not 0 <= now - since < pause_s
-
-
-def _after_refusal(want: WantedEvaluation, entry: LedgerEntry, now: float) -> Submit | Mark | None:
-    if now - entry.refused_since >= REFUSED_S:
-        return Mark(want, "failed", f"no job could be submitted for {REFUSED_S / 60:.0f} min; {entry.reason}")
-    pause_s = min(PAUSE_S * 2.0 ** (entry.refusals - 1), LONGEST_PAUSE_S)
-    return Submit(want, entry.attempt + 1) if _is_over(pause_s, entry.at, now) else None

@@ -1,4 +1,4 @@
-"""What the agent writes of its attempt: the run's state and reason, `exit.json`, findings."""
+"""What the agent records of its attempt: the run's state and reason, `exit.json`, findings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tasks.core.files import append_line, write_json
 from tasks.core.findings import Finding
 from tasks.core.lock import Lease
 from tasks.core.process import Identity
-from tasks.runs import jobs, ledger, phases, provenance, record
+from tasks.runs import ledger, phases, provenance, record
 from tasks.runs.folder import RunFolder
-from tasks.runs.jobs import Job
+from tasks.runs.jobs import CONTROLLER, Job
 from tasks.runs.record import ASIDE, UNDER_WAY, Attempt, RunRecord, State
 
 
 class AttemptJournal:
-    """One attempt as the run's files tell it.
+    """One attempt in the run's files.
 
     Only the holder of the run's lease may write: each method raises TarmacError where that is somebody else.
     """
@@ -36,7 +36,6 @@ class AttemptJournal:
 
     def begin(self) -> None:
         """Close what earlier attempts left open and enter this one."""
-        now = time.time()
         closed = [
             old
             if old.ended is not None
@@ -45,13 +44,13 @@ class AttemptJournal:
         ]
         mine, job = Identity.mine(), own_job()
         attempt = Attempt(
-            started=now,
+            started=time.time(),
             host=mine.host,
             boot_id=mine.boot_id,
             pid=mine.pid,
             pid_started=mine.started,
             pid_ticks=mine.ticks,
-            job=os.environ.get(jobs.CONTROLLER) if job is None else job.id,
+            job=os.environ.get(CONTROLLER) if job is None else job.id,
             slurm=job,
             code_digest=provenance.code_digest(),
             versions=provenance.versions(),
@@ -71,47 +70,47 @@ class AttemptJournal:
 
     @property
     def is_to_train(self) -> bool:
-        """Whether the attempt is asked to train and there is something left to."""
+        """Whether the attempt is asked to train and there is something left to train."""
         return self.record.goal == "train" and not self.is_trained
 
-    def say(self, state: State, reason: str = "") -> None:
-        """The run is in this state now, and why."""
+    def set_state(self, state: State, reason: str = "") -> None:
+        """Record the run's state from now on, and why."""
         if (self.record.state, self.record.reason) != (state, reason):
             self._save(self.record.having(state=state, reason=reason))
 
-    def find(self, findings: Sequence[Finding]) -> None:
-        """Add findings to `findings.jsonl`."""
+    def add_findings(self, findings: Sequence[Finding]) -> None:
+        """Append findings to `findings.jsonl`."""
         self._lease.require()
         for finding in findings:
             line = {**asdict(finding), "attempt": self.number, "t": time.time()}
             append_line(self._run.findings, json.dumps(line, ensure_ascii=False))
 
     def training_ended(
-        self, told: Mapping[str, Any], state: State, signal: str | None, queued_again: str | None
+        self, content: Mapping[str, Any], state: State, signal: str | None, queued_again: str | None
     ) -> None:
-        """The training is judged: `told` is the content of `exit.json`, and `state` its outcome.
+        """Record the verdict on the training: the content of `exit.json`, and `state`, its outcome.
 
-        `signal` is what it obeyed when it ended, if it did; `queued_again` is why its job is to come again.
+        `signal` is the one that it obeyed when it ended, if any; `queued_again` is why its job comes again.
         """
-        self._write_exit(told)
+        self._write_exit(content)
         judged = self.record.having_last(outcome=state, signal=signal)
         if queued_again is None:
-            self._save(judged.having(state=state, reason=told["reason"]))
+            self._save(judged.having(state=state, reason=content["reason"]))
         else:
             self._save(judged.having(state="queued", reason=queued_again))
 
     def stopped_before_training(self, reason: str, signal: str | None, queued_again: str | None) -> None:
-        """The attempt was stopped while it waited or measured."""
+        """Record that the attempt was stopped while it waited or measured."""
         started = self.record.attempts[-1].started
-        ended = {"outcome": "cancelled", "reason": reason, "started": started, "ended": time.time()}
-        self.training_ended(ended, "cancelled", signal, queued_again)
+        content = {"outcome": "cancelled", "reason": reason, "started": started, "ended": time.time()}
+        self.training_ended(content, "cancelled", signal, queued_again)
 
     def evaluations_stopped(self, reason: str) -> None:
-        """The attempt leaves before its evaluations are final."""
+        """Record that the attempt leaves before its evaluations are final."""
         self._save(self.record.having_last(stopped=reason))
 
     def prepare_succession(self) -> None:
-        """Whoever follows only evaluates; written before it is submitted, as it may start at once."""
+        """Have whoever follows only evaluate; saved before it is submitted, as it may start at once."""
         self._save(self.record.having(goal="evaluate"))
 
     def give_up(self, reason: str) -> None:
@@ -122,29 +121,30 @@ class AttemptJournal:
         self._save(self.record.having_last(ended=time.time(), outcome=outcome).having(job=None, **changes))
 
     def end(self, *, keeps_job: bool, successor: Job | None = None) -> None:
-        """Close this attempt; one that trained nothing has its `exit.json` only now. The run `keeps_job`
-        where its Slurm job comes again, and has the job of a `successor` from here on."""
+        """Close this attempt; one that trained nothing gets its `exit.json` only now.
+
+        The run `keeps_job` where its Slurm job comes again, and has the job of a `successor` from here on.
+        """
         now = time.time()
         attempt = self.record.attempts[-1]
         if successor is not None:
             ended = self.record.having_last(ended=now, outcome=attempt.outcome or ASIDE)
             return self._save(ended.having(job=successor.to_json(self._run.path)))
         if attempt.outcome is None:
-            told = {"outcome": "evaluated", "reason": "", "started": attempt.started, "ended": now}
-            self._write_exit(told)
-        outcome = attempt.outcome or "evaluated"
+            self._write_exit({"outcome": "evaluated", "reason": "", "started": attempt.started, "ended": now})
         job = self.record.job if keeps_job else None
+        outcome = attempt.outcome or "evaluated"
         self._save(self.record.having_last(ended=now, outcome=outcome).having(job=job))
 
     def _last_sign_of(self, attempt: Attempt) -> float:
-        """When the training or the evaluations of an attempt whose agent was killed were last heard of."""
+        """When the training or the evaluations of an attempt whose agent was killed last wrote something."""
         phase = phases.read_phase(self._run.phase())
         signs = [entry.at for entry in ledger.read_ledger(self._run.ledger)]
         return max([attempt.started, *signs, *([phase.at] if phase is not None else [])])
 
-    def _write_exit(self, told: Mapping[str, Any]) -> None:
+    def _write_exit(self, content: Mapping[str, Any]) -> None:
         self._lease.require()
-        write_json(self._run.exit(self.number), told)
+        write_json(self._run.exit(self.number), content)
 
     def _save(self, changed: RunRecord) -> None:
         self._lease.require()

@@ -1,7 +1,7 @@
 """Starts a run's agent or adopts the one that lives, and waits for a run by reading its folder.
 
 Whoever waits may be killed; the run goes on, and the next call adopts it. Nobody waits for ever: when no
-process works on a run that is not over, the waiting ends with the reason and the last lines of the log.
+process works on a run that is not over, the wait ends with the reason and the last lines of the log.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from tasks.evaluation.best import is_due
 from tasks.runs import jobs, provenance, record, stop
 from tasks.runs.folder import RunFolder
 from tasks.runs.gpus import gpus_here
-from tasks.runs.jobs import Job
+from tasks.runs.jobs import Job, job_in
 from tasks.runs.plan import command_to_resume
-from tasks.runs.record import RunRecord
-from tasks.supervision.ends import tail_of
 from tasks.supervision.evaluation_jobs import has_requests
+from tasks.supervision.allocation import AGENT
 from tasks.supervision.status import RunStatus, config_of, look_at_run, pause_after
+from tasks.supervision.success import tail_of
 
-AGENT = "tasks.supervision.agent:main"
 POLL_S = 0.25
 ON_PROGRESS_S = 0.5
 HANDOVER_S = STALE_S + 3 * HEARTBEAT_S
 """How long an agent that is leaving, or another starter, may keep the lease; one of a host that is gone keeps
 it until it is stale."""
 PATIENCE_S = 5.0
-"""A longer wait for the lease is told."""
+"""A longer wait for the lease is logged."""
 Goal = Literal["train", "evaluate"]
 logger = logging.getLogger(__name__)
 
@@ -44,8 +43,8 @@ logger = logging.getLogger(__name__)
 class Started:
     """What `start_or_adopt` did. `job` is None when nothing was left to do, or the agent's job is not known.
 
-    `by` is the flow run that has started the agent, None where no flow run has. `changes` names the code and
-    package versions that differ from the run's last attempt.
+    `by` is the flow run that started the agent, None where none did. `changes` names the code and package
+    versions that differ from the run's last attempt.
     """
 
     adopted: bool
@@ -61,13 +60,12 @@ def start_or_adopt(
     on_wait: Callable[[], None] = lambda: None,
     by: str | None = None,
 ) -> Started:
-    """Have an agent at work on the run, the live one or a new one, started by this flow run; do nothing when
-    all is done.
+    """Have an agent at work on the run, the live one or a new one; do nothing when all is done.
 
-    An agent that is leaving after a failure or a stop is waited for, with calls of `on_wait`, and followed by
-    a new one. TarmacError when it does not leave within HANDOVER_S.
+    `by` is the flow run that starts it. An agent that is leaving after a failure or a stop is waited for, with
+    calls of `on_wait`, and followed by a new one. TarmacError when it does not leave within HANDOVER_S.
     """
-    began, is_told = time.monotonic(), False
+    began, is_logged = time.monotonic(), False
     while True:
         try:
             with Lease(run.lease):
@@ -75,7 +73,7 @@ def start_or_adopt(
         except Held as held:
             status = look_at_run(run)
             if _is_at_work(status, goal, held.holder):
-                return Started(True, False, _job_of(run, status.record), status.record.started_by)
+                return Started(True, False, job_in(run, status.record.job), status.record.started_by)
             is_over = status.state in ("failed", "cancelled")
             is_leaving = is_over and status.record.has_agent(held.holder)  # and is no starter
             if is_leaving and goal == "train" and not run.stop.exists():
@@ -83,9 +81,9 @@ def start_or_adopt(
             waited_s = time.monotonic() - began
             if waited_s > HANDOVER_S:
                 raise
-            if waited_s > PATIENCE_S and not is_told:
+            if waited_s > PATIENCE_S and not is_logged:
                 logger.warning("%s; waiting for it to leave, %.0f s at most", held, HANDOVER_S)
-                is_told = True
+                is_logged = True
         on_wait()
         time.sleep(POLL_S)
 
@@ -95,10 +93,10 @@ def follow(
     until: Callable[[RunStatus], bool],
     on_progress: Callable[[RunStatus], None] = lambda status: None,
 ) -> RunStatus:
-    """Wait until `until` holds, showing every look to `on_progress`, and the last look again every
-    ON_PROGRESS_S while there is no new one.
+    """Wait until `until` holds and return the last status.
 
-    DataError when nobody works on the run any more and `until` still does not hold.
+    `on_progress` gets every new status, and the last one again every ON_PROGRESS_S in between. DataError when
+    nobody works on the run any more and `until` still does not hold.
     """
     began = time.monotonic()
     while True:
@@ -118,8 +116,10 @@ def follow(
 def wait_for_training(
     run: RunFolder, on_progress: Callable[[RunStatus], None] = lambda status: None
 ) -> RunStatus:
-    """Wait until the training has succeeded; DataError with reason and log when it did not, Withdrawn when
-    somebody cancelled it."""
+    """Wait until the training has succeeded.
+
+    DataError with reason and log when it did not, Withdrawn when somebody cancelled it.
+    """
     status = follow(run, lambda status: status.training_is_over, on_progress)
     why = "" if config_of(run).dataset.private else f": {status.reason}"
     if status.state == "cancelled" and status.signal is None:
@@ -132,8 +132,10 @@ def wait_for_training(
 def wait_for_evaluations(
     run: RunFolder, on_progress: Callable[[RunStatus], None] = lambda status: None
 ) -> RunStatus:
-    """Wait until the agent has left, all evaluations being final; look at `evaluations_missing` then.
-    Withdrawn when they were cancelled."""
+    """Wait until the agent has left, when all evaluations are final; `evaluations_missing` lists what is lost.
+
+    Withdrawn when they were cancelled.
+    """
     status = follow(run, lambda status: status.agent_has_left, on_progress)
     if status.stopped is not None:
         raise Withdrawn("cancelled", f"{run.name}: its evaluations were cancelled: {status.stopped}")
@@ -141,10 +143,10 @@ def wait_for_evaluations(
 
 
 def _start(run: RunFolder, goal: Goal, by: str | None) -> Started:
-    """Submit an agent, holding the lease until its job is written down; the agent waits for the lease."""
+    """Submit an agent, holding the lease until its job is recorded; the agent waits for the lease."""
     status = look_at_run(run)
     state = status.record
-    job = _job_of(run, state)
+    job = job_in(run, state.job)
     if job is not None and job.is_alive():
         if goal == "evaluate" or state.state not in ("failed", "cancelled"):
             return Started(True, False, job, state.started_by)
@@ -153,11 +155,16 @@ def _start(run: RunFolder, goal: Goal, by: str | None) -> Started:
         return Started(False, True, None)
     trains = goal == "train" and state.state != "succeeded"
     submitted = _submit(run, len(state.attempts) + 1, trains)
-    changes = {"state": "queued", "reason": ""} if trains else {}
+    queued = {"state": "queued", "reason": ""} if trains else {}
     record.save_record(
-        run, state.having(job=submitted.to_json(run.path), goal=goal, started_by=by, **changes)
+        run, state.having(job=submitted.to_json(run.path), goal=goal, started_by=by, **queued)
     )
-    return Started(False, False, submitted, by, tuple(_changes(state)))
+    changes: list[str] = []
+    if state.attempts:
+        last = state.attempts[-1]
+        now = (provenance.code_digest(), provenance.versions())
+        changes = provenance.differences(last.code_digest, last.versions, *now)
+    return Started(False, False, submitted, by, tuple(changes))
 
 
 def is_done(status: RunStatus, goal: Goal) -> bool:
@@ -169,7 +176,7 @@ def is_done(status: RunStatus, goal: Goal) -> bool:
 
 def _submit(run: RunFolder, number: int, trains: bool) -> Job:
     """Submit the agent of attempt `number`: to Slurm where the config has the training there, unless only
-    evaluations are left that are jobs of their own in Slurm. UsageError where there is no Slurm."""
+    evaluations are left, which are Slurm jobs of their own. UsageError where there is no Slurm."""
     engines = config_of(run).engine
     train, evaluate = engines.for_train(), engines.for_evaluate()
     in_slurm = train.kind == "slurm" and (trains or evaluate.kind != "slurm")
@@ -203,21 +210,8 @@ def _is_at_work(status: RunStatus, goal: Goal, holder: Holder | None) -> bool:
     return goal == "evaluate" or status.state in ("queued", "running", "stalled", "succeeded")
 
 
-def _job_of(run: RunFolder, state: RunRecord) -> Job | None:
-    return None if state.job is None else Job.from_json(state.job, run.path)
-
-
-def _changes(state: RunRecord) -> list[str]:
-    if not state.attempts:
-        return []
-    last = state.attempts[-1]
-    return provenance.differences(
-        last.code_digest, last.versions, provenance.code_digest(), provenance.versions()
-    )
-
-
 def _gone(status: RunStatus) -> str:
-    job = _job_of(status.run, status.record)
+    job = job_in(status.run, status.record.job)
     logs = [status.log] if job is None or job.log == status.log else [job.log, status.log]
     return (
         f"{status.run.name}: its agent is gone, and it stands at step {status.step} of {status.steps} "
@@ -226,14 +220,16 @@ def _gone(status: RunStatus) -> str:
     )
 
 
-def _end_of(status: RunStatus, log: Path, said: str = "") -> str:
-    """The last lines of a log, but for the one that `said` ends with, and where it lies; of private data,
-    whose keys they may quote, only where."""
+def _end_of(status: RunStatus, log: Path, quoted: str = "") -> str:
+    """The last lines of a log, except a line that `quoted` already ends with, and the log's path.
+
+    For private data, whose keys the lines may quote, only the path.
+    """
     if config_of(status.run).dataset.private:
         return f"  log: {log} (not quoted here, because the dataset is private)"
     if not log.exists():
         return f"  log: {log} was not begun; see {log.parent}"
     lines = tail_of(log, LAST_LINES)
-    if lines and said.endswith(f"({lines[-1].strip()})"):
+    if lines and quoted.endswith(f"({lines[-1].strip()})"):
         lines.pop()
     return "\n".join([*(f"  {line}" for line in lines), f"  log: {log}"])

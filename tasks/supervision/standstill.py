@@ -1,9 +1,9 @@
-"""Notices that a training stands still, has it examined while it lives, and says when it goes on.
+"""Notices that a training stands still, has it examined while it lives, and reports when it goes on.
 
-The ranks say what they do at least once a second while they step. How long a silence is normal depends on the
-phase and on the run, and is learned from it: ten times the longest silence so far, and never less than a
+The ranks report what they do at least once a second while they step. How long a silence is normal depends on
+the phase and on the run, and is learned from it: ten times the longest silence so far, and never less than a
 minute. The examination runs in a thread of its own, because it takes several seconds in which the agent has
-other duties. It ends nothing: evidence first, and what is done about it is the agent's.
+other duties. It ends nothing: it gathers evidence, and the agent decides what to do about it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tasks.core.files import write_json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # imported only for an examination, which most runs never nee
 
 LEAST_S: Mapping[str, float] = {"start": 300.0, "first_batch": 120.0, "step": 60.0}
 LEAST_ELSE_S = 180.0
-"""Of validation, checkpoint and end, which say less often how they come on."""
+"""For validation, checkpoint and end, which report their progress less often."""
 TIMES = 10.0
 LOOK_S = 2.0
 logger = logging.getLogger(__name__)
@@ -47,44 +47,45 @@ class GoesOn:
     """A training that stood still has given a sign of life."""
 
 
-@dataclass
 class Standstill:
     """The watch over the ranks of one attempt."""
 
-    run: RunFolder
-    attempt: int
-    _longest: dict[str, float] = field(default_factory=dict)
-    _last: phases.Phase | None = None
-    _looked: float = 0.0
-    _patience: float = 1.0
-    """Doubled by every examination that found nothing wrong: a slow phase is not examined for ever."""
-    _examination: Future[Examination] | None = None
-    _is_stalled: bool = False
+    def __init__(self, run: RunFolder, attempt: int) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._longest: dict[str, float] = {}
+        """The longest normal silence per phase."""
+        self._last: phases.Phase | None = None
+        self._looked = 0.0
+        self._patience = 1.0
+        """Doubled by every examination that found nothing wrong: a slow phase is not examined for ever."""
+        self._examination: Future[Examination] | None = None
+        self._is_stalled = False
 
-    def look(self, pids: Sequence[int], ranks: int = 1) -> Stalled | GoesOn | None:
-        """What is new since the last call: the verdict on a standstill, its end, or nothing."""
+    def look(self, pids: Sequence[int]) -> Stalled | GoesOn | None:
+        """Return what is new since the last call about the ranks, whose processes are `pids` in their order: the
+        verdict on a standstill, its end, or nothing."""
         if self._examination is not None and self._examination.done():
             return self._judged(self._examination)
         now = time.time()
         if now - self._looked < LOOK_S:
             return None
         self._looked = now
-        newest = max(
-            (one for rank in range(ranks) if (one := phases.read_phase(self.run.phase(rank))) is not None),
-            key=lambda one: one.at,
-            default=None,
-        )
+        found = [phases.read_phase(self._run.phase(rank)) for rank in range(len(pids))]
+        newest = max((one for one in found if one is not None), key=lambda one: one.at, default=None)
         if newest is None or newest.pid not in pids:
             return None
         if self._last is None or newest.at > self._last.at:
-            return self._heard(newest)
+            return self._lives(newest)
         silent_s, is_known = now - newest.at, self._is_stalled or self._examination is not None
-        if not is_known and silent_s > self._limit_s(newest.phase):
+        least_s = LEAST_S.get(newest.phase, LEAST_ELSE_S)
+        limit_s = max(least_s, TIMES * self._longest.get(newest.phase, 0.0)) * self._patience
+        if not is_known and silent_s > limit_s:
             self._examine(newest.phase, silent_s)
         return None
 
-    def _heard(self, newest: phases.Phase) -> GoesOn | None:
-        """A sign of life; the silence before it was normal, unless it was called a standstill."""
+    def _lives(self, newest: phases.Phase) -> GoesOn | None:
+        """Take a sign of life; the silence before it was normal, unless it was called a standstill."""
         if self._last is not None and newest.pid == self._last.pid and not self._is_stalled:
             silence = newest.at - self._last.at
             self._longest[self._last.phase] = max(self._longest.get(self._last.phase, 0.0), silence)
@@ -92,16 +93,12 @@ class Standstill:
         self._last, self._is_stalled = newest, False
         return GoesOn() if went_on else None
 
-    def _limit_s(self, phase: str) -> float:
-        least = LEAST_S.get(phase, LEAST_ELSE_S)
-        return max(least, TIMES * self._longest.get(phase, 0.0)) * self._patience
-
     def _examine(self, phase: str, silent_s: float) -> None:
         from tasks.diagnosis.run_doctor import examine_run
 
         logger.warning("no sign of life for %s in phase %s; examining", format_duration(silent_s), phase)
         pool = ThreadPoolExecutor(1, thread_name_prefix="examination")
-        self._examination = pool.submit(examine_run, self.run)
+        self._examination = pool.submit(examine_run, self._run)
         pool.shutdown(wait=False)
 
     def _judged(self, examination: Future[Examination]) -> Stalled | None:
@@ -112,7 +109,7 @@ class Standstill:
             return None
         done = examination.result()
         if done.observation is not None:
-            write_json(self.run.observation(self.attempt), done.observation.to_json())
+            write_json(self._run.observation(self._attempt), done.observation.to_json())
         if self._last is None or done.verdict.state in ("works", "gone"):
             self._patience *= 2
             logger.info("nothing is wrong: %s", done.verdict.sentence)

@@ -1,7 +1,7 @@
-"""Where a run stands, read from its folder: no process is asked, none is trusted, nothing is written.
+"""Reads from a run's folder where the run stands: no process is asked or trusted, and nothing is written.
 
-Used by whoever waits for a run, by `tarmac status`, and to find out that nothing is to be done. It reads a
-few small files and the end of `metrics.jsonl`, whatever the run's length.
+It serves whoever waits for a run, `tarmac status`, and the check whether anything is left to do. It reads a few
+small files and the end of `metrics.jsonl`, whatever the run's length.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import read_json
 from tasks.core.lock import holder_of
 from tasks.core.schema import Config
-from tasks.evaluation import results
 from tasks.evaluation.best import BestCheckpoint, is_due, standing
 from tasks.runs import ledger, metrics, phases, record
 from tasks.runs.checkpoints import CheckpointListing
 from tasks.runs.folder import RunFolder, list_runs
-from tasks.runs.jobs import Job, agent_is_alive
+from tasks.runs.jobs import agent_is_alive, job_in
 from tasks.runs.ledger import Key, LedgerEntry
 from tasks.runs.phases import Phase
 from tasks.runs.record import OVER, RunRecord, State
 from tasks.supervision.evaluations import WantedEvaluation, wanted_of
+from tasks.supervision.result_files import result_of
 
 LONGEST_PAUSE_S = 2.0
 SILENT_S = 60.0
@@ -77,9 +77,9 @@ class RunStatus:
     silent_s: float = 0.0
     """Seconds since the training last wrote what it is doing; 0 where that is not long, or none runs."""
     stalled_s: float = 0.0
-    """The same of a training that its agent calls stalled."""
+    """The same for a training that its agent calls stalled."""
     queue: str = ""
-    """That the agent waits in Slurm's queue, and why in Slurm's words; empty where it does not."""
+    """A note that the agent waits in Slurm's queue, and why in Slurm's words; empty where it does not."""
 
     @property
     def state(self) -> State:
@@ -123,13 +123,13 @@ class RunStatus:
 
     @property
     def replaced(self) -> int:
-        """Bad samples that the training did without, up to the newest row."""
+        """How many bad samples the training replaced up to the newest row."""
         value = self.row.get("data/replaced")
         return int(value) if isinstance(value, int | float) else 0
 
     @property
     def evaluations_waiting(self) -> list[EvaluationStatus]:
-        """Those whose job waits in a queue, or to be tried again."""
+        """Evaluations whose job waits in a queue, or to be tried again."""
         return [evaluation for evaluation in self.evaluations if evaluation.waiting]
 
     @property
@@ -138,19 +138,17 @@ class RunStatus:
 
     @property
     def evaluations_missing(self) -> list[EvaluationStatus]:
-        """Those that have no result though training is over, or whose tries are used up."""
+        """Evaluations that have no result though training is over, or whose tries are used up."""
+        is_over = self.training_is_over and not self.agent_is_alive
         return [
             evaluation
             for evaluation in self.evaluations
-            if not evaluation.is_done
-            and (
-                evaluation.state in ("failed", "lost") or (self.training_is_over and not self.agent_is_alive)
-            )
+            if not evaluation.is_done and (is_over or evaluation.state in ("failed", "lost"))
         ]
 
     @property
     def is_complete(self) -> bool:
-        """Trained to the end, every evaluation done, and the best checkpoint chosen by them."""
+        """Whether it is trained to the end, every evaluation is done, and they chose the best checkpoint."""
         done = self.state == "succeeded" and self.evaluations_done == len(self.evaluations)
         return done and not is_due(self.run, config_of(self.run))
 
@@ -161,9 +159,9 @@ class RunStatus:
 
 
 def look_at_run(run: RunFolder) -> RunStatus:
-    """The run as it stands now; DataError when its record or config cannot be read.
+    """Return the run as it stands now; DataError when its record or config cannot be read.
 
-    Whether the agent lives is seen first: what it wrote before it ended is then in the rest.
+    Whether the agent lives is read first: what it wrote before it ended is then in the rest.
     """
     alive = agent_is_alive(run)
     state = record.load_record(run)
@@ -172,6 +170,7 @@ def look_at_run(run: RunFolder) -> RunStatus:
     row = last_train_row(run.metrics)
     phase = phases.read_phase(run.phase())
     checkpoints = [checkpoint.step for checkpoint in _listing(run)()]
+    silent_s = _silent_s(run, state) if alive and state.state in ("running", "stalled") else 0.0
     return RunStatus(
         run=run,
         record=state,
@@ -183,20 +182,20 @@ def look_at_run(run: RunFolder) -> RunStatus:
         checkpoints=checkpoints,
         agent_is_alive=alive,
         best=standing(run, config_of(run)),
-        silent_s=_silent_s(run, state) if alive and state.state == "running" else 0.0,
-        stalled_s=_silent_s(run, state) if alive and state.state == "stalled" else 0.0,
+        silent_s=silent_s if state.state == "running" else 0.0,
+        stalled_s=silent_s if state.state == "stalled" else 0.0,
         queue=_waiting(run, state) if alive else "",
     )
 
 
 def pause_after(since_s: float, least_s: float) -> float:
-    """How long to wait before the next look at what has gone on for `since_s`: a twentieth of that, so that a
-    long run costs its file system little and a short one is seen at once."""
+    """Return how long to wait before the next look at what has gone on for `since_s`: a twentieth of that, so
+    that a long run costs its file system little and a short one is noticed at once."""
     return min(max(since_s / 20, least_s), LONGEST_PAUSE_S)
 
 
 def list_status(runs: Path) -> tuple[list[RunStatus], Mapping[str, str]]:
-    """Every run under `runs`, and why the folders that cannot be read cannot."""
+    """Return every run under `runs`, and by name the reasons why the others cannot be read."""
     found: list[RunStatus] = []
     unreadable: dict[str, str] = {}
     for run in list_runs(runs):
@@ -210,18 +209,20 @@ def list_status(runs: Path) -> tuple[list[RunStatus], Mapping[str, str]]:
 
 
 def _waiting(run: RunFolder, state: RunRecord) -> str:
-    """That the agent's job waits in Slurm's queue; no longer where somebody holds the run's lease."""
-    slurm = None if state.job is None else Job.from_json(state.job).slurm
-    holder = None if slurm is None else holder_of(run.lease)
-    if slurm is None or (holder is not None and holder.is_alive()):
+    """A note that the agent's job waits in Slurm's queue; empty once somebody holds the run's lease."""
+    job = job_in(run, state.job)
+    holder = None if job is None or job.slurm is None else holder_of(run.lease)
+    if job is None or job.slurm is None or (holder is not None and holder.is_alive()):
         return ""
     what = "the job that keeps its evaluations is " if state.state in OVER else ""
-    return what + slurm.waiting if slurm.waiting else ""
+    return what + job.slurm.waiting if job.slurm.waiting else ""
 
 
 def _silent_s(run: RunFolder, state: RunRecord) -> float:
-    """How long the training's sign of life, or the start of its ranks, is older than the agent's. They are
-    files, stamped by one clock, so that it does not matter how far the clock of this machine is off."""
+    """By how long the training's sign of life, or the start of its ranks, is older than the agent's.
+
+    They are files, stamped by one clock, so it does not matter how far the clock of this machine is off.
+    """
     holder = holder_of(run.lease)
     started = [run.rank_identity(len(state.attempts))] if state.attempts else []
     try:
@@ -233,7 +234,7 @@ def _silent_s(run: RunFolder, state: RunRecord) -> float:
 
 
 def config_of(run: RunFolder) -> Config:
-    """The run's own config, parsed once a version of the file; DataError when it is missing."""
+    """Return the run's own config, parsed once per version of the file; DataError when it is missing."""
     return _parsed(run.config, _modified_ns(run))
 
 
@@ -245,32 +246,27 @@ def _modified_ns(run: RunFolder) -> int:
 
 
 def last_train_row(path: Path) -> dict[str, object]:
-    """The newest row of kind `train`, found in the file's last part; empty when there is none."""
+    """Return the newest row of kind `train`, from the file's last part; empty when there is none."""
     rows = metrics.rows_of(metrics.tail(path), "train")
     return rows[-1] if rows else {}
 
 
 def newest_log(run: RunFolder, state: RunRecord) -> Path:
-    """Where a person looks first: the log of the newest training, or of its agent when it has none."""
+    """Return the log that a person reads first: that of the rank with which the newest training's end began, or
+    of the run's agent when there is none."""
     number = max(state.trained, 1)
-    rank = run.rank_log(number, _rank_of_the_end(run, number))
-    if rank.exists() or state.job is None:
-        return rank
-    return Job.from_json(state.job, run.path).log
-
-
-def _rank_of_the_end(run: RunFolder, number: int) -> int:
-    """With which the end of an attempt began; the first where it has not ended."""
     try:
-        return int(read_json(run.exit(number)).get("rank", 0))
+        first = int(read_json(run.exit(number)).get("rank", 0))
     except (OSError, ValueError, TypeError):
-        return 0
+        first = 0
+    log, job = run.rank_log(number, first), job_in(run, state.job)
+    return log if job is None or log.exists() else job.log
 
 
 def _standing(
     state: RunRecord, phase: Phase | None, checkpoints: Sequence[int], row: Mapping[str, object]
 ) -> int:
-    """The step of the newest training. Rows of one before it, which was killed, may lie ahead of that."""
+    """The step of the newest training. Rows of an earlier one, which was killed, may lie ahead of that."""
     if state.state == "succeeded":
         return int(state.identity["steps"])
     if phase is None:
@@ -283,16 +279,12 @@ def _evaluation(
     run: RunFolder, want: WantedEvaluation, entry: LedgerEntry | None, alive: bool
 ) -> EvaluationStatus:
     current = entry if entry is not None and entry.uid == want.uid else None
-    has_result = _has_result(run.evaluation(*want.key))
-    waiting = "" if current is None or not alive else _why_it_waits(run, current)
+    waiting = ""
+    if current is not None and current.state == "submitted" and alive:
+        job = job_in(run, current.job)
+        waiting = current.reason if job is None or job.slurm is None else job.slurm.waiting
+    has_result = result_of(run.evaluation(*want.key)) is not None
     return EvaluationStatus(want.step, want.task, current, has_result, waiting)
-
-
-def _why_it_waits(run: RunFolder, entry: LedgerEntry) -> str:
-    if entry.state != "submitted":
-        return ""
-    slurm = None if entry.job is None else Job.from_json(entry.job, run.path).slurm
-    return entry.reason if slurm is None else slurm.waiting
 
 
 @lru_cache(maxsize=64)
@@ -304,31 +296,17 @@ _listing = lru_cache(maxsize=64)(CheckpointListing)
 
 
 def _entries(path: Path) -> Mapping[Key, LedgerEntry]:
-    """The last word on each evaluation, folded once a version of the ledger."""
+    """The last entry on each evaluation, folded once per version of the ledger."""
     try:
-        seen = path.stat()
+        stat = path.stat()
     except FileNotFoundError:
         return {}
-    return _folded(path, seen.st_mtime_ns, seen.st_size)
+    return _folded(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=4)
 def _folded(path: Path, modified_ns: int, size_bytes: int) -> Mapping[Key, LedgerEntry]:
     return ledger.fold(ledger.read_ledger(path))
-
-
-def _has_result(path: Path) -> bool:
-    """Whether the result parses, tried once a version of the file."""
-    try:
-        seen = path.stat()
-    except FileNotFoundError:
-        return False
-    return _parses(path, seen.st_mtime_ns, seen.st_size, seen.st_ino)
-
-
-@lru_cache(maxsize=4096)
-def _parses(path: Path, modified_ns: int, size_bytes: int, inode: int) -> bool:
-    return results.read_result(path) is not None
 
 
 @lru_cache(maxsize=64)

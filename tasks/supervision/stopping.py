@@ -1,9 +1,8 @@
-"""Ends a run: asks its processes to leave, ends those that do not, and tells which they were and that none is
-left.
+"""Ends a run: asks its processes to leave, ends those that do not, and reports which they were and which are left.
 
-A process is known by what the run's folder says of it, by the session that it shares with one that is known
-(controllers of jobs and whatever else they started), and by an environment that names an agent of the run,
-as all has that a training started. What lives on another machine is asked too, but cannot be seen from here.
+A process is recognised by the run's folder, by the session that it shares with one that is known (controllers of
+jobs and whatever else they started), and by an environment that names an agent of the run, as that of everything
+does that a training started. Processes on another machine are asked too, but cannot be observed from here.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from tasks.core.process import Identity, kill_tree
 from tasks.loader import worker_state
 from tasks.runs import ledger, record, stop
 from tasks.runs.folder import RunFolder
-from tasks.runs.jobs import Job, agent_is_alive
-from tasks.runs.record import OVER, UNDER_WAY, RunRecord
+from tasks.runs.jobs import agent_is_alive, job_in
+from tasks.runs.record import OVER, UNDER_WAY
 from tasks.runs.stop import Who
 from tasks.supervision import trainer
 
@@ -38,7 +37,7 @@ ORPHANS_S = 5.0
 
 @dataclass(frozen=True)
 class RunProcess:
-    """One process of a run, or a job in Slurm; `what` is it in words, such as `zero_shot of step 200`."""
+    """One process of a run, or a job in Slurm; `what` names it, such as `zero_shot of step 200`."""
 
     what: str
     identity: Identity | SlurmJob
@@ -60,9 +59,12 @@ class RunProcess:
             kill_tree(self.identity)
 
 
+Processes = dict[Identity | SlurmJob, RunProcess]
+
+
 @dataclass(frozen=True)
 class Stopped:
-    """What became of a run's processes: those that `ended`, of them those `forced` to, and those `left`.
+    """What became of a run's processes: those that `ended`, among them those `forced` to, and those `left`.
 
     `elsewhere` is the agent, where it lives on another machine or in another container.
     """
@@ -74,7 +76,7 @@ class Stopped:
 
 
 def cancel(run: RunFolder, reason: str = "cancelled by the user", who: Who = "user") -> bool:
-    """Ask the run to stop at its next step, writing a checkpoint; True when somebody is there to obey.
+    """Ask the run to stop at its next step and to write a checkpoint; True when somebody is there to obey.
 
     A run that nobody works on is marked cancelled unless it is over. A job that waits in Slurm's queue is
     taken out of it, also one that Slurm itself has queued again; should one come back all the same, it finds
@@ -99,14 +101,14 @@ def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float = STOP
 
     A training that obeys leaves a checkpoint of its last step.
     """
-    seen = _living(run)  # a process that is leaving takes its name from the record before it has ended
+    known = _living(run)  # a process that is leaving takes its name from the record before it has ended
     obeys = True
     with contextlib.suppress(Held):  # somebody is preparing a start of it, which is not ours to stop
         obeys = cancel(run, reason, who)
     deadline = time.monotonic() + (patience_s if obeys else min(patience_s, ORPHANS_S))
     forced: tuple[RunProcess, ...] = ()
-    while left := _alive({**seen, **_living(run)}):
-        seen |= left
+    while left := _alive({**known, **_living(run)}):
+        known |= left
         _leave_the_queue(run)  # a job that Slurm queues again is not there from the first
         if time.monotonic() > deadline:
             forced = tuple(left.values())
@@ -114,38 +116,39 @@ def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float = STOP
                 process.kill()
             break
         time.sleep(POLL_S)
-    in_slurm = any(isinstance(identity, SlurmJob) for identity in seen)
-    if (
-        in_slurm and record.load_record(run).state in UNDER_WAY
-    ):  # Slurm ended it before it could write that down
+    in_slurm = any(isinstance(identity, SlurmJob) for identity in known)
+    if in_slurm and record.load_record(run).state in UNDER_WAY:  # Slurm ended it before it could record that
         with contextlib.suppress(Held):
             cancel(run, reason, who)
-    left = _alive({**seen, **_living(run)})
-    ended = tuple(process for identity, process in seen.items() if identity not in left)
-    return Stopped(ended, forced, tuple(left.values()), _elsewhere(run))
+    left = _alive({**known, **_living(run)})
+    ended = tuple(process for identity, process in known.items() if identity not in left)
+    holder = holder_of(run.lease)
+    is_elsewhere = holder is not None and not holder.identity.is_visible and holder.is_alive()
+    return Stopped(ended, forced, tuple(left.values()), holder if is_elsewhere else None)
 
 
 def _leave_the_queue(run: RunFolder) -> None:
-    for job in _agent_jobs(record.load_record(run)):
+    for job in _agent_jobs(run):
         if job.waiting:
             job.cancel(if_pending=True)
 
 
-def _agent_jobs(state: RunRecord) -> list[SlurmJob]:
+def _agent_jobs(run: RunFolder) -> list[SlurmJob]:
     """The agent's jobs in Slurm: the one that the run waits for, and that of its last attempt, which Slurm
     may have queued again when it had ended."""
-    waited_for = None if state.job is None else Job.from_json(state.job).slurm
+    state = record.load_record(run)
+    job = job_in(run, state.job)
     last = state.attempts[-1].slurm if state.attempts else None
-    return list(dict.fromkeys(job for job in (waited_for, last) if job is not None))
+    return list(dict.fromkeys(one for one in (job and job.slurm, last) if one is not None))
 
 
-def _alive(processes: Mapping[Identity | SlurmJob, RunProcess]) -> dict[Identity | SlurmJob, RunProcess]:
+def _alive(processes: Mapping[Identity | SlurmJob, RunProcess]) -> Processes:
     return {identity: process for identity, process in processes.items() if identity.is_alive()}
 
 
-def _living(run: RunFolder) -> dict[Identity | SlurmJob, RunProcess]:
-    """Those that live on this machine or in Slurm."""
-    named: dict[Identity | SlurmJob, RunProcess] = {}
+def _living(run: RunFolder) -> Processes:
+    """The processes that live on this machine or in Slurm."""
+    named: Processes = {}
     for process in _recorded(run):
         named.setdefault(process.identity, process)
     known = _alive(named)
@@ -167,9 +170,9 @@ def _recorded(run: RunFolder) -> Iterator[RunProcess]:
     has them, living or dead; the first name of a process is its best."""
     state = record.load_record(run)
     holder = holder_of(run.lease)
-    if state.job is not None:
-        yield RunProcess("job of the agent", Job.from_json(state.job, run.path).identity)
-    for slurm in _agent_jobs(state):
+    if (job := job_in(run, state.job)) is not None:
+        yield RunProcess("job of the agent", job.identity)
+    for slurm in _agent_jobs(run):
         yield RunProcess("job of the agent", slurm)
     if holder is not None and state.has_agent(holder):
         yield RunProcess("agent", holder.identity)
@@ -189,7 +192,7 @@ def _evaluating(run: RunFolder) -> Iterator[RunProcess]:
     entries = ledger.read_ledger(run.ledger)
     open_ones = {key for key, entry in ledger.fold(entries).items() if not entry.is_final}
     for entry in entries:
-        job = None if entry.job is None else Job.from_json(entry.job, run.path)
+        job = job_in(run, entry.job)
         if job is not None and (job.slurm is None or entry.key in open_ones):  # or squeue is asked a lot
             yield RunProcess(f"job of {entry.task} of step {entry.step}", job.identity)
     for path in run.evaluations.glob("step_*/.*.lease"):
@@ -203,8 +206,3 @@ def _session(pid: int) -> int | None:
         return os.getsid(pid)
     except (ProcessLookupError, PermissionError):
         return None
-
-
-def _elsewhere(run: RunFolder) -> Holder | None:
-    holder = holder_of(run.lease)
-    return holder if holder is not None and not holder.identity.is_visible and holder.is_alive() else None

@@ -1,7 +1,7 @@
-"""Whether a training succeeded, judged by evidence and not by its exit code alone.
+"""How a training ended and whether it succeeded, judged by evidence and not by its exit code alone.
 
-Pure: from what was seen to a state, a reason in words, and findings. A cause that is not known is called
-`unknown`; a wrong cause would be worse than none.
+Pure: from what the agent observed of each rank's process to the ranks that caused the end, a state, a reason in
+words, and findings. A cause that is not known is called `unknown`; a wrong cause would be worse than none.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tasks.core.findings import Finding
@@ -18,12 +19,16 @@ from tasks.core.units import counted
 from tasks.runs.metrics import finite
 from tasks.runs.record import State
 from tasks.runs.stop import Stop
-from tasks.supervision.ends import RankEnd
 
+LOG_TAIL = 40
+RESOURCE_TRACKER = re.compile(
+    r"(?m)^.*resource_tracker: There appear to be .*\n(?:[ \t]+warnings\.warn\(.*(?:\n|\Z))?"
+)
+"""The warning about semaphores that multiprocessing prints after the end of a process that was killed."""
 RESUME = "start the run again: it resumes from its newest checkpoint"
 TAMER = "lower train.lr or lengthen train.warmup; with bf16 try fp32"
 LEVERS = "LEVERS"
-"""In a remedy, where the keys stand that lower the memory of this training's step."""
+"""Stands in a remedy for the keys that lower the memory of this training's step."""
 TRACEBACK = "Traceback (most recent call last):"
 ERROR = re.compile(r"error: |(?:\[rank\d+\]: )?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b")
 KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
@@ -63,14 +68,24 @@ KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
         f"lower {LEVERS}, or use precision bf16; {RESUME}",
     ),
 )
-"""What a dying training says in so many words: pattern, code, remedy."""
-
-
-SAID_BY_THE_LOG = ("run.no_batches", "worker.crashed", "sample.poison")
-"""Causes that the last line of the log says best."""
-
-
+"""What a training prints when it dies of a known cause: pattern, code, remedy."""
+QUOTED = ("run.no_batches", "worker.crashed", "sample.poison")
+"""Causes that the last line of the log describes best."""
 OF_ALL_RANKS = ("run.no_batches", "loss.nonfinite")
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """The end of one rank's process.
+
+    `exit_code` is negative for a signal. `was_ended` where the agent ended it, and `was_stopped` where it did
+    that because the process was stopped, as by SIGSTOP, and did not answer.
+    """
+
+    rank: int
+    exit_code: int
+    was_ended: bool = False
+    was_stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,14 +94,14 @@ class TrainingEnd:
 
     `exit_code` is negative for a signal. `step` is how far this training came of `last_step`, whatever one
     before it did; `loss` the last training loss up to there, None when none is recorded. `checkpoint` is the
-    step of the newest sound one. `stop` is the order to end, None when there is none; `is_forced` says that
-    the process did not obey it in time and was ended by its agent.
+    step of the newest sound one. `stop` is the order to end, None when there is none; `is_forced` where the
+    process did not obey it in time and was ended by its agent.
 
-    Of several `ranks`, exit code and log are those of `rank`, with which the end began; `stood_still` says in
-    what way it kept the others waiting, None where it did not. `further` are ranks that ended with it.
+    Of several `ranks`, exit code and log are those of `rank`, with which the end began; `stood_still` explains
+    how it kept the others waiting, None where it did not. `further` are ranks that ended with it.
 
-    `oom_kills` are the processes that the kernel has ended for want of memory while it ran, and `levers` the
-    keys that lower what a step takes.
+    `oom_kills` counts the processes that the kernel killed for lack of memory while it ran, and `levers` names
+    the keys that lower what a step takes.
 
     `stalled` is the verdict on a standstill that the agent ended the training for, after so many `restarts`.
     """
@@ -111,7 +126,12 @@ class TrainingEnd:
     @property
     def signal_name(self) -> str | None:
         """`SIGKILL` and the like; None when the process ended by itself."""
-        return RankEnd(self.rank, self.exit_code).signal_name
+        if self.exit_code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"signal {-self.exit_code}"
 
 
 @dataclass(frozen=True)
@@ -123,156 +143,197 @@ class RunVerdict:
     findings: Sequence[Finding] = ()
 
 
-def judge_end(seen: TrainingEnd) -> RunVerdict:
-    """Succeeded only with exit code 0, the last step reached, a finite loss and its checkpoint sound.
+def causes_of(ends: Sequence[RankEnd], first_failed: int | None) -> Sequence[RankEnd]:
+    """Return the ranks that brought the end about, at least one; the others ended because of them.
 
-    Cancelled is a training that obeyed, or was made to; what went wrong all the same is no less a failure.
+    In this order, as each explains what follows: a rank that was stopped; one that was killed by a signal which
+    is not the agent's; the first that reported a failure; one that the agent had to end while others left it;
+    all that failed.
     """
-    if seen.stalled is not None:  # its causes were written down as they were found
-        tried = f" after {counted(seen.restarts, 'restart')}" if seen.restarts else ""
-        return RunVerdict("failed", f"{seen.stalled}; ended{tried}, as train.on_stall says")
-    complete = seen.exit_code == 0 and seen.step >= seen.last_step
-    if seen.stop is not None and not (complete and seen.checkpoint == seen.last_step):
-        return _judge_stopped(seen, seen.stop)
-    causes = _causes(seen)
-    if not causes and not complete:
-        causes = [_unknown(seen, f"it ended by itself at step {seen.step} of {seen.last_step}")]
-    if not causes and seen.checkpoint != seen.last_step:
-        found = (
-            "none is sound"
-            if seen.checkpoint is None
-            else f"the newest sound one is of step {seen.checkpoint}"
-        )
-        causes = [
-            _unknown(seen, f"the checkpoint of the last step, {seen.last_step}, is missing or torn: {found}")
-        ]
-    if not causes and seen.loss is None:
-        causes = [_unknown(seen, "no loss is recorded")]
-    if causes:
-        return RunVerdict("failed", _in_words(causes), causes)
-    return RunVerdict("succeeded", "")
+    by_themselves = [end for end in ends if not end.was_ended]
+    for found in (
+        [end for end in ends if end.was_stopped],
+        [end for end in by_themselves if end.exit_code < 0],
+        [end for end in by_themselves if end.rank == first_failed and end.exit_code != 0],
+        [end for end in ends if end.was_ended] if by_themselves else [],
+        [end for end in ends if end.exit_code != 0],
+    ):
+        if found:
+            return found
+    return ends[:1]
 
 
-def exit_of(seen: TrainingEnd, verdict: RunVerdict, started: float, ended: float) -> dict[str, object]:
-    """The content of `attempts/<n>/exit.json`; times are Unix seconds."""
+def stood_still(end: RankEnd, ends: Sequence[RankEnd]) -> str | None:
+    """Explain how a rank kept the others waiting until the agent ended it; None where it did not, or where the
+    agent ended all of them."""
+    if end.was_stopped:
+        return "it was stopped, as by SIGSTOP, and the others waited for it"
+    if end.was_ended and any(not other.was_ended for other in ends):
+        return "it did not come to the next exchange of all ranks, and did not end when the others did"
+    return None
+
+
+def tail_of(log: Path, lines: int = LOG_TAIL) -> list[str]:
+    """Return the log's last lines without the warnings of Python's resource tracker; empty without a log."""
+    if not log.exists():
+        return []
+    text = RESOURCE_TRACKER.sub("", log.read_text(encoding="utf-8", errors="replace"))
+    return text.splitlines()[-lines:]
+
+
+def judge_end(ended: TrainingEnd) -> RunVerdict:
+    """Judge a training as succeeded only with exit code 0, the last step reached, a finite loss and a sound
+    checkpoint of the last step.
+
+    It is cancelled where it obeyed an order to stop, or was made to; a failure on the way remains a failure.
+    """
+    if ended.stalled is not None:  # its causes were recorded as they were found
+        tried = f" after {counted(ended.restarts, 'restart')}" if ended.restarts else ""
+        return RunVerdict("failed", f"{ended.stalled}; ended{tried}, as train.on_stall says")
+    complete = ended.exit_code == 0 and ended.step >= ended.last_step
+    if ended.stop is not None and not (complete and ended.checkpoint == ended.last_step):
+        return _judge_stopped(ended, ended.stop)
+    causes = _causes(ended)
+    lack = None if causes else _lack(ended, complete)
+    if lack is not None:
+        causes = [_unknown(ended, lack)]
+    return RunVerdict("failed", _in_words(causes), causes) if causes else RunVerdict("succeeded", "")
+
+
+def exit_of(ended: TrainingEnd, verdict: RunVerdict, started_at: float, ended_at: float) -> dict[str, object]:
+    """Return the content of `attempts/<n>/exit.json`; times are Unix seconds."""
     return {
-        "exit_code": seen.exit_code,
-        "signal": seen.signal_name,
-        "rank": seen.rank,
-        "ranks": seen.ranks,
+        "exit_code": ended.exit_code,
+        "signal": ended.signal_name,
+        "rank": ended.rank,
+        "ranks": ended.ranks,
         "outcome": verdict.state,
         "reason": verdict.reason,
-        "step": seen.step,
-        "last_step": seen.last_step,
-        "loss": finite(seen.loss),
-        "checkpoint": seen.checkpoint,
-        "restarts": seen.restarts,
-        "stop": None if seen.stop is None else seen.stop.to_json(),
-        "started": started,
-        "ended": ended,
+        "step": ended.step,
+        "last_step": ended.last_step,
+        "loss": finite(ended.loss),
+        "checkpoint": ended.checkpoint,
+        "restarts": ended.restarts,
+        "stop": None if ended.stop is None else ended.stop.to_json(),
+        "started": started_at,
+        "ended": ended_at,
     }
 
 
-def _judge_stopped(seen: TrainingEnd, stop: Stop) -> RunVerdict:
-    """That it came to no batch, or to no checkpoint, is then no cause."""
-    causes = [cause for cause in _causes(seen) if cause.code != "run.no_batches"]
-    if not causes and seen.exit_code != 0 and not seen.is_forced:
-        causes = [_unknown(seen, f"it ended with exit code {seen.exit_code}: {_last_line(seen)}")]
+def _lack(ended: TrainingEnd, complete: bool) -> str | None:
+    """The first piece of evidence for a success that is missing."""
+    if not complete:
+        return f"it ended by itself at step {ended.step} of {ended.last_step}"
+    if ended.checkpoint != ended.last_step:
+        newest = f"the newest sound one is of step {ended.checkpoint}"
+        found = "none is sound" if ended.checkpoint is None else newest
+        return f"the checkpoint of the last step, {ended.last_step}, is missing or torn: {found}"
+    return "no loss is recorded" if ended.loss is None else None
+
+
+def _judge_stopped(ended: TrainingEnd, stop: Stop) -> RunVerdict:
+    """Judge a training that was ordered to stop, for which missing batches or checkpoints are no cause."""
+    causes = [cause for cause in _causes(ended) if cause.code != "run.no_batches"]
+    if not causes and ended.exit_code != 0 and not ended.is_forced:
+        causes = [_unknown(ended, f"it ended with exit code {ended.exit_code}: {_last_line(ended)}")]
     reason = stop.reason
-    if seen.is_forced:
-        by = f"by {seen.signal_name}" if seen.signal_name else "by force"
+    if ended.is_forced:
+        by = f"by {ended.signal_name}" if ended.signal_name else "by force"
         reason += f"; the training did not obey in time and was ended {by}"
     if causes:
         return RunVerdict("failed", f"{_in_words(causes)}; it was asked to stop: {reason}", causes)
-    return RunVerdict("cancelled", f"{reason}, at step {seen.step} of {seen.last_step}")
+    return RunVerdict("cancelled", f"{reason}, at step {ended.step} of {ended.last_step}")
 
 
-def _causes(seen: TrainingEnd) -> list[Finding]:
-    """Every cause that shows. That no batch came is one only where nothing says why."""
-    numbers, end = _of_the_numbers(seen), _of_the_end(seen)
-    end += [cause for other in seen.further for cause in _of_the_end(other)]
-    if not numbers and not end and seen.exit_code != 0 and not seen.is_forced:
-        last = _last_line(seen) or "it printed nothing"
-        return [_unknown(seen, f"it ended with exit code {seen.exit_code}: {last}")]
-    told = {"run.no_batches", *(one.code for one in end)} if end else ()
-    return [*(one for one in numbers if one.code not in told), *end]
+def _causes(ended: TrainingEnd) -> list[Finding]:
+    """Every cause that shows: in the metrics, whatever the exit code, and in how the processes ended.
 
-
-def _of_the_numbers(seen: TrainingEnd) -> list[Finding]:
-    """What the metrics show, whatever the exit code."""
-    if seen.step == 0:
+    That no batch came is a cause only where nothing explains why.
+    """
+    numbers = []
+    if ended.step == 0:
         remedy = "see the last lines of its log; tarmac verify the dataset"
-        return [_cause("run.no_batches", seen, remedy)]
-    if seen.loss is not None and not math.isfinite(seen.loss):
-        return [_cause("loss.nonfinite", seen, TAMER)]
-    return []
+        numbers = [_cause("run.no_batches", ended, remedy)]
+    elif ended.loss is not None and not math.isfinite(ended.loss):
+        numbers = [_cause("loss.nonfinite", ended, TAMER)]
+    ends = [cause for one in (ended, *ended.further) for cause in _causes_of_end(one)]
+    if not numbers and not ends and ended.exit_code != 0 and not ended.is_forced:
+        last = _last_line(ended) or "it printed nothing"
+        return [_unknown(ended, f"it ended with exit code {ended.exit_code}: {last}")]
+    explained = {"run.no_batches", *(one.code for one in ends)} if ends else ()
+    return [*(one for one in numbers if one.code not in explained), *ends]
 
 
-def _of_the_end(seen: TrainingEnd) -> list[Finding]:
-    """What the exit code and the last words show, as far as they are understood."""
-    if seen.stood_still is not None:
-        return [_cause("collective.desync", seen, RESUME, what=seen.stood_still)]
-    if seen.exit_code == 0 or seen.is_forced:
+def _causes_of_end(ended: TrainingEnd) -> list[Finding]:
+    """The causes that the exit code and the last lines of the log show, as far as they are understood."""
+    if ended.stood_still is not None:
+        return [_cause("collective.desync", ended, RESUME, what=ended.stood_still)]
+    if ended.exit_code == 0 or ended.is_forced:
         return []
-    text = "\n".join(seen.log_tail)
-    known = [_cause(code, seen, remedy) for pattern, code, remedy in KNOWN_ENDS if re.search(pattern, text)]
-    if seen.exit_code == -signal.SIGKILL and seen.oom_kills:
+    text = "\n".join(ended.log_tail)
+    known = [_cause(code, ended, remedy) for pattern, code, remedy in KNOWN_ENDS if re.search(pattern, text)]
+    is_kill = ended.exit_code == -signal.SIGKILL
+    if is_kill and ended.oom_kills:
         remedy = f"lower {LEVERS}, or take a machine with more memory; {RESUME}"
-        known.append(_cause("memory.exceeded", seen, remedy, signal=seen.signal_name))
-    elif seen.signal_name is not None:
-        is_kill = seen.exit_code == -signal.SIGKILL
+        known.append(_cause("memory.exceeded", ended, remedy, signal=ended.signal_name))
+    elif ended.signal_name is not None:
         hint = f"if the kernel sent it because memory was short (dmesg), lower {LEVERS}; " if is_kill else ""
-        known.append(_cause("process.gone", seen, hint + RESUME, signal=seen.signal_name))
+        known.append(_cause("process.gone", ended, hint + RESUME, signal=ended.signal_name))
     return known
 
 
-def _cause(code: str, seen: TrainingEnd, remedy: str, **evidence: Any) -> Finding:
-    last = _last_line(seen)
+def _cause(code: str, ended: TrainingEnd, remedy: str, **evidence: Any) -> Finding:
+    last = _last_line(ended)
     facts = {
-        "step": seen.step,
-        "exit_code": seen.exit_code,
-        **({"ranks": seen.ranks} if seen.ranks > 1 else {}),
+        "step": ended.step,
+        "exit_code": ended.exit_code,
+        **({"ranks": ended.ranks} if ended.ranks > 1 else {}),
         **evidence,
         **({"last_line": last} if last else {}),
     }
-    remedy = remedy.replace(LEVERS, seen.levers)
-    return Finding(code, "error", remedy, where={"rank": seen.rank}, evidence=facts)
+    remedy = remedy.replace(LEVERS, ended.levers)
+    return Finding(code, "error", remedy, where={"rank": ended.rank}, evidence=facts)
 
 
-def _last_line(seen: TrainingEnd) -> str | None:
-    """The log's last words, None where it has none. After a traceback the last error: libraries still print
-    something while Python ends."""
-    said = [line.strip() for line in seen.log_tail if line.strip()]
-    begun = [number for number, line in enumerate(said) if line.endswith(TRACEBACK)]
-    errors = [line for line in said[begun[-1] :] if ERROR.match(line)] if begun and seen.exit_code else []
-    return next(reversed(errors or said), None)
+def _unknown(ended: TrainingEnd, words: str) -> Finding:
+    return _cause("unknown", ended, f"see the log; {RESUME}", what=words)
 
 
-def _unknown(seen: TrainingEnd, words: str) -> Finding:
-    return _cause("unknown", seen, f"see the log; {RESUME}", what=words)
+def _last_line(ended: TrainingEnd) -> str | None:
+    """The log's last line, None where it has none; after a traceback the last error, because libraries still
+    print something while Python ends."""
+    lines = [line.strip() for line in ended.log_tail if line.strip()]
+    begun = [number for number, line in enumerate(lines) if line.endswith(TRACEBACK)]
+    errors = [line for line in lines[begun[-1] :] if ERROR.match(line)] if begun and ended.exit_code else []
+    return next(reversed(errors or lines), None)
 
 
 def _in_words(causes: Sequence[Finding]) -> str:
-    """All causes; the last line of the log is quoted once, where it says one of them best."""
+    """All causes; the last line of the log is quoted once, where it describes one of them best."""
     text = "; ".join(map(_one_in_words, causes))
-    said = [one for one in causes if one.code in SAID_BY_THE_LOG and one.evidence.get("last_line")]
-    return f"{text} ({said[0].evidence['last_line']})" if said else text
+    quotes = [
+        one.evidence["last_line"]
+        for one in causes
+        if one.code in QUOTED and one.evidence.get("last_line")
+    ]
+    return f"{text} ({quotes[0]})" if quotes else text
 
 
 def _one_in_words(cause: Finding) -> str:
     facts = cause.evidence
+    step = f"at step {facts['step']}"
+    by_kernel = ", and the kernel killed the training" if facts.get("signal") else ""
     words = {
         "run.no_batches": "the training saw no batch",
-        "loss.nonfinite": f"the loss was not finite at step {facts['step']}",
-        "worker.killed": f"a loader worker was killed at step {facts['step']}",
-        "worker.crashed": f"a loader worker crashed at step {facts['step']}",
-        "sample.poison": f"bad data ended it at step {facts['step']}",
-        "disk.too_small": f"the disk was full at step {facts['step']}",
-        "memory.exceeded": f"memory ran out at step {facts['step']}"
-        + (", and the kernel killed the training" if facts.get("signal") else ""),
-        "cuda.oom": f"the GPU's memory ran out at step {facts['step']}",
-        "process.gone": f"the training process was killed by {facts.get('signal')} at step {facts['step']}",
+        "loss.nonfinite": f"the loss was not finite {step}",
+        "worker.killed": f"a loader worker was killed {step}",
+        "worker.crashed": f"a loader worker crashed {step}",
+        "sample.poison": f"bad data ended it {step}",
+        "disk.too_small": f"the disk was full {step}",
+        "memory.exceeded": f"memory ran out {step}{by_kernel}",
+        "cuda.oom": f"the GPU's memory ran out {step}",
+        "process.gone": f"the training process was killed by {facts.get('signal')} {step}",
     }
-    said = words.get(cause.code) or str(facts["what"])
+    sentence = words.get(cause.code) or str(facts["what"])
     is_of_one = "ranks" in facts and cause.code not in OF_ALL_RANKS
-    return f"rank {cause.where['rank']} of {facts['ranks']}: {said}" if is_of_one else said
+    return f"rank {cause.where['rank']} of {facts['ranks']}: {sentence}" if is_of_one else sentence

@@ -32,7 +32,7 @@ from tasks.models.recipes import options_type
 from tasks.runs import record
 from tasks.runs.environment import Meeting, agent_of, naming, rank_environment
 from tasks.runs.folder import RunFolder
-from tasks.supervision.ends import RankEnd
+from tasks.supervision.success import RankEnd
 
 GATE = "import os, sys\nif os.read(0, 1): os.execv(sys.argv[1], sys.argv[1:])"
 LOOK_S = 0.05

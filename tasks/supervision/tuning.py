@@ -1,6 +1,6 @@
 """The agent's first phase: loader settings, measured on the machine and the GPU that the training will have.
 
-torch is in a child process, which ends with the agent. What is there and fits the config stays.
+torch runs in a child process, which ends with the agent. Settings that are there and fit the config are kept.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from tasks.runs.folder import RunFolder
 
 MEASURE = "tasks.diagnosis.bench:tune"
 LENGTHS = "tasks.training.loop:measure_lengths"
-TRIES = 2
 logger = logging.getLogger(__name__)
 
 
 def kept(run: RunFolder, asked: Loader) -> LoaderSettings | None:
-    """The run's settings, where they have the numbers that the config gives, if it gives any."""
+    """Return the run's settings, where they have the numbers that the config gives, if it gives any."""
     found = read_settings(run.loader) if run.loader.exists() else None
     if found is None or asked.workers not in ("auto", found.workers):
         return None
@@ -36,44 +35,40 @@ def kept(run: RunFolder, asked: Loader) -> LoaderSettings | None:
 def tune(
     run: RunFolder, config: Config, on_idle: Callable[[], None], on_progress: Progress = no_progress
 ) -> None:
-    """Write down how long samples are, where they are packed, and the run's loader settings, unless what is
-    there fits.
+    """Record how long samples are, where they are packed, and the run's loader settings, unless they are there
+    and fit.
 
-    What `on_idle` raises, at least once a second, ends the measuring. DataError for data that cannot be read.
+    An error that `on_idle` raises, at least once a second, ends the measurement. DataError for data that cannot
+    be read.
     """
-    if config.train is not None and config.train.pack is not None:
-        _measure_lengths(run, config, on_idle, on_progress)
+    train, private = config.train, config.dataset.private
+    if train is not None and train.pack is not None:
+        from tasks.loader.packing.lengths import are_there  # late, for it brings numpy into the agent
+
+        if not are_there(run.lengths, len(record.load_record(run).data)):
+            logger.info("measuring how long samples are")
+            child.call(LENGTHS, {"run": str(run.path)}, on_progress, private, on_idle)
     if kept(run, config.loader) is not None:
         return
-    if config.train is not None and options_type(config.train.recipe).is_external:
+    if train is not None and options_type(train.recipe).is_external:
         settings = left_to_trainer(config.loader)
     else:
         logger.info("measuring loader settings")
-        settings = LoaderSettings.model_validate(_measure(run, config, on_idle, TRIES))
+        settings = LoaderSettings.model_validate(_measure(run, config, on_idle))
     write_settings(run.loader, settings)
     logger.info("loader settings: %s", settings.reason)
 
 
-def _measure_lengths(
-    run: RunFolder, config: Config, on_idle: Callable[[], None], on_progress: Progress
-) -> None:
-    from tasks.loader.packing.lengths import are_there  # late, for it brings numpy into the agent
-
-    if not are_there(run.lengths, len(record.load_record(run).data)):
-        logger.info("measuring how long samples are")
-        private = config.dataset.private
-        child.call(LENGTHS, {"run": str(run.path)}, on_progress, private, on_idle)
-
-
 def left_to_trainer(asked: Loader) -> LoaderSettings:
-    """Another trainer reads by loaders of its own, of which the config gives the number of workers alone."""
-    workers = 1 if asked.workers == "auto" else asked.workers
-    prefetch = 1 if asked.prefetch == "auto" else asked.prefetch
-    reason = "the trainer reads by loaders of its own"
-    return LoaderSettings(workers=workers, prefetch=prefetch, reason=reason)
+    """Return settings for another trainer, which has loaders of its own: the config gives only their number."""
+    return LoaderSettings(
+        workers=1 if asked.workers == "auto" else asked.workers,
+        prefetch=1 if asked.prefetch == "auto" else asked.prefetch,
+        reason="the trainer reads by loaders of its own",
+    )
 
 
-def _measure(run: RunFolder, config: Config, on_idle: Callable[[], None], tries: int) -> object:
+def _measure(run: RunFolder, config: Config, on_idle: Callable[[], None], is_again: bool = False) -> object:
     arguments = {
         "config": config.model_dump(mode="json"),
         "version": str(version_path(record.load_record(run).data[0])),
@@ -83,8 +78,8 @@ def _measure(run: RunFolder, config: Config, on_idle: Callable[[], None], tries:
     try:
         return child.call(MEASURE, arguments, is_private=config.dataset.private, on_idle=on_idle)
     except Killed as killed:
-        if tries == 1 and config.train is not None:
+        if is_again and config.train is not None:
             hint = f"if the kernel did it because memory was short (dmesg), lower {levers(config.train)}"
             raise Killed(f"{killed}\n  {hint}") from None
         logger.warning("%s; again", first_line(killed))
-        return _measure(run, config, on_idle, tries - 1)
+        return _measure(run, config, on_idle, is_again=True)

@@ -32,7 +32,7 @@ from tasks.runs.environment import Meeting
 from tasks.runs.folder import RunFolder
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.plan import plan
-from tasks.supervision import agent, evaluation_jobs, evaluations, standstill, succession, trainer, tuning
+from tasks.supervision import agent, allocation, evaluation_jobs, evaluations, standstill, trainer, tuning
 
 ROOT = Path(evaluation_jobs.__file__).parents[2]
 """What must be on the path of a process that imports this module."""
@@ -250,9 +250,9 @@ def agent_main(folder: str, aside_s: str | None = None, predecessor: str | None 
     for name in ("FOLLOW_S", "STOPPED_S"):
         setattr(trainer, name, behaviour_of(RunFolder(Path(folder))).get(name, getattr(trainer, name)))
     evaluation_jobs.STUCK_S = behaviour_of(RunFolder(Path(folder))).get("stuck_s", evaluation_jobs.STUCK_S)
-    succession.MAIN = "tests.supervision.fakes:agent_main"
-    succession.PATIENCE_S = behaviour_of(RunFolder(Path(folder))).get("patience_s", succession.PATIENCE_S)
-    succession.ASIDE_S = behaviour_of(RunFolder(Path(folder))).get("aside_s", succession.ASIDE_S)
+    allocation.AGENT = "tests.supervision.fakes:agent_main"
+    allocation.PATIENCE_S = behaviour_of(RunFolder(Path(folder))).get("patience_s", allocation.PATIENCE_S)
+    allocation.ASIDE_S = behaviour_of(RunFolder(Path(folder))).get("aside_s", allocation.ASIDE_S)
     agent.main(folder, aside_s, predecessor)
 
 

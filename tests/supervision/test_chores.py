@@ -11,10 +11,10 @@ import pytest
 from tasks.core.files import read_json, read_lines
 from tasks.runs import ledger
 from tasks.runs.folder import RunFolder
-from tasks.supervision import launch, unusable
+from tasks.supervision import launch, result_files
 from tasks.supervision.status import look_at_run
 from tasks.supervision.tracking import gathering
-from tasks.supervision.unusable import UnusableResults
+from tasks.supervision.result_files import UnusableResults
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, rows, wait_for
@@ -116,7 +116,7 @@ def test_what_stays_unusable_is_moved_aside_and_what_is_still_written_is_not(
     sound = foreign(run, "sound", "{}")
     found = UnusableResults(run)
     found.look()
-    monkeypatch.setattr(unusable, "SETTLED_S", 0.0)
+    monkeypatch.setattr(result_files, "SETTLED_S", 0.0)
     path.write_text('{"task": ')
     found.look()
     assert path.exists() and not found.take(), "it is still being written"

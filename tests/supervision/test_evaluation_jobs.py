@@ -24,7 +24,7 @@ from tasks.runs import jobs, ledger
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import Job
 from tasks.supervision import evaluation_jobs, evaluations
-from tasks.supervision.evaluation_jobs import Evaluations, _last_words, has_requests, request
+from tasks.supervision.evaluation_jobs import Evaluations, failure_of, has_requests, request
 from tasks.supervision.evaluations import JobFailure
 from tasks.supervision.status import look_at_run
 from tests.supervision import fakes
@@ -224,7 +224,7 @@ def test_an_error_of_ours_is_told_without_its_class(tmp_path: Path, run: RunFold
         "Traceback (most recent call last):\ntasks.core.errors.DataError: val: no sample has a label\n"
     )
     job: Any = SimpleNamespace(log=log, said_goodbye=True)
-    told = _last_words(drive(run), job, was_alive=False)
+    told = failure_of(drive(run), job, was_alive=False)
     assert told == JobFailure("failed", f"val: no sample has a label (log: {log})")
 
 

@@ -12,7 +12,7 @@ from tasks.supervision.evaluations import (
     JobFailure,
     Mark,
     Pause,
-    Seen,
+    EvaluationEvidence,
     Submit,
     WantedEvaluation,
     next_actions,
@@ -23,7 +23,7 @@ from tasks.supervision.evaluations import (
 from tests.supervision.fakes import make_config
 
 A, B, C = (WantedEvaluation(step, "zero_shot", f"u{step}") for step in (200, 400, 600))
-NOTHING = Seen(checkpoints=(), alive=(), running=(), results=(), failures={}, training="going")
+NOTHING = EvaluationEvidence(checkpoints=(), alive=(), running=(), results=(), failures={}, training="going")
 
 TWO = replace(NOTHING, checkpoints=(200, 400))
 

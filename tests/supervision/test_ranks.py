@@ -16,7 +16,7 @@ from tasks.core.process import Identity
 from tasks.runs.environment import rank_environment
 from tasks.runs.folder import RunFolder
 from tasks.supervision import launch
-from tasks.supervision.ends import RankEnd, causes_of, stood_still
+from tasks.supervision.success import RankEnd, causes_of, stood_still
 from tasks.supervision.status import look_at_run
 from tests.supervision.fakes import make_config, make_run
 

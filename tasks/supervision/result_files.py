@@ -1,7 +1,8 @@
-"""Files among a run's results that are none: torn, of another form, or named for something else.
+"""The result files of a run: each is read once per version, and a file that holds no result is moved aside.
 
-Anybody may leave one there, so nobody who reads results may fail over it. The agent moves it aside once it
-has stayed the same for a while, because another program may still be writing it, and reports a finding.
+A file may be torn, of another form, or named for something else. Anybody may leave one there, so nobody who
+reads results may fail over it. The agent moves it aside once it has stayed the same for a while, because
+another program may still be writing it, and reports a finding.
 """
 
 from __future__ import annotations
@@ -9,16 +10,42 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from tasks.core.findings import Finding
 from tasks.core.lock import Held, Lease
 from tasks.evaluation import results
+from tasks.evaluation.results import EvaluationResult, StepSummary
 from tasks.runs.folder import RunFolder
 
 SETTLED_S = 30.0
 logger = logging.getLogger(__name__)
-Version = tuple[int, int, int]
+Version = tuple[int, ...]
+
+
+def result_of(path: Path) -> EvaluationResult | None:
+    """Return the result in a file, read once per version of it; None when it holds none or is missing."""
+    found = _result(path, _version(path))
+    return found if isinstance(found, EvaluationResult) else None
+
+
+def _version(path: Path) -> Version:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return ()
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
+
+
+@lru_cache(maxsize=4096)
+def _result(path: Path, version: Version) -> EvaluationResult | str:
+    return results.examine_result(path)
+
+
+@lru_cache(maxsize=4096)
+def _summary(path: Path, version: Version) -> StepSummary | str:
+    return results.examine_summary(path)
 
 
 class UnusableResults:
@@ -26,20 +53,19 @@ class UnusableResults:
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        self._sound: dict[Path, Version] = {}
         self._since: dict[Path, tuple[Version, float]] = {}
         self._findings: list[Finding] = []
 
     def look(self) -> None:
         """Move aside what has been unusable for SETTLED_S, unless the job that may write it is at work."""
-        found = dict(self._all())
+        found = dict(self._unusable())
         self._since = {path: since for path, since in self._since.items() if path in found}
         for path, why in found.items():
-            version = _version(path)
-            seen, since = self._since.setdefault(path, (version, time.monotonic()))
-            if seen != version:
-                self._since[path] = (version, time.monotonic())
-            elif time.monotonic() - since >= SETTLED_S:
+            version, now = _version(path), time.monotonic()
+            known, since = self._since.setdefault(path, (version, now))
+            if known != version:
+                self._since[path] = (version, now)
+            elif now - since >= SETTLED_S:
                 self._set_aside(path, why)
 
     def is_summary(self, path: Path) -> bool:
@@ -52,23 +78,17 @@ class UnusableResults:
         return not isinstance(found, str)
 
     def take(self) -> list[Finding]:
-        """What was moved aside since the last call."""
+        """Return the findings about files that were moved aside since the last call."""
         taken, self._findings = self._findings, []
         return taken
 
-    def _all(self) -> Iterator[tuple[Path, str]]:
-        """The unusable files and why they are; a sound one is read once a version of it."""
-        summaries = self._run.eval_results.glob("step_*.json")
-        for path in [*results.files_of(self._run), *summaries]:
-            version = _version(path)
-            if self._sound.get(path) == version:
-                continue
-            is_summary = path.parent == self._run.eval_results
-            found = results.examine_summary(path) if is_summary else results.examine_result(path)
-            if isinstance(found, str):
-                yield path, found
-            else:
-                self._sound[path] = version
+    def _unusable(self) -> Iterator[tuple[Path, str]]:
+        """The unusable files and why they are."""
+        found = (
+            *((path, _result(path, _version(path))) for path in results.files_of(self._run)),
+            *((path, _summary(path, _version(path))) for path in self._run.eval_results.glob("step_*.json")),
+        )
+        return ((path, why) for path, why in found if isinstance(why, str))
 
     def _set_aside(self, path: Path, why: str) -> None:
         try:
@@ -84,11 +104,3 @@ class UnusableResults:
         evidence = {"what": why, "moved_to": aside.name}
         remedy = "have whoever wrote it write it again, whole and by rename"
         self._findings.append(Finding("result.invalid", "warning", remedy, where, evidence))
-
-
-def _version(path: Path) -> Version:
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return 0, 0, 0
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino

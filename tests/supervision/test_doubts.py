@@ -6,7 +6,7 @@ import pytest
 
 from tasks.core.schema import Config
 from tasks.runs.data import overfull
-from tasks.runs.doubts import doubts, doubts_of
+from tasks.supervision.beforehand import doubts, doubts_of
 from tests.runs.test_plan import make_version
 from tests.supervision.fakes import make_config
 
